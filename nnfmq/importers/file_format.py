@@ -20,7 +20,8 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.memory import PrivateBytes
 
 __all__ = [
-    "TFLITE_IMPORTER", "FileContent", "ModelSource", "Shapes", "SourceArgument", "importer_of", "read_source",
+    "TFLITE_IMPORTER", "FileContent", "ModelSource", "Shapes", "SourceArgument", "checked_shapes", "importer_of",
+    "read_source",
 ]  # fmt: skip
 
 FileContent: TypeAlias = bytes | PrivateBytes
@@ -87,7 +88,7 @@ def read_source(source: SourceArgument, shapes: Shapes | None = None, signature:
         InvalidArgument: If the path is not that of a regular file.
         OSError: If the file cannot be read.
     """
-    sizes = _checked_shapes({} if shapes is None else shapes)
+    sizes = checked_shapes({} if shapes is None else shapes)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return ModelSource(bytes(source), None, sizes, signature=signature)
     if not isinstance(source, (str, os.PathLike)):
@@ -103,7 +104,7 @@ def read_source(source: SourceArgument, shapes: Shapes | None = None, signature:
         return ModelSource(_content(file), path, sizes, signature=signature)
 
 
-def _checked_shapes(shapes: Any) -> Shapes:
+def checked_shapes(shapes: Any) -> Shapes:
     """Return the shapes of inputs as an application gave them. Raises InvalidArgument if they are none."""
     if not isinstance(shapes, Mapping):
         raise InvalidArgument(f"shapes are given by input, as in {{'image': (1, 224, 224, 3)}}, not as {shapes!r}")

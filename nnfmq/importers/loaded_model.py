@@ -58,7 +58,8 @@ class LoadedModel(Struct, frozen=True):
 
     The inputs and outputs of `model` are these, followed by the states. `metadata` is None if the file has none.
     `signatures` are the names of those in the file, for `nnfmq.load(file, signature=name)`. `file_name` is the file's
-    name without its folders, "" if the model was given as bytes.
+    name without its folders, "" if the model was given as bytes. `data_files` are other files of its folder, which have
+    weights of an ONNX file.
     """
 
     model: Model
@@ -68,6 +69,7 @@ class LoadedModel(Struct, frozen=True):
     states: tuple[StateInfo, ...] = ()
     signatures: tuple[str, ...] = ()
     file_name: str = ""
+    data_files: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         states = f", {len(self.states)} states" if self.states else ""

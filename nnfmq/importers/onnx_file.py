@@ -31,13 +31,17 @@ _MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, Attrib
 
 @dataclass(frozen=True, slots=True)
 class OnnxFile:
-    """A parsed model. `proto` is onnx.ModelProto; `constants` are the initializers, by name."""
+    """A parsed model. `proto` is onnx.ModelProto; `constants` are the initializers, by name.
+
+    `data_files` are the other files of the folder that have initializers.
+    """
 
     proto: Any
     opset: int
     size_bytes: int
     folder: Path | None
     constants: dict[str, Array] = field(default_factory=dict)
+    data_files: set[str] = field(default_factory=set)
 
     @property
     def graph(self) -> Any:
@@ -70,6 +74,7 @@ def read(source: ModelSource) -> OnnxFile:
     folder = source.path.parent if source.path is not None else None
     file = OnnxFile(proto, _opset(proto), len(source.data), folder)
     for tensor in proto.graph.initializer:
+        file.data_files.update(entry.value for entry in tensor.external_data if entry.key == "location")
         file.constants[tensor.name] = tensor_array(tensor, folder)
     if proto.graph.sparse_initializer:
         raise UnsupportedModel("sparse initializers are not supported")

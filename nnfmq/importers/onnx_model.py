@@ -111,6 +111,7 @@ class _Import:
             model,
             self._infos(self._file.inputs, inputs, self._shapes),
             self._infos(self._file.graph.output, outputs, shapes),
+            data_files=tuple(sorted(self._file.data_files)),
         )
 
     def _rewrite(self, outputs: Sequence[int]) -> None:

@@ -11,9 +11,11 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.importers.file_format import checked_shapes
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.compiled_model import CompiledModel
 from nnfmq.runtime.connect import connect
@@ -32,6 +34,7 @@ def run(
     model: ModelArgument | CompiledModel,
     *inputs: InputValue,
     shapes: _Shapes | None = None,
+    signature: str | None = None,
     timeout: float | None = None,
 ) -> Outputs:
     """Run a model once and return its outputs; blocks. Nothing has to be closed.
@@ -42,9 +45,10 @@ def run(
 
     Args:
         model: The path of a model file, its content, or a model. The 8 that were used last remain prepared. A path
-            whose file has changed is prepared again; files with an ONNX model's weights are not looked at.
+            whose file has changed, or a file with its weights, is prepared again.
         inputs: An array for each input, in order, or one mapping with all of them by name.
         shapes: The shapes of inputs of a model file, as for `nnfmq.load`.
+        signature: A signature of a .tflite file, as for `nnfmq.load`.
         timeout: In seconds, of preparing and executing together; None = no limit.
 
     Raises:
@@ -57,7 +61,7 @@ def run(
     if isinstance(model, CompiledModel):
         return model.execute(*inputs, timeout=timeout)
     deadline_ns = deadline_after(timeout)
-    with _process.kept.borrowed(model, shapes or {}, deadline_ns) as prepared:
+    with _process.kept.borrowed(model, shapes or {}, signature, deadline_ns) as prepared:
         return prepared.execute(*inputs, timeout=remaining_s(deadline_ns))
 
 
@@ -68,12 +72,23 @@ def close_kept() -> None:
 
 
 class _KeptModel:
-    """A prepared model, the object that it was prepared from, and how many calls execute it."""
+    """A prepared model, what it was prepared from, and how many calls execute it.
 
-    def __init__(self, prepared: CompiledModel, source: object) -> None:
+    `data_files` are the files with its weights, beside the model's, as they were.
+    """
+
+    def __init__(self, prepared: CompiledModel, source: object, data_files: Mapping[Path, _Key]) -> None:
         self.prepared = prepared
         self.source = source  # kept, because the key may have its id
+        self.data_files = data_files
         self.users = 0
+
+    def is_current(self) -> bool:
+        """Return whether the files with the weights are as they were."""
+        try:
+            return all(_identity(path) == identity for path, identity in self.data_files.items())
+        except OSError:
+            return False
 
 
 class _Kept:
@@ -85,11 +100,17 @@ class _Kept:
         self._models: dict[_Key, _KeptModel] = {}
 
     @contextmanager
-    def borrowed(self, model: ModelArgument, shapes: _Shapes, deadline_ns: int | None) -> Iterator[CompiledModel]:
+    def borrowed(
+        self, model: ModelArgument, shapes: _Shapes, signature: str | None, deadline_ns: int | None
+    ) -> Iterator[CompiledModel]:
         """Give the prepared model, which is not closed in the block."""
-        key = _key(model, shapes)
+        key = _key(model, shapes, signature)
         with self._lock:
-            kept = self._models.pop(key, None) or self._prepare(model, shapes, deadline_ns)
+            kept = self._models.pop(key, None)
+            if kept is not None and not kept.is_current():
+                self._models[(object(),)] = kept  # unused from now on; closed with the surplus, or at exit
+                kept = None
+            kept = kept or self._prepare(model, shapes, signature, deadline_ns)
             self._models[key] = kept
             kept.users += 1
         try:
@@ -102,11 +123,20 @@ class _Kept:
             for other in surplus:
                 other.prepared.close()
 
-    def _prepare(self, model: ModelArgument, shapes: _Shapes, deadline_ns: int | None) -> _KeptModel:
+    def _prepare(
+        self, model: ModelArgument, shapes: _Shapes, signature: str | None, deadline_ns: int | None
+    ) -> _KeptModel:
         if self._client is None:
             self._client = connect(recover=True)
-        timeout = remaining_s(deadline_ns)
-        return _KeptModel(self._client.prepare(model, shapes=shapes, timeout=timeout), model)
+        loaded, data_files = model, {}
+        if isinstance(model, (str, os.PathLike)):
+            from nnfmq.importers import load
+
+            loaded = load(model, shapes=shapes, signature=signature)
+            data_files = {path: _identity(path) for path in (Path(model).parent / name for name in loaded.data_files)}
+            shapes, signature = {}, None
+        prepared = self._client.prepare(loaded, shapes=shapes, signature=signature, timeout=remaining_s(deadline_ns))
+        return _KeptModel(prepared, model, data_files)
 
     def close(self) -> None:
         """Close the client, and with it the models; blocks. Idempotent."""
@@ -116,18 +146,22 @@ class _Kept:
             client.close()
 
 
-def _key(model: ModelArgument, shapes: _Shapes) -> _Key:
+def _key(model: ModelArgument, shapes: _Shapes, signature: str | None) -> _Key:
     """Return what identifies a model: the file as it is now, the content, or the object."""
-    sizes = tuple((key, tuple(map(int, shape))) for key, shape in shapes.items())
+    form = (*checked_shapes(shapes).items(), signature)
     if isinstance(model, (bytes, bytearray, memoryview)):
         from hashlib import sha256  # few applications need it
 
-        return (sha256(model).digest(), sizes)
+        return (sha256(model).digest(), form)
     if isinstance(model, (str, os.PathLike)):
-        status = os.stat(model)
-        when = status.st_mtime_ns, status.st_ctime_ns
-        return (os.path.abspath(model), status.st_dev, status.st_ino, status.st_size, *when, sizes)
-    return (id(model), sizes)
+        return (os.path.abspath(model), _identity(model), form)
+    return (id(model), form)
+
+
+def _identity(path: str | os.PathLike[str]) -> _Key:
+    """Return what changes with a file's content. Raises OSError if there is no such file."""
+    status = os.stat(path)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class _Process:

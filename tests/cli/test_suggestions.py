@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.tflite_files import Operator, Tensor, writer
 
 import nnfmq
 from nnfmq.cli import COMMANDS, main
@@ -142,6 +143,21 @@ def test_shapes_that_are_none_are_rejected_with_what_is_allowed(dynamic: Path, s
     with pytest.raises(nnfmq.InvalidArgument) as raised:
         nnfmq.load(dynamic, shapes=shapes)
     assert said in str(raised.value)
+
+
+def test_model_show_says_which_sizes_a_tflite_file_leaves_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = [Tensor("x", (1, 3), signature=(-1, 3)), Tensor("y", (1, 3), signature=(-1, 3))]
+    (tmp_path / "open.tflite").write_bytes(writer.write(tensors, [Operator("RELU", (0,), (1,))], (0,), (1,)))
+    words = ["model", "show", str(tmp_path / "open.tflite")]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["open_inputs"] == {"x": [None, 3]}
+    assert main(words) == 0
+    assert "x is ? x 3; resize it with --shape x=4x3." in " ".join(capsys.readouterr().out.split())
+    assert main([*words, "--shape", "x=4x3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["open_inputs"], report["inputs"][0]["shape"]) == ({}, [4, 3])
 
 
 def test_unknown_dimensions_without_a_symbol_are_question_marks(

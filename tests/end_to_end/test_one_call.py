@@ -50,7 +50,8 @@ def test_a_model_is_prepared_once_for_each_file_content_and_shape(prepared: list
         assert nnfmq.run(loaded, DIGIT)[0].argmax() == LABEL
         assert nnfmq.run(DIGITS, np.repeat(DIGIT, 2, axis=0), shapes=several)[0].shape == (2, 10)
         assert nnfmq.run(tmp_path / "link.tflite", DIGIT)[0].argmax() == LABEL
-    assert prepared == [str(DIGITS), content, loaded, DIGITS, tmp_path / "link.tflite"]
+    files = [each.file_name if isinstance(each, nnfmq.LoadedModel) else each for each in prepared]
+    assert files == ["digits.tflite", content, "digits.tflite", "digits.tflite", "link.tflite"]
 
 
 def test_a_file_that_has_changed_is_prepared_again(prepared: list[Any], tmp_path: Path) -> None:
@@ -61,6 +62,35 @@ def test_a_file_that_has_changed_is_prepared_again(prepared: list[Any], tmp_path
     info = nnfmq.load(path).inputs[0]
     assert nnfmq.run(path, np.zeros(info.shape, info.dtype))[0].dtype == np.int8
     assert len(prepared) == 2
+
+
+def test_a_file_whose_weights_have_changed_is_prepared_again(prepared: list[Any], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+
+    def save(value: float) -> None:
+        info = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [600]) for name in ("x", "y")]
+        weights = onnx.numpy_helper.from_array(np.full(600, value, np.float32), "w")
+        node = onnx.helper.make_node("Add", ["x", "w"], ["y"])
+        model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", info[:1], info[1:], [weights]))
+        (tmp_path / "w.bin").unlink(missing_ok=True)
+        fresh, kept = tmp_path / "fresh.onnx", tmp_path / "m.onnx"
+        onnx.save_model(model, fresh, save_as_external_data=True, location="w.bin", size_threshold=100)
+        if not kept.exists():
+            fresh.rename(kept)
+
+    x = np.zeros(600, np.float32)
+    for value in (1, 2, 3):
+        save(value)
+        for _ in range(2):
+            assert nnfmq.run(tmp_path / "m.onnx", x)["y"][599] == value
+    assert len(prepared) == 3
+
+
+def test_signatures_are_different_models(prepared: list[Any]) -> None:
+    with pytest.raises(nnfmq.InvalidArgument, match="signature"):
+        nnfmq.run(DIGITS, DIGIT, signature="none such")
+    with pytest.raises(nnfmq.InvalidArgument, match="is no shape for input 'image'"):
+        nnfmq.run(DIGITS, DIGIT, shapes={"image": 8})
 
 
 def test_the_models_that_were_used_last_are_kept(prepared: list[Any]) -> None:

@@ -66,6 +66,21 @@ def counting(initial: bool) -> bytes:
     return made
 
 
+def test_signatures_are_prepared_and_executed_by_their_names() -> None:
+    x, y = np.float32([[1, 2]]), np.float32([[3, 5]])
+    with nnfmq.connect(embedded=True) as client:
+        with client.prepare(content(), signature="total") as total:
+            assert total({"left": y, "right": x})["total"].tolist() == [[4, 7]]
+        with client.device("reference").prepare(memoryview(content()), signature="steps") as steps:
+            for state in (x, 2 * x):
+                result = steps({"y": y, "x": x})
+                assert result.names == ("difference", "sum")
+                assert result["sum"].tolist() == state.tolist()
+                assert result["difference"].tolist() == (state - y).tolist()
+        with pytest.raises(InvalidArgument, match=r"there is no signature 'totl'; .*did you mean 'total'"):
+            client.prepare(content(), signature="totl")
+
+
 def names(infos: Sequence[nnfmq.TensorInfo]) -> list[str]:
     return [info.name for info in infos]
 

@@ -35,6 +35,7 @@ def describe_model(inspected: InspectedModel, supported: Mapping[str, Sequence[b
         "outputs": [_tensor(info) for info in inspected.outputs],
         "states": [_tensor(state.tensor) for state in inspected.states],
         "signatures": list(inspected.signatures),
+        "open_inputs": {name: list(shape) for name, shape in inspected.open_inputs.items()},
         "operations": operations,
         "subgraphs": [[_operation(graph, i, {}) for i in range(len(graph.operations))] for graph in model.referenced],
         "counts": dict(Counter(code_name(one.type) for graph in subgraphs for one in graph.operations).most_common()),

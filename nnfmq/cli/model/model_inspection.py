@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -26,7 +28,10 @@ _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
 
 class InspectedModel(NamedTuple):
-    """A model, its name, and the names of its inputs and outputs. `signatures` are those of a .tflite file."""
+    """A model, its name, and the names of its inputs and outputs. `signatures` are those of a .tflite file.
+
+    `open_inputs` has inputs whose sizes that file leaves open, with None for each such size, by name.
+    """
 
     name: str
     model: Model
@@ -34,6 +39,7 @@ class InspectedModel(NamedTuple):
     outputs: tuple[TensorInfo, ...]
     states: tuple[StateInfo, ...] = ()
     signatures: tuple[str, ...] = ()
+    open_inputs: Mapping[str, tuple[int | None, ...]] = MappingProxyType({})
 
 
 def is_test_file(arguments: argparse.Namespace) -> bool:
@@ -77,13 +83,27 @@ def read_inspected(arguments: argparse.Namespace) -> InspectedModel:
         _require_model_file(arguments)
         loaded = load_model(arguments)
         return InspectedModel(
-            arguments.model.name, loaded.model, loaded.inputs, loaded.outputs, loaded.states, loaded.signatures
-        )
+            arguments.model.name, loaded.model, loaded.inputs, loaded.outputs, loaded.states, loaded.signatures,
+            {} if arguments.shape or arguments.signature is not None else _open_inputs(arguments),
+        )  # fmt: skip
     tests = list(read_tests(arguments))
     if len(tests) > 1:
         names = ", ".join(test.name for test in tests[:_NAMES_SHOWN]) + (", …" if len(tests) > _NAMES_SHOWN else "")
         raise InvalidArgument(f"{arguments.model}: {len(tests)} test models; choose one with --test: {names}")
     return _of_test(tests[0])
+
+
+def _open_inputs(arguments: argparse.Namespace) -> dict[str, tuple[int | None, ...]]:
+    from nnfmq.importers.file_format import TFLITE_IMPORTER, importer_of, read_source
+    from nnfmq.importers.tflite_interface import read_interface
+
+    content = read_source(arguments.model).data
+    if importer_of(content) != TFLITE_IMPORTER:
+        return {}
+    main = read_interface(content).subgraphs[0]
+    tensors = [main.tensors[index] for index in main.inputs]
+    found = {tensor.name: tensor.shape_signature for tensor in tensors if min(tensor.shape_signature, default=0) < 0}
+    return {name: tuple(size if size >= 0 else None for size in shape) for name, shape in found.items()}
 
 
 def _require_model_file(arguments: argparse.Namespace) -> None:

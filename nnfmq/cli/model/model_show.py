@@ -137,6 +137,11 @@ def _facts(report: Mapping[str, Any]) -> list[str]:
     facts += [f"Extensions: {extensions}."] if extensions else []
     facts += ["float32 may be computed as float16."] if report["relaxes_float32"] else []
     facts += [f"Signatures: {', '.join(report['signatures'])}."] if report["signatures"] else []
+    for name, shape in report["open_inputs"].items():
+        example = "x".join(str(size or 4) for size in shape)
+        facts.append(
+            f"The file leaves sizes open: {name} is {_symbols(shape)}; resize it with --shape {name}={example}."
+        )
     for name, found in report["devices"].items():
         facts.append(f"{name} supports {found['supported']} of {found['of']} operations.")
     return facts
