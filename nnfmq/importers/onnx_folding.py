@@ -1,6 +1,7 @@
 """Evaluation of nodes whose inputs are constants, so that the arithmetic on shapes leaves only constants.
 
-The reference evaluator of the package `onnx` computes them. The size of a result is limited before it exists.
+The reference evaluator of the package `onnx` computes them, to the values that the node's operations would have. The
+size of a result is limited before it exists.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.importers.onnx_narrow_types import integer_limits
 from nnfmq.importers.onnx_values import Node
 
 __all__ = ["FOLDED", "MAX_ELEMENTS", "evaluated", "fold"]
@@ -33,6 +35,10 @@ _BROADCASTING = frozenset(
 )  # fmt: skip
 
 
+_ROUNDED = frozenset(("Add", "CumSum", "Div", "Mod", "Mul", "Pow", "ReduceProd", "ReduceSum", "Sqrt", "Sub"))
+"""Arithmetic that engines compute in float32 for float16, and round once; all others have exact results."""
+
+
 def fold(node: Node, proto: Any) -> list[Array] | None:
     """Return the outputs of a node whose inputs are all constants; None if the node is to be converted.
 
@@ -43,14 +49,34 @@ def fold(node: Node, proto: Any) -> list[Array] | None:
     is_constant = all(array is not None for array, value in zip(arrays, node.inputs, strict=True) if value is not None)
     if node.operator not in FOLDED or not is_constant or not any(value is not None for value in node.inputs):
         return None
-    return evaluated(node, proto, [array for array in arrays if array is not None])
+    given = [array for array in arrays if array is not None]
+    return None if _exceeds_integers(node, given) else evaluated(node, proto, given)
+
+
+def _exceeds_integers(node: Node, arrays: list[Array]) -> bool:
+    """Return whether a node converts NaN, or a float to integers that do not have it: engines define the result."""
+    if node.operator not in ("Cast", "CastLike") or arrays[0].dtype.kind != "f":
+        return False
+    from nnfmq.importers.onnx_file import dtype_of
+
+    dtype = dtype_of(node.attributes.get("to", 0)) if node.operator == "Cast" else node.value(1).dtype
+    limits = integer_limits(dtype)
+    if limits is None:
+        return False
+    with np.errstate(invalid="ignore"):
+        whole = np.trunc(arrays[0].astype(np.float64))
+    return not bool(((whole >= limits[0]) & (whole <= limits[1])).all())
 
 
 def evaluated(node: Node, proto: Any, arrays: list[Array]) -> list[Array]:
     """Return the outputs of a node whose given inputs are `arrays`. Raises as `fold`."""
     if _elements(node) > MAX_ELEMENTS:
         raise InvalidArgument(f"its constant result would have {_elements(node)} elements")
-    return _evaluate(proto, node.opset, arrays)
+    if node.operator not in _ROUNDED or not any(array.dtype == np.float16 for array in arrays):
+        return _evaluate(proto, node.opset, arrays)
+    wide = [array.astype(np.float32) if array.dtype == np.float16 else array for array in arrays]
+    with np.errstate(all="ignore"):
+        return [found.astype(np.float16) for found in _evaluate(proto, node.opset, wide)]
 
 
 def _elements(node: Node) -> int:
