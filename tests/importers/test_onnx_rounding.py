@@ -260,3 +260,29 @@ def test_floats_are_rounded_to_those_of_a_narrower_type(target: str, saturate: i
     nodes = [make("Cast", ["x"], ["n"], to=number, **attributes), make("Cast", ["n"], ["y"], to=1)]
     content = file_of(nodes, {"x": x}, ["y"], opset=19)
     np.testing.assert_array_equal(results(content, {"x": x})[0], x.astype(dtype).astype(F32))
+
+
+PRODUCTS: dict[str, str] = {
+    "QLinearConv": "a as az w ws wz ys yz bias",
+    "QLinearMatMul": "a as az v ws wz ys yz",
+    "QGemm": "a as az v ws wz bias ys yz",
+}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_quantized_products_are_rounded_once_if_many_are_halfway_between_two_steps(
+    client: nnfmq.Client, name: str, dtype: Any
+) -> None:
+    rng, names, low = np.random.default_rng(9), PRODUCTS[name].split(), np.iinfo(dtype).min
+    x = (rng.integers(0, 256, (1, 3, 8, 7) if "w" in names else (9, 7)) * 0.25 - 30).astype(F32)
+    known = {"as": F32(0.25), "az": dtype(low + 120), "ws": F32(0.125), "wz": dtype(low + 128)}
+    known |= {"ys": F32(4), "yz": dtype(low + 101), "bias": rng.integers(-900, 900, 3).astype(np.int32)}
+    known |= {"w": rng.integers(low, low + 256, (3, 3, 3, 3)).astype(dtype)}
+    known |= {"v": rng.integers(low, low + 256, (7, 3)).astype(dtype)}
+    domain = "com.microsoft" if name == "QGemm" else ""
+    nodes = [make("QuantizeLinear", ["x", "as", "az"], ["a"]), make(name, names, ["y"], domain=domain)]
+    content = file_of(nodes, {"x": x}, ["y"], {key: known[key] for key in {*names} - {"a"}})
+    (wanted,) = expected(content, {"x": x})
+    for found in everywhere(client, content, {"x": x}):
+        np.testing.assert_array_equal(found, wanted)

@@ -247,3 +247,18 @@ def test_leaky_relu_has_any_slope(slope: float, kind: str) -> None:
         tensors = [quantized((256,), kind, scheme, name) for scheme, name in zip(schemes(rng, kind), "xy", strict=True)]
         content = single("LEAKY_RELU", tensors, "LeakyReluOptions", {"Alpha": slope})
         assert_equal_to_litert_s(content, [stored_values(kind)])
+
+
+def test_floats_become_the_nearest_integers_of_16_bits() -> None:
+    values = np.float32([0, 0.5, -0.5, 1.5, -1.5, 32767.5, 32768, 40000, -32769, 3e9, -3e9, np.inf, -np.inf, np.nan])
+    tensors = [writer.Tensor("x", values.shape), writer.Tensor("y", values.shape, "INT16")]
+    content = single("CAST", tensors, "CastOptions", {"InDataType": 0, "OutDataType": 7})
+    assert_equal_to_litert_s(content, [values])
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+def test_fake_quantization_of_nan_is_the_lowest_value(bits: int) -> None:
+    values = np.float32([-7, -6, -0.01, 0, 0.02, 3, 6, 7, np.inf, -np.inf, np.nan])
+    tensors = [writer.Tensor("x", values.shape), writer.Tensor("y", values.shape)]
+    content = single("FAKE_QUANT", tensors, "FakeQuantOptions", {"Min": -6.0, "Max": 6.0, "NumBits": bits})
+    assert_equal_to_litert_s(content, [values])

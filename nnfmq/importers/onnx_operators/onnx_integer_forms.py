@@ -30,6 +30,8 @@ QUANTIZED_TYPES = {
     "uint8": OperandType.TENSOR_QUANT8_ASYMM,
     "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
 }
+_SIGNIFICAND = 24  # bits of a float32
+_RARE_SHIFT = 13  # of a multiplier with which one of 4,096 sums is halfway between two results
 _MIDDLE = 128  # of uint8, less that of int8
 
 
@@ -146,11 +148,28 @@ def _bias(node: Node, value: Value | None, input_scale: float, weights: _Weights
     )
 
 
+def _require_few_halves(input_scale: float, weights: _Weights, target: _Target) -> None:
+    """Require that hardly a sum is halfway between two results, where the HAL's rounding and ONNX's differ.
+
+    A multiplier of m / 2^e, with an odd m, makes one of the multiples of 2^(e-1) halfway, that is of 2^(e-1) sums.
+
+    Raises:
+        InvalidArgument: If more are, as with scales that are powers of 2.
+    """
+    multipliers = np.float32(input_scale) * weights.scales / np.float32(target.scale)
+    fractions, exponents = np.frexp(multipliers.astype(np.float64))
+    odd = (fractions * (1 << _SIGNIFICAND)).astype(np.int64)
+    shifts = _SIGNIFICAND - exponents - np.log2(odd & -odd)
+    if ((shifts > 0) & (shifts < _RARE_SHIFT)).any():
+        raise InvalidArgument("many results are halfway between two integers")
+
+
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
 def _conv(node: Node, target: _Target) -> Value:
     x, weights = _input(node, 0, target), _weights(node.value(1), 0, target)
+    _require_few_halves(float(x.scale.reshape(-1)[0]), weights, target)
     bias = _bias(node, node.value(2) if node.given(2) else None, float(x.scale.reshape(-1)[0]), weights)
 
     def filter(shape: tuple[int, ...], permutation: tuple[int, ...]) -> int:
@@ -179,6 +198,7 @@ def _gemm(node: Node, target: _Target) -> Value:
 def _product(node: Node, channel_axis: int, bias: Value | None, target: _Target) -> Value:
     """Return a product with constant weights, as a pointwise convolution: that may have a scale for each channel."""
     x, weights = _input(node, 0, target), _weights(node.value(1), channel_axis, target)
+    _require_few_halves(float(x.scale.reshape(-1)[0]), weights, target)
     builder, shape = node.builder, node.value(0).shape
     rows = node.reshaped(node.operand(x.value), (1, 1, math.prod(shape[:-1]), shape[-1]))
     filter = weights.operand(node, weights.array.reshape(len(weights.array), 1, 1, -1), 0)

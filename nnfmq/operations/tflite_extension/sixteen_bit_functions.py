@@ -21,6 +21,7 @@ from nnfmq.hal.types import OperationType as Op
 from nnfmq.operations import fixed_point, quantize_cast, softmax
 from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.kernel_adapters import dequantize_array
+from nnfmq.operations.quantization import dtype_range
 from nnfmq.operations.shapes import normalize_axis, same_shape
 from nnfmq.operations.signature import (
     F16,
@@ -218,11 +219,13 @@ def plan_dequantize(input: Tensor, *, output: Tensor) -> Run:
 
 
 def plan_cast(input: Tensor, *, output: Tensor) -> Run:
-    """Plan the stored values in another type; those of floats and INT32 wrap around."""
+    """Plan the stored values in another type: those of INT32 wrap around, those of floats saturate, and NaN is high."""
 
     def run(x: Array) -> Array:
-        with np.errstate(invalid="ignore"):
-            return x.astype(output.dtype) if x.dtype.kind != "f" else x.astype(np.int64).astype(output.dtype)
+        if x.dtype.kind == "f" and output.dtype.kind != "f":
+            low, high = dtype_range(output)
+            x = np.clip(np.where(np.isnan(x), np.float32(high), x), low, high)
+        return x.astype(output.dtype)
 
     return run
 
