@@ -11,6 +11,7 @@
 Importing this package is fast: all names except the errors are imported when they are first used.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -137,7 +138,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
 
             return globals().setdefault(name, installed_version("nnfmq") or "0+unknown")
         if name not in _MODULES:
-            raise AttributeError(f"module 'nnfmq' has no attribute {name!r}")
+            raise AttributeError(f"module 'nnfmq' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return value
 

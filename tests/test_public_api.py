@@ -175,6 +175,13 @@ def test_dir_lists_names_before_their_import_and_unknown_names_raise(tmp_path: P
     assert not has_nothing
 
 
+def test_a_name_that_is_almost_right_gets_the_right_one_in_the_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import nnfmq; nnfmq.conect"], cwd=tmp_path, capture_output=True, timeout=60, check=False
+    )
+    assert b"has no attribute 'conect'. Did you mean: 'connect'?" in done.stderr
+
+
 def test_importing_nnfmq_takes_little_longer_than_numpy(tmp_path: Path) -> None:
     code = (
         "import numpy, time; begin = time.thread_time_ns(); import nnfmq;print((time.thread_time_ns() - begin) / 1e6)"
