@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.hal.errors import MissedDeadlineTransient
 from nnfmq.importers.file_format import checked_shapes
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.compiled_model import CompiledModel
@@ -95,7 +96,8 @@ class _Kept:
     """The client, and the models by key; those that were used last come last."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # held while preparing
+        self._lock = threading.Lock()  # held for a few assignments, never while blocking
+        self._preparing = threading.Lock()  # held while connecting and preparing, so that a model is prepared once
         self._client: Client | None = None
         self._models: dict[_Key, _KeptModel] = {}
 
@@ -105,23 +107,53 @@ class _Kept:
     ) -> Iterator[CompiledModel]:
         """Give the prepared model, which is not closed in the block."""
         key = _key(model, shapes, signature)
-        with self._lock:
-            kept = self._models.pop(key, None)
-            if kept is not None and not kept.is_current():
-                self._models[(object(),)] = kept  # unused from now on; closed with the surplus, or at exit
-                kept = None
-            kept = kept or self._prepare(model, shapes, signature, deadline_ns)
-            self._models[key] = kept
-            kept.users += 1
+        kept = self._take(key)
+        if kept is None:
+            with self._preparation(deadline_ns):
+                kept = self._take(key) or self._keep(key, self._prepare(model, shapes, signature, deadline_ns))
         try:
             yield kept.prepared
         finally:
-            with self._lock:
-                kept.users -= 1
-                unused = [each for each, other in self._models.items() if not other.users]
-                surplus = [self._models.pop(each) for each in unused[: max(len(self._models) - _KEPT_MODELS, 0)]]
-            for other in surplus:
-                other.prepared.close()
+            self._give_back(kept)
+
+    def _take(self, key: _Key) -> _KeptModel | None:
+        """Return the model, which has one user more now; None if there is none, or its weights have changed."""
+        with self._lock:
+            kept = self._models.pop(key, None)
+            if kept is None:
+                return None
+            if not kept.is_current():
+                self._models[(object(),)] = kept  # unused from now on; closed with the surplus, or at exit
+                return None
+            self._models[key] = kept
+            kept.users += 1
+            return kept
+
+    def _keep(self, key: _Key, kept: _KeptModel) -> _KeptModel:
+        with self._lock:
+            self._models[key] = kept
+            kept.users += 1
+            return kept
+
+    def _give_back(self, kept: _KeptModel) -> None:
+        """End a use, and close the models that are too many."""
+        with self._lock:
+            kept.users -= 1
+            unused = [key for key, other in self._models.items() if not other.users]
+            surplus = [self._models.pop(key) for key in unused[: max(len(self._models) - _KEPT_MODELS, 0)]]
+        for other in surplus:
+            other.prepared.close()
+
+    @contextmanager
+    def _preparation(self, deadline_ns: int | None) -> Iterator[None]:
+        """Let one thread prepare. Raises MissedDeadlineTransient if another one does until the deadline."""
+        left_s = remaining_s(deadline_ns)
+        if not self._preparing.acquire(timeout=-1 if left_s is None else min(left_s, threading.TIMEOUT_MAX)):
+            raise MissedDeadlineTransient("the timeout passed while another thread prepared a model")
+        try:
+            yield
+        finally:
+            self._preparing.release()
 
     def _prepare(
         self, model: ModelArgument, shapes: _Shapes, signature: str | None, deadline_ns: int | None

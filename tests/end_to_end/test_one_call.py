@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.drivers import LIMIT_S
 from support.models import plus_model
 
 import nnfmq
@@ -20,6 +22,7 @@ from nnfmq.runtime import one_call
 
 DIGITS, QUANTIZED = nnfmq.example_path("digits.tflite"), nnfmq.example_path("digits_quant.tflite")
 DIGIT = np.load(nnfmq.example_path("digits.npz"))["images"][0].astype(np.float32).reshape(1, 8, 8, 1) / 16
+QUANTIZED_DIGIT = np.zeros((1, 8, 8, 1), np.int8)
 LABEL = int(np.load(nnfmq.example_path("digits.npz"))["labels"][0])
 
 
@@ -107,6 +110,26 @@ def test_threads_share_the_client_and_the_models(prepared: list[Any]) -> None:
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(lambda at: nnfmq.run(models[at % 12], np.float32([at])), range(48)))
     assert [float(result[0][0]) for result in results] == [at + at % 12 for at in range(48)]
+
+
+def test_a_timeout_holds_while_another_thread_prepares(prepared: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    nnfmq.run(QUANTIZED, QUANTIZED_DIGIT)
+    prepare, is_preparing, may_go_on = nnfmq.Client.prepare, threading.Event(), threading.Event()
+
+    def slowly(self: nnfmq.Client, model: Any, **options: Any) -> nnfmq.CompiledModel:
+        is_preparing.set()
+        assert may_go_on.wait(LIMIT_S)
+        return prepare(self, model, **options)
+
+    monkeypatch.setattr(nnfmq.Client, "prepare", slowly)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(nnfmq.run, DIGITS, DIGIT)
+        assert is_preparing.wait(LIMIT_S)
+        with pytest.raises(nnfmq.MissedDeadlineTransient, match="another thread prepared a model"):
+            nnfmq.run(plus_model(1), DIGIT, timeout=0.001)
+        assert nnfmq.run(QUANTIZED, QUANTIZED_DIGIT, timeout=LIMIT_S)[0].shape == (1, 10)  # which is prepared already
+        may_go_on.set()
+        assert first.result()[0].argmax() == LABEL
 
 
 def test_a_prepared_model_is_executed_itself(prepared: list[Any], model: nnfmq.PreparedModel) -> None:
