@@ -183,3 +183,34 @@ def test_what_the_dynamic_quantizer_writes_has_onnx_runtime_s_results(
     for found in everywhere(client, quantized, fed):
         for ours, theirs in zip(found, wanted, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-3 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16])
+def test_scale_and_zero_point_may_be_computed(client: nnfmq.Client, dtype: Any) -> None:
+    fed = {"x": F32([0.25, 0.75, -1.25, 3.5, 400, -400, np.nan]), "s": F32([0.5]), "f": F32([3])}
+    nodes = [
+        make("Cast", ["f"], ["z"], to=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))),
+        make("Squeeze", ["s"], ["scale"]),
+        make("Squeeze", ["z"], ["zero"]),
+        make("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        make("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    model = onnx.ModelProto.FromString(file_of(nodes, fed, ["q", "y"], opset=21))
+    model.ir_version = 10
+    content = bytes(model.SerializeToString())
+    wanted = expected(content, fed)
+    for found in everywhere(client, content, fed):
+        for ours, theirs in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_what_was_quantized_when_the_model_runs_is_dequantized(client: nnfmq.Client) -> None:
+    fed = {"x": real(3, 9)}
+    nodes = [
+        make("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        make("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    content = file_of(nodes, fed, ["y"])
+    (wanted,) = expected(content, fed)
+    for (found,) in everywhere(client, content, fed):
+        np.testing.assert_array_equal(found, wanted)

@@ -173,3 +173,10 @@ def test_corners_cannot_be_aligned_if_the_scale_gives_no_whole_size() -> None:
     )
     with pytest.raises(UnsupportedModel, match="give sizes instead"):
         results(content, {"x": image((1, 1, 4, 4), F32)})
+
+
+@pytest.mark.parametrize("kind", ["linear", "cubic"])
+def test_elements_of_64_bits_are_not_interpolated_in_32(kind: str) -> None:
+    content, fed = resized(image((1, 1, 4, 4), np.float64), given={"sizes": [1, 1, 7, 7]}, mode=kind)
+    with pytest.raises(UnsupportedModel, match="float64"):
+        results(content, fed)

@@ -32,6 +32,8 @@ _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 
 
 def _quantize(node: Node) -> None:
+    if _is_computed(node):
+        return _quantize_by_computed(node)
     value, scale = node.value(0), node.constant(1, "scale")
     zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, _default_type(node))
     axis = _axis(node)
@@ -51,12 +53,63 @@ def _stepped(node: Node, value: Value, scale: Array, zero_point: Array, axis: in
     factors, zeros = (node.add_constant(each) for each in _as_floats(_for_channels(value, scale, zero_point, axis)))
     steps, limits = node.emit(Op.DIV, [x, factors, none]), integer_limits(zero_point.dtype)
     if limits is not None:
-        steps = node.emit(operation_code(TfliteOperation.ROUND), [steps])
-    if zero_point.any():
-        steps = node.emit(Op.ADD, [steps, zeros, none])
-    if limits is not None:
-        steps = node.emit(Op.CAST, [limited(node, steps, *limits)], OperandType.TENSOR_INT32)
-    node.result(steps, value.shape, zero_point.dtype)
+        return _finish_steps(node, steps, zeros if zero_point.any() else None, zero_point.dtype)
+    node.result(node.emit(Op.ADD, [steps, zeros, none]) if zero_point.any() else steps, value.shape, zero_point.dtype)
+    return None
+
+
+def _finish_steps(node: Node, quotients: int, zeros: int | None, dtype: np.dtype[Any]) -> None:
+    """Finish with INT32: the rounded quotients, plus zero points."""
+    steps, limits = node.emit(operation_code(TfliteOperation.ROUND), [quotients]), integer_limits(dtype)
+    assert limits is not None, "the type has integers"
+    if zeros is not None:
+        steps = node.emit(Op.ADD, [steps, zeros, node.builder.int32(0)])
+    steps = node.emit(Op.CAST, [limited(node, steps, *limits)], OperandType.TENSOR_INT32)
+    node.result(steps, node.value(0).shape, dtype)
+
+
+# -- scales and zero points that the model computes --------------------------------------------------------------------
+
+
+def _is_computed(node: Node) -> bool:
+    """Return whether the scale or the zero point is no constant."""
+    return any(node.given(position) and node.value(position).array is None for position in (1, 2))
+
+
+def _quantize_by_computed(node: Node) -> None:
+    """Quantize with one scale and zero point that the model computes."""
+    dtype = node.value(2).dtype if node.given(2) else _default_type(node)
+    if integer_limits(dtype) is None:
+        raise InvalidArgument(f"its scale is not a constant: that is supported for integers, not {dtype.name}")
+    x, scale, zeros = _computed_parts(node)
+    _finish_steps(node, node.emit(Op.DIV, [x, scale, node.builder.int32(0)]), zeros, dtype)
+
+
+def _dequantize_by_computed(node: Node) -> None:
+    """Dequantize with one scale and zero point that the model computes."""
+    (x, scale, zeros), none = _computed_parts(node), node.builder.int32(0)
+    found = x if zeros is None else node.emit(Op.SUB, [x, zeros, none])
+    found = node.emit(Op.MUL, [found, scale, none])
+    dtype = node.value(1).dtype
+    if dtype == np.float16:
+        found = node.emit(Op.CAST, [found], OperandType.TENSOR_FLOAT16)
+    node.result(found, node.value(0).shape, dtype)
+
+
+def _computed_parts(node: Node) -> tuple[int, int, int | None]:
+    """Return the input, the scale and the zero point, if there is one, as FLOAT32."""
+    node.attributes_read |= {"axis", "block_size"}  # which one scale does not need
+    for position in (1, 2):
+        if node.given(position) and node.value(position).size != 1:
+            raise InvalidArgument("scales or zero points that are no constants are supported if there is one")
+    return _as_float32(node, 0), _as_float32(node, 1), _as_float32(node, 2) if node.given(2) else None
+
+
+def _as_float32(node: Node, position: int) -> int:
+    """Return an input's elements, or the stored ones of a quantized tensor, as FLOAT32."""
+    x = node.operand(position)
+    kind = OperandType.TENSOR_FLOAT32
+    return x if node.builder[x].type == kind else node.emit(Op.CAST, [x], kind)
 
 
 def limited(node: Node, steps: int, lowest: int, highest: int) -> int:
@@ -72,9 +125,12 @@ def _as_floats(arrays: tuple[Array, Array]) -> tuple[Array, Array]:
 
 
 def _dequantize(node: Node) -> None:
+    if _is_computed(node):
+        return _dequantize_by_computed(node)
     scale = node.constant(1, "scale")
     zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, node.value(0).dtype)
     node.results[0] = dequantized(node, node.value(0), scale, zero_point, _axis(node))
+    return None
 
 
 def _axis(node: Node) -> int:

@@ -100,6 +100,8 @@ def _interpolated(node: Node, mode: str, axes: list[ResizedAxis]) -> int:
     """Return floats, float16 by way of float32, or integers."""
     is_plain = not node.attribute("antialias", 0) and not node.attribute("exclude_outside", 0)
     dtype = node.value(0).dtype
+    if dtype == np.float64:
+        raise InvalidArgument("mode 'nearest' alone is supported for float64; Cast to float32 before it")
     if dtype.kind != "f":
         return _integers(node, mode, axes, is_plain)
     x = node.operand(0)
