@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.onnx_narrow_types import integer_limits
+from nnfmq.importers.onnx_operators.onnx_indexing import slice_ranges
 from nnfmq.importers.onnx_values import Node
 
 __all__ = ["FOLDED", "MAX_ELEMENTS", "evaluated", "fold"]
@@ -72,6 +73,10 @@ def evaluated(node: Node, proto: Any, arrays: list[Array]) -> list[Array]:
     """Return the outputs of a node whose given inputs are `arrays`. Raises as `fold`."""
     if _elements(node) > MAX_ELEMENTS:
         raise InvalidArgument(f"its constant result would have {_elements(node)} elements")
+    if node.operator == "Unique" and (not node.attribute("sorted", 1) or any(np.isnan(arrays[0].ravel()))):
+        raise InvalidArgument("it is supported for sorted elements without NaN")
+    if node.operator == "Slice":  # the evaluator's is NumPy's, which clamps starts differently
+        return [arrays[0][np.ix_(*slice_ranges(node))]]
     if node.operator not in _ROUNDED or not any(array.dtype == np.float16 for array in arrays):
         return _evaluate(proto, node.opset, arrays)
     wide = [array.astype(np.float32) if array.dtype == np.float16 else array for array in arrays]

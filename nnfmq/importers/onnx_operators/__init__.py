@@ -19,6 +19,7 @@ Converter: TypeAlias = Callable[[Node], None]
 _MODULES = (
     "activations",
     "attention",
+    "blocks",
     "blockwise",
     "convolution",
     "einsum",

@@ -20,7 +20,11 @@ def _celu(node: Node) -> None:
     x, alpha, none = node.operand(0), node.attribute("alpha", 1.0), node.builder.int32(0)
     kind = node.builder[x].type
     zero, factor = node.filled(kind, 0.0), node.filled(kind, alpha)
-    curve = node.emit(Op.ELU, [node.emit(Op.DIV, [x, factor, none]), node.scalar(kind, 1.0)])
+    ratio = node.emit(Op.DIV, [x, factor, none])
+    if alpha > 0:
+        curve = node.emit(Op.ELU, [ratio, node.scalar(kind, 1.0)])
+    else:  # the minimum is that of a curve above 0, which ELU does not have
+        curve = node.emit(Op.SUB, [node.emit(Op.EXP, [ratio]), node.filled(kind, 1.0), none])
     below = node.emit(Op.MINIMUM, [node.emit(Op.MUL, [curve, factor, none]), zero])
     node.result(node.emit(Op.ADD, [node.emit(Op.MAXIMUM, [x, zero]), below, none]), node.value(0).shape)
 

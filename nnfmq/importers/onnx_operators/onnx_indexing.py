@@ -15,7 +15,7 @@ from nnfmq.importers.onnx_operators.onnx_integers import inverted
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, reversed_along, transposed
 from nnfmq.importers.onnx_values import Node, Value
 
-__all__ = ["CONVERTERS", "sliced"]
+__all__ = ["CONVERTERS", "slice_ranges", "sliced"]
 
 _B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
 
@@ -34,6 +34,17 @@ def _gather(node: Node) -> None:
 
 
 def _slice(node: Node) -> None:
+    ranges = slice_ranges(node)
+    if not all(ranges):
+        raise InvalidArgument("an empty result is not supported")
+    x = node.operand(0)
+    is_bool = node.builder[x].type == _B8
+    found = sliced(node, node.from_bool(x) if is_bool else x, ranges)
+    node.result(node.to_bool(found) if is_bool else found, tuple(map(len, ranges)))
+
+
+def slice_ranges(node: Node) -> list[range]:
+    """Return the indices that a Slice takes of each dimension. Raises InvalidArgument if it is malformed."""
     shape = node.value(0).shape
     starts, ends = node.integers("starts", 1), node.integers("ends", 2)
     axes, steps = node.integers("axes", 3), node.integers("steps", 4)
@@ -46,13 +57,16 @@ def _slice(node: Node) -> None:
     ranges = [range(extent) for extent in shape]
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         at = axis_of(axis, len(shape))
-        ranges[at] = range(*slice(start, end, step).indices(shape[at]))
-    if not all(ranges):
-        raise InvalidArgument("an empty result is not supported")
-    x = node.operand(0)
-    is_bool = node.builder[x].type == _B8
-    found = sliced(node, node.from_bool(x) if is_bool else x, ranges)
-    node.result(node.to_bool(found) if is_bool else found, tuple(map(len, ranges)))
+        ranges[at] = _slice_range(shape[at], start, end, step)
+    return ranges
+
+
+def _slice_range(extent: int, start: int, end: int, step: int) -> range:
+    """Return the indices of one dimension. Unlike Python, a start before the first element is clamped to it."""
+    start, end = (place + extent if place < 0 else place for place in (start, end))
+    if step > 0:
+        return range(min(max(start, 0), extent), min(max(end, 0), extent), step)
+    return range(min(max(start, 0), extent - 1), min(max(end, -1), extent - 1), step)
 
 
 def sliced(node: Node, operand: int, ranges: Sequence[range]) -> int:

@@ -1,14 +1,9 @@
-"""ConvTranspose: TRANSPOSE_CONV_2D; in groups or dilated, a convolution of the image with zeros between its pixels.
-
-Col2Im is such a convolution, too.
-"""
+"""ConvTranspose: TRANSPOSE_CONV_2D; with groups or dilations, a convolution of the image with zeros between pixels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-
-import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
@@ -112,32 +107,4 @@ def _flipped(compose: Composition, weights: Value, groups: int) -> Value:
     return compose.reshape(ordered, groups * outputs, inputs // groups, *kernel)
 
 
-def _col2im(node: Node) -> None:
-    """Convert to a transposed convolution in which each place of a block has a weight of 1 in a channel of its own."""
-    shape = node.value(0).shape
-    sizes, block = (node.integers(name, place) or () for place, name in ((1, "image_shape"), (2, "block_shape")))
-    rank = len(sizes) + 2
-    if len(shape) != 3 or rank not in (3, IMAGE_RANK) or len(block) != len(sizes) or min(*sizes, *block) < 1:
-        raise InvalidArgument(f"blocks of {block} in images of {sizes} from a tensor of shape {shape}")
-    unused = (1,) * (IMAGE_RANK - rank)
-    kernel = (*unused, *block)
-    window = window_of(node, (kernel[0], kernel[1]), (1, 1), rank)
-    counts = [
-        (size + window.begin[axis] + window.end[axis] - window.effective(axis)) // window.strides[axis] + 1
-        for axis, size in enumerate((*unused, *sizes))
-    ]
-    places = math.prod(kernel)
-    if shape[1] % places or min(counts) < 1 or math.prod(counts) != shape[2]:
-        raise InvalidArgument(f"{shape[2]} blocks of {shape[1]} elements are not those of images of {sizes}")
-    for axis, size in enumerate((*unused, *sizes)):  # pixels after the last block are 0
-        whole = (counts[axis] - 1) * window.strides[axis] + window.effective(axis)
-        window.end[axis] = whole - size - window.begin[axis]
-    channels = shape[1] // places
-    node.builder.reserve(4 * channels * places**2)  # before the weights exist
-    weights = np.tile(np.eye(places, dtype=node.value(0).dtype), (channels, 1)).reshape(-1, 1, *kernel)
-    x = Composition(node).reshape(node.value(0), shape[0], shape[1], *counts)
-    found = transposed_convolution(node, x, Value.of(weights), None, window, channels)
-    node.result(node.operand(found), (shape[0], channels, *sizes))
-
-
-CONVERTERS: dict[str, Callable[[Node], None]] = {"Col2Im": _col2im, "ConvTranspose": _conv_transpose}
+CONVERTERS: dict[str, Callable[[Node], None]] = {"ConvTranspose": _conv_transpose}
