@@ -26,6 +26,8 @@ _COMPUTED = frozenset(
      "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare")
 )  # fmt: skip
 """Operators besides those that are folded that compute elements from none."""
+_KEEPING = ("DepthToSpace", "Reshape", "STFT", "SpaceToDepth")
+"""Operators whose result has elements if the input has: inference does not reject others."""
 _MAX_VALUES = 1 << 12  # of a constant that may decide a shape
 
 
@@ -56,6 +58,8 @@ def results_of_nothing(node: Node, proto: Any) -> list[Array] | None:
 
 def empty_results(node: Node, proto: Any) -> list[Array] | None:
     """Return the outputs of a node if none of them has elements; None if one has some, or a shape is not known."""
+    if node.operator in _KEEPING and node.value(0).size:
+        return None
     shapes = _inferred_shapes(node, proto)
     if shapes is None or not all(0 in shape for shape, _ in shapes):
         return None

@@ -161,8 +161,7 @@ class _Import:
             inputs = [self._values[name] if name else None for name in proto.input]
             if any(value is None and name for name, value in zip(proto.input, inputs, strict=True)):
                 return self._assume(proto)  # a problem of an earlier node
-            if proto.domain in _DEFAULT_DOMAINS and (proto.domain, proto.op_type) not in self._functions:
-                require_legal(proto, self._opset, inputs)
+            self._require_legal(proto, inputs)
             if _qualified_name(proto) == "If":
                 return self._if(index, self._node(proto, inputs), proto)
             if _qualified_name(proto) in ("Loop", "Scan"):
@@ -181,6 +180,7 @@ class _Import:
         if any(value is None and name for name, value in zip(proto.input, inputs, strict=True)):
             return False
         with suppress(InvalidArgument):
+            self._require_legal(proto, inputs)
             return self._know(proto, empty_results(self._node(proto, inputs), proto))
         return False
 
@@ -190,6 +190,10 @@ class _Import:
             named = [name for name in proto.output if name]
             self._values.update({name: Value.of(array) for name, array in zip(named, arrays, strict=True)})
         return arrays is not None
+
+    def _require_legal(self, proto: Any, inputs: Sequence[Value | None]) -> None:
+        if proto.domain in _DEFAULT_DOMAINS and (proto.domain, proto.op_type) not in self._functions:
+            require_legal(proto, self._opset, inputs)
 
     def _is_known(self, proto: Any) -> bool:
         is_local = (proto.domain, proto.op_type) in self._functions

@@ -21,6 +21,14 @@ _WITHOUT_SCHEMA = frozenset(("LayerNormalization", "SimplifiedLayerNormalization
 """Operators of ONNX Runtime that exporters write without a domain, into any opset."""
 _UNCHECKED_SHAPES = frozenset(("Constant", "Range"))
 """Constant may be large, and ONNX's own functions give Range vectors, which its inference rejects."""
+_FLAGS = frozenset(
+    ("align_corners", "allowzero", "antialias", "ceil_mode", "count_include_pad", "detect_negative",
+     "detect_positive", "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved", "inverse",
+     "is_causal", "keepdims", "largest", "layout", "linear_before_reset", "noop_with_empty_axes", "onesided",
+     "reverse", "saturate", "select_last_index", "sorted", "spatial", "storage_order", "training_mode", "transA",
+     "transB", "upper")
+)  # fmt: skip
+"""Attributes that are 0 or 1; runtimes take other values to be one or the other."""
 _MAX_KNOWN = 1024  # elements of an integer constant that the inference of shapes reads
 
 
@@ -60,7 +68,8 @@ def require_legal(proto: Any, opset: int, values: Sequence[Value | None]) -> Non
         allowed = _range(schema.min_output, schema.max_output)
         raise InvalidArgument(f"it has {len(proto.output)} outputs: {allowed} are allowed")
     _require_types(definition, values)
-    if proto.op_type not in _UNCHECKED_SHAPES and not any(attribute.HasField("g") for attribute in proto.attribute):
+    has_graph = any(attribute.HasField("g") for attribute in proto.attribute)
+    if proto.op_type not in _UNCHECKED_SHAPES and not has_graph and not schema.deprecated:
         _require_shapes(proto, schema, opset, values)
 
 
@@ -86,7 +95,7 @@ def _definition(name: str, opset: int) -> _Definition | None:
             raise InvalidArgument("is not supported") from None
         since = min(each.since_version for each in onnx.defs.get_all_schemas_with_history() if each.name == name)
         raise InvalidArgument(f"opset {opset} does not have it: it is in opset {since} and later ones") from None
-    if schema.deprecated and not schema.has_function:
+    if schema.deprecated and not schema.has_context_dependent_function:  # GroupNormalization of opset 18 has one
         raise InvalidArgument(f"opset {opset} does not have it any more since opset {schema.since_version}")
     attributes = {each: int(attribute.type.value) for each, attribute in schema.attributes.items()}
     required = frozenset(each for each, attribute in schema.attributes.items() if attribute.required)
@@ -110,6 +119,11 @@ def _require_attributes(proto: Any, definition: _Definition, opset: int) -> None
             raise InvalidArgument(f"opset {opset} has no attribute {name[:80]!r} of it")
         if kind != definition.attributes[name]:
             raise InvalidArgument(f"attribute {name} is of the type {kind}: it must be {definition.attributes[name]}")
+    for attribute in proto.attribute:
+        if attribute.name in _FLAGS and attribute.i not in (0, 1):
+            raise InvalidArgument(f"attribute {attribute.name} is {attribute.i}: it must be 0 or 1")
+        if attribute.name == "block_size" and attribute.i < 0:
+            raise InvalidArgument(f"attribute block_size is {attribute.i}: it must not be negative")
     missing = sorted(definition.required - given.keys())
     if missing:
         raise InvalidArgument(f"attribute {missing[0]} is missing")

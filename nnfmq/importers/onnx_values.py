@@ -187,6 +187,8 @@ class Node(Struct):
             array = self.constant(position, name)
             if array.dtype.kind not in "iu":
                 raise InvalidArgument(f"its {name} has elements of {array.dtype.name}: they must be integers")
+            if array.ndim > 1 and not self.operator.startswith("com.microsoft."):
+                raise InvalidArgument(f"its {name} has the shape {array.shape}: it must be a vector")
             return tuple(int(number) for number in array.reshape(-1))
         found = self.attributes.get(name)
         return None if found is None else tuple(int(number) for number in found)

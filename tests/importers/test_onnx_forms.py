@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
-from support.onnx_files import OnnxCase, expected
-from support.onnx_forms import BY_REFERENCE, FORMS, ILLEGAL, ILLEGAL_BY_TEXT
+from support.onnx_files import OnnxCase, expected, results
+from support.onnx_forms import BY_REFERENCE, FORMS, ILLEGAL, ILLEGAL_BY_TEXT, VERSIONS
 from support.onnx_runtime import onnx
 
 import nnfmq
@@ -30,6 +30,13 @@ def client() -> Iterator[Any]:
 def test_a_device_computes_what_onnx_runtime_computes(device: str, case: OnnxCase, client: Any) -> None:
     content, fed = case.content(), case.fed()
     _require_on(client.device(device), content, fed, expected(content, fed))
+
+
+@pytest.mark.parametrize("case", VERSIONS, ids=str)
+def test_an_operator_is_read_by_the_definition_of_its_version(case: OnnxCase) -> None:
+    content, fed = case.content(), case.fed()
+    for ours, theirs in zip(results(content, fed), expected(content, fed), strict=True):
+        _require_close(ours, theirs)
 
 
 @pytest.mark.parametrize("device", _DEVICES)

@@ -26,6 +26,7 @@ __all__ = [
     "finish_image",
     "image_of",
     "pair_of",
+    "require_kernel_shape",
     "window_of",
 ]
 
@@ -109,6 +110,13 @@ def filter_of(node: Node, value: Value, shape: tuple[int, ...], permutation: tup
     return node.emit(Op.TRANSPOSE, [weights, node.builder.int32_vector(permutation)])
 
 
+def require_kernel_shape(node: Node, weights: Value) -> None:
+    """Require that attribute kernel_shape, if it is given, is that of the weights."""
+    stated = node.attribute("kernel_shape", weights.shape[2:])
+    if tuple(stated) != weights.shape[2:]:
+        raise InvalidArgument(f"attribute kernel_shape is {stated}: the weights have the shape {weights.shape}")
+
+
 def filter_shape(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """Return the shape of weights in rank 4."""
     if len(shape) != rank:
@@ -181,6 +189,7 @@ def convolve(
         raise InvalidArgument(
             f"weights of {weights.shape} in {groups} groups do not fit an input of {channels} channels"
         )
+    require_kernel_shape(node, weights)
     kernel = weights.shape[2:] if rank == IMAGE_RANK else (1, *weights.shape[2:])
     window = window_of(node, (kernel[0], kernel[1]), node.shape(image)[2:], rank)
     image = _padded_outside(node, image, window)

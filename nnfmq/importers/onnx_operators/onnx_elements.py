@@ -73,8 +73,7 @@ def _scatter_elements(node: Node) -> None:
     if not node.value(1).size:
         return node.result(node.operand(x), x.shape)
     positions = from_the_start(node, node.value(1), x.shape[axis : axis + 1])
-    arguments = [node.operand(x), positions, node.operand(2), node.builder.int32(axis), reduction]
-    return node.result(node.emit(operation_code(TfliteOperation.SCATTER_ELEMENTS), arguments), x.shape)
+    return _scattered(node, TfliteOperation.SCATTER_ELEMENTS, positions, [node.builder.int32(axis), reduction])
 
 
 def _scatter_nd(node: Node) -> None:
@@ -82,8 +81,17 @@ def _scatter_nd(node: Node) -> None:
     if not indices.size:
         return node.result(node.operand(x), x.shape)
     positions = from_the_start(node, indices, x.shape[: indices.shape[-1]])
-    arguments = [node.operand(x), positions, node.operand(2), reduction]
-    return node.result(node.emit(operation_code(TfliteOperation.SCATTER_ND_UPDATE), arguments), x.shape)
+    return _scattered(node, TfliteOperation.SCATTER_ND_UPDATE, positions, [reduction])
+
+
+def _scattered(node: Node, operation: TfliteOperation, positions: int, rest: list[int]) -> None:
+    """Add a scatter of the first and third input; truths, which it does not take, are 0 and 1."""
+    arrays, shape = [node.operand(0), node.operand(2)], node.value(0).shape
+    if node.value(0).dtype != np.bool_:
+        return node.result(node.emit(operation_code(operation), [arrays[0], positions, arrays[1], *rest]), shape)
+    numbers = [node.from_bool(array, _I32) for array in arrays]
+    found = node.emit(operation_code(operation), [numbers[0], positions, numbers[1], *rest])
+    return node.result(node.to_bool(found), shape)
 
 
 def _tensor_scatter(node: Node) -> None:
@@ -104,6 +112,8 @@ def _tensor_scatter(node: Node) -> None:
     if mode == "circular":
         places = node.emit(operation_code(TfliteOperation.FLOOR_MOD), [places, node.filled(_I32, extent)])
     indices = node.emit(Op.CONCATENATION, [node.add_constant(rows), places, node.builder.int32(2)])
+    if cache.dtype == np.bool_:
+        raise InvalidArgument("elements of bool are not supported")
     arrays = [transposed(node, node.operand(value), order) for value in (cache, update)]
     arguments = [arrays[0], indices, arrays[1], node.builder.int32(_REDUCTIONS.index("none"))]
     found = node.emit(operation_code(TfliteOperation.SCATTER_ND_UPDATE), arguments)

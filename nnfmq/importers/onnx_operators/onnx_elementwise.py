@@ -22,6 +22,8 @@ _BOOL = np.dtype(bool)
 _B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
 _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 _RELU6 = 6.0
+_BROADCASTING_OPSET = 8  # of operators with any number of inputs
+_MASK_OF_ALL = 12  # the opset from which inference has a mask of ones; before, ONNX Runtime returns zeros
 _BOOL_MASK = 10  # the opset from which the mask of Dropout is bool
 
 
@@ -77,20 +79,28 @@ def _not(node: Node) -> None:
 
 def _extremum(operation: Op, node: Node) -> None:
     """Convert Max and Min of any number of inputs."""
-    values = [node.value(position) for position in range(len(node.inputs))]
+    values = _all_inputs(node)
     found = node.operand(values[0])
     for value in values[1:]:
         found = node.emit(operation, [found, node.operand(value)])
     node.result(found, common_shape(*values))
 
 
-def _sum(node: Node) -> None:
+def _all_inputs(node: Node) -> list[Value]:
+    """Return the inputs of Max, Mean, Min or Sum, which have one shape before opset 8."""
     values = [node.value(position) for position in range(len(node.inputs))]
+    if node.opset < _BROADCASTING_OPSET and len({value.shape for value in values}) > 1:
+        raise InvalidArgument(f"the shapes {[value.shape for value in values]} differ, which opset 7 does not allow")
+    return values
+
+
+def _sum(node: Node) -> None:
+    values = _all_inputs(node)
     node.result(_total(node, values), common_shape(*values))
 
 
 def _mean(node: Node) -> None:
-    values = [node.value(position) for position in range(len(node.inputs))]
+    values = _all_inputs(node)
     total = _total(node, values)
     count = node.filled(node.builder[total].type, len(values))
     node.result(node.emit(Op.DIV, [total, count, node.builder.int32(0)]), common_shape(*values))
@@ -144,7 +154,13 @@ def _leaky_relu(node: Node) -> None:
 def _prelu(node: Node) -> None:
     if common_shape(node.value(0), node.value(1)) != node.value(0).shape:
         raise InvalidArgument(f"a slope of shape {node.value(1).shape} does not fit an input of {node.value(0).shape}")
-    _same(node, node.emit(Op.PRELU, [node.operand(0), node.operand(1)]))
+    if node.value(0).dtype.kind in "iu":
+        x, none = node.operand(0), node.builder.int32(0)
+        zero = node.filled(node.builder[x].type, 0)
+        above, below = (node.emit(operation, [x, zero]) for operation in (Op.MAXIMUM, Op.MINIMUM))
+        sloping = node.emit(Op.MUL, [below, node.operand(1), none])
+        return _same(node, node.emit(Op.ADD, [above, sloping, none]))
+    return _same(node, node.emit(Op.PRELU, [node.operand(0), node.operand(1)]))
 
 
 def _elu(node: Node) -> None:
@@ -232,7 +248,7 @@ def _dropout(node: Node) -> None:
         shape = node.value(0).shape
         node.builder.reserve(node.value(0).size)  # before the mask exists
         mask_type = np.dtype(bool) if node.opset >= _BOOL_MASK else node.value(0).dtype
-        node.results[1] = Value.of(np.ones(shape, mask_type))
+        node.results[1] = Value.of(np.full(shape, node.opset >= _MASK_OF_ALL, mask_type))
     _identity(node)
 
 

@@ -20,7 +20,6 @@ __all__ = ["CONVERTERS", "axis_of", "pad", "part", "reversed_along", "transposed
 
 _B8 = OperandType.TENSOR_BOOL8
 _UNEVEN_SPLIT = 18
-_WRAPPING_PAD = 19
 _IN_BLOCKS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 
 
@@ -238,7 +237,7 @@ def _pad(node: Node) -> None:
     axes = [axis_of(axis, len(shape)) for axis in (range(len(shape)) if given is None else given)]
     if pads is None or len(pads) != 2 * len(axes) or len(set(axes)) < len(axes):
         raise InvalidArgument(f"pads {pads} do not fit the axes {axes}")
-    if mode not in ("constant", "edge", "reflect", "wrap") or (mode == "wrap" and node.opset < _WRAPPING_PAD):
+    if mode not in ("constant", "edge", "reflect", "wrap"):
         raise InvalidArgument(f"mode {mode!r} is not supported")
     begin, end = [0] * len(shape), [0] * len(shape)
     for position, axis in enumerate(axes):

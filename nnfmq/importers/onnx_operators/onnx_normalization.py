@@ -58,11 +58,13 @@ def _batch_normalization(node: Node) -> None:
     if node.attribute("training_mode", 0) or any(node.used(position) for position in range(1, 5)):
         raise InvalidArgument("training is not supported")
     epsilon, shape = node.attribute("epsilon", 1e-5), node.value(0).shape
-    if not node.attribute("spatial", 1):  # an attribute of opset 7 and 8
-        raise InvalidArgument("parameters for each pixel (spatial = 0) are not supported")
+    of_channel = shape[1:2] if node.attribute("spatial", 1) else shape[1:]  # an attribute of opset 7 and 8
+    shapes = [node.value(position).shape for position in range(1, 5)]
+    if any(each != of_channel for each in shapes):
+        raise InvalidArgument(f"parameters of the shapes {shapes}: {of_channel} is required")
+    along = of_channel + (1,) * (len(shape) - 1 - len(of_channel))
     if any(node.value(position).array is None for position in range(1, 5)):
-        return _computed_batch_normalization(node, epsilon)
-    along = (-1,) + (1,) * (len(shape) - 2)
+        return _computed_batch_normalization(node, epsilon, along)
     parameters = [node.constant(position, "parameters").astype(np.float64) for position in range(1, 5)]
     scale, bias, mean, variance = parameters
     with np.errstate(all="ignore"):
@@ -74,10 +76,9 @@ def _batch_normalization(node: Node) -> None:
     return node.result(node.emit(Op.ADD, [scaled, terms[1], node.builder.int32(0)]), shape)
 
 
-def _computed_batch_normalization(node: Node, epsilon: float) -> None:
+def _computed_batch_normalization(node: Node, epsilon: float, along: tuple[int, ...]) -> None:
     """Convert with parameters that the model computes."""
     shape, none = node.value(0).shape, node.builder.int32(0)
-    along = (node.value(1).size,) + (1,) * (len(shape) - 2)
     scale, bias, mean, variance = (node.reshaped(node.operand(position), along) for position in range(1, 5))
     shifted = node.emit(Op.ADD, [variance, node.filled(node.builder[variance].type, epsilon), none])
     factor = node.emit(Op.MUL, [node.emit(Op.RSQRT, [shifted]), scale, none])
@@ -114,6 +115,8 @@ def _instance_normalization(node: Node) -> None:
     shape, none = node.value(0).shape, node.builder.int32(0)
     if len(shape) < 3:
         raise InvalidArgument(f"the input has rank {len(shape)}; it needs 3 or more")
+    if any(node.value(position).shape != shape[1:2] for position in (1, 2)):
+        raise InvalidArgument(f"scale or bias has not the shape {shape[1:2]}")
     flat = node.reshaped(node.operand(0), (shape[0], shape[1], math.prod(shape[2:])))
     found, _, _ = _normalized(node, flat, [2], node.attribute("epsilon", 1e-5))
     scale, bias = (node.reshaped(node.operand(position), (shape[1], 1)) for position in (1, 2))

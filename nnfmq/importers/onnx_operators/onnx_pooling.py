@@ -1,6 +1,7 @@
 """Pooling: windows of pixels, and whole images.
 
-The HAL's pools have no dilation and no integers: these are maxima or sums of the pixels at each place in a window.
+The HAL's pools have no dilation, no plain integers and no float64: these are maxima or sums of the pixels at each
+place in a window.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import TENSOR_FLOAT64
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators import onnx_convolution
 from nnfmq.importers.onnx_operators.onnx_convolution import Window, finish_image, image_of, pair_of, window_of
@@ -25,6 +27,7 @@ from nnfmq.importers.onnx_values import Node, Value
 __all__ = ["CONVERTERS"]
 
 _I32 = OperandType.TENSOR_INT32
+_WITHOUT_POOLS = (_I32, TENSOR_FLOAT64)
 _MAX_PLACES = 1024  # in one direction of a window that becomes an operation for each place
 
 
@@ -38,7 +41,7 @@ def _pool(operation: Op, node: Node) -> None:
     if operation == Op.AVERAGE_POOL_2D and node.attribute("count_include_pad", 0):
         image = pad(node, image, [0, 0, *window.begin], [0, 0, *ends], 0.0)
         window.begin, window.end = [0, 0], [more - end for more, end in zip(window.end, ends, strict=True)]
-    if window.dilations != (1, 1) or node.builder[image].type == _I32:
+    if window.dilations != (1, 1) or node.builder[image].type in _WITHOUT_POOLS:
         return finish_image(node, _by_places(node, operation, image, window), rank)
     vertical, horizontal = window.kernel
     sizes = [node.builder.int32(number) for number in (horizontal, vertical, 0)]

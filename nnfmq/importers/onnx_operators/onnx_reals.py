@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
@@ -16,6 +17,7 @@ from nnfmq.importers.onnx_values import Node
 
 __all__ = ["CONVERTERS"]
 
+_FLOOR_MOD_OF_FLOATS = 28  # the opset from which floats need no fmod
 _BOOL = np.dtype(bool)
 _B8, _F32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_FLOAT32
 
@@ -53,6 +55,8 @@ def _mod(node: Node) -> None:
     """Convert the remainder that has the divisor's sign; with `fmod`, which floats need, it has the dividend's."""
     a, b = node.value(0), node.value(1)
     shape, operands = common_shape(a, b), [node.operand(0), node.operand(1)]
+    if a.dtype.kind == "f" and not node.attribute("fmod", 0) and node.opset < _FLOOR_MOD_OF_FLOATS:
+        raise InvalidArgument(f"opset {node.opset} requires fmod = 1 for floats")
     kind, has_sign_of_dividend = node.builder[operands[0]].type, node.attribute("fmod", 0)
     if has_sign_of_dividend and a.dtype.kind in "iu":
         return node.result(_rest(node, *operands), shape)

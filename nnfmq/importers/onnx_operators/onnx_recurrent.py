@@ -87,9 +87,23 @@ def require_lengths(node: Node, steps: int) -> None:
     for name in ("layout", "clip"):
         if node.attribute(name, None):
             raise InvalidArgument(f"attribute {name} is not supported")
-    node.attribute("hidden_size", 0)  # the weights have it, too
+    _require_shapes(node)
     if node.given(_SEQUENCE_LENGTHS) and set(node.constant(_SEQUENCE_LENGTHS, "lengths").reshape(-1)) != {steps}:
         raise InvalidArgument("sequences of different lengths are not supported")
+
+
+def _require_shapes(node: Node) -> None:
+    """Require that weights, biases and states fit the sequences, the directions and hidden_size."""
+    (_, batch, elements), recurrent = node.value(0).shape, node.value(2).shape
+    size, count = recurrent[-1], len(directions_of(node))
+    rows = node.value(1).shape[1] if len(node.value(1).shape) > 1 else 0
+    state = (count, batch, size)
+    wanted = [(count, rows, elements), (count, rows, size), (count, 2 * rows), None, state, state, (count, 3 * size)]
+    if node.attribute("hidden_size", size) != size:
+        raise InvalidArgument(f"hidden_size is {node.attribute('hidden_size', 0)}: the weights have {size}")
+    for position, shape in enumerate(wanted, 1):
+        if shape is not None and node.given(position) and node.value(position).shape != shape:
+            raise InvalidArgument(f"input {position} has the shape {node.value(position).shape}: it must be {shape}")
 
 
 def _one_direction(node: Node, place: int, is_reversed: bool) -> tuple[int, ...]:

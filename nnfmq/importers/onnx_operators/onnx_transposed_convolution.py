@@ -17,6 +17,7 @@ from nnfmq.importers.onnx_operators.onnx_convolution import (
     filter_shape,
     finish_image,
     image_of,
+    require_kernel_shape,
     window_of,
 )
 from nnfmq.importers.onnx_operators.onnx_movement import pad
@@ -32,6 +33,7 @@ def _conv_transpose(node: Node) -> None:
     if len(weights.shape) != rank or weights.shape[0] != channels or groups < 1 or channels % groups:
         shape = node.value(0).shape
         raise InvalidArgument(f"weights of {weights.shape} in {groups} groups do not fit an input of shape {shape}")
+    require_kernel_shape(node, weights)
     kernel = filter_shape(weights.shape, rank)[2:]
     window = _window(node, (kernel[0], kernel[1]), node.shape(image)[2:], rank)
     if groups > 1 or window.dilations != (1, 1) or min(window.begin) < 0:

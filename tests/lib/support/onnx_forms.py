@@ -8,7 +8,7 @@ import numpy as np
 
 from support.onnx_files import OnnxCase
 
-__all__ = ["BY_REFERENCE", "FORMS", "ILLEGAL", "ILLEGAL_BY_TEXT"]
+__all__ = ["BY_REFERENCE", "FORMS", "ILLEGAL", "ILLEGAL_BY_TEXT", "VERSIONS"]
 
 _RNG = np.random.default_rng(31)
 _IMAGE_PADS = [1, 0, 2, 1]
@@ -179,6 +179,61 @@ BY_REFERENCE = [
 ]  # fmt: skip
 """Cases that ONNX Runtime has no kernel for; ONNX's reference computes them."""
 
+_AXES_INPUT = {"ReduceSum": 13}  # the opset from which axes are an input of a reduction; 18 for the others
+_REDUCTIONS = (
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+)
+VERSIONS = [
+    *(_case(name, abs(_real(2, 3, 4)), opset=opset, **attributes) for name in _REDUCTIONS for opset in (7, 11, 13, 17)
+      for attributes in ({"axes": [1]}, {"axes": [0, -1], "keepdims": 0}, {}) if opset < _AXES_INPUT.get(name, 18)
+      and (opset > 7 or attributes.get("axes") != [0, -1])),
+    *(_case(name, abs(_real(2, 3, 4)), axes, c=(1,), opset=opset, noop_with_empty_axes=noop) for name in _REDUCTIONS
+      for opset in (13, 18, 20) for axes in (_ints(1), _ints(0, -1), _ints(), None) for noop in (0, 1)
+      if opset >= _AXES_INPUT.get(name, 18)),
+    *(case for opset in (7, 9, 11, 12) for case in (
+        _case("Squeeze", _real(1, 2, 1), axes=[0], opset=opset),
+        _case("Unsqueeze", _real(2, 3), axes=[0, 3], opset=opset),
+        _case("Split", _real(4, 6), axis=1, split=[2, 4], outputs=2, opset=opset),
+        _case("Split", _real(4, 6), outputs=2, opset=opset),
+        _case("Dropout", _real(2, 3), outputs=2, opset=opset, **({"ratio": 0.3} if opset < 12 else {})),
+        _case("Gemm", _real(2, 3), _real(3, 2), _real(2), alpha=0.5, opset=opset),
+        _case("Sum", _real(2, 3), _real(2, 3), opset=opset),
+        _case("Flatten", _real(2, 3, 4), axis=2, opset=opset),
+        _case("Pow", _real(2, 3) ** 2, _real(3), opset=opset),
+        _case("Concat", _real(2, 3), _real(2, 1), axis=1, opset=opset),
+    )),
+    *(_case("BatchNormalization", _real(2, 3, 4), *(abs(_real(*shape)) for _ in range(4)), c=c, opset=opset,
+            spatial=spatial)
+      for opset in (7, 8) for spatial, shape in ((1, (3,)), (0, (3, 4))) for c in ((1, 2, 3, 4), ())),
+    *(_case("Slice", _real(4, 5), starts=[1, -2], ends=[3, 2**31 - 1], axes=[0, 1], opset=opset) for opset in (7, 9)),
+    *(_case("Slice", _real(4, 5), _ints(3, 4), _ints(-100, 0), _ints(0, 1), _ints(-1, -2), c=(1, 2, 3, 4), opset=opset)
+      for opset in (10, 13)),
+    *(_case("Clip", _real(3, 4), opset=opset, **limits) for opset in (7, 10)
+      for limits in ({"min": -0.5, "max": 0.5}, {})),
+    _case("Clip", _real(3, 4), None, np.array(0.5, np.float32), opset=11),
+    *(_case("Pad", _real(3, 4), pads=[0, 1, 2, 1], value=1.5, opset=opset) for opset in (7, 10)),
+    *(_case("Upsample", _real(1, 1, 2, 2), scales=[1.0, 1.0, 2.0, 2.0], opset=opset) for opset in (7, 8)),
+    _case("Scatter", _real(3, 3), np.array([[1, 0, 2]]), _real(1, 3), opset=9),
+    *(_case("GroupNormalization", _real(2, 4, 3), _real(size), _real(size), num_groups=2, opset=opset)
+      for opset, size in ((18, 2), (20, 2), (21, 4))),
+    *(_case("Split", _real(5, 6), outputs=3, num_outputs=3, opset=opset, axis=axis) for opset in (18, 22)
+      for axis in (0, 1)),
+    *(_case("Mod", _real(3), _real(3), fmod=1, opset=opset) for opset in (10, 13)),
+    *(_case("Shape", _real(2, 3, 4), opset=15, **ends)
+      for ends in ({"start": 1}, {"start": -1}, {"start": -9, "end": -1})),
+    *(_case("MaxPool", _real(1, 2, 5, 5), kernel_shape=[2, 2], opset=opset) for opset in (7, 8, 10, 12)),
+]  # fmt: skip
+"""Cases of old and new versions of operators, which ONNX Runtime computes."""
+
 FORMS = [*_CONVOLUTIONS, *_POOLS, *_PADS, *_EINSUMS, *_SELECTIONS]
 """Cases that ONNX Runtime computes."""
 
@@ -213,11 +268,34 @@ ILLEGAL = [
     (_case("Pad", _real(2, 3), _ints(0, 3, 0, 0), c=(1,), mode="reflect"), "cannot be reflected"),
     (_case("DepthToSpace", _real(1, 6, 2, 2), blocksize=2), "6 channels"),
     (_case("Det", _real(2, 3)), "(2, 3)"),
+    (_case("Max", _real(2, 3), _real(3), opset=7), "which opset 7 does not allow"),
+    (_case("Mod", _real(3), _real(3), opset=13), "requires fmod = 1"),
+    (_case("Mod", _ints(3), _ints(3), fmod=7), "attribute fmod is 7"),
+    (_case("Reshape", _real(2, 3), _ints(0, 3), c=(1,), allowzero=1), "6 elements do not fit"),
+    (_case("Conv", _real(1, 2, 5), _real(2, 2, 3), kernel_shape=[2]), "attribute kernel_shape"),
+    (_case("ReduceSum", _real(2, 3), np.array([[1]]), c=(1,)), "must be a vector"),
+    (_case("InstanceNormalization", _real(1, 2, 3), _real(1, 2), _real(2)), "(2,)"),
+    (_case("RNN", _real(3, 2, 4), _real(1, 3, 4), _real(1, 3, 3), c=(1, 2), hidden_size=5), "hidden_size is 5"),
+    (
+        _case(
+            "LSTM",
+            _real(3, 2, 4),
+            _real(1, 12, 4),
+            _real(1, 12, 3),
+            None,
+            None,
+            _real(1, 4, 3),
+            c=(1, 2),
+            hidden_size=3,
+        ),
+        "input 5 has the shape (1, 4, 3)",
+    ),
     (_case("ConvTranspose", _real(1, 2, 3), _real(2, 1, 2), strides=[2], output_padding=[2]), "output_padding"),
 ]
 """Cases that ONNX Runtime does not accept, and what the error says."""
 
 ILLEGAL_BY_TEXT = [
+    (_case("TopK", _real(3), _ints(2), c=(1,), outputs=2, largest=7), "attribute largest is 7: it must be 0 or 1"),
     (_case("PRelu", _real(2, 3), _real(4, 2, 3)), "a slope of shape (4, 2, 3)"),
 ]
 """Cases that ONNX Runtime accepts although their results have no meaning."""
