@@ -23,6 +23,7 @@ from model_bench_shared import shared_memory
 
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.hal.program_kind import require_machine_code
 from nnfmq.hal.types import ExecutionPreference
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
@@ -99,6 +100,7 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
         device = client.device("compiled")
         begin = time.perf_counter()
         prepared = stack.enter_context(device.prepare(model, preference=SUSTAINED, timeout=job.limit_s))
+        require_machine_code(prepared.device, prepared.program)
         details = {"prepare_s": time.perf_counter() - begin, "threads": len(job.cpus)}
         # When a burst is created, each process decides by the number of its allowed CPUs whether it polls.
         for pid in (0, client.worker_pid):

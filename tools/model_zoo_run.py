@@ -197,6 +197,7 @@ def _examine(job: Mapping[str, Any], result: dict[str, Any]) -> None:
 def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterator[Callable[[Sequence[Array]], Any]]:
     """Load the model and yield the function that runs it; its results are valid until the next call."""
     import nnfmq
+    from nnfmq.hal.program_kind import require_machine_code
 
     bound: dict[str | int, tuple[int, ...]] = {name: shape for name, shape, _ in peer.inputs if shape}
     try:
@@ -215,6 +216,8 @@ def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterat
         with suppress(OSError):
             os.sched_setaffinity(client.worker_pid, {max(os.sched_getaffinity(0))})
         prepared = client.device(device).prepare(loaded, preference="sustained_speed", timeout=120)
+        require_machine_code(device, prepared.program)
+        result |= {"program": prepared.program.name.lower(), "compiled_operations": prepared.compiled_operations}
         with prepared as model, model.burst() as burst:
             yield lambda arrays: burst.execute(*arrays, out=burst.outputs, timeout=60)
 

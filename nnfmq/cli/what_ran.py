@@ -27,6 +27,8 @@ def what_ran(model: CompiledModel, prepared_ns: int) -> dict[str, Any]:
 def what_ran_text(ran: dict[str, Any]) -> str:
     """Return the same as a line of text."""
     taken = f"{ran['prepared_ns'] / 1e6:,.0f} ms"
+    if ran["program"] in ("compiled", "cached") and not ran["compiled_operations"]:
+        return f"{ran['device']}: the interpreter, because no operation has a kernel, ready in {taken}"
     programs = {
         "compiled": f"machine code, compiled now in {taken}, for later starts as well",
         "cached": f"machine code from the cache, ready in {taken}",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["ProgramKind"]
+from nnfmq.hal.errors import GeneralFailure
+
+__all__ = ["ProgramKind", "require_machine_code"]
 
 
 class ProgramKind(IntEnum):
@@ -12,7 +14,7 @@ class ProgramKind(IntEnum):
 
     OTHER is a program of a plug-in's device, or one that is not known. BASELINE is the interpreter's, until the
     background compilation of FAST_SINGLE_ANSWER replaces it. COMPILED is machine code that was generated during this
-    preparation, CACHED machine code from a cache.
+    preparation, CACHED machine code from a cache; of both the interpreter executes operations that have no kernel.
     """
 
     OTHER = 0
@@ -25,3 +27,13 @@ class ProgramKind(IntEnum):
     def is_machine_code(self) -> bool:
         """Whether a program of the device `compiled` executes the model from the first execution on."""
         return self in (ProgramKind.COMPILED, ProgramKind.CACHED)
+
+
+def require_machine_code(device: str, program: ProgramKind) -> None:
+    """Check that what is measured or compared as the device `compiled` is machine code; nothing for other devices.
+
+    Raises:
+        GeneralFailure: If it is not.
+    """
+    if device == "compiled" and not program.is_machine_code:
+        raise GeneralFailure(f"the device compiled has prepared a program of the kind {program.name}, not machine code")

@@ -20,6 +20,7 @@ import numpy as np
 
 from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.hal.program_kind import require_machine_code
 from nnfmq.hal.types import ExecutionPreference
 from nnfmq.importers import load
 from nnfmq.measure import cpu_pinning
@@ -31,6 +32,7 @@ from nnfmq.measure.peers import PEERS, PeerJob, opened_peer
 from nnfmq.measure.runner_protocol import MessagePipe, RunnerFailed, RunnerJob, RunnerReady, Trial, TrialResult
 from nnfmq.measure.steps import Array, Step, fastest_variant
 from nnfmq.runtime.connect import connect
+from nnfmq.runtime.prepared_model import PreparedModel
 
 _SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # machine code, without a baseline program that runs first
 _PREPARE_S = 600.0
@@ -118,6 +120,8 @@ def _opened_driver(job: RunnerJob, model: Any, inputs: Sequence[Array]) -> Itera
         with _limited(worker, job.threads):  # the size of its thread pool follows its affinity
             target = client if job.device is None else client.device(job.device)
             prepared = stack.enter_context(target.prepare(model, preference=_SUSTAINED, timeout=_PREPARE_S))
+            if isinstance(prepared, PreparedModel):
+                require_machine_code(prepared.device, prepared.program)
         details: dict[str, str | int | float] = {"device": prepared.device, "prepare_s": time.perf_counter() - begin}
         # A process with one CPU does not poll, which it decides when a burst is created: limit it afterwards.
         step, stages = stack.enter_context(opened_mode(job.runner, prepared))

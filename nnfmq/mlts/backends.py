@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.program_kind import require_machine_code
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference
 from nnfmq.importers import load
 from nnfmq.mlts.datasets import Array
@@ -129,6 +130,7 @@ class DriverBackend:
             device.prepare(loaded, preference=_SUSTAINED, timeout=TIMEOUT_S) as prepared,
             prepared.burst() as burst,
         ):
+            require_machine_code(prepared.device, prepared.program)
             outputs = burst.outputs
             execute = partial(burst.execute, out=outputs, timeout=TIMEOUT_S)
             yield _BurstRunner(burst.inputs, outputs, execute, burst.reset_state)

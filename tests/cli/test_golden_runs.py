@@ -6,13 +6,17 @@ kernels.
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import nnfmq
 from nnfmq.cli import main
 
 FLOAT_TOLERANCE = 1e-5
@@ -33,7 +37,13 @@ def run(data_dir: Path, model: str, thing: str, folder: Path) -> np.ndarray[Any,
     """Run the command and return the output that it saved."""
     path, saved = data_dir / "models" / f"{model}.tflite", folder / "scores.npy"
     files = ["--input", str(golden(data_dir, model, thing)["input"]), "--output", str(saved)]
-    assert main(["run", str(path), *files, "--connect", "embedded", "--json"]) == 0
+    with redirect_stdout(io.StringIO()) as printed:
+        assert main(["run", str(path), *files, "--connect", "embedded", "--json"]) == 0
+    report = json.loads(printed.getvalue())
+    if find_spec("llvmlite") is not None:
+        assert report["device"] == "compiled"
+        assert report["program"] in ("compiled", "cached")
+        assert report["compiled_operations"] == len(nnfmq.load(path).model.main.operations)
     loaded: np.ndarray[Any, Any] = np.load(saved)
     return loaded
 

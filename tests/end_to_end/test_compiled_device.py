@@ -11,9 +11,11 @@ import pytest
 from support.absent_packages import WITHOUT_LLVMLITE
 from support.caching import TOKEN, Paths
 from support.drivers import LIMIT_S, running_daemon
+from support.machine_code import machine_code
 
 import nnfmq
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure
+from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference
 
 SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # nothing but machine code
@@ -41,6 +43,7 @@ def test_a_quantized_classifier_returns_the_reference_s_values_over_a_burst(
     with ExitStack() as stack:
         devices = [client.device(name) for name in ("reference", "compiled")]
         prepared = [stack.enter_context(device.prepare(model, preference=SUSTAINED)) for device in devices]
+        machine_code(prepared[1], len(model.model.main.operations))
         bursts = [stack.enter_context(one.burst()) for one in prepared]
         expected, found = (burst.execute(image)[0] for burst in bursts)
         assert np.array_equal(expected, found) and expected.any()
@@ -55,7 +58,8 @@ def test_CACHE_8_machine_code_is_restored_and_not_generated_again(
         device = client.device("compiled")
         first = stack.enter_context(saved(device, model, files, stack))
         again = stack.enter_context(device.prepare_from_cache(TOKEN, *files.open(stack), model=model.model))
-        assert np.array_equal(first.execute(image)[0], again.execute(image)[0])
+        assert machine_code(again).program is ProgramKind.CACHED
+        assert np.array_equal(machine_code(first).execute(image)[0], again.execute(image)[0])
 
 
 def test_CACHE_8_code_for_another_instruction_set_is_not_restored(
@@ -70,7 +74,7 @@ def test_CACHE_8_code_for_another_instruction_set_is_not_restored(
         slower = stack.enter_context(other.connect()).device("compiled")
         with pytest.raises(GeneralFailure):
             slower.prepare_from_cache(TOKEN, *files.open(stack), model=model.model)
-        found = stack.enter_context(slower.prepare(model, preference=SUSTAINED)).execute(image)
+        found = machine_code(stack.enter_context(slower.prepare(model, preference=SUSTAINED))).execute(image)
         assert np.array_equal(expected[0], found[0])
 
 

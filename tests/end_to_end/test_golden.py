@@ -1,10 +1,12 @@
-"""The four MobileNets with their golden inputs, through a worker process, over a burst, on each core."""
+"""The four MobileNets with their golden inputs, through a worker process, over a burst, on each core and device."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ CASES = {
     for image in ("banana", "cup")
 }
 
+DEVICES = ("reference", *(["compiled"] if find_spec("llvmlite") is not None else []))
 Results = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -40,9 +43,10 @@ def results(request: pytest.FixtureRequest, data_dir: Path) -> Results:
     environment = {"NNFMQ_CORE": name}
     with short_folder() as folder, running_daemon(folder / "d.sock", environment=environment) as daemon:
         with app("golden", daemon.path, folder / "answers.npz", environment=environment) as client:
-            for key, (model, image, _) in CASES.items():
+            for (key, (model, image, _)), device in product(CASES.items(), DEVICES):
                 where = data_dir / "models"
-                client.tell(json.dumps({"key": key, "model": str(where / model), "input": str(where / image)}))
+                case = {"key": f"{device} {key}", "model": str(where / model), "input": str(where / image)}
+                client.tell(json.dumps({**case, "device": device}))
             client.tell()
             assert client.line(WHOLE_RUN_S) == f"{name} {name}"
             assert (client.wait(), client.errors()) == (0, "")
@@ -50,9 +54,10 @@ def results(request: pytest.FixtureRequest, data_dir: Path) -> Results:
             return dict(saved)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
-def test_a_mobilenet_returns_its_golden_output(data_dir: Path, results: Results, case: str) -> None:
-    found = results[case]
+def test_a_mobilenet_returns_its_golden_output(data_dir: Path, results: Results, case: str, device: str) -> None:
+    found = results[f"{device} {case}"]
     expected = np.fromfile(data_dir / "models" / CASES[case][2], found.dtype).reshape(found.shape)
     if case.startswith("mobilenet_v1_0.25_128-"):
         assert found.dtype == np.float32

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, short_folder, until
-from support.models import null_model
+from support.models import logistics_model, null_model
 from support.plugins import path_with
 
 import nnfmq
+from nnfmq.hal.program_kind import ProgramKind, require_machine_code
 from nnfmq.hal.types import ExecutionPreference
 
 FAST, SUSTAINED = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
@@ -180,6 +181,23 @@ def test_a_timeout_that_ends_before_the_compilation_does_says_so_and_nothing_els
         with pytest.raises(nnfmq.MissedDeadline, match=r"before device 'compiled' had|the model was compiled"):
             client.prepare(NULL, timeout=0.2)
         held.order("hundred")
+
+
+def test_a_model_says_what_executes_it_and_a_measurement_of_machine_code_rejects_the_interpreter(
+    held: Held, plain: Daemon
+) -> None:
+    with held.daemon.connect() as client, client.device("compiled").prepare(NULL, preference=FAST) as model:
+        assert (model.program, model.compiled_operations) == (ProgramKind.BASELINE, 0)
+        with pytest.raises(nnfmq.GeneralFailure, match="a program of the kind BASELINE, not machine code"):
+            require_machine_code(model.device, model.program)
+    with plain.connect() as client:
+        kinds = []
+        for device in ("reference", "compiled", "compiled"):
+            with client.device(device).prepare(logistics_model(2)) as model:
+                require_machine_code(device, model.program)
+                kinds.append((model.program, model.compiled_operations))
+    count = len(logistics_model(2).main.operations)
+    assert kinds == [(ProgramKind.INTERPRETER, 0), (ProgramKind.COMPILED, count), (ProgramKind.CACHED, count)]
 
 
 def test_a_model_that_cannot_be_compiled_stays_on_the_reference_kernels_and_is_logged(held: Held) -> None:
