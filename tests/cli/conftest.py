@@ -109,7 +109,9 @@ class Fake(Managed):
     metadata: None = None
     states: tuple[StateInfo, ...] = ()
 
-    def connect(self, path: object = None, *, embedded: bool | None = None, timeout: float = 10.0) -> Self:
+    def connect(
+        self, path: object = None, *, embedded: bool | None = None, timeout: float = 10.0, recover: bool = True
+    ) -> Self:
         self.connected.append((path, embedded))
         return self
 
