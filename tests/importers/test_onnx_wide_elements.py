@@ -212,6 +212,8 @@ def test_a_cast_returns_what_onnx_runtime_returns(source: str, target: str) -> N
         return  # another test has casts of narrower types
     is_real = source.startswith("float")
     given = np.array(REALS[source], source) if is_real else numbers(source)
+    if is_real and target == "uint32":  # beyond it, ONNX Runtime returns other values for one element than for many
+        given = given[(given.astype(float) > -(2.0**31)) & (given.astype(float) < 2.0**32)]
     if is_real and target in ("int16", "uint8"):
         given = given[np.isfinite(given) & (np.abs(given) < 2**31)]  # beyond it, the standard leaves the result open
     given = given if target != "float16" else given[np.abs(given.astype(float)) < 60000]
@@ -285,6 +287,25 @@ def test_results_that_certainly_fit_32_bits_are_computed_in_32(factor: int, is_n
     assert (TENSOR_INT64 not in kinds) == is_narrow
     found = computed(content, {"ids": ints(5, 4, 1, 2, 1).reshape(1, 5)})[0]
     assert found.tolist() == [[factor + 1, 2 * factor + 1, 1, 3 * factor + 1, 1]]
+
+
+@pytest.mark.parametrize("target", ["float32", "float16", "int32", "uint8"])
+def test_a_mask_is_cast_before_it_is_expanded(target: str) -> None:
+    nodes = [
+        onnx.helper.make_node("Unsqueeze", ["mask", "axes"], ["rows"]),
+        onnx.helper.make_node("Expand", ["rows", "shape"], ["expanded"]),
+        onnx.helper.make_node("Transpose", ["expanded"], ["columns"], perm=[0, 1, 3, 2]),
+        onnx.helper.make_node("Cast", ["columns"], ["y"], to=number_of(target)),
+    ]
+    constants = {"axes": ints(1, 2), "shape": ints(2, 1, 4, 3)}
+    fed = {"mask": ints(1, 0, 5, (1 << 40) + 7, -1, 1).reshape(2, 3)}
+    fed["mask"] = fed["mask"] if not target.startswith("float16") else fed["mask"] % 8
+    content = file_of(nodes, fed, ["y"], constants, 18)
+    model = load(content).model.main
+    wide = [each for each in model.operations if model.operands[each.inputs[0]].type == TENSOR_INT64]
+    assert len(wide) == 1  # the cast of the mask itself
+    (expected,) = ReferenceEvaluator(onnx.load_from_string(content)).run(None, fed)
+    assert computed(content, fed)[0].astype(target).tolist() == expected.tolist()
 
 
 LIMITS = [np.iinfo(np.int32).min, np.iinfo(np.int32).max, -1, 0, 7]

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
@@ -21,6 +22,7 @@ __all__ = ["CONVERTERS"]
 _BOOL = np.dtype(bool)
 _B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
 _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+_MOVEMENTS = frozenset(("Expand", "Flatten", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"))
 _RELU6 = 6.0
 _BROADCASTING_OPSET = 8  # of operators with any number of inputs
 _MASK_OF_ALL = 12  # the opset from which inference has a mask of ones; before, ONNX Runtime returns zeros
@@ -216,6 +218,10 @@ def _cast_like(node: Node) -> None:
 
 
 def _cast_to(node: Node, dtype: np.dtype[Any]) -> None:
+    moved = _cast_before_movement(node, node.value(0), dtype)
+    if moved is not None:
+        node.results[0] = moved
+        return
     x, kind = node.operand(0), operand_type_of(dtype)
     source = node.builder[x].type
     if kind == TENSOR_INT64 and source in (_B8, _I32):
@@ -233,6 +239,26 @@ def _conversion(source: OperandType, kind: OperandType) -> Op:
     """Return the HAL's CAST, or the extension's, which makes floats beyond INT32 its minimum, not the nearest."""
     is_lossy = kind == _I32 and source in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
     return operation_code(TfliteOperation.CAST) if is_lossy else Op.CAST
+
+
+def _cast_before_movement(node: Node, value: Value, dtype: np.dtype[Any]) -> Value | None:
+    """Return elements of 64 bits cast to 32 or fewer before a movement, which is faster then, not after it.
+
+    None if no movement has made the value, or if it has no such elements.
+    """
+    mover = value.node
+    is_wide = value.operand is not None and node.builder[value.operand].type == TENSOR_INT64
+    if not is_wide or mover is None or mover.operator not in _MOVEMENTS or mover.builder is not node.builder:
+        return None
+    if operand_type_of(dtype) not in (*_FLOATS, _I32):
+        return None
+    from nnfmq.importers.onnx_operators import CONVERTERS as all_converters  # which import this module
+
+    cast = replace(node, inputs=[mover.value(0)], results={})
+    _cast_to(cast, dtype)
+    moved = replace(mover, inputs=[cast.results[0], *mover.inputs[1:]], results={})
+    all_converters[mover.operator](moved)
+    return moved.results[0]
 
 
 def _identity(node: Node) -> None:
