@@ -9,7 +9,7 @@ subgraph or that of a signature is imported, with those that it calls. External 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -23,6 +23,7 @@ from nnfmq.importers.file_format import ModelSource, Shapes
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.problems import Problems
+from nnfmq.importers.tflite_empty import EmptyTensors
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, read
 from nnfmq.importers.tflite_folding import Folding
 from nnfmq.importers.tflite_interface import FileSignature, read_signatures
@@ -30,7 +31,7 @@ from nnfmq.importers.tflite_metadata import read_metadata
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
 from nnfmq.importers.tflite_operators.pruning import has_unknown_sizes
 from nnfmq.importers.tflite_operators.variable_ops import finish_variables
-from nnfmq.importers.tflite_resizing import Resizing
+from nnfmq.importers.tflite_resizing import Resizing, input_index
 from nnfmq.importers.tflite_subgraphs import Subgraphs
 from nnfmq.importers.type_check import require_types
 
@@ -98,7 +99,8 @@ def import_traced(source: ModelSource, *, keep_results: bool = False, subgraph: 
     """
     file, (loaded, context, results) = _import_file(source, keep_results=keep_results, subgraph=subgraph)
     places = {tensor: len(file.outputs) + place for place, tensor in enumerate(results)}
-    return TracedModel(loaded, context.known_shapes(), places, tuple(context.states()))
+    shapes = {**context.known_shapes(), **file.empty_shapes()}
+    return TracedModel(loaded, shapes, places, tuple(context.states()))
 
 
 def _import_file(
@@ -106,11 +108,16 @@ def _import_file(
 ) -> tuple[TfliteFile, _Imported]:
     """Import a file with the shapes that it states, or with those that follow from the inputs; in turn if one fails.
 
+    Those that follow from inputs without elements follow from inputs that have some.
+
     The converter of TFLite states 1 for a dimension that it does not know, even if it follows from the inputs' shapes.
     Then the operators that compute sizes are needed; otherwise they are left out, because they may not be supported.
     """
+    if any(0 in shape for shape in source.shapes.values()):
+        file = _with_empty_inputs(source, subgraph, signature)
+        return file, _import(file, {}, keep_results=keep_results)
     file = _open(source, subgraph, signature)
-    with_sizes = has_unknown_sizes(file)
+    with_sizes = has_unknown_sizes(file) and not any(file.tensor(index).is_empty for index in file.inputs)
     try:
         return file, _import_once(file, source.shapes, keep_results, with_sizes)
     except UnsupportedModel:
@@ -118,6 +125,37 @@ def _import_file(
         with suppress(InvalidArgument):
             return file, _import_once(file, source.shapes, keep_results, not with_sizes)
         raise
+
+
+def _with_empty_inputs(source: ModelSource, subgraph: int, signature: FileSignature | None) -> TfliteFile:
+    """Return a file that states the shapes of its tensors for inputs without elements.
+
+    The rules of operations are for tensors that have some, so the shapes are those for sizes of 1 to 3 in place of 0,
+    continued; each extent must be a linear function of the size.
+    """
+    file, found = _open(source, subgraph, signature), []
+    for size in (1, 2, 3):
+        shapes = {key: tuple(extent or size for extent in shape) for key, shape in source.shapes.items()}
+        _, (_, context, _) = _import_file(replace(source, shapes=shapes), subgraph=subgraph, signature=signature)
+        found.append(context.known_shapes())
+    for index, first in found[0].items():
+        if index not in file.inputs and (first != (1,) or file.tensor(index).rank):
+            file.set_shape(index, _continued(str(file.tensor(index)), [shapes.get(index, ()) for shapes in found]))
+    for key, shape in source.shapes.items():
+        file.set_shape(input_index(file, key), tuple(shape))
+    return file
+
+
+def _continued(tensor: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape for a size of 0, given those for 1, 2 and 3. Raises InvalidArgument if it does not follow."""
+    first, second, third = shapes
+    is_linear = len(first) == len(second) == len(third) and all(
+        third[axis] - second[axis] == second[axis] - first[axis] for axis in range(len(first))
+    )
+    shape = tuple(2 * one - two for one, two in zip(first, second, strict=False))
+    if not is_linear or min(shape, default=0) < 0 or 0 in first:
+        raise InvalidArgument(f"the shape of {tensor} does not follow from inputs without elements")
+    return shape
 
 
 def _open(source: ModelSource, subgraph: int, signature: FileSignature | None) -> TfliteFile:
@@ -138,10 +176,10 @@ def _import(file: TfliteFile, shapes: Shapes, *, keep_results: bool = False, wit
     context = ConversionContext(file, builder)
     convert = Resizing(context, shapes).convert if shapes else partial(convert_operator, context)
     inputs = _all(problems, context.model_input, file.inputs)
-    folding = Folding(context)
+    convert_known = EmptyTensors(context).or_convert(Folding(context).or_convert(convert))
     context.subgraphs = Subgraphs()
     for operator in live_operators(file, with_sizes=with_sizes):
-        _convert(context, operator, problems, folding.or_convert(convert))
+        _convert(context, operator, problems, convert_known)
     outputs = _all(problems, context.model_output, file.outputs)
     problems.raise_if_any()
     if not outputs:

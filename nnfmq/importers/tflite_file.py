@@ -75,6 +75,11 @@ class TfliteTensor(Struct, frozen=True):
     rank: int
     is_variable: bool
 
+    @property
+    def is_empty(self) -> bool:
+        """True if it is known to have no elements: an input, a constant, or a result of which that was found."""
+        return self.data is not None and 0 in self.shape
+
     def __str__(self) -> str:
         return f"tensor {self.index} ({self.name[:80]!r})"
 
@@ -130,6 +135,7 @@ class TfliteFile:
         self._tensors: dict[int, TfliteTensor | str] = {}  # or why it is invalid, so that it is read once
         self.size_bytes = size_bytes
         self._dense_bytes = 0
+        self._written: frozenset[int] | None = None  # the tensors that operators write, when they are needed
         self.subgraph_count = model.SubgraphsLength()
         self.inputs = self._ints(self._subgraph.InputsLength(), self._subgraph.InputsAsNumpy)
         self.outputs = self._ints(self._subgraph.OutputsLength(), self._subgraph.OutputsAsNumpy)
@@ -174,17 +180,29 @@ class TfliteFile:
             raise InvalidArgument(tensor)
         return tensor
 
+    def _is_written(self, index: int) -> bool:
+        """Return whether an operator writes a tensor."""
+        if self._written is None:
+            self._written = frozenset(index for operator in self.operators() for index in operator.outputs)
+        return index in self._written
+
     def set_shape(self, index: int, shape: tuple[int, ...]) -> None:
         """Replace the shape of a tensor that is no constant. Raises InvalidArgument if it cannot be one's shape."""
         tensor = self.tensor(index)
-        if tensor.data is not None:
+        if tensor.data is not None and not (tensor.is_empty and index in self.inputs):
             raise InvalidArgument(f"{tensor} is a constant: it cannot be resized")
-        if not all(isinstance(extent, int) and extent > 0 for extent in shape):
-            raise InvalidArgument(f"{tensor} cannot have the shape {list(shape)}: dimensions are positive integers")
+        if not all(isinstance(extent, int) and extent >= 0 for extent in shape):
+            raise InvalidArgument(f"{tensor} cannot have the shape {list(shape)}: dimensions are integers from 0 on")
         _check_size(tensor.type, _checked_shape(shape), None, element_bytes(tensor.type) or 8)
         is_input = index in self.inputs
         rank = 0 if tensor.rank == 0 and shape == (1,) and not is_input else len(shape)  # of a scalar's operand
-        self._tensors[index] = replace(tensor, shape=shape or (1,) if is_input else shape, rank=rank)
+        data = memoryview(b"") if is_input and 0 in shape else None
+        self._tensors[index] = replace(tensor, shape=shape or (1,) if is_input else shape, rank=rank, data=data)
+
+    def empty_shapes(self) -> dict[int, tuple[int, ...]]:
+        """Return the shapes of the tensors that are known to have no elements, by index."""
+        tensors = [tensor for tensor in self._tensors.values() if isinstance(tensor, TfliteTensor)]
+        return {tensor.index: tensor.shape for tensor in tensors if tensor.is_empty}
 
     @property
     def constant_bytes_max(self) -> int:
@@ -276,7 +294,9 @@ class TfliteFile:
         scales, zero_points, dimension = self._quantization(raw.Quantization())
         data = self._constant(raw.Buffer())
         number = raw.Buffer()
-        if type_name == "INT4":
+        if data is None and 0 in shape and not raw.IsVariable() and not self._is_written(index):
+            data = memoryview(b"")
+        if type_name == "INT4" and 0 not in shape:
             data, number = self._unpacked(data, math.prod(shape)), -1 - index  # bytes that no other tensor has
         if data is not None and raw.IsVariable():
             raise InvalidArgument("a variable tensor with an initial value is not supported: it must start from zeros")

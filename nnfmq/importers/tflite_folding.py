@@ -83,7 +83,7 @@ class Folding:
         shape = x.shape if x.rank else ()
         if operator.name == "RANK":
             shape = (x.rank,)
-        elif 0 in shape:
+        elif 0 in shape and not x.is_empty:
             return False
         dtype = INTEGERS.get(self._file.tensor(operator.outputs[0]).type)
         if dtype is None:

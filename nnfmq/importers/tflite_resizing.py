@@ -20,7 +20,7 @@ from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, converter_of
 from nnfmq.importers.tflite_operators.pruning import SIZES
 
-__all__ = ["Resizing"]
+__all__ = ["Resizing", "input_index"]
 
 _SELECTIONS = ("SELECT", "SELECT_V2")
 _Shape = tuple[int, ...]
@@ -31,7 +31,7 @@ class Resizing:
 
     def __init__(self, context: ConversionContext, shapes: Shapes) -> None:
         self._context, self._file = context, context.file
-        new = {_input_index(self._file, key): tuple(shape) for key, shape in shapes.items()}
+        new = {input_index(self._file, key): tuple(shape) for key, shape in shapes.items()}
         self._unknown: set[int] = set()  # what operators write that are not supported, and those that read it
         self._batch = _batch_change([(self._file.tensor(index).shape, shape) for index, shape in new.items()])
         for index, shape in new.items():
@@ -65,7 +65,8 @@ class Resizing:
         except GeneralFailure as error:
             raise InvalidArgument(f"does not accept the new shapes: {error}") from None
         for index in operator.outputs:
-            self._file.set_shape(index, self._context.shape(index))
+            if not self._file.tensor(index).is_empty:
+                self._file.set_shape(index, self._context.shape(index))
 
     def _resize_states(self, operator: TfliteOperator) -> None:
         if self._batch is None:
@@ -138,7 +139,7 @@ def _batch_change(changes: Sequence[tuple[_Shape, _Shape]]) -> tuple[int, int] |
     return (old[0], new[0]) if old else None
 
 
-def _input_index(file: TfliteFile, key: str | int) -> int:
+def input_index(file: TfliteFile, key: str | int) -> int:
     """Return the tensor of an input, given by its name or its index among the inputs."""
     names = [file.tensor(index).name for index in file.inputs]
     if isinstance(key, str) and names.count(key) == 1:

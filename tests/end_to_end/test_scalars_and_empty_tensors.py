@@ -20,7 +20,7 @@ from support.oracles import Array
 from support.tflite_files import Operator, writer
 from support.unusual_shapes import CASES, NONE, SCALAR, ShapeCase, X, ints, make, one, wanted
 from support.unusual_tflite_shapes import CASES as FILES
-from support.unusual_tflite_shapes import FileCase, tensor
+from support.unusual_tflite_shapes import FileCase, tensor, vector
 from support.unusual_tflite_shapes import X as X_TENSOR
 
 import nnfmq
@@ -149,13 +149,58 @@ def test_an_interpreter_returns_what_litert_does(path: Path, monkeypatch: pytest
 
 
 def by_litert(module: Any, content: bytes, inputs: Sequence[Array]) -> list[Array]:
-    """Return the outputs of an interpreter of LiteRT's interface."""
+    """Return the outputs of an interpreter of LiteRT's interface; XNNPACK does not accept all models."""
     runner = module.Interpreter(model_content=content)
-    runner.allocate_tensors()
+    try:
+        runner.allocate_tensors()
+    except RuntimeError:
+        resolver = module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        runner = module.Interpreter(model_content=content, experimental_op_resolver_type=resolver)
+        runner.allocate_tensors()
     for detail, array in zip(runner.get_input_details(), inputs, strict=True):
         runner.set_tensor(detail["index"], array)
     runner.invoke()
     return [runner.get_tensor(detail["index"]) for detail in runner.get_output_details()]
+
+
+@pytest.mark.parametrize("name", ["digits.tflite", "digits_quant.tflite"])
+def test_inputs_can_be_resized_to_none_and_back(path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(path))
+    runners = [module.Interpreter(model_path=str(nnfmq.example_path(name))) for module in (our_litert, litert)]
+    for batch in (0, 2, 0):
+        found = []
+        for runner in runners:
+            given = runner.get_input_details()[0]
+            runner.resize_tensor_input(given["index"], [batch, 8, 8, 1])
+            runner.allocate_tensors()
+            runner.set_tensor(given["index"], np.ones((batch, 8, 8, 1), given["dtype"]))
+            runner.invoke()
+            details = runner.get_input_details()[0], runner.get_output_details()[0]
+            found.append((*(detail["shape"].tolist() for detail in details), runner.get_tensor(details[1]["index"])))
+        assert found[0][:2] == found[1][:2]
+        assert_equal(found[0][2:], found[1][2:])
+
+
+def test_what_follows_from_a_batch_of_0_is_computed_when_a_file_is_loaded(driver: nnfmq.Client) -> None:
+    tensors = [tensor("x", 2, 3), vector("axis", 0), tensor("y", 3)]
+    content = writer.write(tensors, [Operator("SUM", (0, 1), (2,), "ReducerOptions", {})], [0], [2])
+    with driver.prepare(nnfmq.load(content, shapes={"x": (0, 3)})) as model:
+        assert_equal(model.execute(NONE), [np.zeros(3, np.float32)])
+
+
+def test_a_shape_that_does_not_follow_from_a_batch_of_0_is_refused() -> None:
+    tensors = [tensor("x", 1, 4, 4, 2), tensor("y", 1, 2, 2, 2)]
+    pool = {"StrideW": 2, "StrideH": 2, "FilterWidth": 2, "FilterHeight": 2}
+    content = writer.write(tensors, [Operator("MAX_POOL_2D", (0,), (1,), "Pool2DOptions", pool)], [0], [1])
+    with pytest.raises(nnfmq.InvalidArgument, match="does not follow from inputs without elements"):
+        nnfmq.load(content, shapes={"x": (1, 0, 4, 2)})
+
+
+def test_a_result_of_unknown_size_is_not_taken_for_one_without_elements(driver: nnfmq.Client) -> None:
+    tensors = [tensor("x", 3, kind="BOOL"), tensor("y", 0, 1, kind="INT64")]
+    content = writer.write(tensors, [Operator("WHERE", (0,), (1,))], [0], [1])
+    with driver.prepare(nnfmq.load(content)) as model:
+        assert model.execute(np.array([True, False, True]))[0].tolist() == [[0], [2]]
 
 
 def test_a_signature_names_one_tensor_twice(driver: nnfmq.Client, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class TensorAllocation:
         """
         for index, array in zip(tensors, arrays, strict=True):
             if index not in self.arrays and self._subgraph.tensors[index].data is None:
-                self.arrays[index] = array.reshape(self.shape(index) or ())
+                self.arrays[index] = array
 
     def shape(self, index: int) -> tuple[int, ...] | None:
         """Return the shape of a tensor that is computed; None for all others. The HAL has no results of rank 0."""

@@ -146,12 +146,16 @@ class ConversionContext:
     def _info(self, index: int, operand: int) -> TensorInfo:
         tensor = self.file.tensor(index)
         info = operand_info(self.builder[operand], tensor.name, ELEMENTS)
+        if tensor.is_empty:
+            return replace(info, shape=tensor.shape, is_empty=True)
         return replace(info, shape=(), is_scalar=True) if tensor.rank == 0 and info.shape == (1,) else info
 
     def model_input(self, index: int) -> int:
         """Add tensor `index` as an input of the model."""
         tensor = self.file.tensor(index)
         self._check_zero_point(index, any_zero_point=False)
+        if tensor.is_empty:
+            return self._operand(tensor, LifeTime.SUBGRAPH_INPUT, (1,))
         if index in self._operands or tensor.data is not None or tensor.is_variable:
             raise InvalidArgument(f"{tensor} cannot be a model input: it is listed twice, a constant, or a variable")
         return self._add(tensor, LifeTime.SUBGRAPH_INPUT)
@@ -167,12 +171,18 @@ class ConversionContext:
         tensor = self.file.tensor(index)
         if index not in self._operands and (tensor.data is None or tensor.is_variable):
             raise InvalidArgument(f"{tensor} cannot be a model output: no operator writes it")
-        operand = self.value(index)
+        operand = self._placeholder(tensor) if tensor.is_empty else self.value(index)
         is_result = self.builder[operand].lifetime == LifeTime.SUBGRAPH_OUTPUT
         if not is_result or operand in self._output_operands:
             operand = self.copied(operand)
         self._output_operands.append(operand)
         return operand
+
+    def _placeholder(self, tensor: TfliteTensor) -> int:
+        """Return a constant of one element for a tensor that has none."""
+        location = self.builder.stored(bytes(element_bytes(tensor.type)))
+        kind, zero_point = tensor.type, 0 if tensor.type == SIXTEEN_BITS else tensor.zero_point
+        return self.builder.operand(Operand(kind, (1,), tensor.scale, zero_point, LifeTime.CONSTANT_COPY, location))
 
     def copied(self, index: int) -> int:
         """Return a copy of an operand, an output. Raises InvalidArgument if its shape is not known."""
@@ -253,6 +263,10 @@ class ConversionContext:
 
     def constant(self, tensor: TfliteTensor, scale: float, shape: tuple[int, ...] | None = None) -> int:
         """Add an operand for a constant tensor; several operands of one file buffer share its bytes."""
+        if tensor.is_empty:
+            raise InvalidArgument(
+                f"{tensor} of shape {list(tensor.shape)} has no elements, which is not supported here"
+            )
         location = self.builder.constant_of(tensor.buffer_index, self._data(tensor))
         dimensions, copy = tensor.shape if shape is None else shape, LifeTime.CONSTANT_COPY
         return self.builder.operand(

@@ -129,7 +129,9 @@ def _mirror_pad(context: ConversionContext, operator: TfliteOperator) -> None:
 
 def _concatenation(context: ConversionContext, operator: TfliteOperator) -> None:
     no_activation(operator)
-    values = [context.value(index) for index in operator.inputs]
+    values = [context.value(index) for index in operator.inputs if not context.file.tensor(index).is_empty]
+    if not values:
+        raise InvalidArgument("joins tensors without elements to one that has some")
     axis = normalized_axis(operator.options.Axis(), len(context.builder[values[0]].dimensions))
     context.emit(OperationType.CONCATENATION, operator, *values, context.builder.int32(axis))
 

@@ -150,6 +150,9 @@ def _split_v(context: ConversionContext, operator: TfliteOperator) -> None:
         dimension = x.shape[axis] - known if size == -1 else size
         begin, extents = [0] * len(x.shape), list(x.shape)
         begin[axis], extents[axis] = start, dimension
+        if not dimension:
+            context.file.set_value(index, b"", tuple(extents))
+            continue
         vectors = [context.builder.int32_vector(values) for values in (begin, extents)]
         context.builder.operation(OperationType.SLICE, [value, *vectors], context.result(index))
         start += dimension

@@ -1,4 +1,4 @@
-"""Small .tflite files with tensors of rank 0, and with outputs that no operator computes."""
+"""Small .tflite files with tensors of rank 0, tensors without elements, and outputs that no operator computes."""
 
 from __future__ import annotations
 
@@ -147,4 +147,52 @@ OUTPUTS = [
     FileCase("no inputs", [Tensor("c", (2,), data=PAIR), tensor("y", 2)],
         [Operator("NEG", (0,), (1,), "NegOptions", {})], [], [1]),
 ]  # fmt: skip
-CASES = [*SCALARS, *OUTPUTS]
+NONE, NOTHING = tensor("none", 0, 3), tensor("nothing", 0, 3)
+_IMAGES = tensor("images", 0, 4, 4, 2)
+_KERNEL = Tensor("w", (3, 1, 1, 2), data=np.ones(6, np.float32).tobytes())
+_BIAS = Tensor("bias", (3,), data=np.ones(3, np.float32).tobytes())
+_UNITS = Tensor("units", (4, 3), data=np.ones(12, np.float32).tobytes())
+FIRST = vector("first", 0)
+EMPTY = [
+    one("RELU", [NONE], [NOTHING], note="of nothing"),
+    one("ADD", [NONE, LINE], [NOTHING], "AddOptions", "to nothing"),
+    *(one(name, [NONE, FIRST], [LINE], "ReducerOptions", "of nothing")
+        for name in ("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD")),
+    *(one(name, [tensor("t", 0, 3, kind="BOOL"), FIRST], [tensor("y", 3, kind="BOOL")], "ReducerOptions")
+        for name in ("REDUCE_ALL", "REDUCE_ANY")),
+    one("SUM", [tensor("x", 0, 3, kind="INT32"), FIRST], [tensor("y", 3, kind="INT32")], "ReducerOptions", "integers"),
+    one("SUM", [NONE, vector("axes", 1)], [tensor("y", 0)], "ReducerOptions", "of rows of nothing"),
+    one("CONCATENATION", [NONE, X], [ROWS], "ConcatenationOptions", Axis=0),
+    one("CONCATENATION", [NONE, NOTHING], [tensor("y", 0, 3)], "ConcatenationOptions", "of nothing", Axis=0),
+    one("FULLY_CONNECTED", [NONE, _UNITS], [tensor("y", 0, 4)], "FullyConnectedOptions"),
+    one("BATCH_MATMUL", [tensor("a", 0, 2, 3), tensor("b", 0, 3, 4)], [tensor("y", 0, 2, 4)], "BatchMatMulOptions"),
+    one("BATCH_MATMUL", [tensor("a", 2, 0), NONE], [ROWS], "BatchMatMulOptions", "over nothing"),
+    one("CONV_2D", [_IMAGES, _KERNEL, _BIAS], [tensor("y", 0, 4, 4, 3)], "Conv2DOptions", StrideW=1, StrideH=1),
+    one("SOFTMAX", [NONE], [NOTHING], "SoftmaxOptions", Beta=1.0),
+    one("RESHAPE", [NONE, vector("shape", 3, 0)], [tensor("y", 3, 0)], "ReshapeOptions", "of nothing"),
+    one("TRANSPOSE", [NONE, vector("axes", 1, 0)], [tensor("y", 3, 0)], "TransposeOptions"),
+    one("GATHER", [X, tensor("i", 0, kind="INT32")], [NONE], "GatherOptions", "nothing", Axis=0),
+    one("SLICE", [X, vector("from", 1, 0), vector("size", 0, 3)], [NONE], "SliceOptions"),
+    one("STRIDED_SLICE", [X, vector("from", 1, 0), vector("to", 1, 3), vector("by", 1, 1)], [NONE],
+        "StridedSliceOptions", "of nothing"),
+    one("TILE", [X, vector("times", 0, 1)], [NONE], "TileOptions"),
+    one("BROADCAST_TO", [tensor("a", 1, 3), vector("shape", 0, 3)], [NONE], "BroadcastToOptions", "nothing"),
+    one("PAD", [NONE, Tensor("pads", (2, 2), "INT32", ints(1, 1, 0, 0))], [ROWS], "PadOptions"),
+    one("SPLIT_V", [X, vector("sizes", 0, 2), FIRST_AXIS], [NONE, ROWS], "SplitVOptions", NumSplits=2),
+    one("CAST", [NONE], [tensor("y", 0, 3, kind="INT32")], "CastOptions", "of nothing", InDataType=0, OutDataType=2),
+    one("SHAPE", [NONE], [tensor("y", 2, kind="INT32")], "ShapeOptions", OutType=2),
+    one("LESS", [NONE, NOTHING], [tensor("y", 0, 3, kind="BOOL")], "LessOptions", "of nothing"),
+    one("ADD", [tensor("a", 0, 3, kind="INT8"), tensor("b", 0, 3, kind="INT8")], [tensor("y", 0, 3, kind="INT8")],
+        "AddOptions", "of no codes"),
+    one("PACK", [tensor("a", 0), tensor("b", 0)], [tensor("y", 2, 0)], "PackOptions", "of nothing", ValuesCount=2),
+    one("TOPK_V2", [NONE, constant(1, "k", "INT32")], [tensor("y", 0, 1), tensor("z", 0, 1, kind="INT32")],
+        "TopKV2Options"),
+    FileCase("a constant without elements", [X, NONE, ROWS],
+        [Operator("CONCATENATION", (0, 1), (2,), "ConcatenationOptions", {"Axis": 0})], [0], [2]),
+    FileCase("an output without elements", [X, NONE, ROWS], [Operator("RELU", (0,), (2,))], [0], [2, 1]),
+    FileCase("a result without elements between operators",
+        [X, vector("from", 1, 0), vector("size", 0, 3), NONE, NOTHING, ROWS],
+        [Operator("SLICE", (0, 1, 2), (3,), "SliceOptions", {}), Operator("RELU", (3,), (4,)),
+            Operator("CONCATENATION", (4, 0), (5,), "ConcatenationOptions", {"Axis": 0})], [0], [5]),
+]  # fmt: skip
+CASES = [*SCALARS, *OUTPUTS, *EMPTY]
