@@ -225,7 +225,7 @@ class Channel(Uncopyable):
         self._enlargement.start()
 
     def _enlarge(self) -> None:
-        with contextlib.suppress(OSError), _fork_lock:
+        with contextlib.suppress(OSError, ValueError), _fork_lock:  # ValueError: the channel was closed meanwhile
             os.close(fcntl.fcntl(self._socket.fileno(), fcntl.F_DUPFD_CLOEXEC, _LAST_FD))
 
     def close_first_at_exit(self) -> None:
@@ -237,7 +237,7 @@ class Channel(Uncopyable):
         """
         if self._enlargement is not None:
             self._enlargement.join()
-        with contextlib.suppress(OSError), _fork_lock:
+        with contextlib.suppress(OSError, ValueError), _fork_lock:  # ValueError: the channel was closed meanwhile
             fd = fcntl.fcntl(self._socket.fileno(), fcntl.F_DUPFD_CLOEXEC, _LAST_FD)
             previous, self._socket = self._socket, _close_after_fork(socket.socket(fileno=fd))
             self._socket.setblocking(False)

@@ -78,7 +78,7 @@ def test_the_command_prints_the_script(shell: str, capsys: pytest.CaptureFixture
 
 def test_an_unknown_shell_is_wrong_usage_that_lists_the_shells(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "tcsh"]) == 2
-    assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
+    assert "invalid choice: 'tcsh' (choose from bash, zsh, fish)" in capsys.readouterr().err
 
 
 # ---- bash ----
