@@ -1,4 +1,4 @@
-"""How Resize and Upsample read each axis: sizes, scales, places in the input, and the weights of interpolation.
+"""How Resize and Upsample read each axis: sizes, scales, coordinates in the input, and the weights of interpolation.
 
 Places are computed in float32 in the order of ONNX Runtime's arithmetic, so that the nearest element is the same one.
 """
@@ -19,11 +19,11 @@ from nnfmq.importers.onnx_values import Node
 __all__ = [
     "ResizedAxis",
     "coordinate_mode",
+    "coordinates",
     "fixed_point_matrix",
     "kernel_matrix",
     "linear_taps",
     "nearest_indices",
-    "places",
     "resized_axes",
 ]
 
@@ -39,7 +39,7 @@ _HALF, _ONE = np.float32(0.5), np.float32(1)
 
 @dataclass(frozen=True, slots=True)
 class ResizedAxis:
-    """How one axis is resized; `region` are the first and last place of the input, as shares of its extent."""
+    """How one axis is resized; `region` are the first and last coordinate of the input, as shares of its extent."""
 
     extent: int
     size: int
@@ -56,9 +56,9 @@ class ResizedAxis:
         """Whether the scale gives the size without rounding."""
         return abs(self.extent * float(self.scale) - self.size) < 1e-4
 
-    def is_outside(self, places: Floats) -> npt.NDArray[np.bool_]:
-        """Return which places of the input are beyond its edges."""
-        return (places < 0) | (places > self.extent - 1)
+    def is_outside(self, coordinates: Floats) -> npt.NDArray[np.bool_]:
+        """Return which coordinates of the input are beyond its edges."""
+        return (coordinates < 0) | (coordinates > self.extent - 1)
 
 
 def resized_axes(node: Node) -> list[ResizedAxis]:
@@ -103,28 +103,28 @@ def _regions(node: Node, count: int) -> list[tuple[float, float]]:
     """Return the region of each axis, which only tf_crop_and_resize has."""
     if coordinate_mode(node) != "tf_crop_and_resize":
         return [(0.0, 1.0)] * count
-    region = [float(place) for place in node.constant(1, "roi").reshape(-1)]
+    region = [float(coordinate) for coordinate in node.constant(1, "roi").reshape(-1)]
     if len(region) != 2 * count:
         raise InvalidArgument(f"roi has {len(region)} numbers for {count} axes")
     return list(zip(region[:count], region[count:], strict=True))
 
 
 def coordinate_mode(node: Node) -> str:
-    """Return the name of the rule that gives each element of the result a place in the input."""
+    """Return the name of the rule that gives each element of the result a coordinate in the input."""
     if node.opset <= _ONE_SCALES_INPUT:
         return "asymmetric"
     return str(node.attribute("coordinate_transformation_mode", "half_pixel"))
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
+# -- coordinates ------------------------------------------------------------------------------------------------------
 
 
-def places(node: Node, axis: ResizedAxis) -> Floats:
-    """Return the place in the input of each element of an axis of the result."""
+def coordinates(node: Node, axis: ResizedAxis) -> Floats:
+    """Return the coordinate in the input of each element of an axis of the result."""
     mode = coordinate_mode(node)
-    if mode not in _PLACES:
+    if mode not in _COORDINATES:
         raise InvalidArgument(f"coordinate_transformation_mode {mode!r} is not supported")
-    found = _PLACES[mode](np.arange(axis.size, dtype=np.float32), axis)
+    found = _COORDINATES[mode](np.arange(axis.size, dtype=np.float32), axis)
     return np.asarray(found, np.float32)
 
 
@@ -157,7 +157,7 @@ def _in_region(x: Floats, axis: ResizedAxis) -> Array:
     return np.full(x.shape, 0.5 * float(begin + end) * float(last))
 
 
-_PLACES: dict[str, Callable[[Floats, ResizedAxis], Array]] = {
+_COORDINATES: dict[str, Callable[[Floats, ResizedAxis], Array]] = {
     "align_corners": _align_corners,
     "asymmetric": lambda x, axis: x / axis.scale,
     "half_pixel": _half_pixel,
@@ -172,8 +172,8 @@ _PLACES: dict[str, Callable[[Floats, ResizedAxis], Array]] = {
 
 
 def nearest_indices(node: Node, axis: ResizedAxis) -> tuple[npt.NDArray[np.int32], Floats]:
-    """Return the index of the nearest element for each element of the result, and its place in the input."""
-    found = places(node, axis)
+    """Return the index of the nearest element for each element of the result, and its coordinate in the input."""
+    found = coordinates(node, axis)
     return np.clip(_rounding(node, axis)(found), 0, axis.extent - 1).astype(np.int32), found
 
 
@@ -208,9 +208,9 @@ _ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
 
 
 def linear_taps(node: Node, axis: ResizedAxis) -> tuple[tuple[Array, Array], tuple[Floats, Floats], Floats]:
-    """Return the indexes of the lower and upper neighbours, their weights, and the places, within the input."""
+    """Return the indexes of the lower and upper neighbours, their weights, and the coordinates, within the input."""
     one = np.arange(axis.size, dtype=np.float32)
-    found = one if axis.is_unchanged else np.clip(places(node, axis), 0, np.float32(axis.extent - 1))
+    found = one if axis.is_unchanged else np.clip(coordinates(node, axis), 0, np.float32(axis.extent - 1))
     lower = found.astype(np.int32)
     upper = np.minimum(lower + 1, axis.extent - 1).astype(np.int32)
     weights = np.abs(found - upper.astype(np.float32)), np.abs(found - lower.astype(np.float32))
@@ -221,7 +221,7 @@ def linear_taps(node: Node, axis: ResizedAxis) -> tuple[tuple[Array, Array], tup
 
 def kernel_matrix(node: Node, mode: str, axis: ResizedAxis) -> Array:
     """Return the weights of each input for each output: those beyond an edge are added to the edge's."""
-    centers = places(node, axis).astype(np.float64)
+    centers = coordinates(node, axis).astype(np.float64)
     scale = float(axis.scale)
     stretch = min(scale, 1.0) if node.attribute("antialias", 0) else 1.0
     reach = int(np.ceil(_SUPPORT[mode] / stretch))
@@ -240,7 +240,7 @@ def kernel_matrix(node: Node, mode: str, axis: ResizedAxis) -> Array:
 
 def fixed_point_matrix(node: Node, mode: str, axis: ResizedAxis, bits: int) -> npt.NDArray[np.int32]:
     """Return the weights of an antialiased axis as integers, computed in float32 in ONNX Runtime's order."""
-    centers = _HALF + places(node, axis)
+    centers = _HALF + coordinates(node, axis)
     step, reach = _ONE / axis.scale, np.float32(_SUPPORT[mode])
     support, inverse = (reach * step, _ONE / step) if step >= 1 else (reach, _ONE)
     first, end = (np.floor(centers + side + _HALF) for side in (-support, support))

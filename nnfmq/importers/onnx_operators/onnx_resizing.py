@@ -23,11 +23,11 @@ from nnfmq.importers.onnx_operators.onnx_resize_axes import (
     Floats,
     ResizedAxis,
     coordinate_mode,
+    coordinates,
     fixed_point_matrix,
     kernel_matrix,
     linear_taps,
     nearest_indices,
-    places,
     resized_axes,
 )
 from nnfmq.importers.onnx_values import Node, Value
@@ -35,7 +35,9 @@ from nnfmq.importers.onnx_values import Node, Value
 __all__ = ["CONVERTERS"]
 
 _F32, _I32 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_INT32
-_PLACE_TOLERANCE = 1e-5  # in which RESIZE_BILINEAR's places may differ: results then differ by that of two neighbours
+_COORDINATE_TOLERANCE = (
+    1e-5  # in which RESIZE_BILINEAR's coordinates may differ: results then differ by that of two neighbours
+)
 _STEPS = 1 << 10  # of ONNX Runtime's weights for 8-bit images whose channels are last
 _ANTIALIAS_BITS = 22  # of its weights for antialiased images of 8 bits
 
@@ -66,22 +68,22 @@ def _nearest(node: Node, axes: list[ResizedAxis]) -> int:
     x = node.operand(0)
     if node.builder[x].type == OperandType.TENSOR_BOOL8:
         raise InvalidArgument("elements of bool are not supported")
-    for place, axis in enumerate(axes):
+    for position, axis in enumerate(axes):
         if not axis.is_unchanged:
             indices, found = nearest_indices(node, axis)
-            x = _extrapolated(node, _gathered(node, x, place, indices), place, axis, found)
+            x = _extrapolated(node, _gathered(node, x, position, indices), position, axis, found)
     return x
 
 
-def _gathered(node: Node, x: int, place: int, indices: Array) -> int:
+def _gathered(node: Node, x: int, position: int, indices: Array) -> int:
     """Return the elements with these indexes along an axis."""
-    if np.array_equal(indices, np.arange(node.shape(x)[place])):
+    if np.array_equal(indices, np.arange(node.shape(x)[position])):
         return x
-    return node.emit(Op.GATHER, [x, node.builder.int32(place), node.add_constant(indices.astype(np.int32))])
+    return node.emit(Op.GATHER, [x, node.builder.int32(position), node.add_constant(indices.astype(np.int32))])
 
 
-def _extrapolated(node: Node, x: int, place: int, axis: ResizedAxis, found: Floats) -> int:
-    """Return elements of which those from places outside of the input are the extrapolation value."""
+def _extrapolated(node: Node, x: int, position: int, axis: ResizedAxis, found: Floats) -> int:
+    """Return elements of which those from coordinates outside of the input are the extrapolation value."""
     value, is_outside = node.attribute("extrapolation_value", 0.0), axis.is_outside(found)
     if coordinate_mode(node) != "tf_crop_and_resize" or not is_outside.any():
         return x
@@ -89,8 +91,8 @@ def _extrapolated(node: Node, x: int, place: int, axis: ResizedAxis, found: Floa
         raise InvalidArgument("a region of a quantized tensor is not supported")
     rank = len(node.shape(x))
     number = value if node.value(0).dtype.kind == "f" else int(value)
-    padded = pad(node, x, [0] * rank, [int(at == place) for at in range(rank)], number)
-    return _gathered(node, padded, place, np.where(is_outside, axis.size, np.arange(axis.size)))
+    padded = pad(node, x, [0] * rank, [int(at == position) for at in range(rank)], number)
+    return _gathered(node, padded, position, np.where(is_outside, axis.size, np.arange(axis.size)))
 
 
 # -- interpolation -----------------------------------------------------------------------------------------------------
@@ -133,50 +135,52 @@ def _as(node: Node, x: int, kind: OperandType) -> int:
 
 
 def _is_bilinear(node: Node, axes: list[ResizedAxis]) -> bool:
-    """Return whether RESIZE_BILINEAR computes this: its places are nearly the same."""
+    """Return whether RESIZE_BILINEAR computes this: its coordinates are nearly the same."""
     is_image = len(axes) == 4 and all(axis.is_unchanged for axis in axes[:2]) and all(axis.is_whole for axis in axes)
     mode = coordinate_mode(node)
     if not is_image or mode not in ("half_pixel", "asymmetric", "align_corners"):
         return False
-    return all(_differs_by(node, mode, axis) <= _PLACE_TOLERANCE for axis in axes[2:])
+    return all(_differs_by(node, mode, axis) <= _COORDINATE_TOLERANCE for axis in axes[2:])
 
 
 def _differs_by(node: Node, mode: str, axis: ResizedAxis) -> float:
-    """Return how far at most RESIZE_BILINEAR's places are from ONNX Runtime's."""
+    """Return how far at most RESIZE_BILINEAR's coordinates are from ONNX Runtime's."""
     x, offset = np.arange(axis.size, dtype=np.float32), np.float32(0.5 if mode == "half_pixel" else 0.0)
     is_aligned = mode == "align_corners" and axis.size > 1
     pair = (axis.extent - 1, axis.size - 1) if is_aligned else (axis.extent, axis.size)
-    theirs = (x + offset) * (np.float32(pair[0]) / np.float32(pair[1])) - offset
-    ours = linear_taps(node, axis)[2]
-    return float(np.abs(np.clip(theirs, 0, axis.extent - 1) - ours).max())
+    found = (x + offset) * (np.float32(pair[0]) / np.float32(pair[1])) - offset
+    wanted = linear_taps(node, axis)[2]
+    return float(np.abs(np.clip(found, 0, axis.extent - 1) - wanted).max())
 
 
 def _bilinear(node: Node, x: int, axes: list[ResizedAxis]) -> int:
     mode = coordinate_mode(node)
     flags = [node.builder.boolean(flag) for flag in (True, mode == "align_corners", mode == "half_pixel")]
-    extents = [node.builder.int32(axes[place].size) for place in (3, 2)]
+    extents = [node.builder.int32(axes[position].size) for position in (3, 2)]
     return node.emit(Op.RESIZE_BILINEAR, [x, *extents, *flags])
 
 
 def _linear(node: Node, x: int, axes: list[ResizedAxis]) -> int:
     """Return the sums of the weighted neighbours; the weights are products of those of the axes, the last one first."""
     resized = _resized(node, axes)
-    taps = {place: linear_taps(node, axes[place]) for place in resized}
+    taps = {position: linear_taps(node, axes[position]) for position in resized}
 
     def weight(corner: Sequence[int]) -> Array:
-        parts = [_along(taps[place][1][side], place, len(axes)) for place, side in zip(resized, corner, strict=True)]
+        parts = [
+            _along(taps[position][1][side], position, len(axes)) for position, side in zip(resized, corner, strict=True)
+        ]
         return reduce(np.multiply, parts[::-1])
 
-    found = _sum_of_corners(node, x, {place: taps[place][0] for place in resized}, weight)
-    for place in resized:
-        if not axes[place].is_unchanged:
-            found = _extrapolated(node, found, place, axes[place], places(node, axes[place]))
+    found = _sum_of_corners(node, x, {position: taps[position][0] for position in resized}, weight)
+    for position in resized:
+        if not axes[position].is_unchanged:
+            found = _extrapolated(node, found, position, axes[position], coordinates(node, axes[position]))
     return found
 
 
 def _resized(node: Node, axes: list[ResizedAxis]) -> list[int]:
     """Return the axes with neighbours: for integers all that ONNX Runtime interpolates, whatever their sizes."""
-    changed = [place for place, axis in enumerate(axes) if not axis.is_unchanged]
+    changed = [position for position, axis in enumerate(axes) if not axis.is_unchanged]
     known = {2: (0, 1), 3: (0, 1, 2), 4: (1, 2) if _has_channels_last(axes) else (2, 3), 5: (2, 3, 4)}
     wanted = known.get(len(axes), ()) if node.value(0).dtype.kind != "f" else ()
     return list(wanted) if set(changed) <= set(wanted) else changed
@@ -186,9 +190,9 @@ def _has_channels_last(axes: list[ResizedAxis]) -> bool:
     return len(axes) == 4 and axes[1].scale != 1 and axes[3].scale == 1
 
 
-def _along(numbers: Array, place: int, rank: int) -> Array:
+def _along(numbers: Array, position: int, rank: int) -> Array:
     """Return numbers that go along one of `rank` axes."""
-    return numbers.reshape([-1 if at == place else 1 for at in range(rank)])
+    return numbers.reshape([-1 if at == position else 1 for at in range(rank)])
 
 
 def _sum_of_corners(
@@ -198,8 +202,8 @@ def _sum_of_corners(
     none, total = node.builder.int32(0), None
     for corner in itertools.product((0, 1), repeat=len(indices)):
         element = x
-        for (place, pair), side in zip(indices.items(), corner, strict=True):
-            element = _gathered(node, element, place, pair[side])
+        for (position, pair), side in zip(indices.items(), corner, strict=True):
+            element = _gathered(node, element, position, pair[side])
         node.builder.reserve(4 * math.prod(len(pair[0]) for pair in indices.values()))  # before the weights exist
         factor = node.add_constant(np.ascontiguousarray(weight(corner)))
         term = node.emit(Op.MUL, [element, factor, none])
@@ -211,53 +215,53 @@ def _sum_of_corners(
 def _in_fixed_point(node: Node, x: int, axes: list[ResizedAxis]) -> int:
     """Return 8-bit images whose channels are last, with weights of 10 bits for each axis."""
     indices, weights = {}, {}
-    for place in (1, 2):
-        (lower, upper), _, found = linear_taps(node, axes[place])
+    for position in (1, 2):
+        (lower, upper), _, found = linear_taps(node, axes[position])
         steps = (found * np.float32(_STEPS)).astype(np.int32)
         pair = np.abs(steps - upper * _STEPS), np.abs(steps - lower * _STEPS)
-        weights[place] = [np.where(lower == upper, _STEPS // 2, each).astype(np.int32) for each in pair]
-        indices[place] = lower, upper
+        weights[position] = [np.where(lower == upper, _STEPS // 2, each).astype(np.int32) for each in pair]
+        indices[position] = lower, upper
     total = _sum_of_corners(
         node, x, indices, lambda corner: _along(weights[2][corner[1]], 2, 4) * _along(weights[1][corner[0]], 1, 4)
     )
     divided = operation_code(TfliteOperation.TRUNCATED_DIV)
-    found_operand = node.emit(divided, [total, node.filled(_I32, _STEPS * _STEPS)])
-    for place in (1, 2):
-        if not axes[place].is_unchanged:
-            found_operand = _extrapolated(node, found_operand, place, axes[place], places(node, axes[place]))
-    return found_operand
+    x = node.emit(divided, [total, node.filled(_I32, _STEPS * _STEPS)])
+    for position in (1, 2):
+        if not axes[position].is_unchanged:
+            x = _extrapolated(node, x, position, axes[position], coordinates(node, axes[position]))
+    return x
 
 
 def _with_matrices(node: Node, mode: str, x: int, axes: list[ResizedAxis]) -> int:
-    """Multiply by a matrix along each axis; places outside a region become the extrapolation value."""
-    for place, axis in enumerate(axes):
+    """Multiply by a matrix along each axis; coordinates outside a region become the extrapolation value."""
+    for position, axis in enumerate(axes):
         if not axis.is_unchanged:
             node.builder.reserve(4 * axis.size * axis.extent)  # before the matrix exists
-            x = mapped(node, x, place, kernel_matrix(node, mode, axis))
-    for place, axis in enumerate(axes):
+            x = mapped(node, x, position, kernel_matrix(node, mode, axis))
+    for position, axis in enumerate(axes):
         if not axis.is_unchanged:
-            x = _extrapolated(node, x, place, axis, places(node, axis))
+            x = _extrapolated(node, x, position, axis, coordinates(node, axis))
     return x
 
 
 def _antialiased(node: Node, mode: str, x: int, axes: list[ResizedAxis]) -> int:
     """Return bytes whose weights are integers of 22 bits: each axis, the last one first, is rounded to bytes."""
-    for place, axis in reversed(list(enumerate(axes))):
+    for position, axis in reversed(list(enumerate(axes))):
         if not axis.is_unchanged:
             node.builder.reserve(8 * axis.size * axis.extent)  # before the matrix exists
-            x = _rounded_products(node, x, place, fixed_point_matrix(node, mode, axis, _ANTIALIAS_BITS))
+            x = _rounded_products(node, x, position, fixed_point_matrix(node, mode, axis, _ANTIALIAS_BITS))
     return x
 
 
-def _rounded_products(node: Node, x: int, place: int, weights: Array) -> int:
+def _rounded_products(node: Node, x: int, position: int, weights: Array) -> int:
     """Return sums of products along an axis, shifted and limited to bytes: a product for each weight of a row."""
     order = np.argsort(weights == 0, axis=1, kind="stable")  # the weights of a row that are not 0 come first
     count, rank, none = int((weights != 0).sum(axis=1).max()), len(node.shape(x)), node.builder.int32(0)
     total = node.filled(_I32, 1 << (_ANTIALIAS_BITS - 1))
     for tap in range(count):
         indices = order[:, tap]
-        factor = node.add_constant(_along(weights[np.arange(len(weights)), indices], place, rank))
-        term = node.emit(Op.MUL, [_gathered(node, x, place, indices), factor, none])
+        factor = node.add_constant(_along(weights[np.arange(len(weights)), indices], position, rank))
+        term = node.emit(Op.MUL, [_gathered(node, x, position, indices), factor, none])
         total = node.emit(Op.ADD, [term, total, none])
     shift = node.filled(_I32, _ANTIALIAS_BITS)
     found = node.emit(operation_code(TfliteOperation.RIGHT_SHIFT), [total, shift])
