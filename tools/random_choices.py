@@ -40,6 +40,8 @@ class Part(NamedTuple):
     content: bytes
     inputs: list[Value]
     outputs: list[Value]
+    reference: Callable[[], list[Array]] | None = None
+    """Computes the outputs of a node by its definition, in float64; None without an implementation of that."""
 
 
 class Graph(Protocol):

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from random_choices import CORE, MAX_ELEMENTS, Array, Discard, Part, RandomChoices, Value, distinct, few
 
 OPSETS = range(7, 23)
@@ -140,7 +142,7 @@ class RandomGraph(RandomChoices):
         for node in self.nodes:
             content = single_node(node.proto, node.inputs, self.opset, node.outputs)
             inputs = [value for value in distinct(node.inputs) if not value.is_constant]
-            yield Part([node.proto.op_type], content, inputs, node.outputs)
+            yield Part([node.proto.op_type], content, inputs, node.outputs, partial(_by_definition, node, self.opset))
 
     def describe(self) -> Iterator[str]:
         """Yield lines of text about the graph and its nodes."""
@@ -189,6 +191,19 @@ def _file(
     model.ir_version = IR_VERSION
     content: bytes = model.SerializeToString()
     return content
+
+
+def _by_definition(node: Node, opset: int) -> list[Array]:
+    """Return the outputs of ONNX's reference implementation, which gets float64 for all floats."""
+    wide = [value and value._replace(array=_widened(value.array), is_constant=False) for value in node.inputs]
+    model = onnx.ModelProto.FromString(single_node(node.proto, wide, opset))
+    with np.errstate(all="ignore"):
+        found = ReferenceEvaluator(model).run(None, feeds(wide))
+    return [np.asarray(each) for each in found]
+
+
+def _widened(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
 def feeds(inputs: Iterable[Value | None]) -> dict[str, Array]:

@@ -10,6 +10,7 @@ The results file has a line for each seed; a run goes on after the last one. Out
 ok          the same shapes and types, integers equal, floats within the tolerance
 amplified   results differ, but each node by itself, given the other runtime's inputs, gives the same: a rounding grew
 different   a node by itself gives another result: the report names it
+defined     a node by itself differs from ONNX Runtime's, but has the results of ONNX's reference implementation
 refused     the model is refused when it is loaded, with the reasons
 late        it is refused when it is prepared or executed, or anything else is raised: always a fault
 crash       the other runtime crashed on one of the nodes that were drawn
@@ -80,7 +81,7 @@ class Runner:
         """Return the first node that differs by itself."""
         for part in graph.parts():
             status, detail = self._run(part)
-            if status in ("different", "late"):
+            if status in ("different", "late", "defined"):
                 return status, f"{part.operators[0]}: {detail}"
         return "amplified", reason
 
@@ -99,12 +100,30 @@ class Runner:
                 found = prepared.execute(*(arrays[info.name] for info in prepared.inputs))
         except Exception as error:  # noqa: BLE001  reported as a fault
             return "late", f"{type(error).__name__}: {error}"
-        for value, array in zip(part.outputs, found, strict=True):
-            accumulates = any(map(_ACCUMULATING.search, part.operators))
-            reason = difference(array, value.array, accumulates=accumulates)
-            if reason:
-                return "different", f"{reason} {[few(each)[:60] for each in part.inputs]}"
-        return "ok", ""
+        expected = [value.array for value in part.outputs]
+        reason = _first_difference(part, found, expected)
+        if not reason:
+            return "ok", ""
+        status = "defined" if part.reference is not None and _is_defined(part, found) else "different"
+        return status, f"{reason} {[few(each)[:60] for each in part.inputs]}"
+
+
+def _first_difference(part: Part, found: Sequence[Array], expected: Sequence[Array]) -> str:
+    accumulates = any(map(_ACCUMULATING.search, part.operators))
+    reasons = (difference(a, b, accumulates=accumulates) for a, b in zip(found, expected, strict=True))
+    return next(filter(None, reasons), "")
+
+
+def _is_defined(part: Part, found: Sequence[Array]) -> bool:
+    """Return whether results are those of the reference implementation, in the types that ONNX Runtime gives them."""
+    assert part.reference is not None
+    try:
+        defined = part.reference()
+    except Exception:  # noqa: BLE001  it does not implement the node for these types
+        return False
+    with np.errstate(all="ignore"):
+        typed = [a.astype(value.array.dtype) for a, value in zip(defined, part.outputs, strict=True)]
+    return not _first_difference(part, found, typed)
 
 
 def difference(found: Array, expected: Array, *, accumulates: bool) -> str:
@@ -198,7 +217,7 @@ def report(lines: Sequence[dict[str, Any]]) -> None:
         share = f"{100 * counts['refused'] / max(total, 1):.1f} %"
         table.add_row(title, *(str(counts[status]) for status in _STATUSES), share)
     console.print(table)
-    for status in ("different", "late", "refused"):
+    for status in ("different", "defined", "late", "refused"):
         reasons: defaultdict[str, list[int]] = defaultdict(list)
         for line in lines:
             if line["status"] == status:
@@ -208,13 +227,13 @@ def report(lines: Sequence[dict[str, Any]]) -> None:
             print(f"{status:9} {len(seeds):5}  {reason}  (seeds {', '.join(map(str, seeds[:4]))})")
 
 
-_STATUSES = ("ok", "amplified", "different", "late", "refused", "crash")
+_STATUSES = ("ok", "amplified", "defined", "different", "late", "refused", "crash")
 
 
 def _reasons(line: dict[str, Any]) -> set[str]:
     """Return the reasons of a line without the numbers of its nodes and tensors."""
     text = line["reason"]
-    if line["status"] == "different":
+    if line["status"] in ("different", "defined"):
         return {text.split(":")[0]}
     found = [re.sub(r"operators? [\d, ]+ ?|\[[^]]*\]|\d+", "", part).strip() for part in text.splitlines()]
     return {part[:110] for part in found if "operators are not supported" not in part and part}
