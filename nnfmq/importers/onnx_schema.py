@@ -29,7 +29,7 @@ _FLAGS = frozenset(
      "transB", "upper")
 )  # fmt: skip
 """Attributes that are 0 or 1; runtimes take other values to be one or the other."""
-_MAX_KNOWN = 1024  # elements of an integer constant that the inference of shapes reads
+_MAX_KNOWN = 1024  # elements of a constant that the inference of shapes reads
 
 
 class _Parameter(Struct, frozen=True):
@@ -165,7 +165,7 @@ def _require_shapes(proto: Any, schema: Any, opset: int, values: Sequence[Value 
     known = {
         name: onnx.numpy_helper.from_array(value.array)
         for name, value in given.items()
-        if value.array is not None and value.array.dtype.kind == "i" and value.size <= _MAX_KNOWN
+        if value.array is not None and value.array.dtype.kind in "if" and value.size <= _MAX_KNOWN
     }
     opsets = [onnx.helper.make_opsetid("", opset)]
     try:

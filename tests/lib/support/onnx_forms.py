@@ -228,6 +228,9 @@ VERSIONS = [
     *(_case("Split", _real(5, 6), outputs=3, num_outputs=3, opset=opset, axis=axis) for opset in (18, 22)
       for axis in (0, 1)),
     *(_case("Mod", _real(3), _real(3), fmod=1, opset=opset) for opset in (10, 13)),
+    *(_case("Resize", _real(1, 1, 1, 20), _floats(), _floats(), _ints(1, 1, 1, 6), c=(1, 2, 3), opset=opset)
+      for opset in (11, 13, 18)),
+    _case("Resize", _real(1, 1, 2, 3), _floats(), _floats(1, 1, 2, 2), c=(1, 2), opset=11),
     *(_case("Shape", _real(2, 3, 4), opset=15, **ends)
       for ends in ({"start": 1}, {"start": -1}, {"start": -9, "end": -1})),
     *(_case("MaxPool", _real(1, 2, 5, 5), kernel_shape=[2, 2], opset=opset) for opset in (7, 8, 10, 12)),
