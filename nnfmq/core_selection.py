@@ -101,7 +101,7 @@ def _warn_if_outdated(module: str) -> None:
     built = importlib.util.find_spec(module)
     if built is None or built.origin is None or not (_PACKAGE.parent / "setup.py").is_file():
         return
-    from nnfmq.build_stamp import changed_since_build  # loads OpenSSL, in source trees only
+    from nnfmq.build_stamp import changed_since_build  # in source trees only
 
     if changed_since_build(Path(built.origin)):
         text = f"the sources of {built.origin} have changed since it was built: run `pip install .` in the source tree"

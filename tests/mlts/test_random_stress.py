@@ -94,7 +94,7 @@ def test_the_search_ends_if_no_graph_is_supported_for_long(
 
 
 def test_a_dead_driver_is_no_failure_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    with nnfmq.connect(embedded=True) as client:
+    with nnfmq.connect(embedded=True, recover=False) as client:
         run = context(client)
         monkeypatch.setattr(random_stress, "generate", lambda *_: client._process.kill() or testmodel())  # type: ignore[union-attr]
         with pytest.raises(nnfmq.DeadObject):
