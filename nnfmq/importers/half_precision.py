@@ -98,7 +98,7 @@ class _Widening:
                 self._operations.append(operation)
                 continue
             inputs = tuple(map(self._widened, operation.inputs))
-            outputs = tuple(map(self._twin, operation.outputs))
+            outputs = tuple(map(self._float32_copy, operation.outputs))
             self._operations.append(replace(operation, inputs=inputs, outputs=outputs))
             for narrow, wide in zip(operation.outputs, outputs, strict=True):
                 if not self._graph.is_read_only_by(narrow, self._numbers):
@@ -117,10 +117,10 @@ class _Widening:
             location = builder.stored(values.tobytes())
             self._wide[index] = builder.operand(replace(operand, type=_F32, location=location))
         elif index not in self._wide:
-            self._operations.append(Operation(OperationType.CAST, (index,), (self._twin(index),)))
+            self._operations.append(Operation(OperationType.CAST, (index,), (self._float32_copy(index),)))
         return self._wide[index]
 
-    def _twin(self, index: int) -> int:
+    def _float32_copy(self, index: int) -> int:
         """Return a new intermediate result with the shape of an operand."""
         self._wide[index] = self._graph.builder.operand(Operand(_F32, self._graph.shape(index)))
         return self._wide[index]

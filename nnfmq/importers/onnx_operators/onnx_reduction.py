@@ -54,24 +54,24 @@ def finite(node: Node, x: int) -> int:
 
 
 def divisor(node: Node, x: int, axes: list[int]) -> int:
-    """Return the greatest absolute value along axes, neither 0 nor infinite.
+    """Return the maximum absolute value along axes, neither 0 nor infinite.
 
     Elements divided by it have squares that neither overflow nor vanish.
     """
     kind = node.builder[x].type
-    greatest = _reduced(node, Op.REDUCE_MAX, node.emit(Op.ABS, [x]), axes)
-    return finite(node, node.emit(Op.MAXIMUM, [greatest, node.filled(kind, _MIN_NORMAL.get(kind, 2.0**-126))]))
+    maximum = _reduced(node, Op.REDUCE_MAX, node.emit(Op.ABS, [x]), axes)
+    return finite(node, node.emit(Op.MAXIMUM, [maximum, node.filled(kind, _MIN_NORMAL.get(kind, 2.0**-126))]))
 
 
 def _norm(node: Node) -> None:
-    """Convert ReduceL2 to m · √(Σ (x / m)²), m being the greatest absolute value."""
+    """Convert ReduceL2 to m · √(Σ (x / m)²), m being the maximum absolute value."""
     x, axes, none = node.operand(0), _axes(node), node.builder.int32(0)
     if node.value(0).dtype.kind != "f":
         return _reduce(Op.REDUCE_SUM, "square", "SQRT", node)
-    greatest = divisor(node, x, axes)
-    scaled = node.emit(Op.DIV, [x, greatest, none])
+    maximum = divisor(node, x, axes)
+    scaled = node.emit(Op.DIV, [x, maximum, none])
     total = _reduced(node, Op.REDUCE_SUM, node.emit(Op.MUL, [scaled, scaled, none]), axes)
-    return _finish(node, node.emit(Op.MUL, [node.emit(Op.SQRT, [total]), greatest, none]), axes)
+    return _finish(node, node.emit(Op.MUL, [node.emit(Op.SQRT, [total]), maximum, none]), axes)
 
 
 def _reduce(operation: Op, before: str, after: str, node: Node) -> None:

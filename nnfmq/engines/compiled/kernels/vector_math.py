@@ -140,16 +140,16 @@ def log(kb: KernelBuilder, value: Value) -> Value:
     # x = 2^n · m with m from √½ to √2; log(m) is a series of (m - 1) / (m + 1).
     distance = kb.ir.sub(bits, kb.splat(I32, _SQRT_HALF_BITS, lanes))
     exponent = kb.ir.ashr(distance, kb.splat(I32, 23, lanes))
-    mantissa = kb.ir.bitcast(kb.ir.sub(bits, kb.ir.shl(exponent, kb.splat(I32, 23, lanes))), kind)
+    significand = kb.ir.bitcast(kb.ir.sub(bits, kb.ir.shl(exponent, kb.splat(I32, 23, lanes))), kind)
     bias = kb.ir.select(is_subnormal, kb.splat(I32, 149, lanes), kb.splat(I32, 0, lanes))
     power = kb.ir.sitofp(kb.ir.sub(exponent, bias), kind)
-    result = _log_near_one(kb, kb.ir.fsub(mantissa, kb.splat(F32, 1.0, lanes)), _LOG_TERMS)
+    result = _log_near_one(kb, kb.ir.fsub(significand, kb.splat(F32, 1.0, lanes)), _LOG_TERMS)
     result = fmuladd(kb, power, kb.splat(F32, _LN2_LOW, lanes), result)
     result = fmuladd(kb, power, kb.splat(F32, _LN2_HIGH, lanes), result)
-    return _with_limits_of_log(kb, value, result)
+    return _with_special_values_of_log(kb, value, result)
 
 
-def _with_limits_of_log(kb: KernelBuilder, value: Value, result: Value) -> Value:
+def _with_special_values_of_log(kb: KernelBuilder, value: Value, result: Value) -> Value:
     """Return `result` with the logarithms of 0, of negative numbers, of infinity and of NaN."""
     lanes = value.type.count
     bits, zero = kb.ir.bitcast(value, vector(I32, lanes)), kb.splat(I32, 0, lanes)
@@ -186,8 +186,8 @@ def mish(kb: KernelBuilder, value: Value) -> Value:
     is_negative = kb.ir.fcmp_ordered("<", value, kb.splat(F32, 0.0, lanes))
     rising = kb.ir.fmul(power, kb.ir.fadd(power, two))
     above = kb.ir.select(is_negative, rising, fmuladd(kb, two, power, one))
-    rest = kb.ir.select(is_negative, two, kb.ir.fmul(two, kb.ir.fmul(power, power)))
-    return kb.ir.fmul(value, kb.ir.fdiv(above, kb.ir.fadd(above, rest)))
+    complement = kb.ir.select(is_negative, two, kb.ir.fmul(two, kb.ir.fmul(power, power)))
+    return kb.ir.fmul(value, kb.ir.fdiv(above, kb.ir.fadd(above, complement)))
 
 
 def logistic(kb: KernelBuilder, value: Value) -> Value:
