@@ -19,8 +19,10 @@ __all__ = ["require_legal"]
 
 _WITHOUT_SCHEMA = frozenset(("LayerNormalization", "SimplifiedLayerNormalization"))
 """Operators of ONNX Runtime that exporters write without a domain, into any opset."""
-_UNCHECKED_SHAPES = frozenset(("Constant", "Range"))
-"""Constant may be large, and ONNX's own functions give Range vectors, which its inference rejects."""
+_UNCHECKED_SHAPES = frozenset(("Constant", "Range", "Resize"))
+"""Constant may be large. ONNX's own functions give Range vectors, and exporters Resize empty scales with sizes; the
+inference rejects both.
+"""
 _FLAGS = frozenset(
     ("align_corners", "allowzero", "antialias", "ceil_mode", "count_include_pad", "detect_negative",
      "detect_positive", "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved", "inverse",

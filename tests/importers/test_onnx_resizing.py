@@ -180,3 +180,12 @@ def test_elements_of_64_bits_are_not_interpolated_in_32(kind: str) -> None:
     content, fed = resized(image((1, 1, 4, 4), np.float64), given={"sizes": [1, 1, 7, 7]}, mode=kind)
     with pytest.raises(UnsupportedModel, match="float64"):
         results(content, fed)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18, 19])
+def test_empty_scales_beside_sizes_are_none(opset: int) -> None:
+    """Exporters write them: an empty input of opset 11 had to be a tensor."""
+    x = np.arange(20, dtype=F32).reshape(1, 1, 1, 20)
+    constants = {"roi": F32([]), "scales": F32([]), "sizes": np.int64([1, 1, 1, 6])}
+    node = onnx.helper.make_node("Resize", ["x", *constants], ["y"], mode="nearest", nearest_mode="round_prefer_ceil")
+    assert_same(file_of([node], {"x": x}, ["y"], constants, opset), {"x": x})
