@@ -18,6 +18,7 @@ import errno
 import fcntl
 import mmap
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ from nnfmq.verbose_log import vlog
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python 3.11 has no name for it
 SHARED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 CONSTANT_SEALS = SHARED_SEALS | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _PAGE = mmap.PAGESIZE
 _FREED_AT_ONCE = 16 << 20
 
@@ -249,7 +251,8 @@ class Memory(Uncopyable):
 
     def __del__(self) -> None:
         if getattr(self, "_fds", None):
-            warnings.warn(f"memory of {self.size_bytes} bytes was never closed", ResourceWarning, stacklevel=2)
+            if not sys.is_finalizing():
+                warnings.warn(f"memory of {self.size_bytes} bytes was never closed", ResourceWarning, stacklevel=2)
             self.close()
 
 
@@ -338,6 +341,8 @@ def _mapped(fd: int, size_bytes: int, offset: int, may_write: bool) -> tuple[mma
     except PermissionError:
         raise
     except OSError as error:  # a sparse file may be larger than the address space
+        if error.errno in _NO_DESCRIPTOR:
+            raise _no_descriptor(error) from error
         raise ResourceExhaustedTransient(f"{size_bytes} bytes cannot be mapped: {error}") from error
 
 
@@ -377,15 +382,20 @@ def _translated_errors(size_bytes: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise ResourceExhaustedTransient(
-                f"no file descriptor is left for shared memory (ulimit -n): {error}"
-            ) from error
+        if error.errno in _NO_DESCRIPTOR:
+            raise _no_descriptor(error) from error
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise ResourceExhaustedTransient(
                 f"not enough memory for {size_bytes} bytes of shared memory: {error}"
             ) from error
         raise
+
+
+def _no_descriptor(error: OSError) -> ResourceExhaustedTransient:
+    return ResourceExhaustedTransient(
+        f"no file descriptor is left for shared memory: {error}. close() bursts, models and clients that are not used "
+        "any more, or use `with`; `ulimit -n` raises the limit"
+    )
 
 
 def _check_size(size_bytes: int) -> None:

@@ -11,6 +11,7 @@ Records are bytes; this package has no record types. docs/reference/queue.md des
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -427,7 +428,8 @@ class MessageQueue(AwaitableQueue, Uncopyable):
 
     def __del__(self) -> None:
         if getattr(self, "_ring", None) is not None:
-            warnings.warn(f"queue of {self.count} records was never closed", ResourceWarning, stacklevel=2)
+            if not sys.is_finalizing():
+                warnings.warn(f"queue of {self.count} records was never closed", ResourceWarning, stacklevel=2)
             self.close()
 
 

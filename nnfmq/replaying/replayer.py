@@ -210,6 +210,7 @@ class _Lane:
     def _observed(self, model: PreparedModel) -> PreparedModel:
         """Return the same prepared model with this lane's observer. It is not closed: `model` owns the driver's."""
         view = PreparedModel(model.connection, model.model_id, model.inputs, model.outputs, model.device)
+        view.handle.is_owner = False
         view.handle.observed = ObservedModel((self._last,), model.inputs, model.outputs)
         return view
 

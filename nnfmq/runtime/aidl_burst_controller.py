@@ -19,17 +19,17 @@ from nnfmq.runtime.device_execution import exchange_execution
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.failed_execution import execute_after_failure
+from nnfmq.runtime.garbage import ClosedWhenDropped
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.serialize import messages
-from nnfmq.uncopyable import Uncopyable
 
 NO_TOKEN = -1
 _CLOSE_TIMEOUT_NS = 5_000_000_000  # the driver finishes the execution in progress first
 
 
-class AidlBurst(Uncopyable):
+class AidlBurst(ClosedWhenDropped):
     """A burst of one prepared model. Close it, or use `with`. One execution at a time; a second one is rejected."""
 
     def __init__(self, model: ModelHandle) -> None:
@@ -161,6 +161,12 @@ class AidlBurst(Uncopyable):
             self._connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _CLOSE_TIMEOUT_NS)
         except NnfmqError:
             pass  # the driver has exited, which closed the burst
+
+    def _is_left_open(self) -> bool:
+        return bool(self._burst_id) and self._connection.is_open
+
+    def _close_dropped(self) -> None:
+        self.close()
 
     def __enter__(self) -> Self:
         return self

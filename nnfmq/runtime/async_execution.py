@@ -127,7 +127,7 @@ class AsyncRequest:
     """Starts asynchronous executions of one model with one configuration and deadline."""
 
     def __init__(self, model: ModelHandle, config: ExecutionConfig, deadline_ns: int | None) -> None:
-        self._model = model
+        self.model = model
         model.require_open()
         self._config = config
         self._deadline_ns = deadline_ns
@@ -155,19 +155,19 @@ class AsyncRequest:
     def _prepare(
         self, request: Request, handler: ResultHandler
     ) -> tuple[Connection, messages.ExecuteAsynchronously, _ValidatingHandler, list[int]]:
-        location = self._model.location
+        location = self.model.location
         connection, model_id = location.connection, location.require_id()
         message = messages.ExecuteAsynchronously(
             connection.next_call_id(),
             model_id,
             messages.request_to_data(request),
-            to_wire_config(self._model, self._config),
+            to_wire_config(self.model, self._config),
             to_wire_deadline(connection, self._deadline_ns),
         )
-        run = RequestRun(self._model, request, self._config)
+        run = RequestRun(self.model, request, self._config)
         fds = memory_fds(request.pools)
         observation = run.begin(HalExecutionMode.ASYNCHRONOUS, self._deadline_ns)
-        rescue = _Rescue(self._model, location, request, self._config, self._deadline_ns)
+        rescue = _Rescue(self.model, location, request, self._config, self._deadline_ns)
         return connection, message, _ValidatingHandler(run, handler, observation, rescue), fds
 
 
@@ -291,7 +291,7 @@ class _ArrayHandler:
 
 def start_request(async_request: AsyncRequest, request: Request) -> PendingExecution[ExecutionResult]:
     """Start an execution of a HAL request. Borrows its pools until the execution is done. Raises as `start`."""
-    future: Future[ExecutionResult] = Future()
+    future: Future[ExecutionResult] = Future(async_request.model)
     async_request.start(request, future)
     return PendingExecution(future)
 
@@ -310,7 +310,7 @@ def start_arrays(
 
     `note_timing` gets the execution's timing, on the watcher thread.
     """
-    future: Future[Outputs] = Future()
+    future: Future[Outputs] = Future(async_request.model)
     try:
         async_request.start(array_request.request, _ArrayHandler(future, async_request, array_request, note_timing))
     except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.runtime.burst_controller import Burst
 from nnfmq.runtime.failed_execution import model_on_cpu
+from nnfmq.runtime.garbage import catch_up
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.verbose_log import vlog
@@ -25,6 +26,7 @@ def configure_burst(
     If the driver has died, the model is prepared again in the one that has replaced it; otherwise, or if that fails,
     the burst is one of the model on the CPU device, if the model has a fallback.
     """
+    catch_up()
 
     def configure(target: ModelHandle) -> Burst:
         kind = _kind(target)
@@ -36,13 +38,13 @@ def configure_burst(
     except NnfmqError as failure:
         if not model.can_execute_again(failure, deadline_ns):
             raise
-        error = failure
+        error = failure.with_traceback(None)  # its frames refer to it: a cycle that would keep them
     if model.can_recover(error):
         try:
             model.recover(error, deadline_ns)
             return configure(model)
         except NnfmqError as failure:
-            error = failure
+            error = failure.with_traceback(None)  # its frames refer to it: a cycle that would keep them
     return configure(model_on_cpu(model, error, deadline_ns))
 
 

@@ -233,7 +233,7 @@ class Burst(BurstChannel, ModelBurst):
                 self._reopen(error, deadline_ns)
                 return self._execute(inputs, out, kind, deadline_ns)
             except NnfmqError as failure:
-                error = failure
+                error = failure.with_traceback(None)  # its frames refer to it: a cycle that would keep them
                 self._is_packet_lost = False
         if self._arrays is None:
             raise error
@@ -453,6 +453,15 @@ class Burst(BurstChannel, ModelBurst):
             self._detach_state()
             self._arrays = None  # its arrays would keep the memory mapped
             self._resources.close()
+
+    def _is_left_open(self) -> bool:
+        return not self._is_closed
+
+    def _is_of_process(self) -> bool:
+        return not self._connection.is_abandoned  # closing the client is enough
+
+    def _close_dropped(self) -> None:
+        self.close()
 
     def _before_release(self) -> None:
         self._keep_info()

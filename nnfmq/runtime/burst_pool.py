@@ -66,6 +66,18 @@ class BurstLoan:
                 self.release()
 
 
+class _Wakeup:
+    """Wakes the threads that wait for a burst when the driver dies. Bursts refer to it, and it to none of them."""
+
+    waiters = 0  # each thread that wakes wakes the next one, so once is enough
+
+    def __init__(self, tokens: SimpleQueue[None]) -> None:
+        self._tokens = tokens
+
+    def wake_all(self) -> None:
+        self._tokens.put(None)
+
+
 class BurstPool(Uncopyable):
     """Bursts of one model, for any number of threads. Close it, or use `with`. Thread-safe.
 
@@ -80,6 +92,7 @@ class BurstPool(Uncopyable):
         self._resources = ExitStack()
         self._free: deque[Burst] = deque()
         self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._wakeup = _Wakeup(self._tokens)
         self.size = 0
         """The number of bursts."""
 
@@ -97,7 +110,7 @@ class BurstPool(Uncopyable):
         try:
             for _ in range(count):
                 burst = pool._resources.enter_context(configure_burst())
-                burst.peer.add(pool)
+                burst.peer.add(pool._wakeup)
                 pool._free.append(burst)
                 pool._tokens.put(None)
             pool.size = count
@@ -169,14 +182,6 @@ class BurstPool(Uncopyable):
 
     def _none_free(self, timeout: float | None) -> MissedDeadlineTransient:
         return MissedDeadlineTransient(f"none of the {self.size} bursts of this pool became free within {timeout} s")
-
-    # -- Wakeable: the watcher calls this when the driver dies
-
-    waiters = 0  # each thread that wakes wakes the next one, so once is enough
-
-    def wake_all(self) -> None:
-        """Wake the threads that wait for a burst."""
-        self._tokens.put(None)
 
     def close(self) -> None:
         """Close all bursts, lent ones too; waits up to 5 s for each execution in progress. Idempotent."""

@@ -388,9 +388,7 @@ class Client(Uncopyable):
             self._compilation.close()
         process, self._process = self._process, None
         if process is not None and os.getpid() == self._pid:
-            if not has_started:
-                process.kill()  # it does not read its connection yet
-            _end(process)
+            _end(process, has_started)
 
     def __enter__(self) -> Self:
         return self
@@ -433,11 +431,11 @@ def _refuse_repository(_deadline_ns: int | None, _wait: bool) -> Channel:
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], has_started: bool = True) -> None:
     """End an embedded driver."""
     from nnfmq.runtime.embedded_driver import end_embedded_driver  # imports subprocess
 
-    end_embedded_driver(process)
+    end_embedded_driver(process, has_started)
 
 
 def is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:

@@ -206,7 +206,7 @@ def connect_cpu_driver(deadline_ns: int | None) -> Client:
 
 
 def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Options) -> Client:
-    from nnfmq.runtime.embedded_driver import start_embedded_driver  # imports subprocess
+    from nnfmq.runtime.embedded_driver import end_embedded_driver, start_embedded_driver  # imports subprocess
 
     channel, process = start_embedded_driver(options.variables)
     with ExitStack() as undo:
@@ -220,6 +220,7 @@ def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Optio
 
         connection = Connection.start(channel, deadline_ns, options.interface)
         undo.callback(connection.close)
+        connection.end_process = partial(end_embedded_driver, process)
         connection.watch(process.pid)
         again = partial(_replace_embedded, options) if options.recover else None
         client = Client(connection, process, again, ClientCompilation(connect_cpu_driver))

@@ -31,7 +31,9 @@ from nnfmq.hal.errors import (
 from nnfmq.runtime import client_trace, open_connections
 from nnfmq.runtime.defaults import INTERFACE, level_of
 from nnfmq.runtime.driver_start import DriverStart
+from nnfmq.runtime.dropped_connection import DroppedConnection
 from nnfmq.runtime.future import Future
+from nnfmq.runtime.garbage import weak_call
 from nnfmq.runtime.nonblocking_send import send_nonblocking
 from nnfmq.runtime.pending_calls import (
     MemoryProvider,
@@ -44,7 +46,6 @@ from nnfmq.runtime.pending_calls import (
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.connection_state import ConnectionState
 from nnfmq.serialize.control_protocol import PeerRole
-from nnfmq.uncopyable import Uncopyable
 
 # Feature levels of `hal.feature_levels`, which is not imported here: it would make every application start slower.
 _FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = 5, 4, 8
@@ -57,8 +58,10 @@ ReplyT = TypeVar("ReplyT", bound=messages.StatusReply)
 CallT = TypeVar("CallT", bound=messages.Call)
 
 
-class Connection(Uncopyable):
-    """A connection to a driver, made by `open` or `start`; the owner closes it. Thread-safe.
+class Connection(DroppedConnection):
+    """A connection to a driver, made by `start`; the owner closes it. Thread-safe.
+
+    One that is dropped with all that uses it is closed, too: the watcher thread keeps no connection.
 
     The driver of a connection made by `start` may not have replied to Hello yet: the first call waits for its reply.
     """
@@ -69,12 +72,12 @@ class Connection(Uncopyable):
         self.is_aidl = level >= _FIRST_AIDL
         self.has_deadlines = level >= _FIRST_WITH_DEADLINES
         self.has_reusable_executions = level >= _FIRST_WITH_REUSABLE
-        self._channel = channel
+        super().__init__(channel)
         self._connection_state = ConnectionState()
         self._lock = threading.Lock()  # held for a few assignments, never while blocking
         self._pending_calls: dict[ReplyKey, PendingCall] = {}
         self._driver_start = DriverStart(deadline_ns)
-        self._bursts: dict[int, MemoryProvider] = {}
+        self._bursts: weakref.WeakValueDictionary[int, MemoryProvider] = weakref.WeakValueDictionary()
         self._peers: list[watcher.DeathRecipients] = []
         self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The managed buffers of this connection by token."""
@@ -82,18 +85,6 @@ class Connection(Uncopyable):
         self._ended, self.ended_ns = threading.Event(), 0  # at the end of `_end`
         self._is_abandoned, self._pid, self._pidfd = False, os.getpid(), -1
         self._watches: list[watcher.ReaderHandle] = []
-
-    @classmethod
-    def open(cls, channel: Channel, deadline_ns: int | None, interface: str = INTERFACE) -> Connection:
-        """Do what `start`, `watch` and `wait_until_ready` do, and raise what they raise."""
-        connection = cls.start(channel, deadline_ns, interface)
-        try:
-            connection.watch()
-            connection.wait_until_ready(deadline_ns)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     @classmethod
     def start(cls, channel: Channel, deadline_ns: int | None, interface: str = INTERFACE) -> Connection:
@@ -132,10 +123,11 @@ class Connection(Uncopyable):
         `process`: an embedded driver's pid; its exit is noticed even if another process has a copy of its socket.
         """
         self._channel.close_first_at_exit()
-        self._watches.append(watcher.add_reader(self._channel.fileno(), self._on_readable, self._on_internal_error))
+        on_readable, on_error = weak_call(self._on_readable), weak_call(self._on_internal_error)
+        self._watches.append(watcher.add_reader(self._channel.fileno(), on_readable, on_error))
         if process is not None:
             self._pidfd = os.pidfd_open(process)
-            self._watches.append(watcher.add_reader(self._pidfd, partial(self._end, _DRIVER_EXITED)))
+            self._watches.append(watcher.add_reader(self._pidfd, weak_call(self._on_exit)))
 
     def wait_until_ready(self, deadline_ns: int | None = None) -> messages.HelloReply:
         """Return the driver's reply to Hello: its pids, its core and the interface version; block until it arrives.
@@ -234,6 +226,7 @@ class Connection(Uncopyable):
             reply = future.result(None)
         finally:
             self._pending_calls.pop(key, None)
+            del future  # an error that it raises refers to this frame
             client_trace.record_call(self, message, begin_ns)
         assert isinstance(reply, reply_type)
         return reply
@@ -384,6 +377,9 @@ class Connection(Uncopyable):
         _log.warning("connection to the driver closed: %s", error)
         self._end(f"the connection to the driver was closed: {error}")
 
+    def _on_exit(self) -> None:
+        self._end(_DRIVER_EXITED)
+
     def _on_internal_error(self, error: Exception) -> None:
         self._end(f"the connection to the driver was closed after an internal error: {error!r}")
 
@@ -448,7 +444,7 @@ class Connection(Uncopyable):
             pending_calls, self._pending_calls = self._pending_calls, {}
             peers, self._peers = self._peers, []
             watches, self._watches = self._watches, []
-            self._bursts = {}
+            self._bursts.clear()
         for watch in watches:
             watcher.remove_reader(watch)
         for peer in peers:
@@ -477,6 +473,7 @@ class Connection(Uncopyable):
         self._channel.close()
         self._close_pidfd()
         open_connections.discard(self)
+        self._keeper.end()
 
     def _close_pidfd(self) -> None:
         pidfd, self._pidfd = self._pidfd, -1
@@ -487,7 +484,7 @@ class Connection(Uncopyable):
         """In a forked child, close this copy of the socket and make every call raise DeadObject."""
         # A thread that does not exist in the child may have held the old locks. Nobody waits in the child either.
         self._lock, self._connection_state = threading.Lock(), ConnectionState()
-        self._watches, self._bursts = [], {}
+        self._watches, self._bursts = [], weakref.WeakValueDictionary()
         self._close_reason = f"this client belongs to process {os.getppid()}, which forked; connect again in the child"
         self._driver_start.fail(DeadObject(self._close_reason))
         peers, self._peers = self._peers, []

@@ -39,8 +39,10 @@ def start_embedded_driver(variables: Mapping[str, str]) -> tuple[Channel, subpro
     return client_end, process
 
 
-def end_embedded_driver(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a driver whose connection is closed, up to 2 s; then kill it."""
+def end_embedded_driver(process: subprocess.Popen[bytes], has_started: bool = True) -> None:
+    """Wait for a driver whose connection is closed, up to 2 s; then kill it. At once if it has not started."""
+    if not has_started:
+        process.kill()  # it does not read its connection yet
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

@@ -54,7 +54,7 @@ def execute_after_failure(
             model.recover(error, deadline_ns)
             return execute_on_device(model, request, config, deadline_ns)
         except NnfmqError as failure:
-            error = failure
+            error = failure.with_traceback(None)  # its frames refer to it: a cycle that would keep them
     return execute_on_cpu(model, request, config, deadline_ns, error)
 
 

@@ -20,12 +20,12 @@ from nnfmq.hal.types import BufferToken, ExecutionConfig, FenceState, HalExecuti
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.failed_execution import config_for_cpu, model_on_cpu
 from nnfmq.runtime.future import Future
+from nnfmq.runtime.garbage import ClosedWhenDropped
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.result_validation import fenced_times, raise_if_fenced_failed
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config
 from nnfmq.serialize import messages
-from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
     from nnfmq.runtime.request_observation import RequestObservation
@@ -51,7 +51,7 @@ class FenceLimits(NamedTuple):
     """From the last fence."""
 
 
-class FencedExecution(Uncopyable, ABC, Generic[ResultT]):
+class FencedExecution(ClosedWhenDropped, ABC, Generic[ResultT]):
     """A launched execution that waits for fences. Close it, or use `with`; if closed early, it continues.
 
     A task of asyncio awaits it, as `PendingExecution`, and closes it.
@@ -120,6 +120,12 @@ class FencedExecution(Uncopyable, ABC, Generic[ResultT]):
         """Close the fence, and release the execution in its drivers. Idempotent."""
         self._resources.close()
 
+    def _is_left_open(self) -> bool:
+        return False
+
+    def _close_dropped(self) -> None:
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -140,6 +146,8 @@ class DeviceFencedExecution(FencedExecution[ResultT]):
         self._observation: RequestObservation | None = None
         self._fence: Fence | None = None
         self._callback_id = 0
+        self.keeps: object = None
+        """What is not dropped before this: the model, or the execution that was launched."""
 
     @classmethod
     def launch(
@@ -257,6 +265,12 @@ class DeviceFencedExecution(FencedExecution[ResultT]):
         if callback_id:
             self._connection.post(messages.ReleaseCallback(self._connection.next_call_id(), callback_id))
 
+    def _is_left_open(self) -> bool:
+        return bool(self._callback_id) and self._connection.is_open
+
+    def _is_of_process(self) -> bool:
+        return True
+
 
 def launch_fenced(
     model: ModelHandle,
@@ -306,7 +320,7 @@ def launch_after_failure(
             model.recover(error, deadline_ns)
             return _launch(model, request, config, limits, deadline_ns, collect)
         except NnfmqError as failure:
-            error = failure
+            error = failure.with_traceback(None)  # its frames refer to it: a cycle that would keep them
     cpu = model_on_cpu(model, error, deadline_ns)
     return _launch(cpu, request, config_for_cpu(config), limits, deadline_ns, collect)
 
@@ -331,7 +345,9 @@ def _launch(
     )
     fds = [*memory_fds(request.pools), *fences]
     run = RequestRun(model, request, config)
-    return DeviceFencedExecution.launch(location.connection, message, fds, deadline_ns, collect, run)
+    launched = DeviceFencedExecution.launch(location.connection, message, fds, deadline_ns, collect, run)
+    launched.keeps = model
+    return launched
 
 
 def fence_fds(fences: Sequence[HasFileno | int]) -> list[int]:

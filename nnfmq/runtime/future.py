@@ -36,9 +36,10 @@ class ResultWaiter(Protocol):
 class Future(Generic[ResultT]):
     """One result, or the error that replaces it. The first one set is final; later ones are ignored. Thread-safe."""
 
-    __slots__ = ("_completions", "_waiters")
+    __slots__ = ("_completions", "_waiters", "keeps")
 
-    def __init__(self) -> None:
+    def __init__(self, keeps: object = None) -> None:
+        self.keeps = keeps  # what must not be collected before there is a result: the connection that receives it
         self._completions: list[_Completion] = []
         self._waiters: list[ResultWaiter] = []
 
@@ -52,6 +53,7 @@ class Future(Generic[ResultT]):
 
     def _complete(self, completion: _Completion) -> None:
         self._completions.append(completion)
+        self.keeps = None
         for waiter in list(self._waiters):
             waiter.put(None)
 
@@ -91,7 +93,10 @@ class Future(Generic[ResultT]):
             self._wait(deadline_ns, on_notification)
         result, error = self._completions[0]
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del self, error  # this frame, which the error refers to, would keep it
         return result  # type: ignore[no-any-return]
 
     def _wait(self, deadline_ns: int | None, on_notification: Callable[[Any], None]) -> None:

@@ -23,9 +23,9 @@ from nnfmq.hal.types import BufferToken, DataLocation, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.array_checks import checked_array
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.garbage import ClosedWhenDropped
 from nnfmq.runtime.tensor_layout import Array, size_bytes, space_bytes
 from nnfmq.serialize import messages
-from nnfmq.uncopyable import Uncopyable
 
 AnyMemory: TypeAlias = Memory | FileMemory
 Role: TypeAlias = tuple[object, int, bool]
@@ -33,7 +33,7 @@ Role: TypeAlias = tuple[object, int, bool]
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 
-class Buffer(Uncopyable):
+class Buffer(ClosedWhenDropped):
     """A tensor in the driver, for the roles that it was allocated for. Close it, or use `with`. Thread-safe.
 
     `nnfmq.allocate` may return one in shared memory instead; `is_shared` is then True.
@@ -187,6 +187,12 @@ class Buffer(Uncopyable):
             self._connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _RELEASE_TIMEOUT_NS)
         except NnfmqError:
             pass  # the driver has exited, which freed the buffer
+
+    def _is_left_open(self) -> bool:
+        return bool(self._buffer_id) and self._connection.is_open
+
+    def _close_dropped(self) -> None:
+        self.close()
 
     def __enter__(self) -> Buffer:
         return self

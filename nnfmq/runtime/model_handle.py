@@ -16,9 +16,9 @@ from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.driver_recovery import DriverRecovery
+from nnfmq.runtime.garbage import ClosedWhenDropped
 from nnfmq.runtime.single_attempt import SingleAttempt
 from nnfmq.serialize import messages
-from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
     from nnfmq.runtime.request_observation import ObservedModel
@@ -132,7 +132,7 @@ class CompiledHandle(Protocol):
         ...
 
 
-class ModelHandle(Uncopyable):
+class ModelHandle(ClosedWhenDropped):
     """A prepared model's id in the driver, its signature, and the device that prepared it. Thread-safe.
 
     `device` is the device's name, and `extensions` has the names of the extensions that it supports. `inputs` and
@@ -174,7 +174,7 @@ class ModelHandle(Uncopyable):
         self.prepare_again: PrepareAgain | None = None
         self.recovery: DriverRecovery | None = None
         self.has_plan_fallback = False
-        self.is_of_fallback = False
+        self.is_of_fallback, self.is_owner = False, True
         self.recovery_at_ns = self.recovery_delay_ns = 0  # of the next attempt in the background
         self._recovery: SingleAttempt[None] = SingleAttempt()
         self._lock = threading.Lock()  # held for an assignment, never while blocking
@@ -296,7 +296,7 @@ class ModelHandle(Uncopyable):
         if self.connection.is_open or self.prepare_again is None:
             return
         self.require_open()
-        prepared = self.prepare_again(deadline_ns, wait).location
+        prepared = self.prepare_again(deadline_ns, wait).give_up()
         with self._lock:
             has_moved = self.location.connection.is_open and self.location.version > prepared.version
             if not has_moved:
@@ -320,9 +320,14 @@ class ModelHandle(Uncopyable):
                 self.location = other.location
             else:
                 location = other.location
+        other.give_up()
         if self._is_released:
             self.release()
         return location
+
+    def give_up(self) -> ModelLocation:
+        """Return the location, which the caller owns from now on: this handle does not release it."""
+        return self._set_location(replace(self.location, model_id=None))
 
     def _set_location(self, location: ModelLocation) -> ModelLocation:
         """Set the location, and return the one before."""
@@ -333,7 +338,19 @@ class ModelHandle(Uncopyable):
     def release(self) -> None:
         """Release the model in the driver. Idempotent. Blocks up to 1 s. Does nothing if the driver has exited."""
         self._is_released = True
-        release_in_driver(self._set_location(replace(self.location, model_id=None)))
+        release_in_driver(self.give_up())
+
+    def _is_left_open(self) -> bool:
+        location = self.location
+        return self.is_owner and location.model_id is not None and location.connection.is_open
+
+    def _close_dropped(self) -> None:
+        location, fallback = self.give_up(), self.fallback
+        if location.model_id is not None and location.connection.is_open:
+            connection = location.connection
+            connection.post(messages.ReleaseModel(connection.next_call_id(), location.model_id))
+        if fallback is not None:
+            fallback.close()
 
 
 def release_in_driver(location: ModelLocation) -> None:

@@ -36,6 +36,7 @@ from nnfmq.runtime.fenced_execution import (
     launch_after_failure,
     launch_fenced,
 )
+from nnfmq.runtime.garbage import ClosedWhenDropped
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_handle import CompiledHandle, ModelHandle
 from nnfmq.runtime.model_state import HasState, MappedState, require_no_state
@@ -45,12 +46,11 @@ from nnfmq.runtime.sync_execution import execute_request
 from nnfmq.runtime.tensor_layout import Array, InputValue
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config
 from nnfmq.serialize import messages
-from nnfmq.uncopyable import Uncopyable
 
 ResultT = TypeVar("ResultT")
 
 
-class BoundRequest(Uncopyable, ABC):
+class BoundRequest(ClosedWhenDropped, ABC):
     """A HAL request that can be executed any number of times, once at a time. Close it, or use `with`."""
 
     @abstractmethod
@@ -92,6 +92,12 @@ class BoundRequest(Uncopyable, ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the request in its drivers; an execution in progress continues. Idempotent."""
+
+    def _is_left_open(self) -> bool:
+        return False
+
+    def _close_dropped(self) -> None:
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -182,7 +188,9 @@ class RequestExecution(BoundRequest):
                 to_limit_field(from_seconds(limits.duration)),
                 len(fds),
             )
-            return DeviceFencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._run)
+            launched = DeviceFencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._run)
+            launched.keeps = self
+            return launched
         except NnfmqError as error:
             if not self._model.can_execute_again(error, deadline_ns):
                 raise
@@ -194,6 +202,9 @@ class RequestExecution(BoundRequest):
         execution_id, self._execution_id = self._execution_id, None
         if execution_id is not None:
             self._connection.post(messages.ReleaseExecution(self._connection.next_call_id(), execution_id))
+
+    def _is_left_open(self) -> bool:
+        return self._execution_id is not None and self._connection.is_open
 
 
 class ResentRequest(BoundRequest):
@@ -214,7 +225,7 @@ class ResentRequest(BoundRequest):
         """Nothing is to be released."""
 
 
-class Execution(Uncopyable, HasState):
+class Execution(ClosedWhenDropped, HasState):
     """An execution with its own arrays. Close it, or use `with`. One computation at a time.
 
     A reusable one computes any number of times and, with AIDL v4, outlives its model. Any other computes once, and its
@@ -369,4 +380,13 @@ class Execution(Uncopyable, HasState):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _is_left_open(self) -> bool:
+        return self._arrays is not None
+
+    def _is_of_process(self) -> bool:
+        return True
+
+    def _close_dropped(self) -> None:
         self.close()

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from support.connections import open_connection
 from support.executors import LIMIT_S
 from support.protocol import ProtocolPeer
 
@@ -50,7 +51,7 @@ def driver(resources: ExitStack) -> ProtocolPeer:
 def connection(driver: ProtocolPeer, resources: ExitStack) -> Connection:
     """A connection to the fake driver, after the handshake."""
     with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(Connection.open, driver.other, time.monotonic_ns() + LIMIT_S * 10**9)  # type: ignore[attr-defined]
+        opening = pool.submit(open_connection, driver.other, time.monotonic_ns() + LIMIT_S * 10**9)  # type: ignore[attr-defined]
         driver.receive(messages.Hello)
         driver.send(GREETING)
         connection = opening.result(LIMIT_S)
@@ -87,6 +88,6 @@ def connected(resources: ExitStack, interface: str) -> tuple[Connection, Session
         session.join()
 
     resources.callback(end)
-    connection = Connection.open(ours, time.monotonic_ns() + LIMIT_S * 10**9, interface=interface)
+    connection = open_connection(ours, time.monotonic_ns() + LIMIT_S * 10**9, interface=interface)
     resources.callback(connection.close)
     return connection, session

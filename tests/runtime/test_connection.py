@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from support.connections import open_connection
 from support.drivers import InThread
 from support.executors import LIMIT_S, until
 from support.forking import fork
@@ -33,6 +34,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, PeerDeathFlag
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.garbage import Keeper
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import control_protocol, messages
 
@@ -71,7 +73,7 @@ def test_a_client_sends_hello_and_keeps_the_reply(connection: Connection) -> Non
 
 
 def test_a_driver_that_rejects_the_client_is_unavailable_for_its_reason(driver: ProtocolPeer, start: Start) -> None:
-    opening = start(Connection.open, driver.other, soon())
+    opening = start(open_connection, driver.other, soon())
     driver.receive(messages.Hello)
     driver.send(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "not for you"))
     error = opening.exception(LIMIT_S)
@@ -81,7 +83,7 @@ def test_a_driver_that_rejects_the_client_is_unavailable_for_its_reason(driver: 
 
 @pytest.mark.parametrize("status", ErrorStatus)
 def test_every_status_of_a_rejection_is_an_error(status: ErrorStatus, driver: ProtocolPeer, start: Start) -> None:
-    opening = start(Connection.open, driver.other, soon())
+    opening = start(open_connection, driver.other, soon())
     driver.receive(messages.Hello)
     driver.send(messages.Refused(status, "not for you"))
     assert "not for you" in str(opening.exception(LIMIT_S))
@@ -104,6 +106,7 @@ def test_a_hang_up_before_hello_is_sent_does_not_delay_the_start(
     driver: ProtocolPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread is there yet that could notice the end, and sets the event for which a failed send waits."""
+    keeper = Keeper()  # the thread that it starts waits
     monkeypatch.setattr(threading.Event, "wait", lambda *_: pytest.fail("it waits"))
     driver.close()
     connection = Connection.start(driver.other, soon())  # type: ignore[attr-defined]
@@ -114,17 +117,18 @@ def test_a_hang_up_before_hello_is_sent_does_not_delay_the_start(
             connection.wait_until_ready(soon())
     finally:
         connection.close()
+    keeper.end()
 
 
 def test_a_rejection_before_hello_is_received(driver: ProtocolPeer, start: Start) -> None:
     """The supervisor rejects a client without reading, and hangs up."""
     driver.send(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "full"))
-    opening = start(Connection.open, driver.other, soon())
+    opening = start(open_connection, driver.other, soon())
     assert isinstance(opening.exception(LIMIT_S), NnfmqError)
 
 
 def test_a_driver_that_hangs_up_before_it_replies_is_unavailable(driver: ProtocolPeer, start: Start) -> None:
-    opening = start(Connection.open, driver.other, soon())
+    opening = start(open_connection, driver.other, soon())
     driver.receive(messages.Hello)
     driver.close()
     assert isinstance(opening.exception(LIMIT_S), DeviceUnavailable)
@@ -133,7 +137,7 @@ def test_a_driver_that_hangs_up_before_it_replies_is_unavailable(driver: Protoco
 def test_a_driver_that_never_replies_misses_the_deadline(driver: ProtocolPeer) -> None:
     deadline_ns = soon(0.03)
     with pytest.raises(MissedDeadlineTransient):
-        Connection.open(driver.other, deadline_ns)  # type: ignore[attr-defined]
+        open_connection(driver.other, deadline_ns)  # type: ignore[attr-defined]
     assert time.monotonic_ns() >= deadline_ns
     driver.receive(messages.Hello)
     assert driver.is_hung_up()
@@ -147,7 +151,7 @@ def test_a_driver_that_never_replies_misses_the_deadline(driver: ProtocolPeer) -
 def test_another_reply_to_hello_closes_the_connection(
     message: messages.Message, driver: ProtocolPeer, start: Start
 ) -> None:
-    opening = start(Connection.open, driver.other, soon())
+    opening = start(open_connection, driver.other, soon())
     driver.receive(messages.Hello)
     driver.send(message)
     assert isinstance(opening.exception(LIMIT_S), DeviceUnavailable)
@@ -274,7 +278,8 @@ def test_get_memories_is_replied_to_with_the_memories(
     connection: Connection, driver: ProtocolPeer, resources: ExitStack
 ) -> None:
     memories = {slot: resources.enter_context(Memory.create(slot + 1)) for slot in (4, 7)}
-    connection.add_burst(3, Provider(memories))
+    provider = Provider(memories)
+    connection.add_burst(3, provider)
     driver.send(messages.GetMemories(1, 3, (7, 4)))
     with driver.channel.receive(soon()) as frame:
         reply = control_protocol.decode(frame.data, sender=control_protocol.PeerRole.CLIENT, fds=len(frame.fds))
@@ -300,7 +305,8 @@ def test_the_reply_to_get_memories_is_sent_when_the_driver_reads_again(
     connection: Connection, driver: ProtocolPeer, start: Start, resources: ExitStack
 ) -> None:
     memory = resources.enter_context(Memory.create(5))
-    connection.add_burst(3, Provider({4: memory}))
+    provider = Provider({4: memory})
+    connection.add_burst(3, provider)
     count = fill(connection)
     driver.send(messages.GetMemories(1, 3, (4,)))
     until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
@@ -350,7 +356,8 @@ def test_an_execution_with_a_short_output_is_resent_when_the_driver_reads_again(
 def test_LIFE_5_a_late_reply_is_given_up_when_the_connection_closes(
     connection: Connection, driver: ProtocolPeer
 ) -> None:
-    connection.add_burst(3, Provider({}))
+    provider = Provider({})
+    connection.add_burst(3, provider)
     fill(connection)
     driver.send(messages.GetMemories(1, 3, (0,)))
     until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
@@ -362,7 +369,8 @@ def test_LIFE_5_a_late_reply_is_given_up_when_the_connection_closes(
 def test_get_memories_of_unknown_slots_is_replied_to_with_an_error(
     burst_id: int, connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
-    connection.add_burst(3, Provider({}))
+    provider = Provider({})
+    connection.add_burst(3, provider)
     driver.send(messages.GetMemories(1, burst_id, (0,)))
     reply = driver.receive(messages.Memories)
     assert reply.status is ErrorStatus.INVALID_ARGUMENT
@@ -375,7 +383,8 @@ def test_get_memories_of_closed_memory_is_an_error_reply_and_keeps_the_connectio
 ) -> None:
     memory = Memory.create(8)
     memory.close()
-    connection.add_burst(3, Provider({0: memory}))
+    provider = Provider({0: memory})
+    connection.add_burst(3, provider)
     driver.send(messages.GetMemories(1, 3, (0,)))
     assert driver.receive(messages.Memories).status is ErrorStatus.INVALID_ARGUMENT
     assert_alive(connection, driver, start)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support import control_flow_models, models
+from support.connections import open_connection
 from support.executors import floats
 from support.hints import with_extension
 
@@ -77,7 +78,7 @@ def test_DEV_9_the_feature_level_follows_from_the_interface(level: L, client_of:
 def test_an_unknown_interface_version_is_rejected_by_the_client(interface: str) -> None:
     ours, theirs = Channel.pair()
     with theirs, pytest.raises(InvalidArgument, match=r"there are HIDL 1\.0, .* AIDL v4"):
-        Connection.open(ours, None, interface=interface)
+        open_connection(ours, None, interface=interface)
 
 
 # ------------------------------------------------------------------------------------------------ models

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.connections import open_connection
 from support.executors import LIMIT_S, Held, until
 from support.small_models import F32, Q8, Q8S, graph, one_operation
 
@@ -52,7 +53,6 @@ from nnfmq.hal.types import (
 from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.client_device import Device
-from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.managed_buffer import Buffer as ClientBuffer
 from nnfmq.runtime.memory_copy import copy as copy_memory
 from nnfmq.runtime.prepared_model import PreparedModel
@@ -96,7 +96,7 @@ class Driver:
         self._thread = threading.Thread(target=self.session.run, name="session under test")
         self._thread.start()
         stack.callback(self._end)
-        self.connection = Connection.open(ours, time.monotonic_ns() + LIMIT_S * 10**9)
+        self.connection = open_connection(ours, time.monotonic_ns() + LIMIT_S * 10**9)
         stack.callback(self.connection.close)
         self.device: Device = Client(self.connection, None).device("reference")
 

@@ -201,7 +201,7 @@ def _start(
     prepare: Callable[[ArrayArguments], None],
     collect: Callable[[ArrayArguments, ExecutionResult], ResultT],
 ) -> PendingExecution[ResultT]:
-    future: Future[ResultT] = Future()
+    future: Future[ResultT] = Future(handle)
     started = new_run(handle, config, prepare, collect, future)
     started.limit(deadline_ns)
     started.start()

@@ -22,6 +22,7 @@ from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, MeasureTiming, Ou
 from nnfmq.observe.trace_points import TRACING
 from nnfmq.runtime.exclusive_use import CLAIM, exclusive
 from nnfmq.runtime.execution_result import ExecutionInfo, ExecutionResult
+from nnfmq.runtime.garbage import ClosedWhenDropped
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_burst import ModelBurst
 from nnfmq.runtime.outputs import Outputs
@@ -31,7 +32,6 @@ from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.plan_execution.step_bursts import StepBursts
 from nnfmq.runtime.tensor_layout import Array, InputValue
-from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["CompoundBurst"]
 
@@ -39,7 +39,7 @@ _CONFIG = ExecutionConfig()
 _MODE = HalExecutionMode.BURST
 
 
-class CompoundBurst(Uncopyable, ModelBurst):
+class CompoundBurst(ClosedWhenDropped, ModelBurst):
     """A burst of a model on several devices; otherwise as `ModelBurst` says."""
 
     def __init__(self, handle: PlanHandle) -> None:
@@ -358,6 +358,15 @@ class CompoundBurst(Uncopyable, ModelBurst):
         self._arrays = None  # its arrays would keep the memory mapped
         self._sequence = []
         self._resources.close()
+
+    def _is_left_open(self) -> bool:
+        return not self._is_closed
+
+    def _is_of_process(self) -> bool:
+        return True
+
+    def _close_dropped(self) -> None:
+        self.close()
 
 
 def _sum_within(latency_ns: int, parts: Sequence[ExecutionInfo]) -> ExecutionInfo:
