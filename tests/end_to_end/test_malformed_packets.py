@@ -9,20 +9,23 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import numpy as np
 import pytest
 from support.bursts import BurstClient, give_pools, packet_for, server_end, split
-from support.drivers import LIMIT_S, Daemon, InThread, one
+from support.drivers import LIMIT_S, Daemon, InThread, aborting, one, running_daemon, until
 from support.models import add_model, relus_model
+from support.plugins import add_plugin, path_with
 
 import nnfmq
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import NO_TIMING
-from nnfmq.hal.types import MeasureTiming, Model
+from nnfmq.hal.types import MeasureTiming, Model, OutputShape
 from nnfmq.memory import Memory
 from nnfmq.runtime import hidl
 from nnfmq.serialize import messages
@@ -33,6 +36,9 @@ from nnfmq.serialize.packets import ResultPacket
 # A request of the null model: packet information, input, output, two pools, measure. Dimensions are the model's own.
 INFORMATION, INPUT, OUTPUT, FIRST_POOL, SECOND_POOL, MEASURE = range(6)
 RECORDS = 6
+
+F32 = np.dtype(np.float32)
+ONE, TEN = np.array([1, 2, 3, 4], F32), np.array([10, 20, 30, 40], F32)
 
 OTHERS = {
     "packet information": struct.pack("<B3xIIII4x", 0, 10, 10, 10, 10),
@@ -205,14 +211,18 @@ def test_N_BUX_3_impossible_counters_end_only_the_burst(
 
 
 class Hidl:
-    """A burst over queues that this test creates, as HIDL configures it."""
+    """A burst over queues that this test creates, as HIDL configures it. `requested` has the driver's requests."""
 
-    def __init__(self, daemon: Daemon, model: Model, result_records: int, stack: ExitStack) -> None:
-        client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S, interface="HIDL 1.2"))
+    def __init__(
+        self, daemon: Daemon, model: Model, result_records: int, stack: ExitStack, name: str = "reference"
+    ) -> None:
+        self.client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S, interface="HIDL 1.2"))
+        self.requested: list[list[int]] = []
+        self.before_reply: Callable[[], object] = lambda: None
         self.queues = stack.enter_context(BurstClient.create(result_records=result_records))
         self.model, self._pools = model, give_pools(self.queues, model)
         calls: Queue[tuple[ErrorStatus, Any]] = Queue()
-        device = hidl.IDevice(client, "reference")
+        device = hidl.IDevice(self.client, name)
         device.prepareModel_1_2(model, 1, [], [], bytes(32), lambda *given: calls.put(given))
         status, self._prepared = calls.get(timeout=LIMIT_S)
         assert status is ErrorStatus.NONE
@@ -220,7 +230,14 @@ class Hidl:
 
     def getMemories(self, slots: list[int]) -> tuple[ErrorStatus, list[Memory]]:
         """Return the memories of slots that the driver requests (IBurstCallback)."""
+        self.requested.append(slots)
+        self.before_reply()
         return ErrorStatus.NONE, [self._pools[slot] for slot in slots]
+
+    def floats(self) -> list[Any]:
+        """Return both inputs and the output of an ADD of four floats, in the memory of its slots."""
+        source, sink = (pool.view for pool in self._pools)
+        return [np.frombuffer(*place) for place in ((source, F32, 4), (source, F32, 4, 64), (sink, F32, 4))]
 
     def begin(self, stack: ExitStack) -> Any:
         """Configure the burst, and return what HIDL has of it."""
@@ -280,22 +297,129 @@ def test_N_REQ_4_freeing_a_slot_twice_or_an_unknown_slot_has_no_effect(daemon: D
 # ------------------------------------------------------------------------------------------------ at the same time
 
 
-def test_N_BUX_6_frequently_freed_slots_do_not_change_results(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
-    enough = threading.Event()
+WAITING = """
+import os
+import time
+
+import numpy as np
+
+from nnfmq.engines import interpreter
+from nnfmq.hal.errors import GeneralFailure
+from nnfmq.service.device import DeviceBase
+
+
+class Waiting(DeviceBase):  # writes -1 to its output, and computes when the last float of input 1 is not 0
+    name = "test-waiting"
+
+    def supports(self, model, subgraph, operation):
+        return True
+
+    def compile(self, model):
+        return Program(interpreter.prepare(model))
+
+
+class Program:
+    def __init__(self, program):
+        self.program = program
+
+    def bind(self, inputs, outputs):
+        return Execution(self.program.bind(inputs, outputs), inputs[1], np.frombuffer(outputs[0], np.float32))
+
+
+class Execution:
+    def __init__(self, execution, gate, begun):
+        self.execution, self.gate, self.begun = execution, gate, begun
+
+    def run(self, options):
+        self.begun[:] = -1
+        end = time.monotonic() + 20
+        while not self.gate[-1]:
+            os.sched_yield()
+            if time.monotonic() > end:
+                raise GeneralFailure("nobody has written to input 1")
+        return self.execution.run(options)
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, folder: Path) -> Iterator[Daemon]:
+    """Return a driver with the device `test-waiting`."""
+    add_plugin(tmp_path, "waiting", WAITING, {"test-waiting": "waiting:Waiting"}, "nnfmq.devices")
+    with running_daemon(folder / "d.sock", environment=path_with(tmp_path)) as daemon:
+        yield daemon
+
+
+def sent(status: ErrorStatus, *shapes: OutputShape) -> ResultPacket:
+    return ResultPacket(status, shapes, NO_TIMING)
+
+
+def test_N_BUX_6_slots_that_are_freed_while_an_execution_uses_them_change_no_result_and_are_requested_again(
+    waiting: Daemon, resources: ExitStack
+) -> None:
+    made = Hidl(waiting, add_model(), 1024, resources, "test-waiting")
+    context = made.begin(resources)
+    first, second, total = made.floats()
+    for times in (1, 2, 3):
+        first[:], second[:], total[:] = ONE * times, 0, 0
+        assert made.queues.requests.send(packet_for(made.model))
+        until(lambda: total[0] == -1, "the execution has begun")
+        for slot in (0, 1):
+            context.freeMemory(slot)
+        assert made.requested == [[0, 1]] * times
+        second[:3] = TEN[:3]
+        second[3] = TEN[3]  # the execution goes on, and reads and writes memory that is in no slot
+        assert decode_result(made.queues.receive()) == sent(ErrorStatus.NONE, OutputShape((4,)))
+        assert total.tobytes() == (ONE * times + TEN).tobytes()
+
+
+def test_N_BUX_6_a_slot_that_is_freed_while_another_is_fetched_is_requested_by_the_next_execution(
+    daemon: Daemon, resources: ExitStack
+) -> None:
+    made = Hidl(daemon, add_model(), 1024, resources)
+    context = made.begin(resources)
+    first, second, total = made.floats()
+    first[:], second[:] = ONE, TEN
+    packet = packet_for(made.model)
+    assert made.queues.execute(packet) == sent(ErrorStatus.NONE, OutputShape((4,)))
+    context.freeMemory(1)
+    total[:] = 0
+    # Sent before the reply with slot 1: the driver has neither when it gets that.
+    made.before_reply = lambda: made.client.connection.send(messages.FreeMemory(context._burst_id, 0))
+    assert made.queues.execute(packet) == sent(ErrorStatus.INVALID_ARGUMENT)
+    assert not total.any()
+    made.before_reply = lambda: None
+    assert made.queues.execute(packet) == sent(ErrorStatus.NONE, OutputShape((4,)))
+    assert total.tobytes() == (ONE + TEN).tobytes()
+    assert made.requested == [[0, 1], [1], [0]]
+
+
+def test_N_BUX_6_slots_that_are_freed_at_any_time_change_no_result(daemon: Daemon, resources: ExitStack) -> None:
+    made = Hidl(daemon, add_model(), 1024, resources)
+    context = made.begin(resources)
+    first, second, total = made.floats()
+    second[:] = TEN
+    together = threading.Barrier(2, timeout=LIMIT_S)
 
     def free() -> None:
-        while not enough.is_set():
+        for _ in range(100):
+            together.wait()
             for slot in (0, 1):
-                client.connection.send(messages.FreeMemory(burst._burst_id, slot))
-            client.devices()  # so that they are not more than the driver can read
+                context.freeMemory(slot)
+            together.wait()
 
     freeing = InThread.start(free)
-    records = records_of(burst)
-    statuses = {result_of(burst, records).status for _ in range(200)}
-    enough.set()
+    with aborting(together):
+        for number in range(100):
+            first[:], total[:] = ONE * number, 0
+            together.wait()
+            result = made.queues.execute(packet_for(made.model))
+            together.wait()
+            if result.status is ErrorStatus.NONE:
+                assert total.tobytes() == (ONE * number + TEN).tobytes()
+            else:
+                assert result == sent(ErrorStatus.INVALID_ARGUMENT) and not total.any()
     assert freeing.wait().error is None
-    assert statuses <= {ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT}
-    assert burst.execute(one(2), timeout=LIMIT_S) == (one(2),)
+    assert len(made.requested) >= 50  # of two executions, one begins without a slot, or loses one before it looks
 
 
 def test_N_BUX_7_two_concurrent_writers_are_detected_and_the_burst_continues(

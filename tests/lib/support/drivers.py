@@ -208,6 +208,16 @@ class InThread:
         return self
 
 
+@contextmanager
+def aborting(barrier: threading.Barrier) -> Iterator[None]:
+    """Break a barrier if a block fails, so that the other thread does not wait for it."""
+    try:
+        yield
+    except BaseException:
+        barrier.abort()
+        raise
+
+
 def wait_until_waiting(burst: nnfmq.Burst) -> None:
     """Wait until a thread of this process waits for a result of `burst`."""
     until(lambda: burst._results.waiters > 0, "the client waits for its result")
