@@ -24,7 +24,7 @@ class ClassScore(NamedTuple):
     label: str = ""
 
 
-class ScoringModel(Protocol):
+class DescribedClassifier(Protocol):
     """A model whose output is class scores: what `nnfmq.load` returns, or a prepared model."""
 
     @property
@@ -40,7 +40,7 @@ class ScoringModel(Protocol):
 
 def top_classes(
     scores: np.ndarray[Any, Any],
-    model: ScoringModel | None = None,
+    model: DescribedClassifier | None = None,
     *,
     labels: Sequence[str] | str | os.PathLike[str] | None = None,
     count: int = 5,
@@ -78,7 +78,7 @@ def real_values(array: np.ndarray[Any, Any], info: TensorInfo | None) -> np.ndar
     return (array.astype("float64") - info.zero_point) * info.scale
 
 
-def metadata_labels(model: ScoringModel, output: int) -> list[str] | None:
+def metadata_labels(model: DescribedClassifier, output: int) -> list[str] | None:
     """Return the labels of an output in the file's metadata; None if their number is not that of its elements."""
     described = model.metadata.outputs[output : output + 1] if model.metadata is not None else ()
     count = math.prod(model.outputs[output].shape)

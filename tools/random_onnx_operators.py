@@ -797,7 +797,7 @@ def _mel(g: RandomGraph) -> Call:
     return Call([*sizes, g.constant(0.0, "float32"), g.constant(4000.0, "float32")])
 
 
-def _affine_grid(g: RandomGraph) -> Call:
+def _sampling_grid(g: RandomGraph) -> Call:
     theta = g.pick(("float32",), shape=(1, 2, 3))
     size = g.constant([1, 1, g.number(1, 3), g.number(1, 3)])
     return Call([theta, size], g.some(align_corners=lambda: g.number(0, 1)))
@@ -857,7 +857,7 @@ OPERATORS: dict[str, Rule] = {
     "QuantizeLinear": _quantize, "DequantizeLinear": _dequantize, "DynamicQuantizeLinear": _dynamic_quantize,
     "Dropout": _dropout, "GridSample": _grid_sample, "NonMaxSuppression": _non_max_suppression, "Det": _det,
     "DFT": _dft, "HannWindow": _window, "HammingWindow": _window, "BlackmanWindow": _window, "MelWeightMatrix": _mel,
-    "AffineGrid": _affine_grid,
+    "AffineGrid": _sampling_grid,
     **{n: partial(_loss, operator=n) for n in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
 }  # fmt: skip
 """A function for each operator; all have the same weight."""

@@ -192,7 +192,7 @@ def _data(operand: Any, is_main: bool) -> str | None:
 def _float32(value: Any) -> np.float32:
     """Return the float32 nearest to the shortest decimal text of `value`, ties to even: one rounding, as C++ rounds.
 
-    NumPy rounds the nearest float64, which differs if that lies halfway between two floats and the text does not.
+    NumPy rounds the nearest float64, which differs if that is halfway between two floats and the text does not.
     """
     number = float(value)
     rounded = np.float32(number)

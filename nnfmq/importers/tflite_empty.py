@@ -1,7 +1,7 @@
 """Operators of .tflite files with tensors that have no elements: their results are constants.
 
 A result without elements is known from its shape. The file states it, but an extent of 0 may also stand for one that
-the model computes. It is believed if an input has no elements, or a constant says that there are none. Elements that
+the model computes. It is taken for 0 if an input has no elements, or a constant says that there are none. Elements that
 are computed from none are those of an empty sum, an empty product, or padding. LiteRT's kernels return the largest
 finite number as the minimum of no floats; XNNPACK, LiteRT's default delegate, and nnfmq return infinity.
 """

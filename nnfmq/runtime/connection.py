@@ -473,7 +473,7 @@ class Connection(DroppedConnection):
         self._channel.close()
         self._close_pidfd()
         open_connections.discard(self)
-        self._keeper.end()
+        self._thread_use.end()
 
     def _close_pidfd(self) -> None:
         pidfd, self._pidfd = self._pidfd, -1

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from nnfmq.channel import Channel
-from nnfmq.runtime.garbage import ClosedWhenDropped, Keeper
+from nnfmq.runtime.garbage import ClosedWhenDropped, CloserUse
 
 __all__ = ["DroppedConnection"]
 
@@ -20,7 +20,7 @@ class DroppedConnection(ClosedWhenDropped):
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.end_process: Callable[[bool], object] | None = None
-        self._keeper = Keeper()
+        self._thread_use = CloserUse()
 
     @property
     @abstractmethod

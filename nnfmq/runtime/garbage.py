@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from nnfmq.runtime.fallback_thread import BLOCKED_SIGNALS
 from nnfmq.uncopyable import Uncopyable
 
-__all__ = ["ClosedWhenDropped", "Keeper", "catch_up", "weak_call"]
+__all__ = ["ClosedWhenDropped", "CloserUse", "catch_up", "weak_call"]
 
 THREAD_NAME = "nnfmq-garbage"
 _WAITING_MAX = 8
@@ -85,22 +85,22 @@ def weak_call(method: Callable[..., object]) -> Callable[..., None]:
     return call
 
 
-class Keeper:
+class CloserUse:
     """Keeps the thread running until `end`, for one connection."""
 
     def __init__(self) -> None:
         process = _Current.process
-        process.add_keeper()
+        process.add_user()
         self._process: list[_Process] = [process]  # at most one; list.pop is atomic
 
     def end(self) -> None:
-        """Let the thread end, unless there are other keepers. Idempotent, also in a forked child."""
+        """Let the thread end, unless there are other users. Idempotent, also in a forked child."""
         try:
             process = self._process.pop()
         except IndexError:
             return
         if process is _Current.process:  # else the parent's
-            process.remove_keeper()
+            process.remove_user()
 
 
 class _Process:
@@ -109,15 +109,15 @@ class _Process:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()  # finalizers do not take it
-        self._keepers = 0
+        self._users = 0
         self._dropped: SimpleQueue[ClosedWhenDropped | None] = SimpleQueue()  # None ends a thread
         self.is_exiting = False
 
-    def add_keeper(self) -> None:
+    def add_user(self) -> None:
         with self._lock:
-            if not self._keepers:
+            if not self._users:
                 self._start()
-            self._keepers += 1
+            self._users += 1
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
@@ -131,10 +131,10 @@ class _Process:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
-    def remove_keeper(self) -> None:
+    def remove_user(self) -> None:
         with self._lock:
-            self._keepers -= 1
-            if not self._keepers:
+            self._users -= 1
+            if not self._users:
                 self._dropped.put(None)
 
     def drop(self, resource: ClosedWhenDropped) -> None:
@@ -142,7 +142,7 @@ class _Process:
 
         Without a thread, because no connection is open, the finalizers of what the resource consists of release that.
         """
-        if self.is_exiting or not self._keepers or self._pid != os.getpid():
+        if self.is_exiting or not self._users or self._pid != os.getpid():
             return
         text = f"{resource!r} was never closed: call close(), or use `with`" if resource._is_of_process() else ""
         self._dropped.put(resource)

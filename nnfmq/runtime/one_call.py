@@ -114,7 +114,7 @@ class _Kept:
         try:
             yield kept.prepared
         finally:
-            self._give_back(kept)
+            self._release(kept)
 
     def _take(self, key: _Key) -> _KeptModel | None:
         """Return the model, which has one user more now; None if there is none, or its weights have changed."""
@@ -135,7 +135,7 @@ class _Kept:
             kept.users += 1
             return kept
 
-    def _give_back(self, kept: _KeptModel) -> None:
+    def _release(self, kept: _KeptModel) -> None:
         """End a use, and close the models that are too many."""
         with self._lock:
             kept.users -= 1

@@ -34,7 +34,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, PeerDeathFlag
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.garbage import Keeper
+from nnfmq.runtime.garbage import CloserUse
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import control_protocol, messages
 
@@ -106,7 +106,7 @@ def test_a_hang_up_before_hello_is_sent_does_not_delay_the_start(
     driver: ProtocolPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread is there yet that could notice the end, and sets the event for which a failed send waits."""
-    keeper = Keeper()  # the thread that it starts waits
+    thread_use = CloserUse()  # the thread that it starts waits
     monkeypatch.setattr(threading.Event, "wait", lambda *_: pytest.fail("it waits"))
     driver.close()
     connection = Connection.start(driver.other, soon())  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ def test_a_hang_up_before_hello_is_sent_does_not_delay_the_start(
             connection.wait_until_ready(soon())
     finally:
         connection.close()
-    keeper.end()
+    thread_use.end()
 
 
 def test_a_rejection_before_hello_is_received(driver: ProtocolPeer, start: Start) -> None:

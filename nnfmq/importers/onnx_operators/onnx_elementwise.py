@@ -218,9 +218,9 @@ def _cast_like(node: Node) -> None:
 
 
 def _cast_to(node: Node, dtype: np.dtype[Any]) -> None:
-    moved = _cast_before_movement(node, node.value(0), dtype)
-    if moved is not None:
-        node.results[0] = moved
+    cast_first = _cast_before_movement(node, node.value(0), dtype)
+    if cast_first is not None:
+        node.results[0] = cast_first
         return
     x, kind = node.operand(0), operand_type_of(dtype)
     source = node.builder[x].type
@@ -256,9 +256,9 @@ def _cast_before_movement(node: Node, value: Value, dtype: np.dtype[Any]) -> Val
 
     cast = replace(node, inputs=[mover.value(0)], results={})
     _cast_to(cast, dtype)
-    moved = replace(mover, inputs=[cast.results[0], *mover.inputs[1:]], results={})
-    all_converters[mover.operator](moved)
-    return moved.results[0]
+    movement = replace(mover, inputs=[cast.results[0], *mover.inputs[1:]], results={})
+    all_converters[mover.operator](movement)
+    return movement.results[0]
 
 
 def _identity(node: Node) -> None:
