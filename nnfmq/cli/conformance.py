@@ -31,7 +31,6 @@ EXAMPLES = """\
 examples:
   nnfmq conformance vts                               # a folder of test models, on the interpreter
   nnfmq conformance vts --path burst --jobs 4 --html report.html
-  nnfmq conformance vts/V1_2 --filter 'conv2d.*nchw' --json report.json
   nnfmq conformance vts --path runtime --partition 2  # on two drivers, which get the operations in turn
   nnfmq conformance --random-graphs --classes large --seeds 50-99 --dump failing
   nnfmq conformance --extract NeuralNetworks vts      # write Android's test models, from a checkout of its sources
@@ -77,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_random_arguments(parser)
     parser.add_argument(
         "--extract", metavar="CHECKOUT", type=Path,
-        help="run nothing: write the test models of a checkout of Android's NeuralNetworks module to the folder PATH",
+        help="write Android's test models to the folder PATH",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", type=new_file, help="write the results as JSON")
     parser.add_argument("--html", metavar="FILE", type=new_file, help="write the results as an HTML page")
