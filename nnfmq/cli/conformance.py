@@ -88,7 +88,7 @@ def _add_random_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--random-graphs", action="store_true", help="also run random graphs")
     parser.add_argument(
         "--classes", metavar="NAME,...", type=_classes, default=_USUAL_CLASSES,
-        help=f"default: {','.join(_USUAL_CLASSES)}; also {','.join(_CLASSES[3:])}",
+        help=f"{','.join(_CLASSES)} (first 3)",
     )  # fmt: skip
     parser.add_argument("--seeds", metavar="A-B", type=_seeds, default=(0, 49), help="seeds (default: 0-49)")
     parser.add_argument(
