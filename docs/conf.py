@@ -29,7 +29,10 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_type_aliases = {  # shown by these names; the parameters' texts say what they are
+    name: name.removeprefix("_")
+    for name in ("ModelArgument", "InputValue", "Preference", "PriorityArgument", "SourceArgument", "Shapes", "_Shapes")
+}
 python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 

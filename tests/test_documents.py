@@ -15,6 +15,9 @@ import pytest
 from support.places import ROOT
 from support.ray_cluster import output_of_ray, ray_folder, require_ray
 
+import nnfmq
+from nnfmq.hal import errors
+
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
 _BLOCK = re.compile(
     r"(?P<skip><!-- (?:not run|ci): [^\n]+-->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
@@ -86,3 +89,9 @@ def test_every_block_names_a_language_that_is_run_or_is_not_code(page: Path) -> 
     text = page.read_text(encoding="utf-8")
     languages = set(re.findall(r"^```([\w-]+)$", text, re.MULTILINE))
     assert languages <= {"python", "sh", *_NOT_CODE}
+
+
+def test_the_page_of_the_api_has_every_public_name_that_is_no_error() -> None:
+    page = (ROOT / "docs/reference/api/nnfmq.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\.\. auto\w+:: nnfmq\.(\w+)$", page, re.MULTILINE)
+    assert sorted(documented) == sorted(set(nnfmq.__all__) - set(errors.__all__))

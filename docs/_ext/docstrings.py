@@ -1,5 +1,7 @@
 """Makes docstrings, which are plain text with indented drawings, valid reStructuredText for autodoc.
 
+Public classes of `nnfmq` that applications get from calls are shown without the arguments of their constructors.
+
 A paragraph that is followed by an indented block becomes its introduction, and the block is shown literally, unless it
 is a list or a section of Google style ("Args:", "Raises:"), which napoleon formats.
 """
@@ -10,6 +12,8 @@ import re
 from typing import Any
 
 _SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Attributes|Note|Example|Examples):\s*$")
+_CONSTRUCTED = ("nnfmq.ModelBuilder", "nnfmq.Runtime")  # by applications; all others are returned to them
+_ALIAS = re.compile(r"TypeAliasForwardRef\('_?(\w+)'\)")  # how Sphinx writes an alias in a union
 _LIST = re.compile(r"^\s*([-*]|\d+\.) ")
 
 
@@ -31,7 +35,17 @@ def _is_continued(lines: list[str]) -> bool:
     return last.startswith("  ") or bool(_SECTION.match(last) or _LIST.match(last)) or last.endswith("::")
 
 
+def simplify_signature(
+    _app: Any, what: str, name: str, _object: Any, _options: Any, signature: str | None, returned: str | None
+) -> tuple[str, str | None]:
+    """Return no arguments for a public class of `nnfmq` that applications do not construct; aliases by their names."""
+    if what == "class" and name.count(".") == 1 and name not in _CONSTRUCTED:
+        return "", None
+    return _ALIAS.sub(r"\1", signature or ""), returned
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Register the extension with Sphinx."""
     app.connect("autodoc-process-docstring", mark_literal_blocks, priority=400)
+    app.connect("autodoc-process-signature", simplify_signature)
     return {"parallel_read_safe": True}
