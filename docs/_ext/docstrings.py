@@ -37,11 +37,11 @@ def _is_continued(lines: list[str]) -> bool:
 
 def simplify_signature(
     _app: Any, what: str, name: str, _object: Any, _options: Any, signature: str | None, returned: str | None
-) -> tuple[str, str | None]:
+) -> tuple[str, str | None] | None:
     """Return no arguments for a public class of `nnfmq` that applications do not construct; aliases by their names."""
     if what == "class" and name.count(".") == 1 and name not in _CONSTRUCTED:
         return "", None
-    return _ALIAS.sub(r"\1", signature or ""), returned
+    return None if signature is None else (_ALIAS.sub(r"\1", signature), returned)
 
 
 def setup(app: Any) -> dict[str, bool]:
