@@ -3,12 +3,14 @@
 Those on elements of 64 bits and UINT32 (`tflite_codes.WIDE_TYPES`) are all operations that the extension has by the
 same name.
 
-An importer emits operations of the HAL, and `widened` replaces those whose operands the HAL does not accept. 16-bit
-tensors have operations of their own (`tflite_codes.SIXTEEN_BIT`).
+An importer emits operations of the HAL, and `widened` replaces those whose operands the HAL does not accept. Functions
+of elements and of rows take tensors of higher ranks in another shape (`flat_shape`). 16-bit tensors have operations of
+their own (`tflite_codes.SIXTEEN_BIT`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -17,7 +19,7 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, WIDE_TYPES, TfliteOperation, operation_code
 from nnfmq.hal.types import Operand, OperandType
 
-__all__ = ["WIDER_OPERATIONS", "WiderOperation", "widened"]
+__all__ = ["WIDER_OPERATIONS", "WiderOperation", "flat_shape", "widened"]
 
 _HAL_RANK = 4
 _INT32, _BOOL8 = OperandType.TENSOR_INT32, OperandType.TENSOR_BOOL8
@@ -92,6 +94,29 @@ def widened(operation_type: OperationType, inputs: Sequence[Operand], outputs: S
         too_high = any(len(operand.dimensions) > _HAL_RANK for operand in inputs[:2])
     return operation_code(TfliteOperation[operation_type.name]) if unusual or too_high else operation_type
 
+
+def flat_shape(operation_type: OperationType, inputs: Sequence[Operand]) -> tuple[int, ...]:
+    """Return the shape of rank 1 or 2 in which the HAL takes the first input, whose rank is above 4; else ().
+
+    It has an operation on elements or on the rows of the last dimension, whose result has the input's shape.
+    """
+    shape = inputs[0].dimensions if inputs else ()
+    if len(shape) <= _HAL_RANK or 0 in shape:
+        return ()
+    if operation_type in _OF_ELEMENTS:
+        return (math.prod(shape),)
+    return (math.prod(shape[:-1]), shape[-1]) if len(inputs) == _OF_ROWS.get(operation_type) else ()
+
+
+_OF_ELEMENTS = frozenset(
+    OperationType[name] for name in ("DEQUANTIZE", "FLOOR", "LOGISTIC", "RELU", "RELU1", "RELU6", "TANH")
+)
+_OF_ROWS = {
+    OperationType.L2_NORMALIZATION: 1,
+    operation_code(TfliteOperation.Q8_L2_NORMALIZATION): 1,
+    OperationType.SOFTMAX: 2,
+}
+"""The number of inputs without an axis."""
 
 _OF_THE_EXTENSION = {
     OperationType[operation.name]: operation_code(operation)

@@ -21,7 +21,7 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import NAME, SIXTEEN_BIT, TENSOR_INT64, TfliteOperation, operation_code
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, Subgraph, element_bytes
 from nnfmq.hal.unused_operands import without_unused_operands
-from nnfmq.hal.wider_operations import widened
+from nnfmq.hal.wider_operations import flat_shape, widened
 
 __all__ = ["GraphBuilder"]
 
@@ -189,12 +189,28 @@ class GraphBuilder:
 
     def _append(self, operation_type: OperationType, inputs: Sequence[int], *outputs: int) -> None:
         operands = self._operands
+        flat = flat_shape(operation_type, [operands[index] for index in inputs])
+        if flat:
+            return self._append_flat(operation_type, inputs, outputs[0], flat)
         if any(operands[index].type == OperandType.TENSOR_QUANT16_SYMM for index in (*inputs, *outputs)):
             operation_type = SIXTEEN_BIT.get(operation_type, operation_type)
         operation_type = widened(operation_type, [operands[i] for i in inputs], [operands[i] for i in outputs])
         if is_extension(operation_type):
             self._shared_parts.prefixes.add(extension_prefix(operation_type))
-        self._operations.append(Operation(operation_type, tuple(inputs), outputs))
+        return self._operations.append(Operation(operation_type, tuple(inputs), outputs))
+
+    def _append_flat(
+        self, operation_type: OperationType, inputs: Sequence[int], output: int, flat: tuple[int, ...]
+    ) -> None:
+        """Append an operation on the elements of its first input in another shape, and a RESHAPE of its result."""
+        x, place = self._operands[inputs[0]], DataLocation()
+        before, after = (
+            self.operand(replace(operand, dimensions=flat, lifetime=LifeTime.TEMPORARY_VARIABLE, location=place))
+            for operand in (x, self._operands[output])
+        )
+        self._append(OperationType.RESHAPE, [inputs[0], self.int32_vector(flat)], before)
+        self._append(operation_type, [before, *inputs[1:]], after)
+        self._append(OperationType.RESHAPE, [after, self.int32_vector(x.dimensions)], output)
 
     def as_output(self, index: int) -> None:
         """Make an operand, so far an intermediate result, an output of the model."""
@@ -233,13 +249,15 @@ class GraphBuilder:
             InvalidArgument: If a shape depends on the data.
             GeneralFailure: If the inputs' shapes violate a constraint of an operation.
         """
-        # Imports all operations, which only the resizing of inputs needs: 3 MiB of an application.
-        from nnfmq.importers.shape_inference import output_shapes
-
         for operation in self._operations[begin:]:
-            shapes = output_shapes(operation, self._operands, self._shared_parts.contents)
-            for index, shape in zip(operation.outputs, shapes, strict=True):
-                self._operands[index] = replace(self._operands[index], dimensions=shape)
+            for index, shape in zip(operation.outputs, self.output_shapes(operation), strict=True):
+                self.set_dimensions(index, shape)
+
+    def output_shapes(self, operation: Operation) -> list[tuple[int, ...]]:
+        """Return the shapes of an operation's outputs. Raises as `infer_shapes`."""
+        from nnfmq.importers.shape_inference import output_shapes  # imports the declarations of operations
+
+        return output_shapes(operation, self._operands, self._shared_parts.contents)
 
     def build(self, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
         """Return the model, without unused operands, and with one copy of all constants."""

@@ -22,6 +22,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.importers.file_format import ModelSource, Shapes
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
+from nnfmq.importers.operation_check import require_computable
 from nnfmq.importers.problems import Problems
 from nnfmq.importers.tflite_empty import EmptyTensors
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, read
@@ -33,7 +34,6 @@ from nnfmq.importers.tflite_operators.pruning import has_unknown_sizes
 from nnfmq.importers.tflite_operators.variable_ops import finish_variables
 from nnfmq.importers.tflite_resizing import Resizing, input_index
 from nnfmq.importers.tflite_subgraphs import Subgraphs
-from nnfmq.importers.type_check import require_types
 
 __all__ = ["TracedModel", "import_model", "import_traced"]
 
@@ -123,8 +123,16 @@ def _import_file(
     except UnsupportedModel:
         file = _open(source, subgraph, signature)
         with suppress(InvalidArgument):
-            return file, _import_once(file, source.shapes, keep_results, not with_sizes)
+            stated = [file.tensor(index).shape for index in file.outputs]
+            imported = _import_once(file, source.shapes, keep_results, not with_sizes)
+            if with_sizes or source.shapes or _have_shapes(imported[0].outputs, stated):
+                return file, imported
         raise
+
+
+def _have_shapes(outputs: Sequence[TensorInfo], stated: Sequence[tuple[int, ...]]) -> bool:
+    """Return True if a model's outputs have the shapes that the file states, which its sizes are believed to have."""
+    return all(output.shape == shape for output, shape in zip(outputs, stated, strict=False) if shape)
 
 
 def _with_empty_inputs(source: ModelSource, subgraph: int, signature: FileSignature | None) -> TfliteFile:
@@ -207,7 +215,7 @@ def _convert(
     begin = context.builder.operation_count
     try:
         convert(operator)
-        require_types(context.builder, begin)
+        require_computable(context.builder, begin)
     except InvalidArgument as error:
         problems.add(str(error), operator.index, operator.name, context.file.types(operator))
         context.assume_written(operator)

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import LifeTime
+from nnfmq.importers.operation_check import require_computable
 from nnfmq.importers.problems import Problems
 from nnfmq.importers.tflite_folding import Folding
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
 from nnfmq.importers.tflite_operators.conversion import CalledSubgraph
-from nnfmq.importers.type_check import require_types
 
 __all__ = ["Subgraphs"]
 
@@ -57,7 +57,7 @@ class Subgraphs:
             begin = context.builder.operation_count
             try:
                 convert(operator)
-                require_types(context.builder, begin)
+                require_computable(context.builder, begin)
             except InvalidArgument as error:
                 problems.add(str(error), operator.index, operator.name, context.file.types(operator))
                 context.assume_written(operator)

@@ -29,6 +29,7 @@ from nnfmq.importers.tflite_operators.options import (
     dequantized,
     emit_clamp,
     emit_dequantized,
+    emit_integers,
     have_one_quantization,
     no_activation,
     own_definition,
@@ -124,11 +125,13 @@ def _with_activation(operation_type: OperationType) -> Apply:
 
     def convert(context: ConversionContext, operator: TfliteOperator) -> None:
         a, b = map(context.value, operator.inputs)
+        if context.file.tensor(operator.outputs[0]).type in INTEGERS:
+            return emit_integers(context, operator, operation_type, a, b, context.builder.int32(0))
         arguments = [a, b, activation(context, operator)]
         options = operator.options
         if context.builder[a].type == SIXTEEN_BITS and operation_type != OperationType.MUL:
             arguments.append(context.builder.boolean(options is None or bool(options.PotScaleInt16())))
-        context.emit(operation_type, operator, *arguments)
+        return context.emit(operation_type, operator, *arguments)
 
     return convert
 
@@ -156,10 +159,8 @@ def _squared_difference(context: ConversionContext, operator: TfliteOperator) ->
 
 def _div(context: ConversionContext, operator: TfliteOperator) -> None:
     if context.file.tensor(operator.inputs[0]).type in INTEGERS:  # NNAPI's quotient is rounded down
-        no_activation(operator)
-        return context.emit(
-            operation_code(TfliteOperation.TRUNCATED_DIV), operator, *map(context.value, operator.inputs)
-        )
+        code = operation_code(TfliteOperation.TRUNCATED_DIV)
+        return emit_integers(context, operator, code, *map(context.value, operator.inputs))
     if are_quantized(context, *operator.inputs, *operator.outputs):
         arguments = [*map(context.value, operator.inputs), activation(context, operator)]
         return context.emit(operation_code(TfliteOperation.Q8_DIV), operator, *arguments)

@@ -5,14 +5,16 @@ Functions take TFLite's options and return operand indexes, or validated Python 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
-from nnfmq.hal.types import FusedActivationFunc, Operand, OperandType, PaddingScheme
+from nnfmq.hal.types import FusedActivationFunc, LifeTime, Operand, OperandType, PaddingScheme
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
-from nnfmq.importers.tflite_operators.conversion import QUANTIZED_TYPES, ConversionContext
+from nnfmq.importers.tflite_operators.conversion import INTEGERS, QUANTIZED_TYPES, ConversionContext
 
 __all__ = [
     "activation",
@@ -22,6 +24,7 @@ __all__ = [
     "dynamically_quantized",
     "emit_clamp",
     "emit_dequantized",
+    "emit_integers",
     "emit_reshape",
     "emit_same_quantization",
     "have_one_quantization",
@@ -42,15 +45,25 @@ _ACTIVATIONS = {
     2: FusedActivationFunc.RELU1,
     3: FusedActivationFunc.RELU6,
 }
+_INTEGER_BOUNDS: Mapping[FusedActivationFunc, tuple[int | None, int | None]] = {
+    FusedActivationFunc.NONE: (None, None),
+    FusedActivationFunc.RELU: (0, None),
+    FusedActivationFunc.RELU1: (-1, 1),
+    FusedActivationFunc.RELU6: (0, 6),
+}
 _PADDINGS = {0: PaddingScheme.SAME, 1: PaddingScheme.VALID}
 
 
 def activation(context: ConversionContext, operator: TfliteOperator) -> int:
     """Return the fused activation; NONE if the operator has no options."""
+    return context.builder.int32(_activation(operator))
+
+
+def _activation(operator: TfliteOperator) -> FusedActivationFunc:
     code = operator.options.FusedActivationFunction() if operator.options is not None else 0
     if code not in _ACTIVATIONS:
         raise InvalidArgument(f"fused activation {code} is not supported: NONE, RELU, RELU_N1_TO_1 and RELU6 are")
-    return context.builder.int32(_ACTIVATIONS[code])
+    return _ACTIVATIONS[code]
 
 
 def no_activation(operator: TfliteOperator) -> None:
@@ -142,6 +155,25 @@ def emit_dequantized(
     real = context.builder.operand(Operand(OperandType.TENSOR_FLOAT32, y.shape or shape))
     context.builder.operation(operation_type, inputs, real)
     return context.emit(OperationType.QUANTIZE, operator, real, shape=shape)
+
+
+def emit_integers(
+    context: ConversionContext, operator: TfliteOperator, operation_type: OperationType, *inputs: int
+) -> None:
+    """Add an operation on integers that writes the operator's only output.
+
+    The HAL's have no fused activation: MAXIMUM and MINIMUM take its place.
+    """
+    low, high = _INTEGER_BOUNDS[_activation(operator)]
+    y = context.file.tensor(operator.outputs[0])
+    for choice, bound in ((OperationType.MAXIMUM, low), (OperationType.MINIMUM, high)):
+        if bound is not None:
+            unbounded = context.temporary(y, y.shape)
+            context.builder.operation(operation_type, inputs, unbounded)
+            location = context.builder.stored(np.array([bound], INTEGERS[y.type]).tobytes())
+            limit = Operand(y.type, (1,), lifetime=LifeTime.CONSTANT_COPY, location=location)
+            operation_type, inputs = choice, (unbounded, context.builder.operand(limit))
+    context.emit(operation_type, operator, *inputs)
 
 
 def are_quantized(context: ConversionContext, *tensors: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -40,6 +41,7 @@ from nnfmq.importers.tflite_operators.options import (
 __all__ = ["CONVERTERS"]
 
 _BIAS_TOLERANCE = 0.02  # of the output's scale: what TFLite itself accepts between bias scale and input × filter
+_SAME = 0  # TFLite's code of the padding
 _QUANTIZED_TYPES = (*QUANTIZED_TYPES, PER_CHANNEL)
 _FILTER_TYPES = ((PER_CHANNEL,), (PER_CHANNEL, OperandType.TENSOR_QUANT8_ASYMM_SIGNED))  # of 8, of 16 bits
 
@@ -187,10 +189,31 @@ def _depth_multiplier(operator: TfliteOperator, op: _WeightedOp) -> int:
 def _transpose_conv(context: ConversionContext, operator: TfliteOperator) -> None:
     op = _weighted_op(context, operator, 4, (2, 1, 3))
     y = context.file.tensor(operator.outputs[0])
-    size = context.builder.int32_vector(size_argument(context, operator.inputs[0], y.shape))
-    arguments = [*_operands(context, operator, op, op.weights.shape[0]), size, padding(context, operator)]
-    arguments += [*strides(context, operator), activation(context, operator), context.builder.boolean(False)]
+    size = size_argument(context, operator.inputs[0], y.shape)
+    implicit, steps = padding(context, operator), strides(context, operator)
+    explicit = [context.builder.int32(value) for value in _transposed_paddings(operator, op, size)]
+    arguments = _operands(context, operator, op, op.weights.shape[0])
+    arguments += [*(explicit or (context.builder.int32_vector(size), implicit)), *steps]
+    arguments += [activation(context, operator), context.builder.boolean(False)]
     context.emit(OperationType.TRANSPOSE_CONV_2D, operator, *arguments)
+
+
+def _transposed_paddings(operator: TfliteOperator, op: _WeightedOp, size: Sequence[int]) -> list[int]:
+    """Return the paddings left, right, top and bottom for an output of `size`; [] if the scheme implies them.
+
+    A convolution drops the last pixels of an image that its strides do not reach, so TFLite may compute a few more
+    than NNAPI's scheme VALID. Paddings after the input are negative then.
+    """
+    if len(op.x.shape) != 4 or len(size) != 4 or min(*op.x.shape, *size) < 1:
+        return []
+    options, paddings = operator.options, []
+    for axis, stride in ((2, options.StrideW()), (1, options.StrideH())):
+        wanted, kernel, given = size[axis], op.weights.shape[axis], op.x.shape[axis]
+        convolved = wanted if options.Padding() == _SAME else wanted - kernel + 1
+        if -(-convolved // stride) != given:
+            raise InvalidArgument(f"an output of {list(size)} does not belong to an input of {list(op.x.shape)}")
+        paddings += [0, (given - 1) * stride + kernel - wanted]
+    return paddings if any(paddings) and options.Padding() != _SAME else []
 
 
 def _fully_connected(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -203,8 +226,8 @@ def _fully_connected(context: ConversionContext, operator: TfliteOperator) -> No
         return _connected_per_channel(context, operator, op)
     units = op.weights.shape[0]
     asymmetric = operator.options is not None and bool(operator.options.AsymmetricQuantizeInputs())
-    operands = _operands(context, operator, op, units, row_length=op.weights.shape[1], asymmetric=asymmetric)
-    arguments = [*operands, activation(context, operator)]
+    x, *rest = _operands(context, operator, op, units, row_length=op.weights.shape[1], asymmetric=asymmetric)
+    arguments = [_as_rows(context, op, x), *rest, activation(context, operator)]
     y = context.file.tensor(operator.outputs[0])
     keeps_dimensions = operator.options is not None and bool(operator.options.KeepNumDims())
     if not keeps_dimensions or len(y.shape) in (0, 2):
@@ -214,6 +237,16 @@ def _fully_connected(context: ConversionContext, operator: TfliteOperator) -> No
     flat = context.temporary(y, (math.prod(y.shape[:-1]), units))
     context.builder.operation(operation, arguments, flat)
     return emit_reshape(context, operator, flat, y.shape)
+
+
+def _as_rows(context: ConversionContext, op: _WeightedOp, x: int) -> int:
+    """Return an input of one dimension, which the HAL does not accept, as rows."""
+    if len(op.x.shape) != 1 or op.x.shape[0] % op.weights.shape[1]:
+        return x
+    shape = (_rows(op), op.weights.shape[1])
+    rows = context.temporary(op.x, shape)
+    context.builder.operation(OperationType.RESHAPE, [x, context.builder.int32_vector(shape)], rows)
+    return rows
 
 
 def _rows(op: _WeightedOp) -> int:

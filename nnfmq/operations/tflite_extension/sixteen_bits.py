@@ -19,6 +19,7 @@ from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.signature import F32, Q16S, V1_0, V1_2, Array, Declaration, Overload, Plan, Tensor, Variant
+from nnfmq.operations.tflite_extension.any_rank import SHAPES_OF_ANY_RANK
 from nnfmq.operations.tflite_extension.declaring import own_code
 
 INT16_MIN, INT16_MAX = -(1 << 15), (1 << 15) - 1
@@ -47,6 +48,7 @@ def sixteen_bit(source: Declaration, plan: Plan | None = None, types: Iterable[T
         since=V1_2,
         overloads=tuple(overloads),
         variants=tuple(Variant({"T": Q16S, **others}, V1_2, plan) for others in types),
+        shape=SHAPES_OF_ANY_RANK.get(source.name, source.shape),
         same_quantization=False,
         level=lambda inputs, output: V1_0,
     )

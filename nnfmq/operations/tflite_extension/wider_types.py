@@ -53,10 +53,10 @@ from nnfmq.operations.signature import (
     Declaration,
     Plan,
     Run,
-    Shape,
     Tensor,
     Variant,
 )
+from nnfmq.operations.tflite_extension.any_rank import SHAPES_OF_ANY_RANK
 from nnfmq.operations.tflite_extension.declaring import F64, WIDE_INTEGERS, own_code
 
 _FAMILIES = (
@@ -94,18 +94,13 @@ def _wider(
         since=V1_2,
         overloads=tuple(replace(each, arities=dict.fromkeys(each.arities, V1_2)) for each in base.overloads),
         variants=(*levels, *further),
-        shape=shape or base.shape,
+        shape=shape or SHAPES_OF_ANY_RANK.get(name, base.shape),
         level=lambda inputs, output: V1_2,
     )
 
 
-def padded_shape_of_any_rank(input: Shape, *, paddings: Array, value: float = 0) -> Shape:
-    """Return the input's shape, of any rank, plus the paddings."""
-    return padding.padded(input, paddings)
-
-
 def _pad_v2() -> Declaration:
-    declaration = _wider("PAD_V2", shape=padded_shape_of_any_rank)
+    declaration = _wider("PAD_V2")
     plan = declaration.variants[0].plan
     further = (Variant({"T": kind, "V": INT32}, V1_2, plan) for kind in (I32, B8))
     return replace(declaration, variants=(*declaration.variants, *further))
@@ -234,7 +229,7 @@ def _arithmetic(name: str, ufunc: np.ufunc, types: tuple[OperandType, ...] = WID
 
 
 def _mean() -> Declaration:
-    declaration = _wider("MEAN", (I32, *WIDE_INTEGERS), reduction_plan(_integer_mean), shape=reduce_argmax.reduced)
+    declaration = _wider("MEAN", (I32, *WIDE_INTEGERS), reduction_plan(_integer_mean))
     return _with_wide_types(declaration, types=(F64,))
 
 
@@ -249,27 +244,27 @@ DECLARATIONS = (
     _arithmetic("MUL", np.multiply),
     _arithmetic("DIV", np.divide, (F64,)),
     _with_wide_types(_wider("POW", (I32, *WIDE_INTEGERS), stateless(integer_power)), types=(F64,)),
-    _wider("RESHAPE", (*_FEW, TENSOR_COMPLEX64), shape=reshape_concat.reshaped),
-    _wider("SQUEEZE", (*_REST, TENSOR_COMPLEX64), shape=reshape_concat.squeezed),
+    _wider("RESHAPE", (*_FEW, TENSOR_COMPLEX64)),
+    _wider("SQUEEZE", (*_REST, TENSOR_COMPLEX64)),
     _wider("EXPAND_DIMS", (*_FEW, TENSOR_COMPLEX64)),
-    _wider("CONCATENATION", _REST, shape=reshape_concat.concatenated),
+    _wider("CONCATENATION", _REST),
     _wider("PACK", _FEW),
     _wider("SLICE", _FEW),
-    _wider("STRIDED_SLICE", _REST, shape=slicing.strided),
+    _wider("STRIDED_SLICE", _REST),
     _wider("SPLIT", _FEW),
-    _wider("PAD", _REST, shape=padded_shape_of_any_rank),
+    _wider("PAD", _REST),
     _pad_v2(),
     _wider("MIRROR_PAD", _FEW),
-    _wider("TRANSPOSE", _REST, shape=permute.permuted),
+    _wider("TRANSPOSE", _REST),
     _wider("REVERSE", _FEW),
     _wider("TILE", _FEW),
     _wider("GATHER", _FEW),
     _wider("SELECT", _FEW),
     _mean(),
-    _wider("REDUCE_MAX", (I32, *WIDE_TYPES), shape=reduce_argmax.reduced),
-    _wider("REDUCE_MIN", (I32, *WIDE_TYPES), shape=reduce_argmax.reduced),
-    _wider("REDUCE_SUM", (I32, *WIDE_TYPES), _wrapped(np.add.reduce), shape=reduce_argmax.reduced),
-    _wider("REDUCE_PROD", (I32, *WIDE_TYPES), _wrapped(np.multiply.reduce), shape=reduce_argmax.reduced),
+    _wider("REDUCE_MAX", (I32, *WIDE_TYPES)),
+    _wider("REDUCE_MIN", (I32, *WIDE_TYPES)),
+    _wider("REDUCE_SUM", (I32, *WIDE_TYPES), _wrapped(np.add.reduce)),
+    _wider("REDUCE_PROD", (I32, *WIDE_TYPES), _wrapped(np.multiply.reduce)),
     _cast(),
     *(_wider(name, WIDE_TYPES) for name in (*_OF_NUMBERS, *_OF_PAIRS)),
     *(_wider(name, (F64,), shape=same_shape) for name in _OF_FLOATS),

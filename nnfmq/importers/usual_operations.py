@@ -1,0 +1,144 @@
+"""Operations in the forms that most models have, which every device computes.
+
+`is_usual` recognizes them without the declarations of operations, whose import takes 25 ms and 1 MiB of an application.
+It may miss one, and the declarations then decide.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, PaddingScheme
+from nnfmq.importers.graph_builder import GraphBuilder
+
+__all__ = ["is_usual"]
+
+_FLOAT = OperandType.TENSOR_FLOAT32
+_BYTES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
+_RANKS = range(1, 5)
+_IMAGE = 4
+_POOL_NUMBERS, _CONVOLUTION_NUMBERS = 6, 4
+_Shape: TypeAlias = tuple[int, ...]
+
+
+class _Given(Struct, frozen=True):
+    """The shapes of an operation's tensors, the constant integers behind them, and the elements of the last tensor.
+
+    `target` is empty unless that is a constant of integers.
+    """
+
+    shapes: Sequence[_Shape]
+    numbers: Sequence[int]
+    target: _Shape
+
+
+def is_usual(builder: GraphBuilder, operation: Operation) -> bool:
+    """Return True if an operation certainly has a kernel for its types, and a result of its output's shape."""
+    rule = _RULES.get(operation.type)
+    if rule is None or len(operation.outputs) != 1:
+        return False
+    inputs, y = [builder[index] for index in operation.inputs], builder[operation.outputs[0]]
+    shapes = [operand.dimensions for operand in inputs if operand.dimensions]
+    known = all(len(shape) in _RANKS and 0 not in shape for shape in (*shapes, y.dimensions))
+    if not shapes or not known or not _have_usual_types(operation.type, inputs, y):
+        return False
+    constants = [(o.type, builder.content(i)) for o, i in zip(inputs, operation.inputs, strict=True) if _is_constant(o)]
+    numbers = [number for kind, data in constants if kind == OperandType.INT32 for number in _numbers(data)]
+    is_target = constants and constants[-1][0] == OperandType.TENSOR_INT32 and len(constants[-1][1]) <= 4 * _IMAGE
+    return rule(_Given(shapes, numbers, _numbers(constants[-1][1]) if is_target else ())) == y.dimensions
+
+
+def _is_constant(operand: Operand) -> bool:
+    return operand.lifetime == LifeTime.CONSTANT_COPY
+
+
+def _have_usual_types(code: OperationType, inputs: Sequence[Operand], y: Operand) -> bool:
+    x = inputs[0]
+    if code in _CONVERSIONS:
+        return (x.type, y.type) in _CONVERSIONS[code]
+    if x.type != y.type or x.type not in (_FLOAT, *_BYTES):
+        return False
+    return code not in _SAME_QUANTIZATION or _quantization(x) == _quantization(y)
+
+
+def _quantization(operand: Operand) -> tuple[OperandType, float, int]:
+    return operand.type, operand.scale, operand.zero_point
+
+
+def _numbers(data: bytes | memoryview) -> _Shape:
+    return struct.unpack(f"<{len(data) // 4}i", data)
+
+
+def _same(given: _Given) -> _Shape:
+    return given.shapes[0]
+
+
+def _reshaped(given: _Given) -> _Shape:
+    is_whole = bool(given.target) and min(given.target) > 0 and math.prod(given.target) == math.prod(given.shapes[0])
+    return given.target if is_whole else ()
+
+
+def _broadcast(given: _Given) -> _Shape:
+    first, second = given.shapes
+    return first if second in (first, first[-1:], (1,)) else ()
+
+
+def _rows(given: _Given) -> _Shape:
+    x, weights, bias = given.shapes
+    fits = len(x) > 1 and len(weights) == 2 and bias == weights[:1] and math.prod(x) % weights[1] == 0
+    return (math.prod(x) // weights[1], weights[0]) if fits else ()
+
+
+def _windows(x: _Shape, kernel: Sequence[int], numbers: Sequence[int], channels: int) -> _Shape:
+    scheme, stride_width, stride_height = numbers[:3]
+    found = [x[0]]
+    for size, window, stride in ((x[1], kernel[0], stride_height), (x[2], kernel[1], stride_width)):
+        if stride < 1 or window < 1 or window > size:
+            return ()
+        found.append(-(-(size if scheme == PaddingScheme.SAME else size - window + 1) // stride))
+    return (*found, channels)
+
+
+def _pooled(given: _Given) -> _Shape:
+    """Of an image, the padding scheme, strides, the filter's width and height, and the activation."""
+    x, numbers = given.shapes[0], given.numbers
+    if len(x) != _IMAGE or len(numbers) != _POOL_NUMBERS:
+        return ()
+    return _windows(x, (numbers[4], numbers[3]), numbers, x[3])
+
+
+def _convolved(given: _Given, *, is_depthwise: bool) -> _Shape:
+    """Of an image, a filter, a bias, the padding scheme, strides, a multiplier if depthwise, and the activation."""
+    x, filter, bias = given.shapes
+    if not len(x) == len(filter) == _IMAGE or len(given.numbers) != _CONVOLUTION_NUMBERS + is_depthwise:
+        return ()
+    channels = filter[3] if is_depthwise else filter[0]
+    depth = (1, x[3] * given.numbers[3]) if is_depthwise else (filter[0], x[3])
+    fits = (filter[0], filter[3]) == depth and bias == (channels,)
+    return _windows(x, filter[1:3], given.numbers, channels) if fits else ()
+
+
+_Codes = OperationType
+_RULES: Mapping[OperationType, Callable[[_Given], _Shape]] = {
+    **dict.fromkeys((_Codes.DEQUANTIZE, _Codes.LOGISTIC, _Codes.QUANTIZE, _Codes.RELU, _Codes.RELU6), _same),
+    **dict.fromkeys((_Codes.SOFTMAX, _Codes.TANH), _same),
+    **dict.fromkeys((_Codes.ADD, _Codes.MUL, _Codes.SUB), _broadcast),
+    **dict.fromkeys((_Codes.AVERAGE_POOL_2D, _Codes.MAX_POOL_2D), _pooled),
+    _Codes.CONV_2D: partial(_convolved, is_depthwise=False),
+    _Codes.DEPTHWISE_CONV_2D: partial(_convolved, is_depthwise=True),
+    _Codes.FULLY_CONNECTED: _rows,
+    _Codes.RESHAPE: _reshaped,
+}
+"""The shape of an operation's result; () if it is not a usual one."""
+_SAME_QUANTIZATION = (_Codes.AVERAGE_POOL_2D, _Codes.MAX_POOL_2D, _Codes.RELU, _Codes.RELU6, _Codes.RESHAPE)
+_CONVERSIONS = {
+    _Codes.DEQUANTIZE: [(kind, _FLOAT) for kind in _BYTES],
+    _Codes.QUANTIZE: [(_FLOAT, kind) for kind in _BYTES],
+}
