@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.drivers import LIMIT_S, Daemon, Process
 from support.models import add_model, relu_model
 
 import nnfmq
+from nnfmq.file_memory import FileMemory
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import (
@@ -226,6 +228,43 @@ def test_DOM_6_DOM_12_copied_data_is_read_back(driver: Driver) -> None:
         assert floats(target) == [1, 2, 3, 4]
 
 
+@pytest.fixture(params=["shared memory", "a file"])
+def sized(request: pytest.FixtureRequest, driver: Driver, resources: ExitStack, tmp_path: Path) -> Callable[[int], Any]:
+    """Return what makes a memory of a number of bytes, each 7, which lives as long as what `driver` makes."""
+
+    def shared(size: int) -> Memory:
+        memory: Memory = resources.enter_context(Memory.create(size))
+        memory.view[:] = bytes([7]) * size
+        return memory
+
+    def in_file(size: int) -> FileMemory:
+        path = tmp_path / str(size)
+        path.write_bytes(bytes([7]) * size)
+        file = resources.enter_context(path.open("r+b"))
+        return resources.enter_context(FileMemory.from_fd(file.fileno(), size))
+
+    return shared if request.param == "shared memory" else in_file
+
+
+@pytest.mark.parametrize(("model", "dimensions"), [(RELU, []), (RELU, [4]), (OPEN, [4])], ids=["fixed", "same", "open"])
+def test_DOM_12_a_memory_of_another_size_is_neither_read_nor_written(
+    model: Model, dimensions: list[int], sized: Callable[[int], Any], driver: Driver
+) -> None:
+    buffer, _ = driver.buffer(driver.prepare(model))
+    source, target = driver.memory(1, 2, 3, 4), driver.memory(0, 0, 0, 0)
+    for size in (1, 15, 17, 32, 4096):
+        other = sized(size)
+        assert buffer.copyFrom(source, dimensions) is NONE
+        assert buffer.copyTo(other) is INVALID
+        assert bytes(other.view) == bytes([7]) * size
+        assert buffer.copyTo(target) is NONE and floats(target) == [1, 2, 3, 4]
+        assert buffer.copyFrom(other, dimensions) is INVALID
+        assert buffer.copyTo(target) is FAILED  # there is nothing in it
+    same = sized(16)
+    assert buffer.copyFrom(same, dimensions) is buffer.copyTo(target) is NONE
+    assert bytes(target.view) == bytes([7]) * 16
+
+
 def test_N_DCP_1_N_DCP_3_N_DCP_5_N_DCX_1_a_failed_copy_leaves_a_buffer_uninitialized(driver: Driver) -> None:
     buffer, _ = driver.buffer(driver.prepare(RELU))
     source, target = driver.memory(1, 2, 3, 4), driver.memory(0, 0, 0, 0)
@@ -242,7 +281,7 @@ def test_N_DCP_1_N_DCP_3_N_DCP_5_N_DCX_1_a_failed_copy_leaves_a_buffer_uninitial
     assert buffer.copyFrom(None, []) is buffer.copyTo(None) is INVALID
 
 
-def test_N_DCP_2_N_DCP_4_N_DCP_7_a_copy_to_a_buffer_of_dynamic_shape_needs_dimensions(driver: Driver) -> None:
+def test_DOM_12_N_DCP_2_N_DCP_4_N_DCP_7_a_copy_to_a_buffer_of_dynamic_shape_needs_dimensions(driver: Driver) -> None:
     buffer, _ = driver.buffer(driver.prepare(OPEN))
     source, target = driver.memory(1, 2, 3, 4), driver.memory(0, 0, 0, 0)
     for dimensions in ([], [2, 2], [0], [2], [8]):
@@ -252,6 +291,15 @@ def test_N_DCP_2_N_DCP_4_N_DCP_7_a_copy_to_a_buffer_of_dynamic_shape_needs_dimen
     for count in (2, 8):
         assert buffer.copyTo(driver.memory(*[0.0] * count)) is INVALID
     assert buffer.copyTo(target) is NONE and floats(target) == [1, 2, 3, 4]
+
+
+def test_DOM_12_N_DCP_4_a_buffer_of_unknown_rank_is_no_scalar_where_the_copy_has_no_dimensions(driver: Driver) -> None:
+    buffer, _ = driver.buffer(driver.prepare(relu_model(())))
+    source, target = driver.memory(1), driver.memory(0)
+    assert buffer.copyFrom(source, []) is INVALID
+    assert buffer.copyTo(target) is FAILED
+    assert buffer.copyFrom(source, [1]) is buffer.copyTo(target) is NONE
+    assert floats(target) == [1]
 
 
 def test_N_DCP_6_a_target_of_another_size_is_rejected(driver: Driver) -> None:
