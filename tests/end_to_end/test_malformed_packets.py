@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from support.bursts import BurstClient, give_pools, packet_for, server_end, split
 from support.drivers import LIMIT_S, Daemon, InThread, aborting, one, running_daemon, until
-from support.models import add_model, relus_model
+from support.models import add_model, gather_model, relus_model, request_for
 from support.plugins import add_plugin, path_with
 
 import nnfmq
@@ -210,6 +210,10 @@ def test_N_BUX_3_impossible_counters_end_only_the_burst(
 # ------------------------------------------------------------------------------------------------ the caller's queues
 
 
+def sent(status: ErrorStatus, *shapes: OutputShape) -> ResultPacket:
+    return ResultPacket(status, shapes, NO_TIMING)
+
+
 class Hidl:
     """A burst over queues that this test creates, as HIDL configures it. `requested` has the driver's requests."""
 
@@ -220,7 +224,7 @@ class Hidl:
         self.requested: list[list[int]] = []
         self.before_reply: Callable[[], object] = lambda: None
         self.queues = stack.enter_context(BurstClient.create(result_records=result_records))
-        self.model, self._pools = model, give_pools(self.queues, model)
+        self.model, self.pools = model, give_pools(self.queues, model)
         calls: Queue[tuple[ErrorStatus, Any]] = Queue()
         device = hidl.IDevice(self.client, name)
         device.prepareModel_1_2(model, 1, [], [], bytes(32), lambda *given: calls.put(given))
@@ -232,11 +236,11 @@ class Hidl:
         """Return the memories of slots that the driver requests (IBurstCallback)."""
         self.requested.append(slots)
         self.before_reply()
-        return ErrorStatus.NONE, [self._pools[slot] for slot in slots]
+        return ErrorStatus.NONE, [self.pools[slot] for slot in slots]
 
     def floats(self) -> list[Any]:
         """Return both inputs and the output of an ADD of four floats, in the memory of its slots."""
-        source, sink = (pool.view for pool in self._pools)
+        source, sink = (pool.view for pool in self.pools)
         return [np.frombuffer(*place) for place in ((source, F32, 4), (source, F32, 4, 64), (sink, F32, 4))]
 
     def begin(self, stack: ExitStack) -> Any:
@@ -283,6 +287,22 @@ def test_N_BUR_5_the_padding_of_every_result_record_is_zero(daemon: Daemon, reso
         used = {place for start, end in USED[record[0]] for place in range(start, end)}
         assert not any(byte for place, byte in enumerate(record) if place not in used)
     assert made.queues.execute(packet_for(made.model)).status is ErrorStatus.NONE
+
+
+def test_TIM_3_a_result_packet_has_times_only_of_a_measured_success(daemon: Daemon, resources: ExitStack) -> None:
+    adding, gathering = (Hidl(daemon, model, 1024, resources) for model in (add_model(), gather_model()))
+    for made in (adding, gathering):
+        made.begin(resources)
+    for _ in range(2):
+        assert adding.queues.execute(packet_for(adding.model)).timing == NO_TIMING
+        measured = adding.queues.execute(packet_for(adding.model, measure=MeasureTiming.YES))
+        assert 0 <= measured.timing.time_on_device_ns <= measured.timing.time_in_driver_ns
+    indices = request_for(gathering.model, ()).inputs[1].location
+    np.frombuffer(gathering.pools[0].view, np.int32, 1, indices.offset)[:] = 9  # of four values
+    for measure in MeasureTiming:
+        assert gathering.queues.execute(packet_for(gathering.model, measure=measure)) == sent(
+            ErrorStatus.GENERAL_FAILURE
+        )
 
 
 def test_N_REQ_4_freeing_a_slot_twice_or_an_unknown_slot_has_no_effect(daemon: Daemon, resources: ExitStack) -> None:
@@ -347,10 +367,6 @@ def waiting(tmp_path: Path, folder: Path) -> Iterator[Daemon]:
     add_plugin(tmp_path, "waiting", WAITING, {"test-waiting": "waiting:Waiting"}, "nnfmq.devices")
     with running_daemon(folder / "d.sock", environment=path_with(tmp_path)) as daemon:
         yield daemon
-
-
-def sent(status: ErrorStatus, *shapes: OutputShape) -> ResultPacket:
-    return ResultPacket(status, shapes, NO_TIMING)
 
 
 def test_N_BUX_6_slots_that_are_freed_while_an_execution_uses_them_change_no_result_and_are_requested_again(
