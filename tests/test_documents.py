@@ -1,8 +1,8 @@
 """Every code block of every page runs: Python blocks of a page one after the other, shell blocks line by line.
 
 A block that cannot run in a test has the comment `<!-- not run: reason -->` before it. What a line would install with
-pip is in the environment already, or is an example, which is put on the path; lines that make a virtual environment are
-left out.
+pip is in the environment already, or is an example, which is put on the path; lines that make a virtual environment do
+not run.
 """
 
 from __future__ import annotations
