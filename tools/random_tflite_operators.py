@@ -62,6 +62,11 @@ def _binary(g: RandomGraph, dtypes: Sequence[str], table: str = "", has_activati
     return Call(pair, [_out(g, first)], table, options)
 
 
+def _atan2(g: RandomGraph) -> Call:
+    first = g.pick(F)
+    return Call([first, g.like(first)], [_kind(first)])  # LiteRT does not broadcast: it reads what is beyond one
+
+
 def _comparison(g: RandomGraph) -> Call:
     first = g.pick(NUMBERS)
     return Call([first, g.broadcast_partner(first)], [Kind("bool")])
@@ -337,6 +342,9 @@ def _strided_slice(g: RandomGraph) -> Call:
     end = [g.number(-extent - 1, extent + 1) for extent in data.array.shape]
     masks = {name: g.number(0, 2**rank - 1) for name in ("BeginMask", "EndMask")}
     masks["ShrinkAxisMask"] = g.number(0, 2**rank - 1) if g.chance(0.2) else 0
+    for axis, extent in enumerate(data.array.shape):
+        if masks["ShrinkAxisMask"] >> axis & 1 and extent:  # LiteRT reads what is beyond the tensor
+            begin[axis] = g.number(-extent, extent - 1)
     return _moved(g, data, *map(g.plain, (begin, end, steps)), table="StridedSliceOptions", **masks)
 
 
@@ -460,7 +468,7 @@ OPERATORS: dict[str, Rule] = {
     "FLOOR_DIV": partial(_binary, dtypes=("float32", "int32"), table="FloorDivOptions"),
     "FLOOR_MOD": partial(_binary, dtypes=("float32", "int32", "int64"), table="FloorModOptions"),
     "SQUARED_DIFFERENCE": partial(_binary, dtypes=("float32", "int32", "int8"), table="SquaredDifferenceOptions"),
-    "ATAN2": partial(_binary, dtypes=F),
+    "ATAN2": _atan2,
     "MAXIMUM": partial(_same_kind_binary, dtypes=NUMBERS, table="MaximumMinimumOptions"),
     "MINIMUM": partial(_same_kind_binary, dtypes=NUMBERS, table="MaximumMinimumOptions"),
     **{name: partial(_binary, dtypes=("bool",)) for name in ("LOGICAL_AND", "LOGICAL_OR")},

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import LifeTime, Operand, Operation
 from nnfmq.operations import REGISTRY, signature
 from nnfmq.operations.prepare import infer_shapes, tensor_of
+from nnfmq.operations.shapes import DATA_DEPENDENT
 
 __all__ = ["output_shapes"]
 
@@ -23,7 +24,7 @@ def output_shapes(
 
     Raises:
         InvalidArgument: If a shape depends on the data.
-        GeneralFailure: If the inputs' shapes violate a constraint of the operation.
+        GeneralFailure: If the inputs' shapes violate a constraint of the operation, or its result has no elements.
     """
     outputs = [operands[index] for index in operation.outputs]
     inputs = [operands[index] for index in operation.inputs]
@@ -33,8 +34,10 @@ def output_shapes(
     if match.variant.plan is None:
         raise InvalidArgument(f"{match.declaration.name} of these types cannot be resized")
     shapes = list(infer_shapes(match, arguments, outputs).shapes)
-    if any(extent < 1 for shape in shapes for extent in shape):
+    if any(DATA_DEPENDENT in shape for shape in shapes):
         raise InvalidArgument("the shape of its result depends on the data")
+    if any(0 in shape for shape in shapes):
+        raise GeneralFailure("its result has no elements, which is not supported here")
     return shapes
 
 

@@ -41,13 +41,13 @@ class _Given(Struct, frozen=True):
 
 def is_usual(builder: GraphBuilder, operation: Operation) -> bool:
     """Return True if an operation certainly has a kernel for its types, and a result of its output's shape."""
-    rule = _RULES.get(operation.type)
-    if rule is None or len(operation.outputs) != 1:
+    count, rule = _RULES.get(operation.type, (0, _same))
+    if not count or len(operation.outputs) != 1:
         return False
     inputs, y = [builder[index] for index in operation.inputs], builder[operation.outputs[0]]
     shapes = [operand.dimensions for operand in inputs if operand.dimensions]
     known = all(len(shape) in _RANKS and 0 not in shape for shape in (*shapes, y.dimensions))
-    if not shapes or not known or not _have_usual_types(operation.type, inputs, y):
+    if len(shapes) != count or not known or not _have_usual_types(operation.type, inputs, y):
         return False
     constants = [(o.type, builder.content(i)) for o, i in zip(inputs, operation.inputs, strict=True) if _is_constant(o)]
     numbers = [number for kind, data in constants if kind == OperandType.INT32 for number in _numbers(data)]
@@ -126,17 +126,17 @@ def _convolved(given: _Given, *, is_depthwise: bool) -> _Shape:
 
 
 _Codes = OperationType
-_RULES: Mapping[OperationType, Callable[[_Given], _Shape]] = {
-    **dict.fromkeys((_Codes.DEQUANTIZE, _Codes.LOGISTIC, _Codes.QUANTIZE, _Codes.RELU, _Codes.RELU6), _same),
-    **dict.fromkeys((_Codes.SOFTMAX, _Codes.TANH), _same),
-    **dict.fromkeys((_Codes.ADD, _Codes.MUL, _Codes.SUB), _broadcast),
-    **dict.fromkeys((_Codes.AVERAGE_POOL_2D, _Codes.MAX_POOL_2D), _pooled),
-    _Codes.CONV_2D: partial(_convolved, is_depthwise=False),
-    _Codes.DEPTHWISE_CONV_2D: partial(_convolved, is_depthwise=True),
-    _Codes.FULLY_CONNECTED: _rows,
-    _Codes.RESHAPE: _reshaped,
+_RULES: Mapping[OperationType, tuple[int, Callable[[_Given], _Shape]]] = {
+    **dict.fromkeys((_Codes.DEQUANTIZE, _Codes.LOGISTIC, _Codes.QUANTIZE, _Codes.RELU, _Codes.RELU6), (1, _same)),
+    **dict.fromkeys((_Codes.SOFTMAX, _Codes.TANH), (1, _same)),
+    **dict.fromkeys((_Codes.ADD, _Codes.MUL, _Codes.SUB), (2, _broadcast)),
+    **dict.fromkeys((_Codes.AVERAGE_POOL_2D, _Codes.MAX_POOL_2D), (1, _pooled)),
+    _Codes.CONV_2D: (3, partial(_convolved, is_depthwise=False)),
+    _Codes.DEPTHWISE_CONV_2D: (3, partial(_convolved, is_depthwise=True)),
+    _Codes.FULLY_CONNECTED: (3, _rows),
+    _Codes.RESHAPE: (2, _reshaped),
 }
-"""The shape of an operation's result; () if it is not a usual one."""
+"""The number of an operation's tensors, and the shape of its result; () if it is not a usual one."""
 _SAME_QUANTIZATION = (_Codes.AVERAGE_POOL_2D, _Codes.MAX_POOL_2D, _Codes.RELU, _Codes.RELU6, _Codes.RESHAPE)
 _CONVERSIONS = {
     _Codes.DEQUANTIZE: [(kind, _FLOAT) for kind in _BYTES],

@@ -6,6 +6,7 @@ Results are those of LiteRT's reference kernels. A file is refused when it is lo
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,8 @@ REFUSED = [
          {**STRIDES, "FilterWidth": 3, "FilterHeight": 3}, note="a filter above the image"),
     Case("STRIDED_SLICE", [x(2, 5), constant([0, 5]), constant([2, 6]), constant([1, 1])], [x(2, name="y")],
          "StridedSliceOptions", {"ShrinkAxisMask": 2}, note="an element outside"),
+    Case("STRIDED_SLICE", [x(3, 2, 7), constant([0, 1, 4]), constant([0, 2, 7]), constant([1, 1, 1])],
+         [x(0, 7, name="y")], "StridedSliceOptions", {"ShrinkAxisMask": 2}, note="no elements"),
     Case("FULLY_CONNECTED", [x(2, 5), numbers(3, 4), numbers(3, name="b")], [x(2, 3, name="y")],
          "FullyConnectedOptions", note="no whole rows"),
     Case("CONCATENATION", [x(2, 3), x(3, 3, name="z")], [x(2, 6, name="y")], "ConcatenationOptions", {"Axis": 1},
@@ -222,3 +225,28 @@ def test_a_file_that_states_another_shape_of_a_result_is_refused(case: Case, axi
     content = replace(case, outputs=[replace(case.outputs[0], shape=tuple(shape)), *case.outputs[1:]]).content()
     with pytest.raises(InvalidArgument, match=r"no device can compute it|shape"):
         load(content)
+
+
+COMPARISONS = ("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL")
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+@pytest.mark.parametrize("scales", [(0.02, 0.01), (0.01, 0.02), (0.5, 0.125), (0.01, 0.01)], ids=str)
+def test_numbers_of_16_bits_are_compared_whatever_their_scales(name: str, scales: tuple[float, float]) -> None:
+    """LiteRT does so in EQUAL and NOT_EQUAL only, with 8 bits after the binary point."""
+    given = [x(6, 1, kind="INT16", quantized=(scales[0], 0)), x(9, kind="INT16", name="z", quantized=(scales[1], 0))]
+    case = Case(name, given, [x(6, 9, kind="BOOL", name="y")])
+    stored = np.array([[-40], [0], [7], [14], [100], [32767]], np.int16)
+    other = np.array([-160, -20, 0, 7, 14, 28, 50, 200, -32768], np.int16)
+    (found,) = ours(case.content())([stored, other])
+    exact = [Fraction(scale).limit_denominator(1000) for scale in scales]
+    real, others = (
+        [[Fraction(int(n)) * scale for n in row] for row in rows]
+        for rows, scale in zip((stored, other[None]), exact, strict=True)
+    )
+    ufunc = getattr(np, name.lower())
+    np.testing.assert_array_equal(
+        found.astype(bool), ufunc(np.array(real, object), np.array(others, object)).astype(bool)
+    )
+    if name in ("EQUAL", "NOT_EQUAL"):
+        np.testing.assert_array_equal(found.astype(bool), Theirs(case.content())([stored, other])[0])

@@ -100,8 +100,11 @@ def plan_mul(first: Tensor, second: Tensor, *, output: Tensor, activation: int) 
 
 
 def plan_comparison(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
-    """Plan the comparison of stored values."""
-    return lambda a, b: ufunc(a, b).view(np.uint8)
+    """Plan the comparison of real values, which float64 has exactly; of stored ones if the scales are equal."""
+    if first.scale == second.scale:
+        return lambda a, b: ufunc(a, b).view(np.uint8)
+    scale, other = np.float64(first.scale), np.float64(second.scale)
+    return lambda a, b: ufunc(a * scale, b * other).view(np.uint8)
 
 
 def plan_prelu(input: Tensor, alpha: Tensor, *, output: Tensor) -> Run:
