@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,7 +22,6 @@ from support.models import (
     null_model,
     relu_model,
     request_for,
-    slow_model,
     unsized_relu_model,
     unsupported_model,
     weighty_model,
@@ -154,24 +152,6 @@ def test_PREP_8_several_models_are_used_in_turn_and_released_in_any_order(device
     with pytest.raises(nnfmq.InvalidArgument):
         models[1].execute(inputs)
     models[2].close()
-
-
-def test_PREP_9_the_first_execution_does_not_prepare_again(client: nnfmq.Client) -> None:
-    """Compiling takes far longer than the execution; a driver that compiled at the first one would take that long."""
-    image = np.ones((1, 16, 16, 8), np.float32)
-    began_ns = time.monotonic_ns()
-    with client.device("compiled").prepare(
-        slow_model(6, 16, 8), preference=ExecutionPreference.SUSTAINED_SPEED
-    ) as prepared:
-        prepared_ns = time.monotonic_ns() - began_ns
-        first_ns = timed_ns(prepared, image)
-    assert first_ns < prepared_ns
-
-
-def timed_ns(prepared: nnfmq.PreparedModel, image: Any) -> int:
-    began_ns = time.monotonic_ns()
-    prepared.execute(image)
-    return time.monotonic_ns() - began_ns
 
 
 def test_PREP_11_a_driver_without_memory_for_a_model_says_so_and_prepares_the_next(folder: Path) -> None:
