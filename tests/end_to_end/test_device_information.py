@@ -1,7 +1,8 @@
 """What a driver process says about its devices: figures, versions, supported operations, and the errors of queries.
 
-The driver has the devices that nnfmq ships, of which `compiled` is OFFLINE because llvmlite is missing, and two
-plug-ins: one with a different figure for every kind of work, and one that fails when it is asked about operations.
+The driver has the devices that nnfmq ships, of which `compiled` is OFFLINE because llvmlite is missing, and three
+plug-ins: one with a different figure for every kind of work, one whose figures the helpers of `capabilities` make, and
+one that fails when it is asked about operations.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.absent_packages import WITHOUT_LLVMLITE
@@ -24,7 +26,7 @@ import nnfmq
 from nnfmq.channel import Channel
 from nnfmq.conformance.testmodels import TestModel
 from nnfmq.deadlines import deadline_after
-from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, PerformanceInfo
+from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, PerformanceInfo, performance_of
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import DeviceType, Model, OperandType, OperationType
 from nnfmq.operations import HAL_DECLARATIONS
@@ -48,6 +50,7 @@ SHIPPED = [
 PLUGINS = """
 from nnfmq.engines import interpreter
 from nnfmq.hal.capabilities import Capabilities, OperandPerformance, PerformanceInfo
+from nnfmq.hal.capabilities import uniform_capabilities, with_performance
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import OperandType
 from nnfmq.service.device import DeviceBase
@@ -73,6 +76,15 @@ class Figures(DeviceBase):
         return interpreter.prepare(model)
 
 
+class Helped(Figures):
+    name = "test-helped"
+    capabilities = with_performance(
+        uniform_capabilities(PerformanceInfo(0.5, 0.25)),
+        [OperandType.TENSOR_FLOAT32, OperandType.BOOL],
+        PerformanceInfo(0.125, 0.0625),
+    )
+
+
 class Failing(Figures):
     name = "test-failing"
 
@@ -84,7 +96,7 @@ class Failing(Figures):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    kinds = {name: f"queried:{name.capitalize()}" for name in ("figures", "failing")}
+    kinds = {name: f"queried:{name.capitalize()}" for name in ("figures", "helped", "failing")}
     add_plugin(folder, "queried", PLUGINS, kinds, "nnfmq.devices")
     return folder
 
@@ -103,6 +115,24 @@ def client(driver: Daemon) -> Iterator[nnfmq.Client]:
 
 
 # ------------------------------------------------------------------------------------------------ capabilities
+
+
+def test_CAP_6_a_device_states_figures_for_all_types_at_once_and_others_for_some(client: nnfmq.Client) -> None:
+    """The values in the table of `Capabilities` are what the plug-in's two helpers make."""
+    whole, exact = PerformanceInfo(0.5, 0.25), PerformanceInfo(0.125, 0.0625)
+    found = client.device("test-helped").capabilities()
+    assert {entry.type: entry.info for entry in found.operand_performance} == {
+        kind: exact if kind in (OperandType.TENSOR_FLOAT32, OperandType.BOOL) else whole
+        for kind in OperandType
+        if kind is not OperandType.SUBGRAPH
+    }
+    assert len(found.operand_performance) == len(OperandType) - 1
+    relaxed = found.relaxed_float32_to_float16_scalar, found.relaxed_float32_to_float16_tensor
+    assert {*relaxed, found.if_performance, found.while_performance} == {whole}
+    few = client.device("test-figures").capabilities()
+    assert performance_of(few, OperandType.TENSOR_QUANT8_ASYMM) == PerformanceInfo(0.375, 0.5)
+    largest = float(np.finfo(np.float32).max)
+    assert performance_of(few, OperandType.BOOL) == PerformanceInfo(largest, largest)
 
 
 @pytest.mark.parametrize("interface", HIDL)

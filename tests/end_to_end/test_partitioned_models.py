@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds
 
 import nnfmq
+from nnfmq.channel import Channel
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.types import DataLocation, Request, RequestArgument
 from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
@@ -45,12 +47,51 @@ A = np.array([[1, 2], [3, 4]], np.float32)
 B = np.array([[10, 20], [30, 40]], np.float32)
 
 
+class SentMemories:
+    """The memories that this process sends to drivers. Owns copies of their descriptors."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.receivers: dict[int, set[int]] = {}  # fds of channels, by inode
+        self.temporaries: dict[int, int] = {}  # fds of what the runtime makes for values between steps, by inode
+        self._stack = stack
+
+    def note(self, receiver: int, fds: Sequence[int]) -> None:
+        """Note what is sent over a channel."""
+        for fd in fds:
+            inode = os.fstat(fd).st_ino
+            self.receivers.setdefault(inode, set()).add(receiver)
+            if "nnfmq-temporaries" in os.readlink(f"/proc/self/fd/{fd}") and inode not in self.temporaries:
+                self.temporaries[inode] = os.dup(fd)
+                self._stack.callback(os.close, self.temporaries[inode])
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[SentMemories]:
+    send = Channel.send
+    with ExitStack() as stack:
+        noted = SentMemories(stack)
+
+        def noting(channel: Channel, data: bytes, fds: Sequence[int] = (), deadline_ns: int | None = None) -> None:
+            noted.note(channel.fileno(), fds)
+            send(channel, data, fds, deadline_ns)
+
+        monkeypatch.setattr(Channel, "send", noting)
+        yield noted
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_PART_5_a_value_between_two_drivers_is_in_memory_of_the_runtime(prepare: Prepare, mode: str) -> None:
-    model = prepare(linear_plan(two_adds(), [0], [1]))
+def test_PART_5_a_value_between_two_drivers_is_in_memory_of_the_runtime(
+    runtime: Runtime, sent: SentMemories, mode: str
+) -> None:
+    model = runtime.prepare(linear_plan(two_adds(), [0], [1]))
+    channels = {client.connection._channel.fileno() for client in runtime.clients[:2]}
     for k in range(3):
         (result,) = MODES[mode](model, A + k, B)
         assert result.tolist() == (A + k + 2 * B).tolist()
+    assert sent.temporaries
+    assert all(sent.receivers[inode] == channels for inode in sent.temporaries)
+    values = [os.pread(fd, A.nbytes, 0) for fd in sent.temporaries.values()]
+    assert values[-1] == (A + 2 + B).tobytes()  # what step 0 has written, and step 1 has read
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -143,7 +143,7 @@ def test_PART_6_a_step_that_fails_on_the_CPU_device_makes_the_whole_model_run_th
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "fenced" not in mode])  # it has no shapes to report
-def test_PART_12_results_that_break_the_rules_are_a_failure_of_the_step(
+def test_PART_12_VAL_7_results_that_break_the_rules_are_a_failure_of_the_step(
     runtime: Runtime, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = linear_plan(two_adds(), [0], [1])
