@@ -344,7 +344,8 @@ def _strided_slice(g: RandomGraph) -> Call:
     masks["ShrinkAxisMask"] = g.number(0, 2**rank - 1) if g.chance(0.2) else 0
     for axis, extent in enumerate(data.array.shape):
         if masks["ShrinkAxisMask"] >> axis & 1 and extent:  # LiteRT reads what is beyond the tensor
-            begin[axis] = g.number(-extent, extent - 1)
+            begin[axis], steps[axis] = g.number(-extent, extent - 1), 1
+            masks["BeginMask"] &= ~(1 << axis)
     return _moved(g, data, *map(g.plain, (begin, end, steps)), table="StridedSliceOptions", **masks)
 
 

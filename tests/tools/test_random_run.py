@@ -13,6 +13,8 @@ pytest.importorskip("onnxruntime")
 import random_onnx
 import random_onnx_operators
 import random_run
+from random_choices import Part, Value
+from random_tflite_divergences import is_documented
 
 
 def test_a_seed_always_gives_the_same_graph() -> None:
@@ -52,3 +54,28 @@ def test_results_are_compared_by_shape_type_and_tolerance(
     found: Any, expected: Any, accumulates: bool, is_right: bool
 ) -> None:
     assert (random_run.difference(found, expected, accumulates=accumulates) == "") is is_right
+
+
+@pytest.mark.parametrize(
+    ("operator", "given", "found", "expected", "is_right"),
+    [
+        ("ADD", [1, 1], [np.inf, 1], [np.finfo(np.float32).max, 1], True),
+        ("ADD", [1, 1], [np.inf, 2], [np.finfo(np.float32).max, 1], False),
+        ("MAXIMUM", [np.nan, 1], [np.nan], [1], True),
+        ("ADD", [np.nan, 1], [np.nan], [1], False),
+        ("CONV_2D", [1e30, 1], [np.inf, 1], [np.nan, 1], True),
+        ("CONV_2D", [1, 1], [np.inf, 1], [np.nan, 1], False),
+        ("CONV_2D", [1e30, 1], [np.inf, 1], [np.nan, 2], False),
+        ("GELU", [-5.5], [-1e-7], [0], True),
+        ("GELU", [-5.5], [-1e-4], [0], False),
+    ],
+)
+def test_only_documented_differences_from_litert_are_expected(
+    operator: str, given: Any, found: Any, expected: Any, is_right: bool
+) -> None:
+    def is_close(a: Any, b: Any) -> bool:
+        return not random_run.difference(a, b, accumulates=False)
+
+    values = [Value(name, np.float32(array)) for name, array in (("x", given), ("y", expected))]
+    part = Part([operator], b"", values[:1], values[1:])
+    assert is_documented(part, [np.float32(found)], is_close) is is_right
