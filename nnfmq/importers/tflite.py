@@ -131,7 +131,7 @@ def _import_file(
 
 
 def _have_shapes(outputs: Sequence[TensorInfo], stated: Sequence[tuple[int, ...]]) -> bool:
-    """Return True if a model's outputs have the shapes that the file states, which its sizes are believed to have."""
+    """Return True if a model's outputs have the shapes that the file states, if it states any."""
     return all(output.shape == shape for output, shape in zip(outputs, stated, strict=False) if shape)
 
 
