@@ -121,7 +121,8 @@ def test_TST_7_no_files_are_left_if_no_graph_failed(tmp_path: Path, monkeypatch:
 
 def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
-    assert capsys.readouterr().err == "nnfmq: error: nothing to run; give a PATH or --random-graphs\n"
+    message = "nnfmq: error: nothing to run: give a PATH of test models or --random-graphs; --extract CHECKOUT PATH"
+    assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_arrays_and_buffers_can_be_mixed(client: nnfmq.Client, adding: nnfmq.Pre
         assert result.tolist() == [3, 6, 9, 12]
         out = np.zeros(4, np.float32)
         assert adding.execute(FOUR, buffer, out=[out])[0] is out
-        with pytest.raises(nnfmq.InvalidArgument, match="1 outputs, `out` has 2"):
+        with pytest.raises(nnfmq.InvalidArgument, match="1 output, `out` has 2"):
             adding.execute(FOUR, buffer, out=[buffer, out])
         with pytest.raises(nnfmq.InvalidArgument, match="DOM-9"):
             adding.execute(buffer, FOUR)
