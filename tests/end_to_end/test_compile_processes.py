@@ -349,7 +349,7 @@ def test_an_exception_of_the_progress_callback_ends_the_call_and_releases_the_mo
 
 def test_an_embedded_driver_compiles_in_processes_that_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.CACHE_MIB.variable, "0")
-    with nnfmq.connect(embedded=True) as client, Process(client.worker_pid) as driver:
+    with nnfmq.connect(embedded=True, recover=False) as client, Process(client.worker_pid) as driver:
         (pid,) = driver.children()
         with Process(pid) as server:
             with prepare(client, SHORT) as prepared:
