@@ -72,11 +72,11 @@ def run(model: nnfmq.PreparedModel, copies: int, known: bool = True) -> float:
 
 
 def refuse(client: nnfmq.Client, device: str, known: bool) -> None:
-    """Run the six operations whose results take 461 MiB each, and check that the driver refuses them."""
+    """Check that the driver refuses six operations whose results take 461 MiB each: compiled ones when prepared."""
     text = f"the limit is {LIMIT_MIB * MIB}.*NNFMQ_CLIENT_MEMORY_MIB"
     with (
-        client.device(device).prepare(tiles(461 * 256, known=known)) as large,
         pytest.raises(ResourceExhausted, match=text),
+        client.device(device).prepare(tiles(461 * 256, known=known)) as large,
     ):
         run(large, 461 * 256, known)
 

@@ -118,7 +118,7 @@ def test_states_are_carried_from_one_execution_to_the_next(runtime: Runtime) -> 
             owner.reset_state()
             assert owner.state[0].tolist() == [[1, 1], [1, 1]]
     for call in (model.execute_async, model.execute_fenced):
-        with pytest.raises(nnfmq.InvalidArgument, match="1 states"):
+        with pytest.raises(nnfmq.InvalidArgument, match="1 state;"):
             call(x)
 
 
