@@ -110,7 +110,7 @@ def test_a_model_with_states_is_rejected_by_modes_that_cannot_carry_them_on(mode
     class WithState:
         states = ("a state",)
 
-    with pytest.raises(InvalidArgument, match="1 states"), opened_mode(mode, WithState()):  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="1 state;"), opened_mode(mode, WithState()):  # type: ignore[arg-type]
         pass
 
 
