@@ -169,7 +169,7 @@ def test_PART_4_steps_of_a_loop_are_executed_in_turn_by_two_devices(client: nnfm
 
 
 def test_PART_1_a_device_whose_driver_was_killed_supports_nothing(client: nnfmq.Client, resources: ExitStack) -> None:
-    dead = resources.enter_context(nnfmq.connect(embedded=True, wait_ready=True))
+    dead = resources.enter_context(nnfmq.connect(embedded=True, wait_ready=True, recover=False))
     devices = [*devices_of(dead, "sample-float_fast", cpu=False), *devices_of(client)]
     assert devices[0].capabilities  # read while the driver lives, as the runtime does once
     with Process(dead.driver_pid) as driver:

@@ -58,7 +58,7 @@ def test_RUX_5_API_12_a_reusable_execution_runs_repeatedly_over_every_interface(
 
 def test_RUX_5_an_execution_that_is_not_reusable_is_computed_once(adding: nnfmq.PreparedModel) -> None:
     with adding.create_execution() as execution:
-        with pytest.raises(nnfmq.InvalidArgument, match="were given"):
+        with pytest.raises(nnfmq.InvalidArgument, match="was given"):
             execution.compute(ONE)  # a mistake is not yet a computation
         assert computed(execution, ONE, TEN) == SUM
         for _ in range(2):
