@@ -160,7 +160,7 @@ def test_at_most_one_process_compiles_without_a_client_with_low_priority_and_wit
 ) -> None:
     for number in (1200, 1201):
         with daemon.connect() as client, Process(client.worker_pid) as worker:
-            client.device("compiled").prepare(logistics_model(number), preference=FAST)
+            _model = client.device("compiled").prepare(logistics_model(number), preference=FAST)
             client.close()
             worker.wait_for_end()
     with the_compiler(cache) as process:
@@ -181,7 +181,7 @@ def test_a_driver_that_ends_or_is_killed_leaves_no_compilation(
         daemon.connect() as client,
         Process(client.worker_pid) as worker,
     ):
-        client.device("compiled").prepare(LARGE, preference=FAST)
+        _model = client.device("compiled").prepare(LARGE, preference=FAST)  # one that is dropped is compiled elsewhere
         until(lambda: bool(daemon.compile_servers()), "it compiles")
         if number == signal.SIGKILL:
             worker.kill()
@@ -196,7 +196,7 @@ def test_its_time_is_bounded(folder: Path, cache: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("NNFMQ_COMPILE_AFTER_EXIT_S", "2")
     with running_daemon(folder / "d.sock") as daemon:
         with daemon.connect() as client, Process(client.worker_pid) as worker:
-            client.device("compiled").prepare(logistics_model(1200), preference=FAST)
+            _model = client.device("compiled").prepare(logistics_model(1200), preference=FAST)
             client.close()
             worker.wait_for_end()
         with the_compiler(cache) as process:
