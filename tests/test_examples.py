@@ -150,7 +150,11 @@ def test_a_pause_ends_speech_and_a_click_does_not_start_it(example: Callable[[st
             r"required; it has 2 of 16 bits at 16000",
         ),
         ("voice.py", [DATA / "okay_nabu.wav", "--model", DATA / "words.tflite"], "input 'words' holds int32"),
-        ("voice.py", [DATA / "okay_nabu.wav", "--model", DATA / "CREDITS.txt"], "a file of an unknown format"),
+        (
+            "voice.py",
+            [DATA / "okay_nabu.wav", "--model", DATA / "CREDITS.txt"],
+            "this is a text file; models are read from",
+        ),
         ("faces.py", ["{tmp}/none.jpg"], "No such file or directory"),
         ("faces.py", ["{tmp}/text.jpg"], "cannot identify image file"),
     ],
