@@ -106,8 +106,10 @@ def test_a_source_tree_that_shadows_an_installed_nnfmq_causes_a_warning(tree: Pa
 def test_a_source_tree_that_hides_another_one_without_a_compiled_core_causes_no_warning(
     tree: Path, tmp_path: Path
 ) -> None:
-    done = run(copy_package(tmp_path / "site", compiled=False), core=None, cwd=tree)
-    assert (done.stderr, done.stdout[:8]) == ("", "python |")
+    hidden = copy_package(tmp_path / "site", compiled=False)
+    done = run(hidden, core=None, cwd=tree)
+    assert f"{hidden}/nnfmq" not in done.stderr  # a third one, which these tests run on, may be hidden as well
+    assert done.stdout.startswith("python |")
 
 
 @pytest.mark.parametrize(("compiler", "warns"), [(sys.executable, True), ("/no/such/cc", False)])
