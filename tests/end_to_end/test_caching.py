@@ -405,7 +405,7 @@ def test_PREP_3_LIFE_4_a_callback_is_called_when_the_driver_is_killed_while_it_s
 ) -> None:
     calls: Queue[tuple[Any, Any]] = Queue()
     with (
-        nnfmq.connect(stopping.path, timeout=LIMIT_S, interface="HIDL 1.3") as client,
+        nnfmq.connect(stopping.path, timeout=LIMIT_S, interface="HIDL 1.3", recover=False) as client,
         Process(client.worker_pid) as worker,
         ExitStack() as stack,
     ):

@@ -552,5 +552,5 @@ def test_the_cpu_device_s_process_ends_with_the_client(start: Start) -> None:
     with daemon.connect() as client:
         model = client.prepare(add_relu_model())
         assert computes(model)
-    with pytest.raises(nnfmq.DeadObject):
+    with pytest.raises(nnfmq.BadState, match="this client is closed"):
         model.execute([1] * 4, [2] * 4)
