@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -16,6 +16,7 @@ CORE = frozenset(("float32", "float16", "int32", "bool"))
 """Graphs whose tensors have these types are counted by themselves."""
 _REUSE = 0.7  # probability that an input is an earlier result, if one fits
 _CONSTANT = 0.35  # probability that a new tensor is a constant
+_ATTEMPTS = 30  # for one node
 _EMPTY = 0.02  # probability that a new extent is 0
 
 
@@ -75,6 +76,19 @@ class RandomChoices:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
+
+    def choose_home(self, families: Mapping[str, tuple[float, tuple[str, ...]]]) -> None:
+        """Make the types of a family those of new tensors; a family has a share and types."""
+        shares = [share for share, _ in families.values()]
+        self.home = families[str(self.rng.choice(list(families), p=np.array(shares) / sum(shares)))][1]
+
+    @property
+    def is_core(self) -> bool:
+        """True if all tensors but constants of integers have types of `CORE`."""
+        return all(
+            value.array.dtype.name in CORE or (value.is_constant and value.array.dtype.kind in "iu")
+            for value in self.values
+        )
 
     def chance(self, probability: float = 0.5) -> bool:
         """Return True with this probability."""
@@ -186,6 +200,19 @@ class RandomChoices:
     def integers(self, dtypes: Sequence[str], shape: Sequence[int], low: int, high: int) -> Value:
         """Return new integers of low to high."""
         return self.new(self.rng.integers(low, high + 1, tuple(shape)).astype(self.one_of(dtypes)))
+
+
+def grow(graph: Any, operators: Mapping[str, Callable[[Any], Any]], nodes: tuple[int, int]) -> None:
+    """Add a random number of nodes, of operators that are all as likely. One that cannot be drawn is left out."""
+    wanted = graph.number(*nodes)
+    while len(graph.nodes) < wanted:
+        name = str(graph.one_of(operators))
+        for _ in range(_ATTEMPTS):
+            try:
+                graph.add(name, operators[name](graph))
+                break
+            except Discard:
+                continue
 
 
 def _broadcast(first: tuple[int, ...], second: tuple[int, ...]) -> bool:

@@ -18,7 +18,7 @@ import onnx
 import onnxruntime  # type: ignore[import-untyped]
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from random_choices import CORE, MAX_ELEMENTS, Array, Discard, Part, RandomChoices, Value, distinct, few
+from random_choices import MAX_ELEMENTS, Array, Discard, Part, RandomChoices, Value, distinct, few, grow
 
 OPSETS = range(7, 23)
 IR_VERSION = 10
@@ -37,7 +37,6 @@ FAMILIES: dict[str, tuple[float, tuple[str, ...]]] = {
 }
 """The share of graphs whose new tensors have these types, if the operator allows."""
 _NODES = (3, 8)
-_ATTEMPTS = 30  # for one node
 
 
 class Call(NamedTuple):
@@ -67,8 +66,7 @@ class RandomGraph(RandomChoices):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.opset = int(self.rng.choice(list(OPSETS)))
-        shares = [share for share, _ in FAMILIES.values()]
-        self.home = FAMILIES[str(self.rng.choice(list(FAMILIES), p=np.array(shares) / sum(shares)))][1]
+        self.choose_home(FAMILIES)
 
     def axis(self, rank: int) -> int:
         """Return a dimension of a tensor, counted from either end."""
@@ -115,14 +113,6 @@ class RandomGraph(RandomChoices):
         self.values += [value for value in distinct(given) if value.name not in known]
         self.values += outputs
 
-    @property
-    def is_core(self) -> bool:
-        """True if all tensors but constants of integers have types of `CORE`."""
-        return all(
-            value.array.dtype.name in CORE or (value.is_constant and value.array.dtype.kind in "iu")
-            for value in self.values
-        )
-
     def inputs(self) -> list[Value]:
         """Return the values that the graph is given."""
         made = {value.name for node in self.nodes for value in node.outputs}
@@ -157,16 +147,7 @@ class RandomGraph(RandomChoices):
 def generate(seed: int, operators: Mapping[str, Callable[[RandomGraph], Call]]) -> RandomGraph:
     """Return the graph of a seed, of 3 to 8 nodes."""
     graph = RandomGraph(seed)
-    known = [name for name in operators if _exists(name, graph.opset)]
-    wanted = graph.number(*_NODES)
-    while len(graph.nodes) < wanted:
-        operator = str(graph.one_of(known))
-        for _ in range(_ATTEMPTS):
-            try:
-                graph.add(operator, operators[operator](graph))
-                break
-            except Discard:
-                continue
+    grow(graph, {name: draw for name, draw in operators.items() if _exists(name, graph.opset)}, _NODES)
     return graph
 
 

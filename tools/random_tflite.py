@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType  # type: ignore[import-untyped]
-from random_choices import CORE, MAX_ELEMENTS, Array, Discard, Part, RandomChoices, Value, distinct, few
+from random_choices import MAX_ELEMENTS, Array, Discard, Part, RandomChoices, Value, distinct, few, grow
 from tflite_writer import Operator, Tensor, write
 
 FAMILIES: dict[str, tuple[float, tuple[str, ...]]] = {
@@ -24,7 +24,6 @@ FAMILIES: dict[str, tuple[float, tuple[str, ...]]] = {
 """The share of graphs whose new tensors have these types, if the operator allows."""
 QUANTIZED = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
 NODES = (2, 6)
-_ATTEMPTS = 30  # for one node
 
 
 class Kind(NamedTuple):
@@ -61,8 +60,7 @@ class RandomGraph(RandomChoices):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shares = [share for share, _ in FAMILIES.values()]
-        self.home = FAMILIES[str(self.rng.choice(list(FAMILIES), p=np.array(shares) / sum(shares)))][1]
+        self.choose_home(FAMILIES)
 
     def new(self, array: Array, is_constant: bool | None = None) -> Value:
         """Return a new input or constant of the graph, with a quantization if its type has one."""
@@ -109,14 +107,6 @@ class RandomGraph(RandomChoices):
         self.values += [value for value in distinct(call.inputs) if value.name not in known]
         self.values += outputs
 
-    @property
-    def is_core(self) -> bool:
-        """True if all tensors but constants of integers have types of `CORE`."""
-        return all(
-            value.array.dtype.name in CORE or (value.is_constant and value.array.dtype.kind in "iu")
-            for value in self.values
-        )
-
     def whole(self) -> Part:
         """Return the graph as a model; its outputs are the results that no operator reads."""
         read = {value.name for node in self.nodes for value in distinct(node.call.inputs)}
@@ -143,15 +133,7 @@ class RandomGraph(RandomChoices):
 def generate(seed: int, operators: Mapping[str, Callable[[RandomGraph], Call]]) -> RandomGraph:
     """Return the graph of a seed, of 2 to 6 operators."""
     graph = RandomGraph(seed)
-    wanted = graph.number(*NODES)
-    while len(graph.nodes) < wanted:
-        name = str(graph.one_of(operators))
-        for _ in range(_ATTEMPTS):
-            try:
-                graph.add(name, operators[name](graph))
-                break
-            except Discard:
-                continue
+    grow(graph, operators, NODES)
     return graph
 
 
