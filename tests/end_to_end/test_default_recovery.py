@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.drivers import LIMIT_S, InThread, Process, one, running_daemon, until
+from support.execution_modes import fenced, in_a_task, of_a_pool, reusable
 from support.failing_device import DEVICE, DIE, failing_driver, four
 from support.models import add_model, null_model, request_for
 from support.partitioned import Runtime, three_drivers
@@ -102,28 +103,6 @@ def test_a_burst_that_is_configured_while_no_driver_runs_moves_to_the_next_one(
         with pool.acquire() as lent:
             until(lambda: is_over_queues(lent), "the device executes again")
         aidl.close()
-
-
-def in_a_task(model: nnfmq.PreparedModel, value: Any) -> Any:
-    async def main() -> Any:
-        return await model.execute_async(value)
-
-    return asyncio.run(main())
-
-
-def fenced(model: nnfmq.PreparedModel, value: Any) -> Any:
-    with model.execute_fenced(value) as launched:
-        return launched.result(LIMIT_S)
-
-
-def of_a_pool(model: nnfmq.PreparedModel, value: Any) -> Any:
-    with model.burst_pool(2) as pool:
-        return pool.execute(value)
-
-
-def reusable(model: nnfmq.PreparedModel, value: Any) -> Any:
-    with model.create_reusable_execution() as execution:
-        return execution.compute(value)
 
 
 def over_an_aidl_burst(model: nnfmq.PreparedModel, value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, until, wait_until_waiting
+from support.execution_modes import fenced, in_a_task, of_a_pool, reusable
 from support.failing_device import DEVICE, DIE, failing_driver, four
 from support.forking import fork
 from support.models import add_model, null_model, pool_bytes, relu_model, request_for
@@ -145,43 +146,21 @@ def test_LIFE_6_each_call_of_a_client_or_device_recovers(
     assert call(client, device)
 
 
-def execute_fenced(model: nnfmq.PreparedModel, value: Any) -> Any:
-    with model.execute_fenced(value) as launched:
-        return launched.result(LIMIT_S)
-
-
 def over_a_burst(model: nnfmq.PreparedModel, value: Any) -> Any:
     with model.burst() as burst:
         return burst.execute(value)
 
 
-def over_a_pool(model: nnfmq.PreparedModel, value: Any) -> Any:
-    with model.burst_pool(2) as pool:
-        return pool.execute(value)
-
-
-def as_a_reusable_execution(model: nnfmq.PreparedModel, value: Any) -> Any:
-    with model.create_reusable_execution() as execution:
-        return execution.compute(value)
-
-
-def in_a_task(model: nnfmq.PreparedModel, value: Any) -> Any:
-    async def main() -> Any:
-        return await model.execute_async(value)
-
-    return asyncio.run(main())
-
-
 MODES: list[Callable[[nnfmq.PreparedModel, Any], Any]] = [
     lambda model, value: model.execute(value),
     lambda model, value: model.execute_async(value).result(LIMIT_S),
-    execute_fenced,
+    fenced,
     over_a_burst,
-    over_a_pool,
-    as_a_reusable_execution,
+    of_a_pool,
+    reusable,
     in_a_task,
 ]
-MODE_IDS = ["execute", "execute_async", "execute_fenced", "burst", "burst_pool", "reusable", "await"]
+MODE_IDS = ["execute", "execute_async", "fenced", "burst", "burst_pool", "reusable", "await"]
 
 
 @pytest.mark.parametrize("execute", MODES, ids=MODE_IDS)
