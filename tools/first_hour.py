@@ -3,9 +3,10 @@
 In an empty folder, with an empty home and empty caches, this clones the repository (HEAD), and follows the README's
 install, demo and snippet. Then it runs two scripts for each model, one written for LiteRT and one for ONNX Runtime (the
 model is converted), each with its own runtime and with the import changed to nnfmq's. A script loads the model and
-executes it 20 times; nnfmq's runs twice, since the first run compiles the model. Printed are the seconds from the start
-of the process to the first result and to its end, the time of an execution at the end of the script, and the largest
-difference from the other runtime's values: in steps of quantized ones, else relative to the largest.
+executes it 20 times; nnfmq's runs twice, since the first run compiles the model. Printed are the milliseconds from the
+start of the process to the first result and to its end, the time of an execution at the end of the script, the largest
+difference from the other runtime's values (in steps of quantized ones, else relative to the largest), and the parts
+of the script.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -34,39 +36,46 @@ MARK = "first hour: "
 LITERT = """
 from {module} import Interpreter
 
+times["import"] = time.monotonic_ns()
 interpreter = Interpreter(sys.argv[1], num_threads=1)
 interpreter.allocate_tensors()
-given, made = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
-data = example(given["shape"], given["dtype"])
+times["load"] = time.monotonic_ns()
+given, made = interpreter.get_input_details(), interpreter.get_output_details()[0]
+data = [example(one["shape"], one["dtype"]) for one in given]
 for _ in range(executions):
-    interpreter.set_tensor(given["index"], data)
+    for one, array in zip(given, data):
+        interpreter.set_tensor(one["index"], array)
     interpreter.invoke()
     result = interpreter.get_tensor(made["index"])
-    times.append(time.monotonic_ns())
+    ends.append(time.monotonic_ns())
 """
 
 ONNX_RUNTIME = """
 import {module} as ort
 
+times["import"] = time.monotonic_ns()
 session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-given = session.get_inputs()[0]
-data = example(given.shape, {{"tensor(float)": "float32", "tensor(uint8)": "uint8"}}[given.type])
+times["load"] = time.monotonic_ns()
+dtypes = {{"tensor(float)": "float32", "tensor(uint8)": "uint8"}}
+data = {{one.name: example(one.shape, dtypes[one.type]) for one in session.get_inputs()}}
 for _ in range(executions):
-    (result,) = session.run(None, {{given.name: data}})
-    times.append(time.monotonic_ns())
+    result, *_ = session.run(None, data)
+    ends.append(time.monotonic_ns())
 """
 
 PROLOGUE = """
 import json, sys, time
-executions, times = int(sys.argv[2]), []
+executions, times, ends = int(sys.argv[2]), {}, []
 import numpy as np
+
+times["Python and NumPy"] = time.monotonic_ns()
 
 def example(shape, dtype):
     return np.random.default_rng(1).integers(0, 256, [int(n) for n in shape]).astype(dtype)
 """
 
 EPILOGUE = """
-print({mark!r} + json.dumps([times, np.asarray(result, float).ravel().tolist()]))
+print({mark!r} + json.dumps([times, ends, np.asarray(result, float).ravel().tolist()]))
 """
 
 SCRIPTS = {
@@ -157,12 +166,14 @@ def _measured(place: _Place, script: str, model: Path) -> tuple[dict[str, Any], 
     text = PROLOGUE + script + EPILOGUE.format(mark=MARK)
     began_ns = time.monotonic_ns()
     seconds, output, errors = place.run([".venv/bin/python", "-c", text, str(model), str(EXECUTIONS)])
-    times, result = json.loads(output.partition(MARK)[2])
-    last = [b - a for a, b in zip(times[-6:], times[-5:], strict=False)]
+    times, ends, result = json.loads(output.partition(MARK)[2])
+    last = [b - a for a, b in zip(ends[-6:], ends[-5:], strict=False)]
+    reached = {**times, "first execution": ends[0], f"{EXECUTIONS - 1} executions": ends[-1]}
     return {
-        "first_result_s": (times[0] - began_ns) / 1e9,
+        "first_result_s": (ends[0] - began_ns) / 1e9,
         "whole_s": seconds,
         "execution_s": statistics.median(last) / 1e9,
+        "parts_s": dict(zip(reached, (x / 1e9 for x in np.diff([began_ns, *reached.values()])), strict=True)),
         "stderr": errors[-2000:],
     }, result
 
@@ -176,6 +187,12 @@ def _print(record: Mapping[str, Any]) -> None:
     for row in record["scripts"]:
         numbers = (f"{row[name] * 1e3:,.1f}" for name in ("first_result_s", "whole_s", "execution_s"))
         table.add_row(row["model"], row["script"], row["import"], *numbers, f"{row['difference']:.1e}")
+    console.print(table)
+    names = list(record["scripts"][0]["parts_s"]) if record["scripts"] else []
+    table = Table("model", "import", *(f"{name}, ms" for name in names), "exit, ms")
+    for row in record["scripts"]:
+        parts = [*row["parts_s"].values(), row["whole_s"] - sum(row["parts_s"].values())]
+        table.add_row(row["model"], row["import"], *(f"{part * 1e3:,.0f}" for part in parts))
     console.print(table)
 
 
