@@ -32,9 +32,18 @@ def resources() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Future[Any]]]:
-    """Run a call in a new thread; the future gets its result."""
+    """Run a call in a new thread; the future gets its result.
+
+    The functions are kept until the test ends: a dropped model would be released, by a message that no test expects.
+    """
+    kept: list[Callable[..., Any]] = []
     with ThreadPoolExecutor(8) as pool:
-        yield pool.submit
+
+        def submit(function: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
+            kept.append(function)
+            return pool.submit(function, *arguments, **named)
+
+        yield submit
 
 
 @pytest.fixture

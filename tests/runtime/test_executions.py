@@ -226,7 +226,8 @@ def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
     connection: Connection, driver: ProtocolPeer
 ) -> None:
     info = TensorInfo("known", (2,), "float32")
-    pending = PreparedModel(connection, 1, (info,), (info,)).execute_async(np.zeros(2, np.float32))
+    model = PreparedModel(connection, 1, (info,), (info,))
+    pending = model.execute_async(np.zeros(2, np.float32))
     call = driver.receive(messages.ExecuteAsynchronously).call
     driver.send(messages.ExecutionFinished(call, ErrorStatus.NONE, "", (messages.ShapeData((3,), True),)))
     with pytest.raises(ProtocolError):

@@ -48,9 +48,11 @@ class UntrustedDriver:
     ) -> None:
         self.driver, self.connection, self.start, self.stack = driver, connection, start, stack
         self.pool = pool
+        self._kept: list[PreparedModel] = []  # a dropped model would be released, by a message that no test expects
 
     def model(self, output: TensorInfo = KNOWN) -> PreparedModel:
-        return PreparedModel(self.connection, 1, (KNOWN,), (output,))
+        self._kept.append(PreparedModel(self.connection, 1, (KNOWN,), (output,)))
+        return self._kept[-1]
 
     def request(self, shape: tuple[int, ...] = ()) -> Request:
         inside = RequestArgument(location=DataLocation(0, 0, 8))
