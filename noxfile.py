@@ -5,7 +5,7 @@ import nox
 RAY_TESTS = (
     "tests/serving",
     "tests/tools/test_ray_bench.py",
-    "tests/test_documents.py::test_the_python_of_a_page_runs[docs/tutorial/two-nodes.md]",
+    "tests/test_documents.py::test_the_python_of_a_page_about_ray_runs[docs/tutorial/two-nodes.md]",
 )
 
 nox.options.sessions = ["tests"]

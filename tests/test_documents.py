@@ -1,137 +1,211 @@
-"""Every code block of every page runs: Python blocks of a page one after the other, shell blocks line by line.
+"""Every code block of every page runs, except those whose comment has a reason: see `support.page_blocks`.
 
-A block that cannot run in a test has the comment `<!-- not run: reason -->` before it. What a line would install with
-pip is in the environment already, or is an example, which is put on the path; lines that make a virtual environment do
-not run.
+What the blocks of a page need is made beforehand: files, and a driver if they do not start one.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
+import shutil
 import subprocess
 import sys
-import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from threading import Event, Thread
 
+import numpy as np
 import pytest
+from support.drivers import running_daemon, short_folder
+from support.model_folders import RepositoryPeer
+from support.page_blocks import EXTRAS, PageFolder, blocks, run_blocks, run_page
 from support.places import ROOT
-from support.plugins import add_example
 from support.ray_cluster import output_of_ray, ray_folder, require_ray
 
 import nnfmq
 from nnfmq.hal import errors
+from nnfmq.repository.version_options import read_options
+from nnfmq.serialize.repository_protocol import ModelState
 
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
-_BLOCK = re.compile(
-    r"(?P<skip><!-- (?:not run|ci): [^\n]+-->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
-)
 GUIDES = [page for page in PAGES if page.parent.name in ("tutorial", "how-to")]
-EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
+EXAMPLE_DATA = ROOT / "docs" / "examples" / "data"
 _NOT_CODE = ("text", "toml", "ini", "json", "yaml", "c", "console", "diff")
 
-
-def blocks(page: Path, language: str) -> list[str]:
-    found = _BLOCK.finditer(page.read_text(encoding="utf-8"))
-    return [match["code"] for match in found if match["language"] == language and not match["skip"]]
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Return an environment of its own: no running driver, an empty home, this environment's commands, and `site`."""
-    return {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH")])),
-        "HOME": str(folder),
-        "NNFMQ_SOCKET": str(folder / "no-driver.sock"),
-        "NO_COLOR": "1",
-    }
+_FACES = EXAMPLE_DATA / "face_detection_short_range.tflite"
+_DIGITS = Path(nnfmq.example_path("digits.tflite"))
+Setup = Callable[[PageFolder], AbstractContextManager[None]]
 
 
-def installed(code: str, site: Path) -> str:
-    """Return the commands without those that install; puts the examples that they install into the folder `site`."""
-    commands = []
-    for line in code.splitlines():
-        if "pip install" in line:
-            for word in shlex.split(line, comments=True):
-                install(word, site)
-        elif "-m venv" not in line and ".venv/bin/activate" not in line:
-            commands.append(line)
-    return "\n".join(commands)
+def copies(**sources: Path) -> Setup:
+    """Return what copies files into the folder of a page. `__` in a name is a dot."""
+
+    def copy(folder: PageFolder) -> AbstractContextManager[None]:
+        for name, source in sources.items():
+            shutil.copy(source, folder.path / name.replace("__", "."))
+        return nullcontext()
+
+    return copy
 
 
-def install(word: str, site: Path) -> None:
-    """Install a word of pip's command line, if it is an example; fail if it names an extra that does not exist."""
-    if word.startswith("docs/examples/"):
-        site.mkdir(exist_ok=True)
-        add_example(site, ROOT / word)
-    if match := re.fullmatch(r"(?:nnfmq|\.)\[([\w,]+)\]", word):
-        assert set(match[1].split(",")) <= EXTRAS, word
+def add_model(folder: PageFolder, name: str, version: int, source: Path) -> None:
+    """Add a version of a model to the page's ~/models."""
+    directory = folder.path / "models" / name / str(version)
+    directory.mkdir(parents=True)
+    shutil.copy(source, directory / "model.tflite")
 
 
-def run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(folder),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+def versions_of_faces(folder: PageFolder) -> AbstractContextManager[None]:
+    """Make ~/models with two versions of `faces`, and the file of a third."""
+    for version in (1, 2):
+        add_model(folder, "faces", version, _FACES)
+    return copies(**{"faces-v3.tflite": _FACES})(folder)
+
+
+def serving(name: str, source: Path) -> Setup:
+    """Return what runs a driver that serves a model by name."""
+
+    @contextmanager
+    def driver(folder: PageFolder) -> Iterator[None]:
+        add_model(folder, name, 1, source)
+        with running_daemon(folder.socket, models=folder.path / "models"):
+            with RepositoryPeer(folder.socket) as peer:
+                peer.wait_for(name, state=ModelState.READY)
+            yield
+
+    return driver
+
+
+@contextmanager
+def driver_that_executes(folder: PageFolder) -> Iterator[None]:
+    """Run a driver, one of whose clients executes a model again and again."""
+    ended = Event()
+
+    def execute() -> None:
+        with nnfmq.connect(folder.socket) as client, client.prepare(_DIGITS) as model, model.burst() as burst:
+            while not ended.wait(0.002):
+                burst.execute(np.zeros(model.inputs[0].shape, np.float32))
+
+    with running_daemon(folder.socket):
+        thread = Thread(target=execute)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def onnx_classifier_and_photo(folder: PageFolder) -> AbstractContextManager[None]:
+    """Make an ONNX file that classifies images of 8 × 8, and one such image."""
+    onnx = pytest.importorskip("onnx", reason="ONNX is not installed")
+    weights = onnx.numpy_helper.from_array(np.eye(64, 10, dtype=np.float32), "weights")
+    nodes = [
+        onnx.helper.make_node("Flatten", ["image"], ["flat"]),
+        onnx.helper.make_node("MatMul", ["flat", "weights"], ["scores"]),
+    ]
+    image = onnx.helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, [1, 1, 8, 8])
+    scores = onnx.helper.make_tensor_value_info("scores", onnx.TensorProto.FLOAT, [1, 10])
+    graph = onnx.helper.make_graph(nodes, "classifier", [image], [scores], [weights])
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
+        folder.path / "classifier.onnx",
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    np.save(folder.path / "photo.npy", np.zeros((1, 1, 8, 8), np.float32))
+    return nullcontext()
 
 
-def uses_ray(code: str) -> bool:
-    return "import ray\n" in code
+def tools(folder: PageFolder) -> AbstractContextManager[None]:
+    """Show the page the folder `tools`, as in a source tree."""
+    (folder.path / "tools").symlink_to(ROOT / "tools")
+    return nullcontext()
 
 
-def having(language: str) -> list[Path]:
-    return [page for page in PAGES if blocks(page, language)]
+def model_and_calibration_inputs(folder: PageFolder) -> AbstractContextManager[None]:
+    """Make what the tool `quantize.py` needs."""
+    with np.load(nnfmq.example_path("digits.npz")) as digits:
+        np.savez(folder.path / "inputs.npz", image=digits["images"][:20, None, :, :, None].astype(np.float32) / 16)
+    copies(model__tflite=_DIGITS)(folder)
+    return tools(folder)
 
 
-@pytest.mark.parametrize("page", having("python"), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    script = tmp_path / "page.py"
-    code = "\n".join(blocks(page, "python"))
-    script.write_text(code, encoding="utf-8")
-    for block in blocks(page, "sh"):
-        installed(block, tmp_path / "site")
-    if uses_ray(code):
-        run_with_ray(script)
-        return
-    run([sys.executable, "-W", "error", str(script)], tmp_path)
+SETUPS: dict[str, Setup] = {
+    "docs/how-to/models-by-name.md": serving("faces", _FACES),
+    "docs/how-to/move-an-onnx-runtime-script.md": onnx_classifier_and_photo,
+    "docs/how-to/quantize.md": model_and_calibration_inputs,
+    "docs/how-to/serve-models.md": versions_of_faces,
+    "docs/how-to/serve-with-ray.md": serving("digits", _DIGITS),
+    "docs/how-to/set-up-your-shell.md": tools,
+    "docs/how-to/trace.md": driver_that_executes,
+    "docs/how-to/tune-latency.md": copies(mobilenet__tflite=_DIGITS, photo__jpg=EXAMPLE_DATA / "astronaut.jpg"),
+    "docs/reference/inference-protocol.md": serving("digits", _DIGITS),
+    "docs/reference/model-formats.md": copies(voice__tflite=EXAMPLE_DATA / "voice.tflite"),
+}
 
 
-def run_with_ray(script: Path) -> None:
-    """Run a script that starts Ray, which warns of its own code, and leaves processes for a while."""
+def uses_ray(page: Path) -> bool:
+    return any("import ray\n" in block.code for block in run_blocks(blocks(page)))
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if run_blocks(blocks(page)) and not uses_ray(page)], ids=name_of
+)
+def test_the_code_of_a_page_runs(page: Path) -> None:
+    with short_folder() as path:
+        folder = PageFolder(path)
+        with SETUPS.get(name_of(page), lambda _: nullcontext())(folder):
+            run_page(folder, run_blocks(blocks(page)))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if uses_ray(page)], ids=name_of)
+def test_the_python_of_a_page_about_ray_runs(page: Path) -> None:
+    """Ray warns of its own code, and leaves processes for a while."""
     require_ray()
+    code = "\n".join(block.code for block in run_blocks(blocks(page)) if block.language == "python")
     with ray_folder() as folder:
         (folder / "ray").mkdir()
+        script = folder / "page.py"
+        script.write_text(code, encoding="utf-8")
         output_of_ray([sys.executable, str(script)], folder, limit_s=200)
 
 
-@pytest.mark.parametrize("page", having("sh"), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    for block in blocks(page, "sh"):
-        if code := installed(block, tmp_path / "site"):
-            run(["bash", "-euo", "pipefail", "-c", code], tmp_path)
+MAY_NOT_RUN = (
+    "minute", "hour", "Ray", "source tree", "man-db", "systemd", "an emulator", "MLTS's models", "the other runtimes",
+    "a checkout of Android's sources", "a file of docs/examples",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_block_that_does_not_run_needs_what_a_test_does_not_have(page: Path) -> None:
+    for block in blocks(page):
+        if block.mark == "not run":
+            assert block.language in ("sh", "python", "console"), block
+            assert any(reason in block.text for reason in MAY_NOT_RUN), block.text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_names_a_language_that_is_run_or_is_not_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     languages = set(re.findall(r"^```([\w-]+)$", text, re.MULTILINE))
     assert languages <= {"python", "sh", *_NOT_CODE}
 
 
-@pytest.mark.parametrize("page", sorted(GUIDES), ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", sorted(GUIDES), ids=name_of)
 def test_the_commands_of_tutorials_and_guides_are_in_blocks(page: Path) -> None:
     """Commands that are only indented would not run; one has its output below it, which a test compares."""
     indented = re.findall(r"\n\n    (?:\$ )?((?:nnfmq|pip|python) .*)", page.read_text(encoding="utf-8"))
     assert set(indented) <= {"python ask_fibonacci.py 10"}
+
+
+def test_the_example_of_the_options_of_a_version_is_valid(tmp_path: Path) -> None:
+    (example,) = [block.code for block in blocks(ROOT / "docs/reference/model-options.md") if block.language == "toml"]
+    (tmp_path / "model.toml").write_text(example, encoding="utf-8")
+    options = read_options(tmp_path)
+    assert (options.device, options.batch, options.shapes) == ("compiled", 8, {"image": (1, 224, 224, 3)})
 
 
 def test_extras_can_be_added_where_nnfmq_is_installed() -> None:
@@ -141,6 +215,12 @@ def test_extras_can_be_added_where_nnfmq_is_installed() -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "Requirement already satisfied: llvmlite" in done.stdout
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_a_page_names_extras_that_exist(page: Path) -> None:
+    named = re.findall(r"pip install [^`\n]*'(?:nnfmq|\.)\[([\w,]+)\]'", page.read_text(encoding="utf-8"))
+    assert {extra for words in named for extra in words.split(",")} <= EXTRAS
 
 
 def test_the_texts_of_the_code_name_extras_that_exist() -> None:

@@ -135,7 +135,7 @@ def test_an_embedded_driver_has_no_models() -> None:
 
 def test_a_model_that_is_being_loaded_is_waited_for(repository: FakeRepository, client: nnfmq.Client) -> None:
     repository.set_state("late", ModelState.LOADING)
-    with pytest.raises(nnfmq.DeviceUnavailable, match="late is LOADING"):
+    with pytest.raises(nnfmq.MissedDeadlineTransient, match="late is LOADING, and the timeout has passed: give"):
         client.model("late", timeout=0.1)
     opening = InThread.start(lambda: client.model("late"))
     opening.wait_until_asleep()

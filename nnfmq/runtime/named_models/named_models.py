@@ -128,7 +128,10 @@ class NamedModels:
             except ModelNotFound as error:
                 raise self._not_found(name, version, error, deadline_ns) from None
             except MissedDeadline as error:
-                raise loading or error from None
+                if loading is None:
+                    raise
+                late = f"{loading}, and the timeout has passed: give a longer one, `timeout=60`"
+                raise type(error)(late) from None
             except DeviceUnavailable as error:
                 loading = error
                 if not self._is_loading(name, deadline_ns):
@@ -138,6 +141,8 @@ class NamedModels:
     def _is_loading(self, name: str, deadline_ns: int | None) -> bool:
         try:
             states = {entry.name: entry.state for entry in self.entries(deadline_ns)}
+        except MissedDeadline:
+            return True  # as far as is known: the next attempt raises it
         except NnfmqError:
             return False
         return states.get(name) in (ModelState.LOADING, ModelState.READY)  # or it has become ready since
