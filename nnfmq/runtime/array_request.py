@@ -115,7 +115,10 @@ class ArrayRequest:
         reported = [shape.dimensions for shape in error.output_shapes]
         check_reported_shapes(self._model.outputs, reported)
         if reported == self._shapes or any(0 in shape for shape in reported):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # this frame, to which it refers, would keep it
         self._allocate_outputs(list(map(callers_shape, self._model.outputs, reported)))
 
     def arrays(self, reported: Sequence[OutputShape]) -> Outputs:

@@ -203,6 +203,8 @@ class _Rescue(NamedTuple):
             raise
         else:
             handler.set_result(result)
+        finally:
+            del error  # this frame, to which it may refer, would keep it
 
 
 class _ValidatingHandler:

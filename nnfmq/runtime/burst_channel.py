@@ -142,7 +142,10 @@ class BurstChannel(ClosedWhenDropped):
             MissedDeadline: If the deadline passes.
             NnfmqError: The error that the driver replied.
         """
-        self._model.recover(error, deadline_ns)
+        try:
+            self._model.recover(error, deadline_ns)
+        finally:
+            del error  # it may be raised, and this frame, to which it refers then, would keep it
         self._replace_queues(deadline_ns)
 
     def _replace_queues(self, deadline_ns: int | None) -> None:

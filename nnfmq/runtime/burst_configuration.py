@@ -33,19 +33,24 @@ def configure_burst(
         vlog("execution", "a burst on %s: its executions are not logged", target.device)
         return kind.configure(target, polling_window_us, deadline_ns, with_memory=with_memory, arrays=arrays)
 
+    error: NnfmqError | None = None
     try:
-        return configure(model)
-    except NnfmqError as failure:
-        if not model.can_execute_again(failure, deadline_ns):
-            raise
-        error = failure.with_traceback(None)  # its frames refer to it: a cycle that would keep them
-    if model.can_recover(error):
         try:
-            model.recover(error, deadline_ns)
             return configure(model)
         except NnfmqError as failure:
-            error = failure.with_traceback(None)  # its frames refer to it: a cycle that would keep them
-    return configure(model_on_cpu(model, error, deadline_ns))
+            if not model.can_execute_again(failure, deadline_ns):
+                raise
+            error = failure
+        if model.can_recover(error):
+            try:
+                model.recover(error, deadline_ns)
+                return configure(model)
+            except NnfmqError as failure:
+                error = failure
+        cpu = model_on_cpu(model, error, deadline_ns)
+    finally:
+        del error  # this frame, to which it refers, would keep it
+    return configure(cpu)
 
 
 def _kind(model: ModelHandle) -> type[Burst]:

@@ -228,16 +228,19 @@ class Burst(BurstChannel, ModelBurst):
         self, error: NnfmqError, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None
     ) -> Outputs:
         """Execute elsewhere what the device has failed to with `error`; blocks. Raises `error` if nothing can."""
-        if self._can_reopen(error):
-            try:
-                self._reopen(error, deadline_ns)
-                return self._execute(inputs, out, kind, deadline_ns)
-            except NnfmqError as failure:
-                error = failure.with_traceback(None)  # its frames refer to it: a cycle that would keep them
-                self._is_packet_lost = False
-        if self._arrays is None:
-            raise error
-        cpu, begin_ns = model_on_cpu(self._model, error, deadline_ns), time.monotonic_ns()
+        try:
+            if self._can_reopen(error):
+                try:
+                    self._reopen(error, deadline_ns)
+                    return self._execute(inputs, out, kind, deadline_ns)
+                except NnfmqError as failure:
+                    error = failure
+                    self._is_packet_lost = False
+            if self._arrays is None:
+                raise error
+            cpu, begin_ns = model_on_cpu(self._model, error, deadline_ns), time.monotonic_ns()
+        finally:
+            del error  # this frame, to which it refers, would keep it
         arrays = self._checked_arrays(inputs, out)
         self._write_inputs(arrays, inputs)
         self._execute_synchronously(cpu, arrays, bool(kind & _IS_MEASURED), begin_ns, deadline_ns)
@@ -272,8 +275,10 @@ class Burst(BurstChannel, ModelBurst):
             from nnfmq.runtime.task_waiting import run_on_fallback_thread
 
             claims[CLAIM] = other = object()  # of the fallback thread, which continues if this task is cancelled
-            execute = partial(self._execute_after_failure, error, inputs, out, kind, deadline_ns)
-            return await run_on_fallback_thread(execute, partial(self._release_claim, other))
+            return await run_on_fallback_thread(  # no variable has the function: it would keep this frame by the error
+                partial(self._execute_after_failure, error, inputs, out, kind, deadline_ns),
+                partial(self._release_claim, other),
+            )
         finally:
             try:
                 if claims[CLAIM] is claim:

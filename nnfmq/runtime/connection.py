@@ -226,7 +226,6 @@ class Connection(DroppedConnection):
             reply = future.result(None)
         finally:
             self._pending_calls.pop(key, None)
-            del future  # an error that it raises refers to this frame
             client_trace.record_call(self, message, begin_ns)
         assert isinstance(reply, reply_type)
         return reply

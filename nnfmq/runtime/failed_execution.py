@@ -49,23 +49,32 @@ def execute_after_failure(
         DeviceUnavailable: If the driver has died, and no driver with the same device has replaced it.
         NnfmqError: `error` itself, if nothing else can execute the request; otherwise as `execute_on_device`.
     """
-    if model.can_recover(error) and not _has_buffers(request):
-        try:
-            model.recover(error, deadline_ns)
-            return execute_on_device(model, request, config, deadline_ns)
-        except NnfmqError as failure:
-            error = failure.with_traceback(None)  # its frames refer to it: a cycle that would keep them
-    return execute_on_cpu(model, request, config, deadline_ns, error)
+    try:
+        if model.can_recover(error) and not _has_buffers(request):
+            try:
+                model.recover(error, deadline_ns)
+                return execute_on_device(model, request, config, deadline_ns)
+            except NnfmqError as failure:
+                error = failure
+        return execute_on_cpu(model, request, config, deadline_ns, error)
+    finally:
+        del error  # this frame, to which it refers, would keep it
 
 
 def execute_on_cpu(
     model: ModelHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None, error: NnfmqError
 ) -> ExecutionResult:
     """As `execute_after_failure`, but only on the CPU: the request must not be sent to the device again."""
-    cpu = model_on_cpu(model, error, deadline_ns)
-    with recorded("[NN_LR_PE]fallback: whole model"), _without_buffers(model, request, deadline_ns, error) as shared:
-        result = execute_on_device(cpu, shared.request, config_for_cpu(config), deadline_ns)
-        shared.fill_outputs(deadline_ns)
+    try:
+        cpu = model_on_cpu(model, error, deadline_ns)
+        with (
+            recorded("[NN_LR_PE]fallback: whole model"),
+            _without_buffers(model, request, deadline_ns, error) as shared,
+        ):
+            result = execute_on_device(cpu, shared.request, config_for_cpu(config), deadline_ns)
+            shared.fill_outputs(deadline_ns)
+    finally:
+        del error  # as above
     return result
 
 
@@ -77,15 +86,23 @@ def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None)
     Raises:
         NnfmqError: `error`, if the model has no fallback, or it does not apply, or the CPU device cannot be used.
     """
-    fallback = model.fallback
-    if fallback is None or model.connection.is_abandoned or not fallback.applies_to(error, deadline_ns):
-        raise error
-    model.request_recovery(error)
     try:
-        cpu = fallback.whole_model().handle
-    except NnfmqError as failure:
-        _log.warning("the CPU cannot execute a model that device %s failed to: %s", _name(model), str(failure))
-        raise error from failure
+        fallback = model.fallback
+        if fallback is None or model.connection.is_abandoned or not fallback.applies_to(error, deadline_ns):
+            raise error
+        model.request_recovery(error)
+        try:
+            cpu = fallback.whole_model().handle
+        except NnfmqError as failure:
+            _log.warning("the CPU cannot execute a model that device %s failed to: %s", _name(model), str(failure))
+            raise error from failure
+        _log_fallback(model, error)
+    finally:
+        del error  # as above
+    return cpu
+
+
+def _log_fallback(model: ModelHandle, error: NnfmqError) -> None:
     vlog("execution", "device %s failed, the CPU executes instead: %s", model.device, str(error))
     if model.fallback_warning.acquire(blocking=False):
         meanwhile = " while the model is prepared again" if model.recovers_in_background and _has_died(error) else ""
@@ -93,7 +110,6 @@ def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None)
             "device %s failed, the CPU executes instead%s (logged once for each model): %s: %s",
             _name(model), meanwhile, type(error).__name__, str(error),  # not the error: its traceback has memories
         )  # fmt: skip
-    return cpu
 
 
 def config_for_cpu(config: ExecutionConfig) -> ExecutionConfig:
@@ -139,15 +155,18 @@ def _without_buffers(
     model: ModelHandle, request: Request, deadline_ns: int | None, error: NnfmqError
 ) -> Iterator[_SharedRequest]:
     """Give `request` with memories in place of the managed buffers. Raises `error` if a buffer cannot be read."""
-    if not _has_buffers(request):
-        yield _SharedRequest(request, ())
-        return
-    with ExitStack() as resources:
-        try:
-            shared = _Replacement(model, request, resources, deadline_ns).make()
-        except NnfmqError as failure:
-            raise error from failure
-        yield shared
+    try:
+        if not _has_buffers(request):
+            yield _SharedRequest(request, ())
+            return
+        with ExitStack() as resources:
+            try:
+                shared = _Replacement(model, request, resources, deadline_ns).make()
+            except NnfmqError as failure:
+                raise error from failure
+            yield shared
+    finally:
+        del error  # as above
 
 
 class _Replacement:

@@ -313,15 +313,18 @@ def launch_after_failure(
     If the driver has died, that is the driver that has replaced it; otherwise, or if that fails, the CPU device. A
     request with managed buffers can be launched on neither.
     """
-    if any(isinstance(pool, BufferToken) for pool in request.pools):
-        raise error
-    if model.can_recover(error):
-        try:
-            model.recover(error, deadline_ns)
-            return _launch(model, request, config, limits, deadline_ns, collect)
-        except NnfmqError as failure:
-            error = failure.with_traceback(None)  # its frames refer to it: a cycle that would keep them
-    cpu = model_on_cpu(model, error, deadline_ns)
+    try:
+        if any(isinstance(pool, BufferToken) for pool in request.pools):
+            raise error
+        if model.can_recover(error):
+            try:
+                model.recover(error, deadline_ns)
+                return _launch(model, request, config, limits, deadline_ns, collect)
+            except NnfmqError as failure:
+                error = failure
+        cpu = model_on_cpu(model, error, deadline_ns)
+    finally:
+        del error  # this frame, to which it refers, would keep it
     return _launch(cpu, request, config_for_cpu(config), limits, deadline_ns, collect)
 
 

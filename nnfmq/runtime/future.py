@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -34,7 +35,11 @@ class ResultWaiter(Protocol):
 
 
 class Future(Generic[ResultT]):
-    """One result, or the error that replaces it. The first one set is final; later ones are ignored. Thread-safe."""
+    """One result, or the error that replaces it. The first one set is final; later ones are ignored. Thread-safe.
+
+    It keeps a copy of the error, without traceback, context and cause, and raises copies: the frames of a traceback
+    mostly refer to the future, a cycle that would keep them and all that their callers refer to.
+    """
 
     __slots__ = ("_completions", "_waiters", "keeps")
 
@@ -49,7 +54,7 @@ class Future(Generic[ResultT]):
 
     def set_exception(self, error: NnfmqError) -> None:
         """Complete with an error, which `result` raises, and wake the waiting threads. Does not block."""
-        self._complete(_Completion(None, error))
+        self._complete(_Completion(None, copy(error)))
 
     def _complete(self, completion: _Completion) -> None:
         self._completions.append(completion)
@@ -93,10 +98,7 @@ class Future(Generic[ResultT]):
             self._wait(deadline_ns, on_notification)
         result, error = self._completions[0]
         if error is not None:
-            try:
-                raise error
-            finally:
-                del self, error  # this frame, which the error refers to, would keep it
+            raise copy(error)
         return result  # type: ignore[no-any-return]
 
     def _wait(self, deadline_ns: int | None, on_notification: Callable[[Any], None]) -> None:

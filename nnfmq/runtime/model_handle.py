@@ -272,7 +272,10 @@ class ModelHandle(ClosedWhenDropped):
             self.recover_now(deadline_ns, wait=True)
         elif not self.connection.is_open:
             self.request_recovery(error)
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # this frame, to which it refers, would keep it
 
     def request_recovery(self, error: NnfmqError) -> None:
         """Have the model prepared again in the background, if that may help after `error`. Does not block."""

@@ -79,8 +79,8 @@ class ClientCompilation:
             raise
         except NnfmqError as error:
             # A device that has declined the model may still be one of several that execute it.
-            failure = None if isinstance(error, GeneralFailure) else error
-            return self._compile(client, enabled, model, with_time_left(options, deadline_ns), failure)
+            left, may_be_planned = with_time_left(options, deadline_ns), isinstance(error, GeneralFailure)
+            return self._compile(client, enabled, model, left, None if may_be_planned else error)
         return self._with_fallback(prepared, model, switches, client.recovers)
 
     # -- the common case -----------------------------------------------------------------------------------------------
@@ -147,7 +147,10 @@ class ClientCompilation:
         access = ClientAccess(client, infos)
         devices = [RuntimeDevice(info.name, access, info) for info in infos]
         selection = DeviceSelection(devices, self._cpu_device(), is_cpu_last=True, survives_driver=client.recovers)
-        return compile_model(model, selection, options, failure)
+        try:
+            return compile_model(model, selection, options, failure)
+        finally:
+            del failure  # as in `compile_model`
 
     def _cpu_device(self) -> CpuDevice:
         from nnfmq.runtime.devices.driver_access import DriverAccess

@@ -90,9 +90,12 @@ def compile_model(
         MissedDeadline: If the timeout passes.
         NnfmqError: What a device raises, if the CPU device may not be used instead.
     """
-    compilation = _Compilation(loaded_model(model, options), selection, options, Switches.read())
-    with recorded("[NN_LR_PC]compilation"):
-        return compilation.run() if failure is None else compilation.run_after(failure)
+    try:
+        compilation = _Compilation(loaded_model(model, options), selection, options, Switches.read())
+        with recorded("[NN_LR_PC]compilation"):
+            return compilation.run() if failure is None else compilation.run_after(failure)
+    finally:
+        del failure  # it may be raised, and this frame, to which it refers then, would keep it
 
 
 def plan_model(model: ModelArgument, selection: DeviceSelection, options: PrepareOptions) -> ExecutionPlan:
@@ -156,9 +159,12 @@ class _Compilation:
     def run_after(self, failure: NnfmqError) -> PreparedModel:
         """Return the model prepared on the CPU device after a device has failed. Raises `failure` if it may not be."""
         cpu = self._selection.cpu
-        if not self._may_fall_back or (isinstance(failure, MissedDeadline) and self._deadline_ns is not None):
-            raise failure
-        _log.warning("%s executes the model, because its devices failed: %s", cpu.name, failure)
+        try:
+            if not self._may_fall_back or (isinstance(failure, MissedDeadline) and self._deadline_ns is not None):
+                raise failure
+            _log.warning("%s executes the model, because its devices failed: %s", cpu.name, str(failure))
+        finally:
+            del failure  # this frame, to which it refers, would keep it
         with recorded(f"[NN_LR_PC]fallback to {cpu.name}"):
             return self._on_device(cpu, "fallback")
 
@@ -215,12 +221,15 @@ class _Compilation:
             try:
                 _ = device.capabilities
             except NnfmqError as error:
-                _log.info("device %s is not used: %s", device.name, error)
+                _log.info("device %s is not used: %s", device.name, str(error))
                 failure = error
             else:
                 found.append(device)
-        if failure is not None and not found:
-            raise failure
+        try:
+            if failure is not None and not found:
+                raise failure
+        finally:
+            del failure  # this frame, to which it refers, would keep it
         return found
 
     def _require_no_single_device_options(self, plan: ExecutionPlan) -> None:

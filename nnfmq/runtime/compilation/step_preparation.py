@@ -86,8 +86,11 @@ class _Preparations:
     def wait_for_one(self) -> None:
         """Block until a step is prepared. Raises the error of one that fails."""
         error = self._ended.get()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # this frame, to which it refers, would keep it
 
     def cancel(self) -> None:
         """Close what is prepared now or later."""

@@ -204,28 +204,37 @@ class CompoundRun:
             self._grow(self._call, error)
             self._is_repeated = True
             return
-        if self._call.step is None:
-            raise error
-        if self._call.is_on_cpu or self._handle.is_cpu_step(self._call.step.index):
-            self.execute_whole_model(error)
-            return
-        self._require_fallback(error)
-        index = self._call.step.index
-        device = self._handle.steps[index].device
-        _log.warning("step %d failed on %s, executing it on the CPU: %s", index, device, str(error))
+        try:
+            if self._call.step is None:
+                raise error
+            if self._call.is_on_cpu or self._handle.is_cpu_step(self._call.step.index):
+                self.execute_whole_model(error)
+                return
+            self._require_fallback(error)
+            index = self._call.step.index
+            device = self._handle.steps[index].device
+            _log.warning("step %d failed on %s, executing it on the CPU: %s", index, device, str(error))
+        finally:
+            del error  # this frame, to which it refers, would keep it
         self._repeat(PlanCall(self, self._call.step, is_on_cpu=True))
 
     def execute_whole_model(self, error: NnfmqError) -> None:
         """Let the whole model on the CPU be the next call, because of `error`; raise that if there is no fallback."""
-        self._require_fallback(error)
-        _log.warning("executing the whole model on the CPU: %s", str(error))  # a record would keep the error's frames
+        try:
+            self._require_fallback(error)
+            _log.warning("executing the whole model on the CPU: %s", str(error))  # a record would keep its frames
+        finally:
+            del error  # as above
         self.memory.reset()
         self._repeat(PlanCall(self, None, is_on_cpu=True))
 
     def _require_fallback(self, error: NnfmqError) -> None:
         fallback = self._handle.fallback
-        if fallback is None or not fallback.applies_to(error, self.deadline_ns):
-            raise error
+        try:
+            if fallback is None or not fallback.applies_to(error, self.deadline_ns):
+                raise error
+        finally:
+            del error  # as above
 
     def _repeat(self, call: PlanCall) -> None:
         self._call, self._is_repeated = call, True
