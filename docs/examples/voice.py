@@ -17,7 +17,7 @@ from audio import RATE, steps
 
 import nnfmq
 
-MODEL = Path(__file__).parent / "data" / "voice.tflite"  # tools/make_voice_model.py writes it
+MODEL = Path(__file__).parent / "data" / "voice.tflite"  # tools/example_models.py writes it
 PAUSE_S = 0.4  # a shorter one is within speech: a consonant without a voice, a breath
 
 

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
+import pytest
 from support.places import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
+
+
+@pytest.fixture
+def stopped_tracker() -> Iterator[None]:
+    """Stop the process that `multiprocess` leaves behind in a process which has started others."""
+    yield
+    from multiprocess import resource_tracker
+
+    resource_tracker._resource_tracker._stop()

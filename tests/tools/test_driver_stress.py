@@ -36,9 +36,9 @@ def test_LIFE_7_TST_11_random_clients_leak_nothing() -> None:
 
 @pytest.fixture
 def module() -> Any:
-    import driver_stress_client
+    import driver_stress
 
-    return driver_stress_client
+    return driver_stress
 
 
 def test_a_wrong_output_is_a_failure(module: Any) -> None:

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import model_zoo
-import model_zoo_files
 import numpy as np
 import pytest
-from model_zoo_run import difference, inputs_of, times
+from model_zoo import difference, inputs_of, times
 
 import nnfmq
 
 
 def test_the_list_names_each_content_once_and_packages_by_their_version() -> None:
-    entries = model_zoo_files.read_list()
+    entries = model_zoo.read_list()
     assert len({entry.sha256 for entry in entries}) == len(entries)
     assert all(re.fullmatch(r"[\w-]+==[\w.]+|npm:@[\w/]+@[\d.]+", entry.package) for entry in entries)
     counts = Counter(entry.format for entry in entries)
@@ -33,15 +32,15 @@ def test_the_list_names_each_content_once_and_packages_by_their_version() -> Non
     assert counts["onnx"] >= 40
 
 
-def wheel(folder: Path, content: bytes) -> model_zoo_files.ZooEntry:
+def wheel(folder: Path, content: bytes) -> model_zoo.ZooEntry:
     """Write a wheel with one model, and return its entry."""
     with zipfile.ZipFile(folder / "some_models-1.0-py3-none-any.whl", "w") as made:
         made.writestr("some_models/a.tflite", content)
-    return model_zoo_files.ZooEntry("some-models==1.0", "some_models/a.tflite", hashlib.sha256(content).hexdigest())
+    return model_zoo.ZooEntry("some-models==1.0", "some_models/a.tflite", hashlib.sha256(content).hexdigest())
 
 
 def test_a_file_is_read_from_the_cached_package(tmp_path: Path) -> None:
-    assert model_zoo_files.content(wheel(tmp_path, b"model"), tmp_path) == b"model"
+    assert model_zoo.content(wheel(tmp_path, b"model"), tmp_path) == b"model"
 
 
 def test_a_model_is_read_from_a_file_of_an_npm_package(tmp_path: Path) -> None:
@@ -50,10 +49,10 @@ def test_a_model_is_read_from_a_file_of_an_npm_package(tmp_path: Path) -> None:
         packed.size = 9
         made.addfile(packed, io.BytesIO(b"12model34"))
     digest = hashlib.sha256(b"model").hexdigest()
-    entry = model_zoo_files.ZooEntry("npm:@some/models@1.0.2", "a.tflite", digest, "package/assets.data", (2, 7))
-    assert model_zoo_files.content(entry, tmp_path) == b"model"
-    with pytest.raises(model_zoo_files.ZooError, match=r"has no file package/other\.data"):
-        model_zoo_files.content(replace(entry, within="package/other.data"), tmp_path)
+    entry = model_zoo.ZooEntry("npm:@some/models@1.0.2", "a.tflite", digest, "package/assets.data", (2, 7))
+    assert model_zoo.content(entry, tmp_path) == b"model"
+    with pytest.raises(model_zoo.ZooError, match=r"has no file package/other\.data"):
+        model_zoo.content(replace(entry, within="package/other.data"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +61,8 @@ def test_a_model_is_read_from_a_file_of_an_npm_package(tmp_path: Path) -> None:
 )
 def test_another_content_than_the_listed_one_is_an_error(tmp_path: Path, change: Any, message: str) -> None:
     entry = wheel(tmp_path, b"model")
-    with pytest.raises(model_zoo_files.ZooError, match=message):
-        model_zoo_files.content(replace(entry, **change), tmp_path)
+    with pytest.raises(model_zoo.ZooError, match=message):
+        model_zoo.content(replace(entry, **change), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +122,7 @@ def test_the_times_of_both_sides_are_taken_in_turns() -> None:
     assert "".join(calls).count("ab") > 10
 
 
+@pytest.mark.usefixtures("stopped_tracker")
 @pytest.mark.full
 def test_models_run_and_the_page_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

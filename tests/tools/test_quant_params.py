@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from quant_params import QuantParams, Range, choose_quant_params, quantize_weights, round_half_away, sqnr_db
+from quantize import QuantParams, Range, choose_quant_params, quantize_weights, round_half_away, sqnr_db
 
 from nnfmq.hal.errors import InvalidArgument
 

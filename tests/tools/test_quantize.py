@@ -13,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import quantize as tool
-from quant_params import Range
-from quantize_calibration import Calibrator, calibration_samples
+from quantize import Calibrator, Range, calibration_samples, read
 from support.interpreted import dequantize, interpreted, quantize
 from support.tflite_files import CONV, POOL, Operator, Tensor, ints, single, writer
-from tflite_reader import read
 
 import nnfmq
 from nnfmq.hal.errors import InvalidArgument

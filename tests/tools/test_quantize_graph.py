@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantize_graph as tool
-from quant_params import QuantParams, Range
+import quantize as tool
+from quantize import OMITTED, Graph, QuantParams, Range
 from support.tflite_files import CONV, POOL, floats, ints
-from tflite_reader import OMITTED, Graph
 from tflite_writer import Operator, Tensor
 
 from nnfmq.hal.errors import InvalidArgument

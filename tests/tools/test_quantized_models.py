@@ -13,14 +13,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from quantize import QuantizationResult, quantize
-from quantize_calibration import Calibrator, calibrate, calibration_samples, expose_intermediates
-from quantize_graph import choose_params, convert_graph
+from quantize import (
+    Calibrator,
+    QuantizationResult,
+    calibrate,
+    calibration_samples,
+    choose_params,
+    convert_graph,
+    expose_intermediates,
+    quantize,
+    read,
+)
 from support.interpreted import interpreted
 from support.interpreted import quantize as quantize_input
 from support.litert_models import reference
 from support.places import ROOT
-from tflite_reader import read
 
 import nnfmq
 from nnfmq.images import read_image
@@ -86,7 +93,14 @@ def test_litert_returns_the_same_bytes_for_every_digit(digits: dict[str, Array],
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
 def test_the_tool_converts_the_float_model_to_the_packaged_model(packaged: bytes, tmp_path: Path) -> None:
     # In a separate process, because importing scikit-learn starts threads of a second BLAS.
-    command = [sys.executable, str(ROOT / "tools" / "train_digits.py"), "--only-quantized", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(ROOT / "tools" / "example_models.py"),
+        "digits",
+        "--only-quantized",
+        "--out",
+        str(tmp_path),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"digits_quant.tflite": packaged}

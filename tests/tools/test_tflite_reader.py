@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import tflite_reader as tool
+import quantize as tool
 from support.tflite_files import Operator, Tensor, everything, quantized, single, writer
 
 import nnfmq

@@ -25,7 +25,7 @@ def run(content: bytes, source: Array) -> Array:
 
 def constants(content: bytes) -> list[Array]:
     """Return the float constants of a file in their order: weights and bias of each layer."""
-    from tflite_reader import read
+    from quantize import read
 
     tensors = [tensor for tensor in read(content).tensors if tensor.data is not None and tensor.type == "FLOAT32"]
     return [np.frombuffer(tensor.data or b"", np.float32).reshape(tuple(tensor.shape)) for tensor in tensors]

@@ -249,7 +249,7 @@ CALLS: dict[str, tuple[str, ...]] = {
 """Function or constant → the only places that may name it: objects from behind the door get passed around."""
 
 FUNCTION_LINES = 60
-MODULE_LINES = 500
+MODULE_LINES = 900
 EXCUSE = "long because"
 """What the docstring of a module over the limit says, with the reason."""
 

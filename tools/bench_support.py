@@ -1,0 +1,487 @@
+"""What the benchmarks have in common: child processes, options and exit status, targets, tables, and files of results.
+
+Imports neither NumPy nor `multiprocess` before a child process is started, because `driver_bench.py memory` measures
+memory. Children are Python functions, with any arguments, closures included: `multiprocess` pickles them with dill, for
+processes of this program only. Each limits its own running time; the parent waits 5 s longer, so nothing waits forever.
+
+An orphan is adopted by the nearest ancestor that called `adopt_orphans` (PR_SET_CHILD_SUBREAPER). A benchmark that
+calls it first therefore finds every process that it caused among its own descendants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nnfmq.hal.errors import NnfmqError
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.observe.process_usage import descendants
+
+Report = dict[str, Any]
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "performance"
+REPORTED_PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+_PR_SET_CHILD_SUBREAPER = 36
+_END_S = 10.0
+
+
+# ---- child processes
+
+
+@dataclass(frozen=True, slots=True)
+class ChildProcess:
+    """A child process, and the parent's end of its connection, a `multiprocess.connection.Connection`."""
+
+    process: Any
+    connection: Any
+
+    def result(self, limit_s: float) -> Any:
+        """Return the object that the child sends, as `receive_result`."""
+        return receive_result(self.connection, limit_s)
+
+    def kill(self) -> None:
+        """Kill the child and reap it."""
+        self.process.kill()
+        self.process.join()
+
+    def end(self) -> None:
+        """Close the connection, wait up to 10 s for the child to exit, kill it otherwise, and reap it."""
+        self.connection.close()
+        self.process.join(_END_S)
+        self.kill()
+
+
+def start_method(name: str = "spawn") -> Any:
+    """Return a context of multiprocess: `spawn`, a new interpreter, or `forkserver`, which starts processes faster."""
+    import multiprocess
+
+    return multiprocess.get_context(name)
+
+
+@contextmanager
+def started_child(
+    function: Callable[..., None],
+    *arguments: Any,
+    duplex: bool = False,
+    context: Any = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[ChildProcess]:
+    """Run a function in a new process, with its end of a connection before `arguments`; yield the process.
+
+    At exit the process is ended and reaped. With `duplex` the parent can send, too. `environment` is added to the
+    child's variables.
+    """
+    context = context or start_method()
+    parent_end, child_end = context.Pipe(duplex)
+    process = context.Process(target=function, args=(child_end, *arguments))
+    with _added(environment or {}):
+        process.start()
+    child_end.close()
+    child = ChildProcess(process, parent_end)
+    try:
+        yield child
+    finally:
+        child.end()
+
+
+@contextmanager
+def _added(environment: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ |= environment
+    try:
+        yield
+    finally:
+        for name in environment:
+            os.environ.pop(name)
+            os.environ |= {name: before[name]} if name in before else {}
+
+
+ProcessEntry = tuple[Callable[..., None], tuple[Any, ...]]
+"""Function of a child process, and its arguments after the connection to the parent."""
+
+
+@contextmanager
+def started_processes(entries: Sequence[ProcessEntry], *, duplex: bool = False, context: Any = None) -> Iterator[Any]:
+    """Start a process for each entry; yield the parent's ends of their connections, in the same order."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(started_child(function, *arguments, duplex=duplex, context=context)).connection
+            for function, arguments in entries
+        ]
+
+
+def call_in_child(
+    function: Callable[..., Any],
+    *arguments: Any,
+    limit_s: float = 600,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """Return the result of a call in a new process.
+
+    Raises:
+        BenchmarkFailed: If there is none within `limit_s`, or the process ends before.
+    """
+    with started_child(_send_result, function, arguments, environment=environment) as child:
+        try:
+            return child.result(limit_s)
+        except BenchmarkFailed:
+            child.kill()
+            raise
+
+
+def _send_result(connection: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    connection.send(function(*arguments))
+    connection.close()
+
+
+def set_time_limit(seconds: int) -> None:
+    """Limit the running time of the calling process: SIGALRM ends it after `seconds`; 0 removes the limit."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def receive_result(connection: Any, limit_s: float) -> Any:
+    """Return the object that a child sends. Waits for `limit_s`, the child's own limit, and 5 s more.
+
+    Raises:
+        BenchmarkFailed: If nothing arrives in time, or the child exits first.
+        Exception: The exception that the child sent.
+    """
+    if not connection.poll(limit_s + 5):
+        raise BenchmarkFailed(f"a child process sent no result within {limit_s:g} seconds")
+    try:
+        result = connection.recv()
+    except EOFError:
+        raise BenchmarkFailed(
+            f"a child process ended without a result (its limit is {limit_s:g} seconds: --limit)"
+        ) from None
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+@contextmanager
+def opened_pidfd(pid: int) -> Iterator[int]:
+    """Yield a pidfd of a process, and close it afterwards."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
+
+
+def has_exited(pidfd: int, timeout_s: float) -> bool:
+    """Wait up to `timeout_s` for a process to exit; return whether it has."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose parent exits."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def interrupt_on_sigterm() -> None:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that a benchmark ends and removes what it made."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def end_descendants() -> None:
+    """Kill and reap all descendants of this process. Waits at most 10 s."""
+    end = time.monotonic() + _END_S
+    while (found := descendants(os.getpid())) and time.monotonic() < end:
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _reap()
+        time.sleep(0.01)
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+# ---- programs
+
+
+def positive(text: str) -> int:
+    """Return an option's value as an int from 1 on."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def some_of(known: Collection[str], what: str = "name") -> Callable[[str], tuple[str, ...]]:
+    """Return the type of an option that lists some of the `known` names, separated by commas."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def parser_for(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser without options, whose description is the first paragraph of a module's docstring."""
+    return argparse.ArgumentParser(description=(description or "").split("\n\n")[0], allow_abbrev=False)
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every benchmark has: for targets, and how to print."""
+    parser.add_argument("--report", type=Path, metavar="FILE", help="do not measure: read an earlier --json")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FOLDER",
+        help=f"also write the tables as CSV, as in {RESULTS.name}/ of the docs",
+    )
+    parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--no-color", action="store_true")
+
+
+def model_file(options: argparse.Namespace, default: str, what: str) -> Path:
+    """Return the path of --model, or of the file `default` in $NNFMQ_DATA; `what` needs it.
+
+    Raises:
+        BenchmarkFailed: If there is no such file.
+    """
+    data = os.environ.get("NNFMQ_DATA")
+    path: Path | None = options.model or (Path(data) / default if data else None)
+    if path is None or not path.is_file():
+        raise BenchmarkFailed(f"{what} needs --model FILE, or $NNFMQ_DATA with the models")
+    return path
+
+
+class Table(NamedTuple):
+    """A table of results: its title, its headings, of which numbers begin with `>`, and its rows."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+Tables = dict[str, Table]
+"""By the names of their files."""
+
+
+def run(
+    options: argparse.Namespace,
+    measure: Callable[[argparse.Namespace, Path], Report],
+    tables: Callable[[Report], Tables],
+    name: str,
+) -> int:
+    """Measure, print and write; return the exit status.
+
+    0: measured; 1: failed, or --check-targets or --require-all found something; 130: interrupted. `measure` gets a
+    folder, which is removed when all processes have ended, also after Ctrl-C. `name` is the program's, for errors.
+    """
+    try:
+        report = _earlier(options.report) if options.report else _measured(options, measure)
+        made = tables(report)
+        if options.results:
+            write_tables(options.results, name, report, made)
+    except (BenchmarkFailed, NnfmqError, OSError, ValueError, KeyError) as error:
+        text = f"{type(error).__name__}: {error}" if isinstance(error, ValueError | KeyError) else error
+        print(f"{name}: error: {text}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        print(json.dumps(report, indent=2))
+    else:
+        print_tables(report, made, options.no_color)
+    is_missed = options.check_targets and report["missed"]
+    is_missing = getattr(options, "require_all", False) and report["not_compared"]
+    return 1 if is_missed or is_missing else 0
+
+
+def _earlier(path: Path) -> Report:
+    report: Report = json.loads(path.read_text(encoding="utf-8"))
+    return report
+
+
+def _measured(options: argparse.Namespace, measure: Callable[[argparse.Namespace, Path], Report]) -> Report:
+    adopt_orphans()
+    interrupt_on_sigterm()
+    # A short name: Ray puts sockets there, and processes that it has started may still write.
+    with tempfile.TemporaryDirectory(prefix="nq-", ignore_cleanup_errors=True) as folder:
+        try:
+            return measure(options, Path(folder))
+        finally:
+            end_descendants()
+
+
+def print_tables(report: Report, tables: Tables, no_color: bool) -> None:
+    """Print tables, conditions, and what was missed or not compared."""
+    from nnfmq.cli.console import console, table
+
+    screen = console(no_color, at_least=120)
+    for made in tables.values():
+        screen.print(made.title, style="bold")
+        rows = table(*made.headings)
+        for row in made.rows:
+            rows.add_row(*row)
+        screen.print(rows)
+    for name, value in report["conditions"].items():
+        screen.print(f"{name}: {value}")
+    screen.print(f"\ntargets missed: {'; '.join(report['missed']) or 'none'}")
+    if "not_compared" in report:
+        screen.print(f"not compared: {'; '.join(report['not_compared']) or 'nothing'}")
+
+
+def write_tables(folder: Path, name: str, report: Report, tables: Tables) -> None:
+    """Write each table as NAME-TABLE.csv, and the conditions as NAME.json. The same report gives the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for key, made in tables.items():
+        with (folder / f"{name}-{key}.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([heading.lstrip(">") for heading in made.headings])
+            writer.writerows(made.rows)
+    kept = {key: report[key] for key in ("conditions", "missed", "not_compared") if key in report}
+    (folder / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def progress(total: int, no_color: bool) -> Iterator[Callable[[str], object]]:
+    """Yield a function to call with the name of each part before it runs; the bar is on stderr, if it is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    screen = Console(stderr=True, no_color=no_color or None)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
+
+
+# ---- targets
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A limit for `metric` of `candidate`, or for its ratio to the fastest of the baselines `per`.
+
+    The baseline's metric is `per_metric`, or the same one if that is empty.
+    """
+
+    text: str
+    candidate: str
+    metric: str
+    limit: float
+    unit: str
+    per: tuple[str, ...] = ()
+    per_metric: str = ""
+    is_at_least: bool = False
+    is_strict: bool = False
+
+    def value(self, metrics: Mapping[str, Metrics]) -> float | None:
+        """Return the metric or ratio; None if the candidate or all baselines are missing."""
+        if self.candidate not in metrics:
+            return None
+        value = metrics[self.candidate][self.metric]
+        if not self.per:
+            return value
+        below = [metrics[name][self.per_metric or self.metric] for name in self.per if name in metrics]
+        if not below:
+            return None
+        # A time that is to be so many times shorter is a speed-up: the baseline's time over the candidate's.
+        is_speed_up = self.is_at_least and self.metric in REPORTED_PERCENTILES
+        return min(below) / value if is_speed_up else value / min(below)
+
+
+def evaluate_target(
+    target: Target, metrics: Mapping[str, Metrics], by_round: Sequence[Mapping[str, Metrics]] = ()
+) -> Report:
+    """Return a target of a report. `metrics` are medians over the rounds; `by_round` are those of each round."""
+    values = [found for each in by_round if (found := target.value(each)) is not None]
+    sense = "at least" if target.is_at_least else "below" if target.is_strict else "at most"
+    return _evaluated(target.text, values, target.value(metrics), target.limit, target.unit, sense)
+
+
+def _evaluated(text: str, values: Sequence[float], value: float | None, limit: float, unit: str, sense: str) -> Report:
+    """Return a target's value, limit, noise and outcome.
+
+    The noise is the range of the value over the rounds or readings. `met` is None if there is no value, or it differs
+    from its limit by less than the noise, because another run could have the opposite outcome.
+    """
+    noise = max(values) - min(values) if values else 0.0
+    met = None
+    if value is not None and abs(value - limit) >= noise:
+        met = {"at least": value >= limit, "at most": value <= limit, "below": value < limit}[sense]
+    return {"target": text, "value": value, "unit": unit, "limit": limit, "noise": noise, "sense": sense, "met": met}
+
+
+def upper_limit(text: str, values: Sequence[float], value: float, limit: float, unit: str) -> Report:
+    """Return a target: `value` is to be at most `limit`. `values` are those of the rounds."""
+    return _evaluated(text, values, value, limit, unit, "at most")
+
+
+def lower_limit(text: str, values: Sequence[float], value: float, limit: float, unit: str) -> Report:
+    """Return a target: `value` is to be at least `limit`. `values` are those of the rounds."""
+    return _evaluated(text, values, value, limit, unit, "at least")
+
+
+def failed(text: str, limit: float, unit: str) -> Report:
+    """Return a target that is missed without a value, because what it limits failed."""
+    return _evaluated(text, (), None, limit, unit, "at most") | {"met": False}
+
+
+def outcome_text(target: Mapping[str, Any]) -> str:
+    """Return "met", "missed", "not measured" (within the noise) or "not compared" (no value) for a reported target."""
+    if target["met"] is None:
+        return "not compared" if target["value"] is None else "not measured"
+    return "met" if target["met"] else "missed"
+
+
+def missed_targets(targets: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the texts of the targets that are missed."""
+    return [target["target"] for target in targets if target["met"] is False]
+
+
+def format_metric(value: float | None, unit: str = "") -> str:
+    """Return a value with its unit for tables; `-` for None, which means that it was not measured."""
+    if value is None:
+        return "-"
+    digits = 0 if value >= 1000 or value == int(value) else 2
+    return f"{value:,.{digits}f} {unit}".strip()
+
+
+def format_metrics(found: Mapping[str, float] | None, names: Sequence[str]) -> list[str]:
+    """Return some metrics for a table; `-` for each if there are none."""
+    return [format_metric(found[name] if found else None) for name in names]
+
+
+def target_columns(target: Mapping[str, Any]) -> list[str]:
+    """Return the value of a target, its limit and its outcome, for tables."""
+    return [*(format_metric(target[name], target["unit"]) for name in ("value", "limit")), outcome_text(target)]
+
+
+def targets_table(targets: Sequence[Mapping[str, Any]], title: str = "targets") -> Table:
+    """Return a table of targets with their outcomes."""
+    rows = []
+    for target in targets:
+        value, noise, limit = (format_metric(target[name], target["unit"]) for name in ("value", "noise", "limit"))
+        rows.append([target["target"], value, noise, f"{target['sense']} {limit}", outcome_text(target)])
+    return Table(title, ("target", ">measured", ">noise", ">allowed", ""), rows)
