@@ -17,7 +17,7 @@ from support import control_flow_models
 from support.drivers import LIMIT_S, Process, until
 from support.hints import with_extension
 from support.models import add_model, gather_model, pool_bytes, relu_model, request_for, slow_model, unsized_relu_model
-from support.small_models import F32, one_operation
+from support.small_models import F32, one_operation, with_operand
 
 import nnfmq
 from nnfmq.conformance import testmodels
@@ -35,6 +35,7 @@ from nnfmq.hal.types import (
     MeasureTiming,
     Model,
     Operand,
+    OperandType,
     OperationType,
     OutputShape,
     Request,
@@ -345,6 +346,16 @@ def test_QOS_3_a_deadline_ends_an_execution_between_two_operations(slow: nnfmq.P
     assert time.monotonic() - begun < LIMIT_S / 2
 
 
+@pytest.mark.parametrize(("timeout", "duration"), [(0.1, LIMIT_S), (LIMIT_S, 0.1)], ids=["deadline", "duration"])
+def test_FEN_6_the_earlier_of_deadline_and_duration_ends_an_execution(
+    timeout: float, duration: float, slow: nnfmq.PreparedModel
+) -> None:
+    with slow.execute_fenced(np.ones(SHAPE, np.float32), timeout=timeout, duration=duration) as launched:
+        assert launched.wait(LIMIT_S) is FenceState.ERROR
+        with pytest.raises(nnfmq.MissedDeadline):
+            launched.result(LIMIT_S)
+
+
 @pytest.mark.parametrize("timeout", [60.0, 1e9, 1e30], ids=str)
 def test_QOS_4_QOS_6_a_distant_deadline_has_no_effect(timeout: float, adding: nnfmq.PreparedModel) -> None:
     assert adding.execute(ONE, TEN, timeout=timeout)[0].tolist() == SUM
@@ -428,16 +439,30 @@ def test_CF_4_CF_5_API_12_a_loop_ends_by_its_timeout_which_has_a_maximum(
             prepared.execute_request(request_for(model, pools), ExecutionConfig(loop_timeout_ns=15_000_000_001))
 
 
+QUANTIZED = {"type": OperandType.TENSOR_QUANT8_ASYMM, "scale": 1.0}
+
+
 @pytest.mark.parametrize(
-    "change", [{"dimensions": (3,)}, {"dimensions": (2, 1)}, {"scale": 1.0}], ids=["extent", "rank", "scale"]
+    "change",
+    [{"dimensions": (3,)}, {"dimensions": (2, 1)}, {"scale": 2.0}, {"zero_point": 1}],
+    ids=["extent", "rank", "scale", "zero point"],
 )
 def test_CF_7_operands_at_a_boundary_must_agree(change: dict[str, Any], device: nnfmq.Device) -> None:
-    model = control_flow_models.branching()
-    branch = model.referenced[0]
-    operands = (replace(branch.operands[0], **change), *branch.operands[1:])
-    broken = replace(model, referenced=(replace(branch, operands=operands), *model.referenced[1:]))
-    with pytest.raises(nnfmq.InvalidArgument):
-        device.prepare(broken)
+    """An input of both branches is quantized, outside and inside; then one branch takes it with one field changed."""
+    model = with_operand(control_flow_models.branching(), 3, **QUANTIZED)
+    model = in_branch(in_branch(model, 0, **QUANTIZED), 1, **QUANTIZED)
+    assert device.supported_operations(model) == [False]  # it is valid
+    with pytest.raises(nnfmq.InvalidArgument, match="N-VAL-18"):
+        device.supported_operations(in_branch(model, 0, **change))
+
+
+def in_branch(model: Model, number: int, **changes: Any) -> Model:
+    """Change the first operand of a branch, whose operations become ones that take all types."""
+    branches = list(model.referenced)
+    first, *others = branches[number].operands
+    operations = tuple(replace(o, type=OperationType.OEM_OPERATION) for o in branches[number].operations)
+    branches[number] = replace(branches[number], operands=(replace(first, **changes), *others), operations=operations)
+    return replace(model, referenced=tuple(branches))
 
 
 # ------------------------------------------------------------------------------------------------ memory

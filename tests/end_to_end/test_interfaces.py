@@ -159,7 +159,7 @@ def test_MEM_6_the_preferred_padding_is_what_the_interface_can_carry(level: Feat
 
 
 @pytest.mark.parametrize("level", FeatureLevel, ids=interface_name)
-def test_MOD_5_an_unknown_rank_needs_1_2_and_before_it_a_request_specifies_unknown_extents(
+def test_MOD_5_VAL_3_an_unknown_rank_needs_1_2_and_before_it_a_request_specifies_unknown_extents(
     level: FeatureLevel, daemon: Daemon
 ) -> None:
     with ExitStack() as stack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import numpy as np
@@ -115,34 +115,48 @@ def test_MEM_3_API_10_a_buffer_of_format_BLOB_is_used_as_an_ordinary_pool(
     assert floats(whole, offset + 64) == [20, 40, 60, 80]
 
 
-def foreign_handles() -> dict[str, int]:
-    """Return fds such as hardware drivers export: handles of objects whose bytes cannot be read."""
-    return {
-        "anonymous inode": os.eventfd(0),
-        "device": os.open("/dev/null", os.O_RDWR),
-        "pidfd": os.pidfd_open(os.getpid()),
+def opaque_buffer(stack: ExitStack, what: str) -> AnnouncedMemory:
+    """Return an fd such as hardware drivers export: a handle of an object whose bytes cannot be read."""
+    makers: dict[str, Callable[[], int]] = {
+        "anonymous inode": lambda: os.eventfd(0),
+        "device": lambda: os.open("/dev/null", os.O_RDWR),
+        "pidfd": lambda: os.pidfd_open(os.getpid()),
     }
+    fd = makers[what]()
+    stack.callback(os.close, fd)
+    return AnnouncedMemory(fd, 2 * AT)
 
 
-@pytest.mark.parametrize("what", ["anonymous inode", "device", "pidfd"])
-def test_MEM_3_an_opaque_buffer_is_rejected_for_constants_inputs_and_outputs(
+OPAQUE = pytest.mark.parametrize("what", ["anonymous inode", "device", "pidfd"])
+
+
+@OPAQUE
+def test_MEM_3_an_opaque_buffer_is_rejected_for_constants(
     client: nnfmq.Client, resources: ExitStack, what: str
 ) -> None:
-    handles = foreign_handles()
-    for fd in handles.values():
-        resources.callback(os.close, fd)
-    foreign, memory = AnnouncedMemory(handles[what]), filled(resources, TEN)
-    device = client.device("reference")
+    device, foreign = client.device("reference"), opaque_buffer(resources, what)
     for call in (device.prepare, device.supported_operations):
         with pytest.raises(nnfmq.InvalidArgument, match="received memory"):
             call(weighted(foreign))
-    model = resources.enter_context(device.prepare(weighted(memory)))
-    for pools in ((foreign, memory), (memory, foreign)):
-        for place in (DataLocation(0, 0, BYTES), DataLocation()):  # as of bytes, and as the HAL has it of opaque ones
-            arguments = RequestArgument(location=place), RequestArgument(location=DataLocation(1, 64, BYTES))
-            with pytest.raises(nnfmq.InvalidArgument):
-                model.execute_request(Request(arguments[:1], arguments[1:], pools))  # type: ignore[arg-type]
-    assert model.execute([1, 2, 3, 4])[0].tolist() == [11, 22, 33, 44]
+    assert still_serves(client)
+
+
+@OPAQUE
+@pytest.mark.parametrize(
+    "place",
+    [DataLocation(0, 0, BYTES), DataLocation(0, 64, BYTES), DataLocation(0, 64, 0), DataLocation()],
+    ids=["N-RQX-11 length", "N-RQX-11 both", "N-RQX-11 offset", "nothing, as the HAL has it"],
+)
+def test_MEM_3_an_opaque_buffer_is_rejected_as_input_and_output(
+    client: nnfmq.Client, resources: ExitStack, what: str, place: DataLocation
+) -> None:
+    foreign, memory = opaque_buffer(resources, what), filled(resources, TEN)
+    with client.device("reference").prepare(weighted(memory)) as model:
+        for places in ((place, DataLocation(1, 64, BYTES)), (DataLocation(1, 64, BYTES), place)):
+            given, result = (RequestArgument(location=one) for one in places)
+            with pytest.raises(nnfmq.InvalidArgument, match="received memory"):
+                model.execute_request(Request((given,), (result,), (foreign, memory)))  # type: ignore[arg-type]
+        assert model.execute([1, 2, 3, 4])[0].tolist() == [11, 22, 33, 44]
     assert still_serves(client)
 
 

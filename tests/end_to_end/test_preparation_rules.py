@@ -20,8 +20,10 @@ from support.models import (
     gather_model,
     invalid_model,
     null_model,
+    pool_bytes,
     relu_model,
     request_for,
+    slow_model,
     unsized_relu_model,
     unsupported_model,
     weighty_model,
@@ -282,6 +284,22 @@ def test_FEN_1_FEN_4_FEN_8_an_execution_returns_a_fence_that_signals_when_the_ou
         assert bytes(request_.pools[1].view) == bytes(256)  # type: ignore[union-attr]
 
 
+def test_FEN_8_a_fence_is_active_until_a_long_execution_has_written_its_outputs(
+    device: nnfmq.Device, resources: ExitStack
+) -> None:
+    model = slow_model(12)
+    request = request_for(model, [resources.enter_context(Memory.create(size)) for size in pool_bytes(model)])
+    given, result = (np.frombuffer(pool.view, np.float32) for pool in request.pools)  # type: ignore[union-attr]
+    given[:] = 1
+    with device.prepare(model) as prepared:
+        prepared.execute_request(request)
+        expected, result[:] = result.copy(), 0
+        with prepared.execute_request_fenced(request) as launched:
+            assert launched.wait(LIMIT_S) is FenceState.SIGNALED
+            found = result.copy()
+            assert (found == expected).all() and expected.all()
+
+
 def test_FEN_2_a_wrong_argument_has_no_fence_and_no_callback(old_device: hidl.IDevice, request_: Request) -> None:
     callback = Callback()
     assert old_device.prepareModel_1_1(ADD, 1, callback) is NONE
@@ -317,7 +335,7 @@ def test_FEN_3_FEN_9_work_begins_when_every_fence_is_signaled_and_has_no_info_be
         assert sums(request_) == SUM
 
 
-def test_FEN_7_outputs_of_unknown_size_are_rejected(device: nnfmq.Device, resources: ExitStack) -> None:
+def test_FEN_7_VAL_3_outputs_of_unknown_size_are_rejected(device: nnfmq.Device, resources: ExitStack) -> None:
     pools = [resources.enter_context(Memory.create(64)) for _ in range(2)]
     request = request_for(relu_model((4,)), pools)
     with device.prepare(unsized_relu_model((4,))) as prepared:

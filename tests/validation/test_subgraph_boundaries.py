@@ -166,11 +166,11 @@ def _reshaped(model: Model, number: int, index: int, change: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("branch", [0, 1])
-def test_N_VAL_18_a_branch_that_takes_fewer_operands_is_rejected(branch: int) -> None:
+def test_N_VAL_18_CF_1_a_branch_that_takes_fewer_operands_is_rejected(branch: int) -> None:
     rejected(without_first_input(branching(), branch), "N-VAL-18")
 
 
-def test_N_VAL_18_a_branch_that_gives_more_operands_is_rejected() -> None:
+def test_N_VAL_18_CF_1_a_branch_that_gives_more_operands_is_rejected() -> None:
     model = branching()
     branch = model.referenced[1]
     more = replace(branch.operations[0], outputs=(4,))
@@ -213,7 +213,7 @@ def test_CF_7_scales_of_channels_at_a_boundary_must_be_the_same() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_N_VAL_19_a_subgraph_that_takes_fewer_operands_is_rejected(number: int) -> None:
+def test_N_VAL_19_CF_2_a_subgraph_that_takes_fewer_operands_is_rejected(number: int) -> None:
     rejected(without_first_input(counting(), number), "N-VAL-19")
 
 
@@ -234,7 +234,7 @@ def test_N_VAL_19_a_condition_model_that_does_not_give_one_bool8_is_rejected(cha
     rejected(_reshaped(counting(), 0, 4, change), "N-VAL-19")
 
 
-def test_N_VAL_19_a_condition_model_with_two_outputs_is_rejected() -> None:
+def test_N_VAL_19_CF_2_CF_7_a_condition_model_with_two_outputs_is_rejected() -> None:
     model = counting()
     condition = model.referenced[0]
     more = replace(condition.operations[0], outputs=(5,))
@@ -249,7 +249,7 @@ def test_N_VAL_19_a_condition_model_with_two_outputs_is_rejected() -> None:
     rejected(changed, "N-VAL-19")
 
 
-def test_N_VAL_19_more_outputs_than_the_body_gives_are_rejected() -> None:
+def test_N_VAL_19_CF_2_CF_7_more_outputs_than_the_body_gives_are_rejected() -> None:
     model = counting()
     operands = (*model.main.operands, output(COUNT), output(REAL))
 
@@ -258,7 +258,7 @@ def test_N_VAL_19_more_outputs_than_the_body_gives_are_rejected() -> None:
     rejected(changed, "N-VAL-19", rf"operation 0 \(WHILE\): {counts}; each count may be at most the one before it")
 
 
-def test_N_VAL_19_a_body_that_gives_more_than_it_takes_is_rejected() -> None:
+def test_N_VAL_19_CF_2_CF_7_a_body_that_gives_more_than_it_takes_is_rejected() -> None:
     model = counting()
     body = model.referenced[1]
     count = len(body.operands)
