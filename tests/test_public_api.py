@@ -168,6 +168,38 @@ def test_a_client_that_loads_and_executes_a_model_imports_nothing_of_the_driver(
     assert [name for name in unwanted if name in loaded] == []
 
 
+@pytest.mark.parametrize("module", ["litert", "onnxruntime"])
+def test_importing_another_runtime_s_interface_loads_only_what_starts_a_driver(module: str, tmp_path: Path) -> None:
+    code = f"import json, sys, nnfmq.compat.{module}; print(json.dumps(list(sys.modules)))"
+    loaded = in_a_new_python(code, tmp_path)
+    unwanted = ("msgspec", "onnx", "nnfmq.importers", "nnfmq.runtime.client", "subprocess")
+    assert [name for name in unwanted if name in loaded] == []
+
+
+def test_a_ported_script_starts_the_driver_before_it_imports_the_client_and_the_importer(tmp_path: Path) -> None:
+    code = """
+import json, subprocess, sys
+events = []
+class Imports:
+    def find_spec(self, name, path=None, target=None):
+        events.append(name)
+class Starts(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        events.append("driver")
+        super().__init__(*arguments, **options)
+subprocess.Popen = Starts
+sys.meta_path.insert(0, Imports())
+from pathlib import Path
+import nnfmq.compat.litert
+Interpreter = nnfmq.compat.litert.Interpreter
+interpreter = Interpreter(str(Path(nnfmq.__file__).parent / "data" / "digits.tflite"))
+print(json.dumps(events))
+"""
+    events = in_a_new_python(code, tmp_path)
+    for later in ("nnfmq.runtime.client", "nnfmq.importers", "nnfmq.importers.tflite"):
+        assert events.index("driver") < events.index(later), later
+
+
 def test_dir_lists_names_before_their_import_and_unknown_names_raise(tmp_path: Path) -> None:
     code = "import json, nnfmq; print(json.dumps([dir(nnfmq), hasattr(nnfmq, 'nothing')]))"
     listed, has_nothing = in_a_new_python(code, tmp_path)

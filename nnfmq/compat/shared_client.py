@@ -5,6 +5,7 @@ embedded driver. The connection is closed when its last owner has been collected
 the next use connects again. A forked child has a connection of its own.
 
     share = DriverShare(session)
+    share.connect_early(path)  # an embedded driver starts while the session imports its model
     model = share.adopt(share.client().prepare(path))  # closed when `session` is collected
 
 The garbage collector may collect an owner at any instruction of any thread, the watcher's included, which must not wait
@@ -18,11 +19,15 @@ import atexit
 import os
 import threading
 import weakref
+from contextlib import suppress
 from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from nnfmq.runtime.client import Client
+from nnfmq.hal.errors import NnfmqError
 from nnfmq.runtime.connect import connect
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import Client  # `connect` imports it while an embedded driver starts
 
 __all__ = ["DriverShare"]
 
@@ -45,6 +50,15 @@ class DriverShare:
     def __init__(self, owner: object) -> None:
         self._adopted: dict[int, _Closeable] = {}  # by id, in the order of adoption
         weakref.finalize(owner, _abandon, self).atexit = False
+
+    def connect_early(self, model: str | bytes | os.PathLike[str] | None) -> None:
+        """Connect now, since `model` will be imported and prepared: an embedded driver starts meanwhile.
+
+        `client` raises the error if that fails. No effect if there is no such file.
+        """
+        with suppress(NnfmqError):
+            if isinstance(model, bytes) or (model is not None and os.path.isfile(model)):
+                self.client()
 
     def client(self) -> Client:
         """Return the client, connected; blocks. Models of an earlier connection are dead if the driver has died.

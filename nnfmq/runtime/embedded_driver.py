@@ -7,6 +7,8 @@ script without a `__main__` guard. PR_SET_PDEATHSIG is not used: it fires when t
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -41,10 +43,19 @@ def start_embedded_driver(variables: Mapping[str, str]) -> tuple[Channel, subpro
 
 def end_embedded_driver(process: subprocess.Popen[bytes], has_started: bool = True) -> None:
     """Wait for a driver whose connection is closed, up to 2 s; then kill it. At once if it has not started."""
-    if not has_started:
-        process.kill()  # it does not read its connection yet
+    if not has_started or not _exits_in_time(process):
+        process.kill()  # one that has not started does not read its connection yet
+    process.wait()
+
+
+def _exits_in_time(process: subprocess.Popen[bytes]) -> bool:
+    """Wait for the exit. `Popen.wait` with a timeout would look for it at intervals of up to 50 ms."""
+    if process.poll() is not None:
+        return True
+    pidfd = os.pidfd_open(process.pid)
     try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(END_SECONDS * 1e3))
+    finally:
+        os.close(pidfd)

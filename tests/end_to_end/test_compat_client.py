@@ -76,6 +76,23 @@ def test_the_connection_is_closed_after_its_last_owner_and_made_again_for_the_ne
     until(lambda: not closer_threads(), "the connection is closed")
 
 
+def test_a_share_connects_early_only_for_a_model_that_exists_and_leaves_the_error_to_the_first_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    owner = Owner()
+    owner.share.connect_early(tmp_path / "none.tflite")
+    owner.share.connect_early(None)
+    assert closer_threads() == []
+    monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "none.sock"))
+    monkeypatch.setenv("NNFMQ_DEVICES", str(tmp_path / "none.toml"))
+    owner.share.connect_early(b"a model")
+    assert closer_threads() != []
+    with pytest.raises(nnfmq.GeneralFailure, match=r"none\.toml"):
+        owner.share.client().devices()
+    del owner
+    until(lambda: not closer_threads(), "the connection is closed", 10)
+
+
 def test_an_owner_that_the_watcher_s_thread_collects_does_not_block_it() -> None:
     other, owner = Owner(), Owner()
     client, burst = other.share.client(), owner.share.adopt(owner.prepare().burst())

@@ -6,11 +6,14 @@ Inputs and outputs are a burst's own arrays, so that an execution copies nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nnfmq.compat.litert.litert_tensors import Array
 from nnfmq.compat.shared_client import DriverShare
-from nnfmq.importers.tflite import TracedModel
-from nnfmq.importers.tflite_interface import FileSubgraph
+
+if TYPE_CHECKING:
+    from nnfmq.importers.tflite import TracedModel
+    from nnfmq.importers.tflite_interface import FileSubgraph
 
 __all__ = ["TensorAllocation"]
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from nnfmq.compat.litert.litert_tensors import element_type, tensor_details
-from nnfmq.importers.file_format import FileContent
-from nnfmq.importers.tflite_interface import FileTensor, read_interface
+
+if TYPE_CHECKING:
+    from nnfmq.importers.file_format import FileContent
+    from nnfmq.importers.tflite_interface import FileTensor
 
 __all__ = ["DescribedModel", "as_index"]
 
@@ -24,8 +25,12 @@ class DescribedModel:
         Raises:
             InvalidArgument: If it is no .tflite file, or corrupt.
         """
+        from nnfmq.importers.tflite_interface import read_interface  # while an embedded driver starts
+
         self._file = read_interface(content)
         if subgraph:
+            from msgspec.structs import replace
+
             self._file = replace(self._file, subgraphs=(self._file.subgraphs[subgraph],))
         self._subgraph = self._file.subgraphs[0]
         self._signature_defs = self.get_signature_list()

@@ -12,11 +12,10 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
 import numpy as np
-from msgspec.structs import replace
 
 from nnfmq.compat.litert.litert_allocation import TensorAllocation
 from nnfmq.compat.litert.litert_delegates import OpResolverType, warn_of_delegates
@@ -30,9 +29,11 @@ from nnfmq.compat.litert.litert_tensors import (
 )
 from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import DeadObject, NnfmqError, UnsupportedModel
-from nnfmq.importers.file_format import ModelSource, read_source
-from nnfmq.importers.tflite import TracedModel, import_traced
-from nnfmq.importers.tflite_interface import FileTensor
+
+if TYPE_CHECKING:
+    from nnfmq.importers.file_format import ModelSource
+    from nnfmq.importers.tflite import TracedModel
+    from nnfmq.importers.tflite_interface import FileTensor
 
 __all__ = ["InterpreterWithCustomOps", "LiteRtInterpreter"]
 
@@ -94,6 +95,8 @@ class LiteRtInterpreter(DescribedModel):
         ):
             warnings.warn(_PRESERVING, UserWarning, stacklevel=2)
         self._experimental_compress_quantization_zero_points = experimental_compress_quantization_zero_points
+        self._share = DriverShare(self)
+        self._share.connect_early(model_path or model_content)
         self._open(_read(model_path, model_content), 0, keep_results=bool(experimental_preserve_all_tensors))
         self._delegates = list(experimental_delegates or ())
         warn_of_delegates(self._delegates)
@@ -107,7 +110,6 @@ class LiteRtInterpreter(DescribedModel):
         super().__init__(source.data, subgraph)
         self._traced: TracedModel | None = None  # for the shapes in the file, until tensors are allocated
         self._import_in_advance()
-        self._share = DriverShare(self)
         self._resized: dict[int, tuple[int, ...]] = {}  # new shapes of inputs
         self._allocation: TensorAllocation | None = None
         self._is_ready = False
@@ -123,6 +125,10 @@ class LiteRtInterpreter(DescribedModel):
                 raise
 
     def _imported(self, shapes: Mapping[int, tuple[int, ...]]) -> TracedModel:
+        from msgspec.structs import replace
+
+        from nnfmq.importers.tflite import import_traced  # while an embedded driver starts
+
         places: dict[str | int, Sequence[int]] = {
             self._subgraph.inputs.index(index): shape for index, shape in shapes.items()
         }
@@ -359,6 +365,7 @@ class LiteRtInterpreter(DescribedModel):
         """Return the interpreter of another subgraph, imported by the first call. Raises RuntimeError."""
         if subgraph_index not in self._others:
             found = object.__new__(LiteRtInterpreter)
+            found._share = DriverShare(found)
             with _runtime_errors():
                 found._open(self._source, subgraph_index, keep_results=self._keeps_results)
             if found._traced is None or found._traced.states:
@@ -395,6 +402,10 @@ def _check_options(resolver: Any, num_threads: Any) -> None:
 
 
 def _read(model_path: Any, model_content: Any) -> ModelSource:
+    from msgspec.structs import replace
+
+    from nnfmq.importers.file_format import read_source  # while an embedded driver starts
+
     if not model_content and not model_path:
         raise ValueError("neither model_path nor model_content is given")
     if model_content and model_path:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnfmq.importers.tflite_interface import FileTensor
+if TYPE_CHECKING:
+    from nnfmq.importers.tflite_interface import FileTensor
 
 __all__ = ["Array", "as_tensor_value", "constant_value", "element_type", "stored_dtype", "tensor_details"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from nnfmq.compat.onnxruntime.ort_errors import ort_error
 from nnfmq.compat.onnxruntime.ort_types import dtype_of_type, tensor_type
 from nnfmq.compat.onnxruntime.shape_plans import Array, OutputForm
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
-from nnfmq.importers.file_format import ModelSource, importer_of, read_source
-from nnfmq.importers.onnx_interface import OnnxInterface, OnnxValueType, read_interface
+
+if TYPE_CHECKING:
+    from nnfmq.importers.file_format import ModelSource
+    from nnfmq.importers.onnx_interface import OnnxInterface, OnnxValueType
 
 __all__ = ["NodeArg", "OrtModelMetadata", "open_model", "read_nodes"]
 
@@ -115,6 +117,8 @@ def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSour
         Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf, InvalidArgument; NotImplemented for .ort files.
         TypeError: If the argument is neither a path nor bytes.
     """
+    from nnfmq.importers.file_format import importer_of, read_source  # while an embedded driver starts
+
     if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
         raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
     path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
@@ -129,6 +133,8 @@ def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSour
             )
         if importer_of(source.data) != "nnfmq.importers.onnx_model":
             raise InvalidArgument("this is no ONNX model; nnfmq.load and nnfmq.compat.litert read .tflite files")
+        from nnfmq.importers.onnx_interface import read_interface
+
         return source, read_interface(source)
     except FileNotFoundError as error:
         raise ort_error("NoSuchFile", f"{place}there is no file {path}") from error

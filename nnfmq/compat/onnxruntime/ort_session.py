@@ -12,10 +12,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from msgspec.structs import replace
 
 from nnfmq.compat.onnxruntime.ort_binding import IOBinding
 from nnfmq.compat.onnxruntime.ort_errors import bare_message, ort_error, translated
@@ -27,8 +26,10 @@ from nnfmq.compat.onnxruntime.ort_value import OrtValue, require_cpu
 from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlans, bindings
 from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import DeadObject, NnfmqError, UnsupportedModel
-from nnfmq.importers import LoadedModel, load_source
-from nnfmq.importers.file_format import ModelSource
+
+if TYPE_CHECKING:
+    from nnfmq.importers import LoadedModel
+    from nnfmq.importers.file_format import ModelSource
 
 __all__ = ["InferenceSession"]
 
@@ -53,6 +54,8 @@ class InferenceSession:
         self._options = sess_options if sess_options is not None else SessionOptions()
         self._profile = RunProfile(self._options.profile_file_prefix) if self._options.enable_profiling else None
         checked_providers(providers, provider_options)
+        share = DriverShare(self)
+        share.connect_early(path_or_bytes)
         self._source, interface = open_model(path_or_bytes)
         sizes = self._options.free_dimensions
         self._inputs = read_nodes(interface.inputs, sizes)
@@ -62,7 +65,7 @@ class InferenceSession:
         self._places = {node.name: place for place, node in enumerate(self._outputs)}
         self._all_places = tuple(range(len(self._outputs)))
         self._plans = ShapePlans(
-            DriverShare(self),
+            share,
             _importer(self._source, [node.name for node in self._inputs]),
             [node.form for node in self._outputs],
             self._options.polling_window_us,
@@ -315,6 +318,9 @@ class InferenceSession:
 
 def _importer(source: ModelSource, names: list[str]) -> Callable[[Sequence[Array], Sequence[int]], LoadedModel]:
     """Return the function that imports a model for certain inputs. It does not refer to the session."""
+    from msgspec.structs import replace
+
+    from nnfmq.importers import load_source
 
     def import_for(inputs: Sequence[Array], bound: Sequence[int]) -> LoadedModel:
         free = [place for place in range(len(names)) if place not in bound]

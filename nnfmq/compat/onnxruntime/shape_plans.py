@@ -14,22 +14,24 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.importers import LoadedModel
-from nnfmq.runtime.model_burst import ModelBurst
+
+if TYPE_CHECKING:
+    from nnfmq.importers import LoadedModel
+    from nnfmq.runtime.model_burst import ModelBurst
 
 __all__ = ["Array", "OutputForm", "ShapePlan", "ShapePlans", "bindings"]
 
 Array: TypeAlias = npt.NDArray[Any]
 PlanKey: TypeAlias = tuple[Any, ...]
 """The shape of each input, in order, and the bytes of those that are bound by value."""
-Import: TypeAlias = Callable[[Sequence[Array], Sequence[int]], LoadedModel]
+Import: TypeAlias = "Callable[[Sequence[Array], Sequence[int]], LoadedModel]"
 """Imports a model for inputs like these, with the values of those at certain places."""
 MAX_PLANS = 8
 """How many combinations of shapes a session keeps prepared."""
