@@ -113,6 +113,7 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("NNFMQ_COMPILE_AFTER_EXIT_S", "0")  # no process outlives a test
+        patch.setenv("NNFMQ_COMPILE_NOTICE", "0")  # a test that compares stderr does not depend on the duration
         yield
 
 

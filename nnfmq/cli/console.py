@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 _WIDTH_IN_A_FILE = 100
 _PROGRESS_DELAY_S = 0.3  # what takes less time shows no progress bar
 _REDRAW_S = 0.1
-_MENTION_DELAY_S = 1.0
 
 
 def add_connect_argument(parser: argparse.ArgumentParser) -> None:
@@ -139,27 +137,12 @@ def error_console() -> Console:
     return screen
 
 
-def compiling(no_color: bool, model: str = "the model") -> AbstractContextManager[Callable[[int, int], None] | None]:
+def compiling(no_color: bool, model: str) -> AbstractContextManager[Callable[[int, int], None] | None]:
     """Return a context whose value is a progress callback for `Device.prepare`; see `progress_bar`.
 
-    If stderr is no terminal, a compilation that takes more than a second is mentioned there once.
+    If stderr is no terminal, it is None: then `Device.prepare` says on stderr that it compiles.
     """
-    text = f"compiling {model} for this machine, once"
-    return _mentioned(text) if not sys.stderr.isatty() else progress_bar(text, no_color)
-
-
-@contextmanager
-def _mentioned(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a progress callback that prints `text` on stderr, once, if it is called after a second."""
-    due_at: float = time.monotonic() + _MENTION_DELAY_S
-
-    def show(_done: int, _total: int) -> None:
-        nonlocal due_at
-        if time.monotonic() >= due_at:
-            due_at = math.inf
-            print(f"nnfmq: {text} ...", file=sys.stderr)
-
-    yield show
+    return progress_bar(f"compiling {model} for this machine, once", no_color)
 
 
 @contextmanager

@@ -224,8 +224,10 @@ def _prepared(arguments: argparse.Namespace, model: LoadedModel) -> Program:
         return interpreter.prepare(model.model)
     from nnfmq.engines.compiled.local_compilation import compile_in_process
     from nnfmq.engines.compiled.partition import prepare
+    from nnfmq.runtime.compile_notice import compile_notice
 
-    with compiling(arguments.no_color) as progress:
+    model_name = arguments.model.name
+    with compiling(arguments.no_color, model_name) as bar, compile_notice(model_name, bar) as progress:
         if progress is None:
             return prepare(model.model)
         return prepare(model.model, compile=partial(compile_in_process, on_progress=progress))

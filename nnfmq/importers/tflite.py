@@ -98,6 +98,8 @@ def import_traced(source: ModelSource, *, keep_results: bool = False, subgraph: 
     With `keep_results` all results of operators on which the model's outputs depend are outputs, too.
     """
     file, (loaded, context, results) = _import_file(source, keep_results=keep_results, subgraph=subgraph)
+    if source.path:
+        loaded = replace(loaded, file_name=source.path.name)
     places = {tensor: len(file.outputs) + place for place, tensor in enumerate(results)}
     shapes = {**context.known_shapes(), **file.empty_shapes()}
     return TracedModel(loaded, shapes, places, tuple(context.states()))

@@ -36,7 +36,7 @@ from nnfmq.hal.types import (
     TokenValuePair,
 )
 from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
-from nnfmq.runtime.compile_notice import ProgressCallback, compile_notice
+from nnfmq.runtime.compile_notice import ProgressCallback, ProgressReport, compile_notice
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.driver_recovery import DriverRecovery
@@ -166,7 +166,8 @@ class Device(Struct, frozen=True):
     ) -> PreparedModel:
         """Validate and compile a model in the driver; blocks until it is ready. The caller closes the result.
 
-        If the device compiles it for more than a second, a line on stderr shows the progress, if that is a terminal.
+        If the device compiles it for more than a quarter of a second, a line on stderr says so, once, unless
+        `$NNFMQ_COMPILE_NOTICE` is 0; on a terminal another one shows the progress.
 
         Args:
             model: The model; or the path, or the content, of a file that `nnfmq.load` reads.
@@ -293,7 +294,7 @@ class Device(Struct, frozen=True):
         fds: Sequence[int],
         model: Model | NamedModel,
         deadline_ns: int | None,
-        progress: ProgressCallback | None,
+        progress: ProgressReport | None,
     ) -> PreparedModel:
         """Try the directory's saved files first; on any failure compile again, with new files (CACHE-11)."""
         with directory.open_saved_files() as saved:
@@ -350,7 +351,7 @@ class Device(Struct, frozen=True):
         fds: Sequence[int],
         model: Model | ModelSignature,
         deadline_ns: int | None,
-        progress: ProgressCallback | None = None,
+        progress: ProgressReport | None = None,
     ) -> PreparedModel:
         """Send either call, and return the prepared model."""
 
@@ -366,11 +367,11 @@ class Device(Struct, frozen=True):
         fds: Sequence[int],
         model: Model | ModelSignature,
         deadline_ns: int | None,
-        progress: ProgressCallback | None,
+        progress: ProgressReport | None,
     ) -> PreparedModel:
         def on_notification(notification: messages.PreparationProgress) -> None:
             if progress is not None:
-                progress(notification.done, notification.total)
+                progress(notification.done, notification.total, notification.is_kept)
 
         vlog("compilation", "device %s prepares model %r", self.info.name, message.name)
         inputs, outputs = model_signature(model, [self.info])

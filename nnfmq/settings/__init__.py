@@ -105,6 +105,10 @@ STRICT_SLICING: Setting[bool] = Setting(
     "NNFMQ_STRICT_SLICING", SWITCH, False, reader="client", default_text="0",
     meaning="1: ask devices only about parts of a model that pass the validation for their interface version",
 )  # fmt: skip
+COMPILE_NOTICE: Setting[bool] = Setting(
+    "NNFMQ_COMPILE_NOTICE", SWITCH, True, reader="client", default_text="1",
+    meaning="0: write nothing to stderr while a model is compiled",
+)  # fmt: skip
 SYNC_EXEC_CPU: Setting[bool] = Setting(
     "NNFMQ_SYNC_EXEC_CPU", SWITCH, False, reader="client", default_text="0",
     meaning="1: asynchronous executions on the CPU device are done when the call returns",

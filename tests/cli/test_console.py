@@ -52,7 +52,7 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> s
 
 
 def compile_all() -> None:
-    with compiling(no_color=True) as progress:
+    with compiling(no_color=True, model="net.tflite") as progress:
         assert progress is not None
         for done in (0, 3, 7):
             progress(done, 7)
@@ -68,16 +68,6 @@ def test_a_long_compilation_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPat
 def test_a_short_compilation_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nnfmq.cli.console._PROGRESS_DELAY_S", 60.0)
     assert on_a_terminal(monkeypatch, compile_all) == "."
-
-
-@pytest.mark.parametrize(("delay_s", "count"), [(60.0, 0), (0.0, 1)])
-def test_in_a_file_a_long_compilation_is_mentioned_once(
-    monkeypatch: pytest.MonkeyPatch, delay_s: float, count: int
-) -> None:
-    monkeypatch.setattr("nnfmq.cli.console._MENTION_DELAY_S", delay_s)
-    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
-    compile_all()
-    assert file.getvalue() == "nnfmq: compiling the model for this machine, once ...\n" * count
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,10 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
         DRIVER, {**FAILED, "model_id": 9, "program": 3, "compiled": 31},
         messages.PreparedModelReady(7, INVALID, "operand 3: no", 9, 3, 31), 0,
     ),
-    (DRIVER, {"call": 3, "done": 5, "total": 22}, messages.PreparationProgress(3, 5, 22), 0),
+    (
+        DRIVER, {"call": 3, "done": 5, "total": 22, "is_kept": True},
+        messages.PreparationProgress(3, 5, 22, True), 0,
+    ),
     (CLIENT, {"call": 4, "model_id": 5}, messages.ReleaseModel(4, 5), 0),
     (
         CLIENT,
@@ -390,6 +393,7 @@ MAY_BE_ABSENT = {
     ("PrepareModel", "hints"),
     ("PrepareModel", "extensions"),
     ("PrepareModel", "tells_progress"),
+    ("PreparationProgress", "is_kept"),
     ("PrepareModel", "name"),
     ("PrepareModel", "version"),
     ("PrepareModelFromCache", "name"),

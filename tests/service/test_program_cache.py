@@ -68,6 +68,17 @@ def assert_found(entry: CacheEntry) -> None:
             np.testing.assert_array_equal(array, stored)
 
 
+def test_a_program_will_be_kept_unless_the_cache_is_off_or_has_no_directory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert program_cache.will_keep(MODEL)
+    with program_cache.cache_disabled():
+        assert not program_cache.will_keep(MODEL)
+    (folder.parent / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent / "file"))
+    assert not program_cache.will_keep(MODEL)
+
+
 @pytest.mark.parametrize("before", ["7", None])
 def test_cache_disabled_restores_the_environment(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(settings.CACHE_MIB.variable, raising=False)

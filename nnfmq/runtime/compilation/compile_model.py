@@ -27,6 +27,7 @@ from nnfmq.runtime.client_device import model_signature
 from nnfmq.runtime.compilation.simple_plan import simple_plan
 from nnfmq.runtime.compilation.step_preparation import StepCall, prepare_steps
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
+from nnfmq.runtime.compile_notice import ProgressReport, compile_notice
 from nnfmq.runtime.cpu_fallback import CpuFallback
 from nnfmq.runtime.observation_switch import is_observed
 from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
@@ -143,6 +144,7 @@ class _Compilation:
             and switches.partition is not PartitionMode.WITHOUT_FALLBACK
             and not has_vendor_operations(self._model)
         )
+        self._notice: ProgressReport | None = None  # of all steps
 
     def run(self) -> CompiledModel:
         """Return the prepared model."""
@@ -265,8 +267,11 @@ class _Compilation:
         ]
         inputs, outputs = model_signature(self._loaded, [device.info for device in devices])
         observation = self._observation(plan, devices)
+        progress = self._options.get("progress")
         try:
-            steps = prepare_steps(calls, self._options.get("progress"))
+            with compile_notice(self._options.get("name") or "", progress) as notice:
+                self._notice = notice if progress is None else None
+                steps = prepare_steps(calls, progress)
         except BaseException as error:
             if observation is not None:
                 observation.fail(error)
@@ -301,7 +306,7 @@ class _Compilation:
 
     def _prepare_step(self, index: int, step: ExecutionStep, device: RuntimeDevice) -> PreparedModel:
         options = with_time_left(self._options, self._deadline_ns)
-        options.pop("progress", None)
+        options["progress"] = self._notice
         options["name"] = name_for_display(step.model, f"{self._options.get('name')}[{index}]")
         token = options.get("token")
         if token is not None:

@@ -121,10 +121,14 @@ class PreparedModelReady(StatusReply, frozen=True):
 
 
 class PreparationProgress(Call, frozen=True):
-    """Progress of a preparation: `done` of `total` kernels are compiled. Sent only if the call asked for it."""
+    """Progress of a preparation: `done` of `total` kernels are compiled. Sent only if the call asked for it.
+
+    `is_kept`: the program will be in a cache, so that the next preparation of the model compiles nothing.
+    """
 
     done: U32
     total: U32
+    is_kept: bool = False
 
 
 class ReleaseModel(Call, frozen=True):

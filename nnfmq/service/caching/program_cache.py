@@ -47,7 +47,7 @@ from nnfmq.service.caching.compilation_cache import (
 from nnfmq.service.caching.interpreter_cache_format import PackedConstants, decode_constants, encode_constants
 from nnfmq.service.installation import build_identity
 
-__all__ = ["CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes"]
+__all__ = ["CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes", "will_keep"]
 
 _MIB = 1 << 20
 _MEMORY_LABEL = "nnfmq-program"
@@ -77,12 +77,24 @@ def entry_for(device: DeviceIdentity, model: Model) -> CacheEntry | None:
     Returns None if the cache is disabled, and for a model with extensions of plug-ins: what a plug-in generates may
     change with the plug-in, whose version is not part of the digest.
     """
-    if not cache_limit_bytes() or uses_plugins(model):
+    if not _may_keep(model):
         return None
     data, pools = encode_model(replace(model, operand_values=b""))
     token = _digest(data, model.operand_values, *(pool.view for pool in pools))
     name = _digest(device.name.encode(), device.version.encode(), build_identity(), token).hex()
     return CacheEntry(device, token, name)
+
+
+def _may_keep(model: Model) -> bool:
+    return bool(cache_limit_bytes()) and not uses_plugins(model)
+
+
+def will_keep(model: Model) -> bool:
+    """Return whether a program that is compiled from `model` will have an entry, as far as the directory tells."""
+    try:
+        return _may_keep(model) and os.access(make_cache_directory(), os.W_OK)
+    except _ERRORS:
+        return False
 
 
 def _digest(*fields: bytes | memoryview) -> bytes:

@@ -19,7 +19,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.timing import from_limit_field
-from nnfmq.hal.types import Priority
+from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (
     CachesData,
     GetSupportedOperations,
@@ -33,6 +33,7 @@ from nnfmq.serialize.messages import (
     SupportedOperations,
     hints_from_data,
 )
+from nnfmq.service.caching import program_cache
 from nnfmq.service.caching.compilation_cache import CacheFiles
 from nnfmq.service.compile_jobs import PrepareContext, no_progress, prepare_context
 from nnfmq.service.constant_overlap import find_constant_ranges
@@ -87,7 +88,7 @@ def _prepare(context: SessionContext, message: PrepareModel, fds: list[int], _re
         if unfinished is not None and device.compiled_kind is ProgramKind.COMPILED:
             context.unfinished.append(unfinished)
         context.send(reply(message.call))
-        on_progress = partial(_send_progress, context, message.call) if message.tells_progress else no_progress
+        on_progress = partial(_send_progress, context, message, model) if message.tells_progress else no_progress
         with prepare_context(PrepareContext(deadline_ns, on_progress)):
             _prepare_and_call_back(
                 context, message, charge, lambda: device.prepare_model(model, caches, message.preference), unfinished
@@ -100,8 +101,9 @@ def _close_unless_begun(context: SessionContext, unfinished: UnfinishedCompilati
         unfinished.close()
 
 
-def _send_progress(context: SessionContext, call: int, done: int, total: int) -> None:
-    context.send(PreparationProgress(call, done, total))
+def _send_progress(context: SessionContext, message: PrepareModel, model: Model, done: int, total: int) -> None:
+    is_kept = bool(message.caches.model_count) or program_cache.will_keep(model)
+    context.send(PreparationProgress(message.call, done, total, is_kept))
 
 
 def _prepare_from_cache(
