@@ -48,7 +48,7 @@ def read_audio(
     begin = 0 if start is None else round(start * rate)
     if not 0 <= begin <= len(samples) or (start is None and len(samples) > count):
         seconds = f"{len(samples) / rate:g} s; input {info.name!r} takes {count / rate:g} s"
-        raise InvalidArgument(f"{path} has {seconds}: give `start`, in seconds, to choose a part")
+        raise InvalidArgument(f"{path} has {seconds}: choose a part, as with `start` of nnfmq.read_audio")
     found = samples[begin : begin + count]
     return _converted(np.pad(found, (0, count - len(found))), info).reshape(info.shape)
 

@@ -60,6 +60,8 @@ def top_classes(
     """
     if not scores.ndim or scores.size != scores.shape[-1]:
         raise InvalidArgument(f"class scores are along one dimension; these have the shape {scores.shape}")
+    if model is not None and not hasattr(model, "outputs"):
+        raise InvalidArgument(f"a {type(model).__name__} is no model: give what nnfmq.load or `prepare` returns")
     info = None if model is None else model.outputs[0]
     texts = read_labels(labels) if isinstance(labels, (str, os.PathLike)) else labels
     if texts is None and model is not None:

@@ -146,6 +146,11 @@ def _normalization(mean: float | Sequence[float] | None, std: float | Sequence[f
 
 def only_input(model: PhotoModel, what: str) -> TensorInfo:
     """Return the input of a model that has one; `what` is to be its value. Raises InvalidArgument if it has others."""
+    if not hasattr(model, "inputs"):
+        raise InvalidArgument(
+            f"a {what} is for a model or one of its inputs, not for a {type(model).__name__}: "
+            "give what nnfmq.load or `prepare` returns, or an element of its `inputs`"
+        )
     if len(model.inputs) != 1:
         names = ", ".join(repr(info.name) for info in model.inputs)
         raise InvalidArgument(

@@ -57,11 +57,11 @@ def test_integers_are_samples_or_quantized(tmp_path: Path) -> None:
 
 def test_a_part_of_a_long_file_is_chosen_by_its_start(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.wav", samples(*range(0, 8 << 12, 1 << 12)[:8]))
-    with pytest.raises(InvalidArgument, match=r"a\.wav has 0.0005 s; input 'sound' takes 0.00025 s: give `start`"):
+    with pytest.raises(InvalidArgument, match=r"a\.wav has 0.0005 s; input 'sound' takes 0.00025 s: choose a part"):
         nnfmq.read_audio(path, INPUT)
     assert nnfmq.read_audio(path, INPUT, start=0).tolist() == [[0, 1 / 8, 2 / 8, 3 / 8]]
     assert nnfmq.read_audio(path, INPUT, start=6 / 16_000).tolist() == [[6 / 8, 7 / 8, 0, 0]]
-    with pytest.raises(InvalidArgument, match="give `start`"):
+    with pytest.raises(InvalidArgument, match="choose a part, as with `start`"):
         nnfmq.read_audio(path, INPUT, start=1)
 
 

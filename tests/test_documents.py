@@ -234,6 +234,15 @@ def test_the_texts_of_the_code_name_extras_that_exist() -> None:
     assert named and named <= EXTRAS
 
 
+def test_the_page_of_tools_has_every_program() -> None:
+    page = (ROOT / "docs/contributing/tools.md").read_text(encoding="utf-8")
+    entries = [path for path in (ROOT / "tools").iterdir() if path.name != "__pycache__"]
+    programs = {path.name for path in entries if path.is_dir() or "__main__" in path.read_text(encoding="utf-8")}
+    named = set(re.findall(r"`(\w+(?:\.py)?)`", "\n".join(re.findall(r"^\| `.*", page, re.MULTILINE))))
+    assert programs <= named
+    assert {name for name in named if name.endswith(".py")} <= {path.name for path in entries}
+
+
 def test_the_page_of_the_api_has_every_public_name_that_is_no_error() -> None:
     page = (ROOT / "docs/reference/api/nnfmq.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\.\. auto\w+:: nnfmq\.(\w+)$", page, re.MULTILINE)

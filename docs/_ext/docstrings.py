@@ -2,6 +2,8 @@
 
 Public classes of `nnfmq` that applications get from calls are shown without the arguments of their constructors.
 
+The path of a page, such as docs/how-to/devices.md, becomes a link to it.
+
 A paragraph that is followed by an indented block becomes its introduction, and the block is shown literally, unless it
 is a list or a section of Google style ("Args:", "Raises:"), which napoleon formats.
 """
@@ -14,6 +16,7 @@ from typing import Any
 _SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Attributes|Note|Example|Examples):\s*$")
 _CONSTRUCTED = ("nnfmq.ModelBuilder", "nnfmq.Runtime")  # by applications; all others are returned to them
 _ALIAS = re.compile(r"TypeAliasForwardRef\('_?(\w+)'\)")  # how Sphinx writes an alias in a union
+_PAGE = re.compile(r"\bdocs/([\w/-]+)\.md\b")
 _LIST = re.compile(r"^\s*([-*]|\d+\.) ")
 
 
@@ -35,6 +38,11 @@ def _is_continued(lines: list[str]) -> bool:
     return last.startswith("  ") or bool(_SECTION.match(last) or _LIST.match(last)) or last.endswith("::")
 
 
+def link_pages(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+    """Replace paths of pages by links; changes `lines` in place."""
+    lines[:] = [_PAGE.sub(r":doc:`/\1`", line) for line in lines]
+
+
 def simplify_signature(
     _app: Any, what: str, name: str, _object: Any, _options: Any, signature: str | None, returned: str | None
 ) -> tuple[str, str | None] | None:
@@ -47,5 +55,6 @@ def simplify_signature(
 def setup(app: Any) -> dict[str, bool]:
     """Register the extension with Sphinx."""
     app.connect("autodoc-process-docstring", mark_literal_blocks, priority=400)
+    app.connect("autodoc-process-docstring", link_pages)
     app.connect("autodoc-process-signature", simplify_signature)
     return {"parallel_read_safe": True}

@@ -18,6 +18,7 @@ from nnfmq.cli.console import add_connect_argument, at_least_one, console, from_
 from nnfmq.cli.model_file import add_model_arguments, load_model, shapes_of
 from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import nearest
 
 if TYPE_CHECKING:
     from nnfmq.cli.inputs import Array
@@ -112,7 +113,8 @@ def names_among(text: str, allowed: Sequence[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     unknown = [name for name in names if name not in allowed]
     if unknown:
-        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; allowed are {', '.join(allowed)}")
+        hint = nearest(unknown[0], allowed)
+        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; allowed are {', '.join(allowed)}{hint}")
     return names
 
 

@@ -126,8 +126,7 @@ def _open_administered(target: str | None) -> Client:
     try:
         return nnfmq.connect(target, embedded=False, recover=False)
     except nnfmq.DeviceUnavailable as error:
-        remedy = "--set needs a running driver: start one with `nnfmq serve --allow-device-status`"
-        raise nnfmq.DeviceUnavailable(f"{error}; {remedy}") from None
+        raise nnfmq.DeviceUnavailable(f"{error}; --set needs the option --allow-device-status of it") from None
 
 
 def _hold(client: Client) -> None:

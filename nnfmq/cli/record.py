@@ -64,7 +64,8 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run the command with a recorder, report, and return the command's exit status."""
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
-        raise InvalidArgument("there is no COMMAND: nnfmq record -o FILE -- COMMAND ...")
+        print("nnfmq: error: there is no COMMAND: nnfmq record -o FILE -- COMMAND ...", file=sys.stderr)
+        return 2
     path = arguments.output.absolute()
     _remove_earlier(path)
     before = set(_further_files(path))

@@ -88,12 +88,22 @@ def connect(
         return _connect_to(socket_path, options, deadline_ns)
     except DeviceUnavailable as error:
         if path is not None or embedded is False:
-            raise
+            raise _with_remedy(error, socket_path, is_default=path is None) from error
         if is_socket_named():
             _check_directory(socket_path, server_uid)  # an error in the configuration must not go unnoticed
         client = _connect_embedded(deadline_ns, wait_ready, options)
         _log_start(error)
         return client
+
+
+def _with_remedy(error: DeviceUnavailable, path: Path, *, is_default: bool) -> DeviceUnavailable:
+    """Return the error, with what to do if nothing listens at `path`."""
+    if isinstance(error.__cause__, ConnectionRefusedError) and not path.is_socket():
+        return DeviceUnavailable(f"no driver listens at {path}, which is no socket: give the one of `nnfmq serve`")
+    if isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
+        option = "" if is_default else f" --socket {path}"
+        return DeviceUnavailable(f"{error}: start one with `nnfmq serve{option}`")
+    return error
 
 
 def _log_start(error: DeviceUnavailable) -> None:

@@ -46,7 +46,11 @@ class Outputs(tuple[Array, ...]):
         """
         if isinstance(key, str):
             key = _position("output", self.names, key)
-        return tuple.__getitem__(self, key)
+        try:
+            return tuple.__getitem__(self, key)
+        except IndexError:
+            the_model = f"the model has {counted(len(self), 'output')}: {_listed(self.names)}"
+            raise IndexError(f"there is no output {key}; {the_model}") from None
 
     def as_dict(self) -> dict[str, Array]:
         """Return the outputs by name. Raises InvalidArgument if several have the same name."""

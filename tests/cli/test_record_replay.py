@@ -102,7 +102,7 @@ def test_a_command_that_a_signal_ends_has_the_status_of_shells(path: Path) -> No
 
 
 def test_without_a_command_there_is_an_error(path: Path, capfd: Capture) -> None:
-    assert main(["record", "-o", str(path)]) == 1
+    assert main(["record", "-o", str(path)]) == 2
     assert "there is no COMMAND: nnfmq record -o FILE -- COMMAND ..." in capfd.readouterr().err
 
 

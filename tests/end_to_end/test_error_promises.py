@@ -160,6 +160,34 @@ def test_no_driver_is_device_unavailable_at_connect_and_in_a_task(tmp_path: Path
         asyncio.run(main())
 
 
+def test_the_error_says_how_to_start_the_driver_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "none.sock"
+    with pytest.raises(nnfmq.DeviceUnavailable, match=f"at {path}: .*: start one with `nnfmq serve --socket {path}`"):
+        nnfmq.connect(path)
+    path.write_text("a file")
+    with pytest.raises(nnfmq.DeviceUnavailable, match="which is no socket: give the one of `nnfmq serve`"):
+        nnfmq.connect(path)
+
+
+def test_an_output_that_there_is_not_is_an_index_error(model: nnfmq.PreparedModel) -> None:
+    with pytest.raises(IndexError, match="there is no output 3; the model has 1 output: "):
+        _ = model.execute(ONE)[3]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: nnfmq.read_photo("photo.jpg", nnfmq.example_path("digits.tflite")),  # type: ignore[arg-type]
+        lambda: nnfmq.read_audio("word.wav", "digits.tflite"),  # type: ignore[arg-type]
+        lambda: nnfmq.top_classes(FOUR, "digits.tflite"),  # type: ignore[arg-type]
+    ],
+    ids=["photo", "recording", "classes"],
+)
+def test_a_path_in_place_of_a_model_is_invalid_with_what_to_give(call: Callable[[], Any]) -> None:
+    with pytest.raises(nnfmq.InvalidArgument, match=r"(Path|str).*nnfmq\.load"):
+        call()
+
+
 def test_a_device_that_is_busy_is_unavailable(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
     client.set_device_status("reference", "busy")
     try:
