@@ -259,6 +259,17 @@ class GraphBuilder:
 
         return output_shapes(operation, self._operands, self._shared_parts.contents)
 
+    def require_plan(self, operation: Operation) -> None:
+        """Require that a device can prepare an operation whose inputs' shapes are known.
+
+        Raises:
+            InvalidArgument: If that depends on the data.
+            GeneralFailure: If a constraint is violated.
+        """
+        from nnfmq.importers.shape_inference import require_plan  # imports the declarations of operations
+
+        require_plan(operation, self._operands, self._shared_parts.contents)
+
     def build(self, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
         """Return the model, without unused operands, and with one copy of all constants."""
         shared = self._shared_parts

@@ -5,6 +5,7 @@ A driver makes the same checks when a model is prepared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
@@ -17,6 +18,8 @@ from nnfmq.importers.usual_operations import is_usual
 
 __all__ = ["require_computable"]
 
+_FEW_ELEMENTS = 1 << 14
+_USUAL_SCALES = (2.0**-24, 2.0**4)
 _CALLS = (OperationType.IF, OperationType.WHILE)
 
 
@@ -36,6 +39,7 @@ def require_computable(builder: GraphBuilder, begin: int) -> None:
             _require_match(operation, inputs, outputs)
             if not any(map(_is_unknown, inputs)):
                 _find_shapes(builder, operation, outputs)
+                _require_plan(builder, operation)
 
 
 def _require_match(operation: Operation, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
@@ -61,6 +65,24 @@ def _find_shapes(builder: GraphBuilder, operation: Operation, outputs: Sequence[
     for index, operand, shape in zip(operation.outputs, outputs, shapes, strict=True):
         if _is_unknown(operand):
             builder.set_dimensions(index, shape)
+
+
+def _require_plan(builder: GraphBuilder, operation: Operation) -> None:
+    """Require the scales and attributes that a plan requires. With large weights it is made for extreme scales only."""
+    operands = [builder[index] for index in (*operation.inputs, *operation.outputs)]
+    constants = [operand.dimensions for operand in operands if operand.lifetime == LifeTime.CONSTANT_COPY]
+    if sum(map(math.prod, constants)) > _FEW_ELEMENTS and not any(map(_is_extreme, operands)):
+        return
+    try:
+        builder.require_plan(operation)
+    except InvalidArgument:  # they depend on the data
+        return
+    except GeneralFailure as error:
+        raise InvalidArgument(f"no device can compute it: {operation.type.name}: {error}") from None
+
+
+def _is_extreme(operand: Operand) -> bool:
+    return operand.scale != 0 and not _USUAL_SCALES[0] < operand.scale < _USUAL_SCALES[1]
 
 
 def _is_unknown(operand: Operand) -> bool:

@@ -9,10 +9,10 @@ import numpy as np
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import LifeTime, Operand, Operation
 from nnfmq.operations import REGISTRY, signature
-from nnfmq.operations.prepare import infer_shapes, tensor_of
+from nnfmq.operations.prepare import ShapedOp, infer_shapes, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT
 
-__all__ = ["output_shapes"]
+__all__ = ["output_shapes", "require_plan"]
 
 _POSITIONS = ("indices", "lookups")  # attributes of which shape rules only use the shape; 0 is always valid
 
@@ -26,19 +26,41 @@ def output_shapes(
         InvalidArgument: If a shape depends on the data.
         GeneralFailure: If the inputs' shapes violate a constraint of the operation, or its result has no elements.
     """
-    outputs = [operands[index] for index in operation.outputs]
-    inputs = [operands[index] for index in operation.inputs]
-    match = signature.match(REGISTRY[operation.type], inputs, outputs)
-    pairs = zip(match.parameters, inputs, strict=True)
-    arguments = [_argument(parameter, operand, contents) for parameter, operand in pairs]
-    if match.variant.plan is None:
-        raise InvalidArgument(f"{match.declaration.name} of these types cannot be resized")
-    shapes = list(infer_shapes(match, arguments, outputs).shapes)
+    shapes = list(_shaped(operation, operands, contents)[0].shapes)
     if any(DATA_DEPENDENT in shape for shape in shapes):
         raise InvalidArgument("the shape of its result depends on the data")
     if any(0 in shape for shape in shapes):
         raise GeneralFailure("its result has no elements, which is not supported here")
     return shapes
+
+
+def require_plan(operation: Operation, operands: Sequence[Operand], contents: Mapping[int, bytes | memoryview]) -> None:
+    """Require what a device requires of an operation's scales and attributes when it prepares a model.
+
+    Raises:
+        InvalidArgument: If that depends on the data.
+        GeneralFailure: If a constraint is violated.
+    """
+    shaped, weights = _shaped(operation, operands, contents)
+    if any(weight is not None and weight.value is None for weight in weights):
+        raise InvalidArgument("its weights are not constants")
+    with np.errstate(all="ignore"):
+        shaped.bind()
+
+
+def _shaped(
+    operation: Operation, operands: Sequence[Operand], contents: Mapping[int, bytes | memoryview]
+) -> tuple[ShapedOp, list[signature.Tensor | None]]:
+    """Return an operation with its outputs' shapes, and its weights."""
+    outputs = [operands[index] for index in operation.outputs]
+    inputs = [operands[index] for index in operation.inputs]
+    match = signature.match(REGISTRY[operation.type], inputs, outputs)
+    if match.variant.plan is None:
+        raise InvalidArgument(f"{match.declaration.name} of these types cannot be resized")
+    pairs = list(zip(match.parameters, inputs, strict=True))
+    arguments = [_argument(parameter, operand, contents) for parameter, operand in pairs]
+    weights = [a for (parameter, _), a in zip(pairs, arguments, strict=True) if parameter.role is signature.Role.WEIGHT]
+    return infer_shapes(match, arguments, outputs), weights
 
 
 def _argument(

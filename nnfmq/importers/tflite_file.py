@@ -51,6 +51,7 @@ _QUANTIZED_TYPES = {
     "INT8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
     "INT16": OperandType.TENSOR_QUANT16_SYMM,
 }
+_PLAIN_INTEGERS = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT16_SYMM)
 _ZERO_POINTS = {"INT4": (-8, 7), "UINT8": (0, 255), "INT8": (-128, 127), "INT16": (-32768, 32767)}
 
 
@@ -79,6 +80,11 @@ class TfliteTensor(Struct, frozen=True):
     def is_empty(self) -> bool:
         """True if it is known to have no elements: an input, a constant, or a result of which that was found."""
         return self.data is not None and 0 in self.shape
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the elements are integers of UINT8 or INT16, for which the file has no scale."""
+        return self.type in _PLAIN_INTEGERS and self.channel_quant is None and self.file_scale == 0.0
 
     def __str__(self) -> str:
         return f"tensor {self.index} ({self.name[:80]!r})"

@@ -49,6 +49,8 @@ def is_usual(builder: GraphBuilder, operation: Operation) -> bool:
     known = all(len(shape) in _RANKS and 0 not in shape for shape in (*shapes, y.dimensions))
     if len(shapes) != count or not known or not _have_usual_types(operation.type, inputs, y):
         return False
+    if y.type in _BYTES and not _have_usual_scales(operation.type, inputs, y):
+        return False
     constants = [(o.type, builder.content(i)) for o, i in zip(inputs, operation.inputs, strict=True) if _is_constant(o)]
     numbers = [number for kind, data in constants if kind == OperandType.INT32 for number in _numbers(data)]
     is_target = constants and constants[-1][0] == OperandType.TENSOR_INT32 and len(constants[-1][1]) <= 4 * _IMAGE
@@ -66,6 +68,16 @@ def _have_usual_types(code: OperationType, inputs: Sequence[Operand], y: Operand
     if x.type != y.type or x.type not in (_FLOAT, *_BYTES):
         return False
     return code not in _SAME_QUANTIZATION or _quantization(x) == _quantization(y)
+
+
+def _have_usual_scales(code: OperationType, inputs: Sequence[Operand], y: Operand) -> bool:
+    """Return whether quotients of scales are within the limits that requantization has, with much to spare."""
+    if code in _FIXED_SCALES:
+        return y.scale == _FIXED_SCALES[code]
+    scales = [operand.scale for operand in inputs if operand.type in _BYTES]
+    scales += [max(operand.channel_quant.scales) for operand in inputs if operand.channel_quant is not None]
+    limit = y.scale * _LARGEST_QUOTIENT
+    return max(scales, default=0.0) < limit and math.prod(scales) < (y.scale if code == _Codes.MUL else limit)
 
 
 def _quantization(operand: Operand) -> tuple[OperandType, float, int]:
@@ -126,6 +138,8 @@ def _convolved(given: _Given, *, is_depthwise: bool) -> _Shape:
 
 
 _Codes = OperationType
+_FIXED_SCALES = {_Codes.LOGISTIC: 1 / 256, _Codes.SOFTMAX: 1 / 256, _Codes.TANH: 1 / 128}
+_LARGEST_QUOTIENT = 2.0**15
 _RULES: Mapping[OperationType, tuple[int, Callable[[_Given], _Shape]]] = {
     **dict.fromkeys((_Codes.DEQUANTIZE, _Codes.LOGISTIC, _Codes.QUANTIZE, _Codes.RELU, _Codes.RELU6), (1, _same)),
     **dict.fromkeys((_Codes.SOFTMAX, _Codes.TANH), (1, _same)),

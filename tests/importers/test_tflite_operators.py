@@ -190,8 +190,8 @@ def test_one_bias_of_two_convolutions_has_a_scale_for_each_and_one_value() -> No
 
 
 def test_constants_are_aligned_as_the_hal_asks() -> None:
-    odd = Tensor("w", (1, 3), "UINT8", bytes(3), scales=[1.0], zero_points=[0])
-    x = Tensor("x", (1, 3), "UINT8", scales=[1.0], zero_points=[0])
+    odd = Tensor("w", (1, 3), "UINT8", bytes(3), scales=[0.5], zero_points=[0])
+    x = Tensor("x", (1, 3), "UINT8", scales=[0.5], zero_points=[0])
     operators = [Operator("MUL", (0, 1), (2,)), Operator("ADD", (2, 3), (4,), "AddOptions")]
     model = load(writer.write([x, odd, x, odd, x], operators, (0,), (4,))).model
     starts = {(o.location.length, o.location.offset % 4) for o in model.main.operands if o.location.length}

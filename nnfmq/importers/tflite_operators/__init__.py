@@ -11,7 +11,7 @@ from importlib import import_module
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.tflite_file import TfliteOperator
-from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
+from nnfmq.importers.tflite_operators.conversion import SIXTEEN_BITS, ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.custom_plugins import plugin_converter
 from nnfmq.importers.tflite_operators.pruning import live_operators
 
@@ -34,6 +34,16 @@ _MODULES = (
     "weighted_ops",
 )
 
+_OF_REAL_VALUES = frozenset((
+    "ADD", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "DEQUANTIZE", "DIV", "ELU", "EQUAL", "EXP",
+    "FULLY_CONNECTED", "GELU", "HARD_SWISH", "L2_NORMALIZATION", "LEAKY_RELU", "LOG", "LOGISTIC", "LOG_SOFTMAX",
+    "MEAN", "MUL", "NOT_EQUAL", "PRELU", "QUANTIZE", "REDUCE_PROD", "RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1",
+    "RSQRT", "SOFTMAX", "SQRT", "SQUARED_DIFFERENCE", "SUB", "SUM", "TANH", "TRANSPOSE_CONV",
+))  # fmt: skip
+"""Operators whose results depend on the scales of tensors of UINT8 and INT16; others move elements."""
+_ORDERS = frozenset(("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"))  # compare the elements of INT16
+
+
 CONVERTERS: dict[str, OpConverter] = {
     name: converter
     for module in _MODULES
@@ -47,7 +57,18 @@ def convert_operator(context: ConversionContext, operator: TfliteOperator) -> No
     Raises:
         InvalidArgument: If the operator is not supported; the message is the reason.
     """
-    converter_of(operator).convert(context, operator)
+    converter = converter_of(operator)
+    _require_scales(context, operator)
+    converter.convert(context, operator)
+
+
+def _require_scales(context: ConversionContext, operator: TfliteOperator) -> None:
+    """Require scales of UINT8 and INT16 where TFLite needs the real values of their elements."""
+    if operator.name not in _OF_REAL_VALUES and operator.name not in _ORDERS:
+        return
+    for tensor in (context.file.tensor(index) for index in (*operator.inputs, *operator.outputs) if index >= 0):
+        if tensor.is_plain and (operator.name in _OF_REAL_VALUES or tensor.type != SIXTEEN_BITS):
+            raise InvalidArgument(f"{tensor} has no quantization scale, which is required here")
 
 
 def converter_of(operator: TfliteOperator) -> OpConverter:

@@ -11,8 +11,8 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tflite_codes import TENSOR_INT64
-from nnfmq.hal.types import OperandType
+from nnfmq.hal.tflite_codes import TENSOR_INT64, TfliteOperation, operation_code
+from nnfmq.hal.types import Operand, OperandType
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, INTEGERS, ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.options import (
@@ -177,6 +177,41 @@ def _densify(context: ConversionContext, operator: TfliteOperator) -> None:
     emit_reshape(context, operator, context.value(x.index), x.shape)
 
 
+def _transpose(context: ConversionContext, operator: TfliteOperator) -> None:
+    x = context.value(operator.inputs[0])
+    context.emit(OperationType.TRANSPOSE, operator, x, _from_the_start(context, operator))
+
+
+def _reverse(context: ConversionContext, operator: TfliteOperator) -> None:
+    axes = context.file.tensor(operator.inputs[1])
+    if axes.data is None and axes.shape != (1,):
+        raise InvalidArgument(f"{axes} must be a constant, or one axis")
+    if axes.data is None or len(context.ints(axes.index)) == 1:
+        axis = _from_the_start(context, operator)
+        return context.emit(OperationType.REVERSE, operator, context.value(operator.inputs[0]), axis)
+    x = context.file.tensor(operator.inputs[0])
+    *first, last = dict.fromkeys(normalized_axis(axis, len(x.shape)) for axis in context.ints(axes.index))
+    value = context.value(x.index)
+    for axis in first:
+        reversed_value = context.temporary(x, x.shape)
+        context.builder.operation(OperationType.REVERSE, [value, context.builder.int32_vector([axis])], reversed_value)
+        value = reversed_value
+    return context.emit(OperationType.REVERSE, operator, value, context.builder.int32_vector([last]))
+
+
+def _from_the_start(context: ConversionContext, operator: TfliteOperator) -> int:
+    """Return axes, the second input, as indices from 0 up."""
+    rank, axes = len(context.file.tensor(operator.inputs[0]).shape), context.file.tensor(operator.inputs[1])
+    if not rank:  # or an unknown one
+        return context.value(axes.index)
+    if axes.data is not None:
+        return context.builder.int32_vector([normalized_axis(axis, rank) for axis in context.ints(axes.index)])
+    found = context.builder.operand(Operand(OperandType.TENSOR_INT32, axes.shape))
+    count = context.builder.int32_vector([rank])
+    context.builder.operation(operation_code(TfliteOperation.FLOOR_MOD), [context.value(axes.index), count], found)
+    return found
+
+
 _ONE, _TWO, _THREE = range(1, 2), range(2, 3), range(3, 4)
 _MANY = range(1, 1 << 16)
 
@@ -191,8 +226,8 @@ CONVERTERS: dict[str, OpConverter] = {
     "PAD": OpConverter(_TWO, passthrough(OperationType.PAD)),
     "PADV2": OpConverter(_THREE, _padv2),
     "RESHAPE": OpConverter(range(1, 3), _reshape, "ReshapeOptions"),
-    "REVERSE_V2": OpConverter(_TWO, passthrough(OperationType.REVERSE)),
+    "REVERSE_V2": OpConverter(_TWO, _reverse),
     "SQUEEZE": OpConverter(_ONE, _squeeze, "SqueezeOptions"),
     "TILE": OpConverter(_TWO, passthrough(OperationType.TILE)),
-    "TRANSPOSE": OpConverter(_TWO, passthrough(OperationType.TRANSPOSE)),
+    "TRANSPOSE": OpConverter(_TWO, _transpose),
 }

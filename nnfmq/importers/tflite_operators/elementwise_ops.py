@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, TfliteOperation, operation_code
+from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, TENSOR_FLOAT64, TENSOR_INT64, TfliteOperation, operation_code
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import (
@@ -169,12 +169,22 @@ def _div(context: ConversionContext, operator: TfliteOperator) -> None:
 
 
 def _floor_div(context: ConversionContext, operator: TfliteOperator) -> None:
-    factors = [*map(context.value, operator.inputs), context.builder.int32(0)]
+    """Convert to DIV and FLOOR of float64, as in TFLite: a quotient of float32 may be rounded up to an integer."""
+    factors, none = [*map(context.value, operator.inputs)], context.builder.int32(0)
     if context.file.tensor(operator.inputs[0]).type in INTEGERS:
-        return context.emit(OperationType.DIV, operator, *factors)
-    quotient = _intermediate(context, operator)
-    context.builder.operation(OperationType.DIV, factors, quotient)
-    return context.emit(OperationType.FLOOR, operator, quotient)
+        return context.emit(OperationType.DIV, operator, *factors, none)
+    wide = [_emit_wide(context, TfliteOperation.CAST, context.builder[factor].dimensions, factor) for factor in factors]
+    shape = context.file.tensor(operator.outputs[0]).shape
+    quotient = _emit_wide(context, TfliteOperation.DIV, shape, *wide, none)
+    floor = _emit_wide(context, TfliteOperation.FLOOR, shape, quotient)
+    return context.emit(operation_code(TfliteOperation.CAST), operator, floor)
+
+
+def _emit_wide(context: ConversionContext, operation: TfliteOperation, shape: tuple[int, ...], *arguments: int) -> int:
+    """Add an operation with a result of float64, and return that."""
+    result = context.builder.operand(Operand(TENSOR_FLOAT64, shape))
+    context.builder.operation(operation_code(operation), arguments, result)
+    return result
 
 
 def _add_n(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -271,6 +281,8 @@ def _quantize(context: ConversionContext, operator: TfliteOperator) -> None:
 
 def _quantization(context: ConversionContext, tensor: TfliteTensor) -> list[int]:
     """Return scale and zero point as arguments, for tensors whose operands do not have them."""
+    if not 0 < tensor.file_scale < math.inf:
+        raise InvalidArgument(f"{tensor} has no quantization scale, which is required here")
     scale = context.builder.float_scalar(OperandType.TENSOR_FLOAT32, tensor.file_scale)
     return [scale, context.builder.int32(tensor.zero_point)]
 
@@ -286,8 +298,10 @@ def _dequantize(context: ConversionContext, operator: TfliteOperator) -> None:
 
 
 def _cast(context: ConversionContext, operator: TfliteOperator) -> None:
-    """Convert to CAST; the real parts of complex numbers are what is left of them."""
-    x = context.file.tensor(operator.inputs[0])
+    """Convert to CAST; the real parts of complex numbers are left of them, and the limits of floats beyond INT64."""
+    x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
+    if x.type in FLOAT_TYPES and y.type == TENSOR_INT64:
+        return context.emit(operation_code(TfliteOperation.SATURATE), operator, context.value(x.index))
     if x.type != TENSOR_COMPLEX64:
         return context.emit(OperationType.CAST, operator, context.value(x.index))
     return context.emit(operation_code(TfliteOperation.REAL), operator, context.value(x.index))

@@ -28,6 +28,9 @@ _STORAGE = {
 }
 
 
+_MAX_SHIFT_OF_UINT8 = 7
+
+
 def of_inputs(operation: TfliteOperation) -> Callable[[ConversionContext, TfliteOperator], None]:
     """Return the converter of an operation whose arguments are the operator's inputs."""
 
@@ -93,9 +96,22 @@ def _zeros_like(context: ConversionContext, operator: TfliteOperator) -> None:
     return context.emit(OperationType.TILE, operator, zero, dimensions, shape=shape)
 
 
+def _right_shift(context: ConversionContext, operator: TfliteOperator) -> None:
+    """Convert to RIGHT_SHIFT; TFLite shifts UINT8, too, by 7 bits at most."""
+    x, bits = (context.file.tensor(index) for index in operator.inputs)
+    shift = context.value(bits.index)
+    if x.type == OperandType.TENSOR_QUANT8_ASYMM:
+        given, limit = context.builder[shift], _vector(context, bits, _MAX_SHIFT_OF_UINT8)
+        limited = context.builder.operand(Operand(given.type, given.dimensions, given.scale, given.zero_point))
+        context.builder.operation(OperationType.MINIMUM, [shift, limit], limited)
+        shift = limited
+    context.emit(operation_code(TfliteOperation.RIGHT_SHIFT), operator, context.value(x.index), shift)
+
+
 def _bucketize(context: ConversionContext, operator: TfliteOperator) -> None:
-    values = operator.options.BoundariesAsNumpy() if operator.options.BoundariesLength() else np.zeros(0)
-    boundaries = np.asarray(values, "<f4")
+    if not operator.options.BoundariesLength():
+        raise InvalidArgument("it has no boundaries: one or more are required")
+    boundaries = np.asarray(operator.options.BoundariesAsNumpy(), "<f4")
     location = context.builder.constant(boundaries.tobytes())
     kind = OperandType.TENSOR_FLOAT32
     operand = Operand(kind, (len(boundaries),), lifetime=LifeTime.CONSTANT_COPY, location=location)
@@ -110,13 +126,11 @@ CONVERTERS: dict[str, OpConverter] = {
         name: OpConverter(_ONE, of_inputs(TfliteOperation[name]))
         for name in ("COMPLEX_ABS", "COS", "IMAG", "REAL", "ROUND", "SIGN")
     },
-    **{
-        name: OpConverter(_TWO, of_inputs(TfliteOperation[name]))
-        for name in ("ATAN2", "BITWISE_XOR", "FLOOR_MOD", "RIGHT_SHIFT")
-    },
+    **{name: OpConverter(_TWO, of_inputs(TfliteOperation[name])) for name in ("ATAN2", "BITWISE_XOR", "FLOOR_MOD")},
     "BUCKETIZE": OpConverter(_ONE, _bucketize, "BucketizeOptions", True),
     "GELU": OpConverter(_ONE, _gelu, "GeluOptions"),
     "RELU_0_TO_1": OpConverter(_ONE, _relu_0_to_1),
     "RFFT2D": OpConverter(_TWO, of_inputs(TfliteOperation.RFFT2D)),
+    "RIGHT_SHIFT": OpConverter(_TWO, _right_shift),
     "ZEROS_LIKE": OpConverter(_ONE, _zeros_like),
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.importers.tflite_file import TfliteOperator
+from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.options import (
     activation,
@@ -21,6 +21,7 @@ from nnfmq.importers.tflite_operators.options import (
 
 __all__ = ["CONVERTERS"]
 
+_IMAGE_RANK = 4
 _AVERAGING = (OperationType.AVERAGE_POOL_2D, OperationType.RESIZE_BILINEAR)
 
 
@@ -70,6 +71,7 @@ def _batch_to_space_nd(context: ConversionContext, operator: TfliteOperator) -> 
     value, block = map(context.value, operator.inputs[:2])
     crops = context.ints(operator.inputs[2])
     if not any(crops):
+        _require_image(x)
         return context.emit(OperationType.BATCH_TO_SPACE_ND, operator, value, block)
     whole, (begin, size) = _uncropped(x.shape, context.ints(operator.inputs[1]), crops)
     intermediate = context.temporary(x, whole)
@@ -90,6 +92,16 @@ def _uncropped(
     return whole, ([0, crops[0], crops[2], 0], size)
 
 
+def _require_image(x: TfliteTensor) -> None:
+    if len(x.shape) not in (0, _IMAGE_RANK):
+        raise InvalidArgument(f"an image of rank {len(x.shape)}: only rank {_IMAGE_RANK} is supported")
+
+
+def _space_to_batch(context: ConversionContext, operator: TfliteOperator) -> None:
+    _require_image(context.file.tensor(operator.inputs[0]))
+    passthrough(OperationType.SPACE_TO_BATCH_ND)(context, operator)
+
+
 _ONE, _TWO, _THREE = range(1, 2), range(2, 3), range(3, 4)
 
 CONVERTERS: dict[str, OpConverter] = {
@@ -103,6 +115,6 @@ CONVERTERS: dict[str, OpConverter] = {
     "RESIZE_NEAREST_NEIGHBOR": OpConverter(
         _TWO, _resize(OperationType.RESIZE_NEAREST_NEIGHBOR), "ResizeNearestNeighborOptions", True
     ),
-    "SPACE_TO_BATCH_ND": OpConverter(_THREE, passthrough(OperationType.SPACE_TO_BATCH_ND)),
+    "SPACE_TO_BATCH_ND": OpConverter(_THREE, _space_to_batch),
     "SPACE_TO_DEPTH": OpConverter(_ONE, _block(OperationType.SPACE_TO_DEPTH), "SpaceToDepthOptions", True),
 }

@@ -5,6 +5,7 @@ A tensor reduced to one number has rank 0 in TFLite and shape (1,) in the HAL.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from nnfmq.hal.errors import InvalidArgument
@@ -29,11 +30,13 @@ _OF_8_BITS = {
     OperationType.REDUCE_PROD: TfliteOperation.Q8_REDUCE_PROD,
     OperationType.REDUCE_SUM: TfliteOperation.Q8_REDUCE_SUM,
 }
+_LOGICAL, _MAX_LOGICAL_RANK = ("REDUCE_ALL", "REDUCE_ANY"), 4
 _PROJECTIONS = {1: 3, 2: 2}  # TFLite's SPARSE is NNAPI's third kind: its first one is deprecated
 
 
 def _reduction(operation_type: OperationType) -> Callable[[ConversionContext, TfliteOperator], None]:
     def convert(context: ConversionContext, operator: TfliteOperator) -> None:
+        _require_known_rank(context, operator)
         axes = context.value(operator.inputs[1])
         keeps = operator.options is not None and bool(operator.options.KeepDims())
         is_mean = operation_type == OperationType.MEAN  # the only one that takes a number
@@ -50,6 +53,18 @@ def _reduction(operation_type: OperationType) -> Callable[[ConversionContext, Tf
         return emit_same_quantization(context, operator, operation_type, axes, flag, shape=shape)
 
     return convert
+
+
+def _require_known_rank(context: ConversionContext, operator: TfliteOperator) -> None:
+    """Require that axes which are no constant leave a dimension: a result of rank 0 has shape (1,) in the HAL."""
+    x, axes = (context.file.tensor(index) for index in operator.inputs)
+    keeps = operator.options is not None and bool(operator.options.KeepDims())
+    if axes.data is not None or not x.shape:
+        return
+    if not keeps and math.prod(axes.shape) >= len(x.shape):
+        raise InvalidArgument(f"the rank of its result depends on {axes}, which is not a constant")
+    if operator.name in _LOGICAL and len(x.shape) > _MAX_LOGICAL_RANK:
+        raise InvalidArgument(f"rank {len(x.shape)}: at most {_MAX_LOGICAL_RANK} is supported")
 
 
 def _own_operation(

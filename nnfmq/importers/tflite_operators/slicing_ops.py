@@ -205,6 +205,8 @@ def _embedding_lookup(context: ConversionContext, operator: TfliteOperator) -> N
         return context.emit(OperationType.EMBEDDING_LOOKUP, operator, *arguments, context.value(values))
     if table.channel_quant is not None:
         return context.emit(OperationType.EMBEDDING_LOOKUP, operator, *arguments, context.dequantized_constant(table))
+    if table.type != OperandType.TENSOR_QUANT8_ASYMM_SIGNED or table.zero_point != 0:  # TFLite reads INT8 without one
+        raise InvalidArgument(f"{table} must be INT8 with zero point 0 for a result of FLOAT32")
     rows = context.temporary(table, y.shape)
     context.builder.operation(OperationType.EMBEDDING_LOOKUP, [*arguments, context.value(values)], rows)
     return context.emit(OperationType.DEQUANTIZE, operator, rows)

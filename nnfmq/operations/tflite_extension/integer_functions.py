@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.tflite_codes import TENSOR_INT64, TfliteOperation
 from nnfmq.hal.types import OperandType
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import broadcast_shapes, require
-from nnfmq.operations.signature import B8, F32, I32, Q8, Q8S, Q16S, V1_2, Array, Declaration, data, overload
+from nnfmq.operations.signature import B8, F16, F32, I32, Q8, Q8S, Q16S, V1_2, Array, Declaration, data, overload
 from nnfmq.operations.tflite_extension.declaring import (
     F64,
     WIDE_INTEGERS,
@@ -68,6 +68,14 @@ def saturate(input: Array) -> Array:
     return np.minimum(low, limits.max).astype(np.int32)
 
 
+def saturate_floats(input: Array) -> Array:
+    """Return floats as INT64, rounded towards zero; those beyond it become its limits, and NaN becomes 0."""
+    real, limits = input.astype(np.float64), np.iinfo(np.int64)
+    is_high, is_low = real >= 2.0**63, real < -(2.0**63)
+    inside = np.where(is_high | is_low | np.isnan(real), 0, real).astype(np.int64)
+    return np.where(is_high, limits.max, np.where(is_low, limits.min, inside))
+
+
 def _binary(operation: TfliteOperation, kernel: Callable[..., Array], types: Iterable[OperandType]) -> Declaration:
     return Declaration(
         own_code(operation),
@@ -90,6 +98,10 @@ DECLARATIONS = (
     _binary(TfliteOperation.RIGHT_SHIFT, right_shift, _INTEGERS),
     _binary(TfliteOperation.ATAN2, np.arctan2, (F32, F64)),
     function_of_one(
-        TfliteOperation.SATURATE, conversions(stateless(saturate), ((kind, I32) for kind in WIDE_INTEGERS))
+        TfliteOperation.SATURATE,
+        (
+            *conversions(stateless(saturate), ((kind, I32) for kind in WIDE_INTEGERS)),
+            *conversions(stateless(saturate_floats), ((kind, TENSOR_INT64) for kind in (F32, F16))),
+        ),
     ),
 )

@@ -44,7 +44,7 @@ from nnfmq.operations.signature import (
 )
 from nnfmq.operations.tflite_extension.declaring import conversions, function_of_one, variants_of
 from nnfmq.operations.tflite_extension.eight_bit_arithmetic import plan_div, plan_prod
-from nnfmq.operations.tflite_extension.sixteen_bits import find, float_ratio, rescale, saturated, sixteen_bit
+from nnfmq.operations.tflite_extension.sixteen_bits import find, float_ratio, rescaling, saturated, sixteen_bit
 
 _EXTRA_BITS = 15  # of the common scale of a sum
 
@@ -111,10 +111,11 @@ def plan_prelu(input: Tensor, alpha: Tensor, *, output: Tensor) -> Run:
     """Plan x if it is not negative, else alpha · x."""
     slope = float(np.float32(input.scale) * np.float32(alpha.scale) / np.float32(output.scale))
     multiplier, shift = fixed_point.quantize_multiplier(slope)
+    rescale = rescaling(float_ratio(input, output))
 
     def run(x: Array, alphas: Array) -> Array:
         scaled = fixed_point.multiply(ints(x) * (ints(alphas) - alpha.zero_point), multiplier, shift)
-        return saturated(np.where(x >= 0, rescale(x, float_ratio(input, output)), scaled))
+        return saturated(np.where(x >= 0, rescale(x), scaled))
 
     return run
 
@@ -124,10 +125,11 @@ def plan_leaky_relu(input: Tensor, *, output: Tensor, alpha: float) -> Run:
     slope = np.float32(input.scale) * np.float32(alpha) / np.float32(output.scale)
     multiplier, shift = fixed_point.quantize_multiplier(float(abs(slope)))
     sign = -1 if alpha < 0 else 1
+    rescale = rescaling(float_ratio(input, output))
 
     def run(x: Array) -> Array:
         scaled = sign * fixed_point.multiply(ints(x), multiplier, shift)
-        return saturated(np.where(x >= 0, rescale(x, float_ratio(input, output)), scaled))
+        return saturated(np.where(x >= 0, rescale(x), scaled))
 
     return run
 
@@ -135,14 +137,16 @@ def plan_leaky_relu(input: Tensor, *, output: Tensor, alpha: float) -> Run:
 def plan_clamp(high: float, input: Tensor, *, output: Tensor) -> Run:
     """Plan the input in the output's scale, from 0 to `high`."""
     lowest, highest = quantized_range(0.0, high, output)
-    return lambda x: np.clip(rescale(x, float_ratio(input, output)), lowest, highest).astype(np.int16)
+    rescale = rescaling(float_ratio(input, output))
+    return lambda x: np.clip(rescale(x), lowest, highest).astype(np.int16)
 
 
 def plan_abs(input: Tensor, *, output: Tensor) -> Run:
     """Plan the absolute value."""
     if input.scale == output.scale:
         return lambda x: saturated(np.abs(ints(x)))
-    return lambda x: saturated(rescale(np.abs(ints(x)), float_ratio(input, output)))
+    rescale = rescaling(float_ratio(input, output))
+    return lambda x: saturated(rescale(np.abs(ints(x))))
 
 
 def plan_neg(input: Tensor, *, output: Tensor) -> Run:
@@ -164,10 +168,10 @@ def plan_requantize(
     The scales and zero points are attributes, because operands of INT32 and INT16 do not have all of them.
     """
     require(min(input_scale, output_scale) > 0, "C2", f"the scales are {input_scale} and {output_scale}")
-    info, real = np.iinfo(output.dtype), input_scale / output_scale
+    info, rescale = np.iinfo(output.dtype), rescaling(input_scale / output_scale)
 
     def run(x: Array) -> Array:
-        scaled = rescale(ints(x) - input_zero_point, real)
+        scaled = rescale(ints(x) - input_zero_point)
         return np.clip(scaled + output_zero_point, info.min, info.max).astype(output.dtype)
 
     return run

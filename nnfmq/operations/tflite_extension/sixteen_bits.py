@@ -67,9 +67,10 @@ def reduced_multiplier(multiplier: Ints | int) -> Ints:
     return reduced
 
 
-def rescale(x: Array, real: float) -> Ints:
-    """Return `real` times x, rounded twice."""
-    return fixed_point.multiply(ints(x), *fixed_point.quantize_multiplier(real))
+def rescaling(real: float) -> Callable[[Array], Ints]:
+    """Return the function that multiplies by `real`, and rounds twice. Requires Q1 of `real`."""
+    multiplier, shift = fixed_point.quantize_multiplier(real)
+    return lambda x: fixed_point.multiply(ints(x), multiplier, shift)
 
 
 def float_ratio(input: Tensor, output: Tensor) -> float:
