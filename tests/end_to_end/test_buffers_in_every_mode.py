@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -11,6 +12,7 @@ from support.drivers import LIMIT_S, until
 from support.models import add_model, gather_model, relu_model, relus_model
 
 import nnfmq
+from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadline, NnfmqError
 from nnfmq.hal.types import DataLocation, FenceState, Request, RequestArgument
 from nnfmq.memory import Memory
@@ -227,6 +229,42 @@ def test_DOM_7_N_DXX_1_a_failed_execution_invalidates_its_output_buffer(
     with pytest.raises(GeneralFailure):
         mode(model, Request(tuple(places), (IN_BUFFER[()],), (source, buffer.pool)))
     assert is_lost(buffer)
+
+
+@in_every_mode
+def test_DOM_7_N_DXX_1_an_execution_without_a_valid_input_invalidates_its_output_buffer(
+    known: Setting, mode: Mode
+) -> None:
+    """The driver looks at the content of the input before it begins to write the output."""
+    source, target = known.buffer(), known.buffer()
+    target.copy_from(FOUR)
+    whole = [RequestArgument(location=DataLocation(pool)) for pool in range(2)]
+    with pytest.raises(GeneralFailure, match=f"buffer {source.token} is uninitialized"):
+        mode(known.model, Request((whole[0],), (whole[1],), (source.pool, target.pool)))
+    assert is_lost(target)
+
+
+def test_DOM_7_a_copy_from_a_memory_that_is_too_short_invalidates_the_buffer(known: Setting) -> None:
+    buffer, fd = known.buffer(), os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
+    buffer.copy_from(FOUR)
+    os.ftruncate(fd, 16)
+    with FileMemory.from_fd(fd, 16) as memory:
+        os.ftruncate(fd, 15)
+        os.close(fd)
+        with pytest.raises(InvalidArgument):
+            buffer.copy_from(memory)
+    assert is_lost(buffer)
+
+
+def test_DOM_13_N_DXX_2_a_reusable_execution_cannot_use_a_released_buffer(known: Setting, resources: ExitStack) -> None:
+    source, target = known.buffer(), known.buffer()
+    source.copy_from(FOUR)
+    for request, buffer in ((known.read(source), source), (known.written(target), target)):
+        execution = resources.enter_context(known.model.create_reusable_request(request))
+        execution.compute(timeout=LIMIT_S)
+        buffer.close()
+        with pytest.raises(InvalidArgument, match="was released"):
+            execution.compute(timeout=LIMIT_S)
 
 
 @in_every_mode

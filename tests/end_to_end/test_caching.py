@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from support.caching import TOKEN, Paths, chain
 from support.drivers import LIMIT_S, Daemon, InThread, Process, running_daemon, until
-from support.models import pool_bytes, request_for
+from support.models import pool_bytes, request_for, weighty_model
 from support.plugins import add_plugin, path_with
 
 import nnfmq
@@ -146,7 +146,22 @@ def test_N_CCX_1_a_driver_of_another_installation_rejects_the_cache(
         from_cache(client, files)
 
 
-def test_N_CCH_15_a_driver_that_cannot_have_a_key_declares_no_cache_files(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["reference", "compiled"])
+def test_CACHE_12_N_CCH_8_files_that_change_after_they_were_verified_change_no_result(
+    client: nnfmq.Client, device: str, tmp_path: Path
+) -> None:
+    files, model = Paths.new(tmp_path), weighty_model(2.0, 256)
+    with ExitStack() as stack:
+        fds = files.open(stack)
+        client.device(device).prepare(model, token=TOKEN, model_cache=fds[0], data_cache=fds[1]).close()
+        prepared = stack.enter_context(client.device(device).prepare_from_cache(TOKEN, *fds, model=model))
+        for path in files.all:
+            with path.open("r+b") as file:  # the same file, which the driver may still have
+                file.write(bytes(path.stat().st_size))
+        assert prepared.execute(np.ones((1, 256), np.float32))[0].tolist() == [[512.0] * 256]
+
+
+def test_CACHE_8_N_CCH_15_a_driver_that_cannot_have_a_key_declares_no_cache_files(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     state = {"XDG_STATE_HOME": str(tmp_path / "file")}
     files = Paths.new(tmp_path)
@@ -365,7 +380,7 @@ def test_N_CCH_1_N_CCH_2_CACHE_6_with_a_wrong_number_of_handles_nothing_is_saved
 
 
 @pytest.mark.parametrize(("token", "status"), [(TOKEN[::-1], FAILURE), (TOKEN[1:], INVALID), (bytes(1000), INVALID)])
-def test_N_CCH_14_N_VAL_23_a_model_is_loaded_under_its_own_token(
+def test_CACHE_3_N_CCH_14_N_VAL_23_a_model_is_loaded_under_its_own_token(
     token: bytes, status: ErrorStatus, hidl_client: HidlClient, files: Paths
 ) -> None:
     hidl_client.save([], [], token)

@@ -137,7 +137,7 @@ def test_N_CCH_5_a_model_is_prepared_and_not_saved_to_a_file_that_is_not_open_fo
 
 @pytest.mark.parametrize("number", FILES)
 @pytest.mark.parametrize("mode", [os.O_WRONLY, os.O_RDONLY], ids=["write-only", "read-only"])
-def test_N_CCH_6_loading_from_a_file_that_is_not_open_for_both_is_rejected(
+def test_CACHE_5_N_CCH_6_loading_from_a_file_that_is_not_open_for_both_is_rejected(
     mode: int, number: int, client: OverDaemon, files: Paths
 ) -> None:
     saved(client, files)

@@ -115,13 +115,20 @@ class Callback:
 # ------------------------------------------------------------------------------------------------ preparing
 
 
-def test_PREP_1_TST_1_an_invalid_model_calls_back_once_and_returns_the_same_status(old_device: hidl.IDevice) -> None:
+def test_PREP_1_PREP_3_TST_1_an_invalid_model_calls_back_once_and_returns_the_same_status(
+    old_device: hidl.IDevice,
+) -> None:
     callback = Callback()
-    assert old_device.prepareModel_1_1(invalid_model(), 1, callback) is INVALID
+    # The method of the connection's own version: the driver rejects the model, and not the client library.
+    assert old_device.prepareModel_1_3(invalid_model(), 1, 1, None, [], [], TOKEN, callback) is INVALID
     assert callback.only() == (INVALID, None)
+    assert old_device.prepareModel_1_1(ADD, 1, callback) is NONE  # the client goes on
+    status, model = callback.only()
+    assert status is NONE
+    model.close()
 
 
-def test_PREP_2_TST_1_a_valid_model_is_accepted_at_once_and_its_failure_comes_by_the_callback(
+def test_PREP_2_PREP_3_TST_1_a_valid_model_is_accepted_at_once_and_its_failure_comes_by_the_callback(
     old_device: hidl.IDevice,
 ) -> None:
     callback = Callback()
