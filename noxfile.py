@@ -14,9 +14,17 @@ nox.options.error_on_missing_interpreters = False
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def tests(session: nox.Session) -> None:
-    """Install the package with the compiled core and run the quick tier, without the budgets of processor time."""
+    """Install the package with the compiled core and run the quick tier, without the budgets of processor time.
+
+    Options of pytest follow `--`; CI leaves directories out.
+    """
     session.install(".[test]")
-    session.run("pytest", "--deselect", "tests/test_public_api.py::test_importing_it_costs_little_beyond_numpy")
+    session.run(
+        "pytest",
+        *session.posargs,
+        "--deselect",
+        "tests/test_public_api.py::test_importing_it_costs_little_beyond_numpy",
+    )
 
 
 @nox.session
