@@ -51,13 +51,13 @@ class DriverShare:
         self._adopted: dict[int, _Closeable] = {}  # by id, in the order of adoption
         weakref.finalize(owner, _abandon, self).atexit = False
 
-    def connect_early(self, model: str | bytes | os.PathLike[str] | None) -> None:
+    def connect_early(self, model: object) -> None:
         """Connect now, since `model` will be imported and prepared: an embedded driver starts meanwhile.
 
-        `client` raises the error if that fails. No effect if there is no such file.
+        `client` raises the error if that fails. No effect unless it is an existing file or bytes.
         """
         with suppress(NnfmqError):
-            if isinstance(model, bytes) or (model is not None and os.path.isfile(model)):
+            if isinstance(model, bytes) or (isinstance(model, (str, os.PathLike)) and os.path.isfile(model)):
                 self.client()
 
     def client(self) -> Client:

@@ -81,7 +81,8 @@ def test_a_share_connects_early_only_for_a_model_that_exists_and_leaves_the_erro
 ) -> None:
     owner = Owner()
     owner.share.connect_early(tmp_path / "none.tflite")
-    owner.share.connect_early(None)
+    for nothing in (None, bytearray(b"a model"), 3):
+        owner.share.connect_early(nothing)
     assert closer_threads() == []
     monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "none.sock"))
     monkeypatch.setenv("NNFMQ_DEVICES", str(tmp_path / "none.toml"))
