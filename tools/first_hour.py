@@ -1,4 +1,4 @@
-"""Record what a new user waits for: `tools/first_hour.py MODEL.tflite ... [--json FILE]`.
+"""Record what a new user waits for: `tools/first_hour.py MODEL.tflite ... [--json FILE] [--page FILE]`.
 
 In an empty folder, with an empty home and empty caches, this clones the repository (HEAD), and follows the README's
 install, demo and snippet. Then it runs two scripts for each model, one written for LiteRT and one for ONNX Runtime (the
@@ -6,12 +6,14 @@ model is converted), each with its own runtime and with the import changed to nn
 executes it 20 times; nnfmq's runs twice, since the first run compiles the model. Printed are the milliseconds from the
 start of the process to the first result and to its end, the time of an execution at the end of the script, the largest
 difference from the other runtime's values (in steps of quantized ones, else relative to the largest), and the parts
-of the script.
+of the script. `--page` writes the tables into a page, docs/explanation/first-hour.md; without a model those of the
+record in the `--json` file.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -25,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from model_bench_page import replaced
+from model_bench_page import table as markdown_table
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PEERS = ("ai-edge-litert>=2", "onnxruntime>=1.20", "onnx>=1.17")
 EXECUTIONS = 20
 MARK = "first hour: "
+BEGIN = "<!-- written by tools/first_hour.py -->"
 
 LITERT = """
 from {module} import Interpreter
@@ -88,18 +93,29 @@ SCRIPTS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Record, print and write; return 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("models", metavar="MODEL", type=Path, nargs="+", help="a .tflite file")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the record as JSON")
+    parser.add_argument("models", metavar="MODEL", type=Path, nargs="*", help="a .tflite file")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the record as JSON; read it without a MODEL")
+    parser.add_argument("--page", metavar="FILE", type=Path, help="write the tables between the markers of this page")
     arguments = parser.parse_args(argv)
+    if not arguments.models and arguments.json is None:
+        parser.error("give a model, or --json with a record")
+    record = _recorded(arguments.models) if arguments.models else json.loads(arguments.json.read_text())
+    _print(record)
+    if arguments.models and arguments.json is not None:
+        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+    if arguments.page is not None:
+        arguments.page.write_text(replaced(arguments.page.read_text(), page_text(record), BEGIN))
+    return 0
+
+
+def _recorded(models: Sequence[Path]) -> dict[str, Any]:
+    """Return the record of the README's commands, and of the scripts with these models."""
     with tempfile.TemporaryDirectory() as folder:
         place = _Place(Path(folder))
-        record = {"steps": list(_first_steps(place)), "scripts": []}
-        for model in arguments.models:
+        record: dict[str, Any] = {"steps": list(_first_steps(place)), "scripts": []}
+        for model in models:
             record["scripts"] += _scripts(place, model.resolve())
-    _print(record)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
-    return 0
+    return record
 
 
 class _Place:
@@ -176,6 +192,31 @@ def _measured(place: _Place, script: str, model: Path) -> tuple[dict[str, Any], 
         "parts_s": dict(zip(reached, (x / 1e9 for x in np.diff([began_ns, *reached.values()])), strict=True)),
         "stderr": errors[-2000:],
     }, result
+
+
+def page_text(record: Mapping[str, Any]) -> str:
+    """Return the tables of a record as Markdown: the README's commands, whole scripts, and parts of the second runs."""
+    steps = [[step["step"], f"{step['seconds']:.1f}"] for step in record["steps"]]
+    whole, parts, names = [], [], [*record["scripts"][0]["parts_s"], "exit"]
+    for *theirs, first, second in _groups(record["scripts"]):
+        peer_s = statistics.mean(row["whole_s"] for row in theirs)
+        numbers = (peer_s, first["whole_s"], second["whole_s"])
+        title = [first["model"], first["script"]]
+        whole.append([*title, *(f"{s * 1e3:,.0f}" for s in numbers), f"**{second['whole_s'] / peer_s:.2f}**"])
+        for row in (theirs[-1], second):
+            spent = [*row["parts_s"].values(), row["whole_s"] - sum(row["parts_s"].values())]
+            parts.append([row["model"], row["script"], row["import"], *(f"{s * 1e3:,.0f}" for s in spent)])
+    return "\n".join([
+        markdown_table(("README", ">seconds"), steps),
+        markdown_table(("model", "script", ">its runtime, ms", ">nnfmq, first run", ">second run", ">ratio"), whole),
+        markdown_table(("model", "script", "import", *(f">{name}, ms" for name in names)), parts),
+    ])  # fmt: skip
+
+
+def _groups(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield the runs of each script with each model: two of its own runtime, then nnfmq's first and second one."""
+    for _, found in itertools.groupby(rows, lambda row: (row["model"], row["script"])):
+        yield list(found)
 
 
 def _print(record: Mapping[str, Any]) -> None:
