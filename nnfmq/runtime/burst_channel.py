@@ -153,7 +153,12 @@ class BurstChannel(ClosedWhenDropped):
         self._close_queues()
         self._queue_resources = ExitStack()
         self._create_queues()
-        self._open(deadline_ns)
+        try:
+            self._open(deadline_ns)
+        finally:
+            if self._is_closed:  # by another thread, which has closed the queues before
+                self._close_queues()
+        self._require_open()
 
     def get_memories(self, slots: Sequence[int]) -> list[Pool]:
         """Return the memories of `slots`, for the driver (IBurstCallback.getMemories). Raises InvalidArgument."""

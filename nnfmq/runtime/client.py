@@ -38,17 +38,15 @@ if TYPE_CHECKING:
     from nnfmq.memory import Memory
     from nnfmq.observe.driver_statistics import DriverStatistics
     from nnfmq.runtime.compiled_model import CompiledModel
-    from nnfmq.runtime.named_models.named_models import NamedModels
+    from nnfmq.runtime.named_models.named_models import ConnectRepository, NamedModels
     from nnfmq.runtime.named_models.served_model import ServedModel
     from nnfmq.runtime.prepare_arguments import NamedModel
     from nnfmq.serialize.repository_protocol import ModelEntry
 
-ConnectAgain: TypeAlias = "Callable[[int | None, bool], Client]"
-"""Connects to the successor of a driver, before a deadline; waits until it listens if True."""
-ConnectRepository: TypeAlias = "Callable[[int | None, bool], Channel]"
-"""Connects to the driver's model repository in the same way. Raises DeviceUnavailable if there is none."""
-
-
+HasEnded: TypeAlias = Callable[[], bool]
+"""Returns whether the client is closed, which ends a wait for a driver."""
+ConnectAgain: TypeAlias = "Callable[[int | None, HasEnded | None], Client]"
+"""Connects to the successor of a driver, before a deadline; waits until it listens, unless None."""
 StatusArgument: TypeAlias = DeviceStatus | Literal["available", "busy", "offline"]
 """A status, or its name."""
 _ONLY = 0  # the key of a dict of one object, which threads create at most once
@@ -96,6 +94,7 @@ class Client(Uncopyable):
         self._named_models: dict[int, NamedModels] = {}  # one, once a model was opened by name
         self._pid = os.getpid()
         self._is_closed = False
+        self._next: Client | None = None  # of the driver's successor, until it is known to have the same devices
         self._dead: Connection | None = None  # whose driver's death is counted
         self._known_devices: dict[str, DeviceInfo] = {}  # as they were when they were used first
         self._lost_devices: set[str] = set()  # missing or different in the driver of a later connection
@@ -338,7 +337,8 @@ class Client(Uncopyable):
         if not self._connection.is_open and self._connect_again is not None:
             self._note_death()
             try:
-                self._replace_connection(self._connect_again(deadline_ns, wait), deadline_ns)
+                new = self._connect_again(deadline_ns, self._has_ended if wait else None)
+                self._replace_connection(new, deadline_ns)
             except DeviceUnavailable:
                 if self.is_embedded:
                     self._recovery.limit.fail()
@@ -350,6 +350,9 @@ class Client(Uncopyable):
             self.close()
         return self._connection
 
+    def _has_ended(self) -> bool:
+        return self._is_closed
+
     def _note_death(self) -> None:
         """Count the death of the driver, once. Raises DeadObject if the next one may not be started yet."""
         if self._dead is not self._connection:
@@ -359,11 +362,16 @@ class Client(Uncopyable):
 
     def _replace_connection(self, new: Client, deadline_ns: int | None) -> None:
         """Use the connection and the process of `new` from now on, and close the old ones."""
+        self._next = new
         try:
+            if self._is_closed:  # by another thread, which did not see the new one
+                new.close()
             infos = {info.name: info for info in _list_devices(new._connection, deadline_ns)}
         except BaseException:
             new.close()
             raise
+        finally:
+            self._next = None
         for name, known in self._known_devices.items():
             if not is_same_device(known, infos.get(name)):
                 self._lost_devices.add(name)
@@ -381,6 +389,9 @@ class Client(Uncopyable):
             models.end()
         has_started = self._connection.has_started
         self._connection.close()
+        successor = self._next
+        if successor is not None:
+            successor.close()
         for models in self._named_models.values():
             models.join()
         self._recovery.join()
@@ -424,7 +435,7 @@ def _list_devices(connection: Connection, deadline_ns: int | None) -> list[Devic
     return valid_devices(connection.exchange(message, messages.DeviceList, (), deadline_ns).devices)
 
 
-def _refuse_repository(_deadline_ns: int | None, _wait: bool) -> Channel:
+def _refuse_repository(_deadline_ns: int | None, _has_ended: HasEnded, _has_listened: bool) -> Channel:
     raise DeviceUnavailable(
         "an embedded driver has no model repository: start a driver with `nnfmq serve --models DIR`, "
         "and connect to its socket"

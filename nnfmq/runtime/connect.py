@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from nnfmq import settings
 from nnfmq.channel import Channel
 from nnfmq.deadlines import deadline_after
-from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
+from nnfmq.hal.errors import BadState, DeviceUnavailable, InvalidArgument
 from nnfmq.paths import check_socket_directory, default_socket, is_socket_named, models_socket
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S, INTERFACE, level_of
+from nnfmq.runtime.open_connections import CLOSED
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import Client
+    from nnfmq.runtime.client import Client, HasEnded
 
 _RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
 
@@ -83,7 +84,7 @@ def connect(
         return _connect_embedded(deadline_ns, wait_ready, options)
     socket_path = default_socket() if path is None else Path(path)
     if wait:
-        return _connect_when_listening(socket_path, options, deadline_ns)
+        return _connect_when_listening(socket_path, options, deadline_ns, lambda: False)
     try:
         return _connect_to(socket_path, options, deadline_ns)
     except DeviceUnavailable as error:
@@ -172,31 +173,40 @@ def _open_channel(path: Path, server_uid: int | None, deadline_ns: int | None) -
     return channel
 
 
-def _connect_repository(path: Path, server_uid: int | None, deadline_ns: int | None, wait: bool) -> Channel:
-    """Connect to the model repository of the driver at `path`; blocks while it is started again.
+def _connect_repository(
+    path: Path, server_uid: int | None, deadline_ns: int | None, has_ended: HasEnded, has_listened: bool
+) -> Channel:
+    """Connect to the model repository of the driver at `path`; blocks while it is started again, until `has_ended()`.
 
-    If it does not listen, but there is a socket, or `wait` is True, it has died.
+    If it does not listen, but there is a socket, or `has_listened` is True, it has died.
     """
     socket_path = models_socket(path)
     while True:
         try:
             return _open_channel(socket_path, server_uid, deadline_ns)
         except DeviceUnavailable as error:
-            if not wait and not socket_path.exists():
+            if not has_listened and not socket_path.exists():
                 raise DeviceUnavailable(
                     f"the driver at {path} has no model repository: start it with `nnfmq serve --models DIR`"
                 ) from error
             if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
                 raise
         time.sleep(_RETRY_S)
+        if has_ended():
+            raise BadState(CLOSED)
 
 
-def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None, wait: bool) -> Client:
-    return (_connect_when_listening if wait else _connect_to)(path, options, deadline_ns)
+def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None, has_ended: HasEnded | None) -> Client:
+    if has_ended is None:
+        return _connect_to(path, options, deadline_ns)
+    return _connect_when_listening(path, options, deadline_ns, has_ended)
 
 
-def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | None) -> Client:
-    """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes."""
+def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | None, has_ended: HasEnded) -> Client:
+    """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes.
+
+    Raises BadState when `has_ended()`, asked every 20 ms: a lock could be held by what a signal interrupts.
+    """
     while True:
         try:
             return _connect_to(path, options, deadline_ns)
@@ -204,6 +214,8 @@ def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | No
             if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
                 raise
         time.sleep(_RETRY_S)
+        if has_ended():
+            raise BadState(CLOSED)
 
 
 def connect_cpu_driver(deadline_ns: int | None) -> Client:
@@ -240,5 +252,5 @@ def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Optio
     return client
 
 
-def _replace_embedded(options: _Options, deadline_ns: int | None, _wait: bool) -> Client:
+def _replace_embedded(options: _Options, deadline_ns: int | None, _has_ended: HasEnded | None) -> Client:
     return _connect_embedded(deadline_ns, True, options)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from nnfmq.hal.errors import (
     BadState,
     DeadObject,
+    GeneralFailure,
     InvalidArgument,
     MissedDeadline,
     NnfmqError,
     OutputInsufficientSize,
+    ResourceExhaustedTransient,
 )
 from nnfmq.hal.types import ExecutionPreference, Model
 from nnfmq.runtime.client_device import Device
+from nnfmq.runtime.daemon_thread import start_daemon
+from nnfmq.runtime.future import Future
 from nnfmq.runtime.prepare_arguments import NamedModel
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.verbose_log import vlog
@@ -22,12 +28,15 @@ from nnfmq.verbose_log import vlog
 __all__ = ["CpuFallback"]
 
 _NO_FALLBACK = (InvalidArgument, BadState, OutputInsufficientSize)
+_log = logging.getLogger("nnfmq.client")
+_CLOSED = "this prepared model is closed"
 
 
 class CpuFallback:
     """Prepares a model, or single steps of its plan, on `nnapi-reference` when they are first needed there.
 
-    Thread-safe. Close it after the models that use it.
+    Thread-safe. Close it after the models that use it. A thread of its own prepares each of them, so that calls with a
+    deadline and `close` need not wait for the compiler.
 
     Args:
         open_device: Returns the CPU device; blocks while its driver starts. Whoever passes it owns that driver.
@@ -51,6 +60,7 @@ class CpuFallback:
         self._models = (model, *step_models)
         self._lock = threading.Lock()
         self._prepared: dict[int, PreparedModel] = {}
+        self._preparing: dict[int, Future[PreparedModel]] = {}
         self._is_closed = False
 
     @property
@@ -69,38 +79,77 @@ class CpuFallback:
             return False
         return not isinstance(error, _NO_FALLBACK)
 
-    def whole_model(self) -> PreparedModel:
+    def whole_model(self, deadline_ns: int | None) -> PreparedModel:
         """Return the whole model on the CPU device; blocks while it is prepared. This object owns it.
 
+        The preparation goes on if the deadline passes, for the next call.
+
         Raises:
-            BadState: If this is closed.
+            BadState: If this is closed, now or meanwhile.
+            MissedDeadline: If the deadline passes.
             NnfmqError: As `Device.prepare`.
         """
-        return self._model(0)
+        return self._model(0, deadline_ns)
 
-    def step_model(self, index: int) -> PreparedModel:
+    def step_model(self, index: int, deadline_ns: int | None) -> PreparedModel:
         """Return the sub-model of execution step `index` on the CPU device. Otherwise as `whole_model`."""
-        return self._model(index + 1)
+        return self._model(index + 1, deadline_ns)
 
-    def _model(self, index: int) -> PreparedModel:
+    def _model(self, index: int, deadline_ns: int | None) -> PreparedModel:
         with self._lock:
             if self._is_closed:
-                raise BadState("this prepared model is closed")
+                raise BadState(_CLOSED)
             self.executions += 1
             found = self._prepared.get(index)
-            if found is None or not found.handle.is_open:
-                # Telemetry has a record of a plan for all that its steps do, here as well.
-                device = self._open_device().chosen_by("fallback" if len(self._models) == 1 else "step")
-                vlog("execution", "device %s is the CPU of the fallback", device.info.name)
-                found = device.prepare(self._models[index], preference=ExecutionPreference.SUSTAINED_SPEED)
-                found.handle.is_of_fallback = True
+            if found is not None and found.handle.is_open:
+                return found
+            preparing = self._preparing.get(index)
+            if preparing is None:
+                preparing = self._start(index)
+        return preparing.result(deadline_ns)
+
+    def _start(self, index: int) -> Future[PreparedModel]:
+        preparing: Future[PreparedModel] = Future()
+        try:
+            start_daemon(partial(self._prepare, index, preparing), "nnfmq-cpu")
+        except RuntimeError as error:
+            raise ResourceExhaustedTransient(f"no thread can be started: {error}") from error
+        self._preparing[index] = preparing
+        return preparing
+
+    def _prepare(self, index: int, preparing: Future[PreparedModel]) -> None:
+        """Prepare a model and pass it on; on its own thread."""
+        try:
+            # Telemetry has a record of a plan for all that its steps do, here as well.
+            device = self._open_device().chosen_by("fallback" if len(self._models) == 1 else "step")
+            vlog("execution", "device %s is the CPU of the fallback", device.info.name)
+            found = device.prepare(self._models[index], preference=ExecutionPreference.SUSTAINED_SPEED)
+        except NnfmqError as error:
+            self._preparing.pop(index, None)
+            preparing.set_exception(error)
+            return
+        except Exception as bug:  # noqa: BLE001  the calls that wait must get an error
+            self._preparing.pop(index, None)
+            _log.exception("a model was not prepared on the CPU")
+            preparing.set_exception(GeneralFailure(f"internal error: {bug!r}"))
+            return
+        found.handle.is_of_fallback = True
+        with self._lock:
+            self._preparing.pop(index, None)
+            is_closed = self._is_closed
+            if not is_closed:
                 self._prepared[index] = found
-            return found
+        if is_closed:
+            found.close()
+        preparing.set_result(found)
 
     def close(self) -> None:
-        """Release the models. Idempotent."""
+        """Release the models, and end the calls that wait for one. Idempotent. Blocks up to 1 s for each model."""
         with self._lock:
             self._is_closed = True
             models, self._prepared = self._prepared, {}
+            waited_for, self._preparing = self._preparing, {}
+        for preparing in waited_for.values():
+            preparing.set_exception(BadState(_CLOSED))
         for model in models.values():
             model.close()

@@ -8,13 +8,12 @@ daemon, and all signals are blocked in it, because signals must interrupt the ma
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from typing import NamedTuple, Protocol
 
 from nnfmq.hal.errors import BadState, DeviceUnavailable, NnfmqError
-from nnfmq.runtime.fallback_thread import BLOCKED_SIGNALS
+from nnfmq.runtime.daemon_thread import start_daemon
 from nnfmq.runtime.restart_limit import RestartLimit
 
 __all__ = ["DriverRecovery", "RecoveryCounts"]
@@ -77,16 +76,11 @@ class DriverRecovery:
                 self._start()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="nnfmq-recovery", daemon=True)
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:
-            thread.start()  # the thread inherits this mask
-            self._thread = thread
+            self._thread = start_daemon(self._run, "nnfmq-recovery")
         except RuntimeError as error:  # no thread can be started: the next request tries it again
             self._models.clear()
             _log.warning("a model is not prepared again in the background: %s", error)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
     def _run(self) -> None:
         while True:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from nnfmq.deadlines import remaining_s
-from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.deadlines import has_passed, remaining_s
+from nnfmq.hal.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, DataLocation, ExecutionConfig, Pool, Request, RequestArgument, merge_dimensions
@@ -84,6 +84,7 @@ def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None)
     Logs one warning for each model.
 
     Raises:
+        MissedDeadline: If the deadline passes while the CPU device prepares it.
         NnfmqError: `error`, if the model has no fallback, or it does not apply, or the CPU device cannot be used.
     """
     try:
@@ -92,9 +93,13 @@ def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None)
             raise error
         model.request_recovery(error)
         try:
-            cpu = fallback.whole_model().handle
+            cpu = fallback.whole_model(deadline_ns).handle
         except NnfmqError as failure:
-            _log.warning("the CPU cannot execute a model that device %s failed to: %s", _name(model), str(failure))
+            if isinstance(failure, MissedDeadline) and has_passed(deadline_ns):
+                raise
+            if not isinstance(failure, BadState):  # else the model is closed
+                text = "the CPU cannot execute a model that device %s failed to: %s"
+                _log.warning(text, _name(model), str(failure))
             raise error from failure
         _log_fallback(model, error)
     finally:

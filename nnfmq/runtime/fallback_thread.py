@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["BLOCKED_SIGNALS", "THREAD_NAME", "submit"]
+from nnfmq.runtime.daemon_thread import start_daemon
+
+__all__ = ["THREAD_NAME", "submit"]
 
 THREAD_NAME = "nnfmq-fallback"
-# Signals that a fault of the thread itself raises cannot be left to another thread.
-_FAULT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
-BLOCKED_SIGNALS = signal.valid_signals() - _FAULT_SIGNALS
 _log = logging.getLogger("nnfmq.client")
 
 
@@ -43,16 +41,12 @@ class _FallbackThread:
                 self._start()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:
-            thread.start()  # the thread inherits this mask
+            start_daemon(self._run, THREAD_NAME)
             self._is_running = True
         except RuntimeError:
             self._functions.pop()
             raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
     def _run(self) -> None:
         while True:

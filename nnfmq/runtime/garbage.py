@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from nnfmq.runtime.fallback_thread import BLOCKED_SIGNALS
+from nnfmq.runtime.daemon_thread import BLOCKED_SIGNALS
 from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["ClosedWhenDropped", "CloserUse", "catch_up", "weak_call"]

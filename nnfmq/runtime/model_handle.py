@@ -49,7 +49,7 @@ class ModelFallback(Protocol):
         """Return whether the CPU is tried after `error`."""
         ...
 
-    def whole_model(self) -> ModelOnCpu:
+    def whole_model(self, deadline_ns: int | None) -> ModelOnCpu:
         """Return the whole model on the CPU device; blocks while it is prepared."""
         ...
 

@@ -69,6 +69,7 @@ def client(driver: Daemon) -> Iterator[nnfmq.Client]:
 def cpu() -> Iterator[Cpu]:
     cpu = Cpu()
     yield cpu
+    until(lambda: not any(t.name == "nnfmq-cpu" for t in threading.enumerate()), "no preparation goes on")
     cpu.close()
 
 

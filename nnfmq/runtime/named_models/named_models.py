@@ -38,6 +38,7 @@ from nnfmq.runtime.named_models.repository_connection import ReceivedModel, Repo
 from nnfmq.runtime.named_models.served_model import ServedModel
 from nnfmq.runtime.named_models.version_updates import VersionUpdates
 from nnfmq.runtime.observation_switch import is_observed
+from nnfmq.runtime.open_connections import CLOSED
 from nnfmq.runtime.prepare_arguments import FinishedModel, ModelSignature
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.single_attempt import SingleAttempt
@@ -53,8 +54,11 @@ from nnfmq.serialize.repository_protocol import (
 
 __all__ = ["ConnectRepository", "NamedModels"]
 
-ConnectRepository: TypeAlias = Callable[[int | None, bool], Channel]
-"""Connects to the repository before a deadline; waits until it listens if True. Raises DeviceUnavailable."""
+ConnectRepository: TypeAlias = Callable[[int | None, Callable[[], bool], bool], Channel]
+"""Connects to the repository before a deadline, and until a function returns True; waits for one that had listened.
+
+Raises DeviceUnavailable if there is none.
+"""
 
 _ATTEMPTS = 3  # of one call, if the repository dies each time
 _RETRY_S = 0.02  # between two requests for a model that is being loaded
@@ -121,22 +125,24 @@ class NamedModels:
 
     def _receive(self, name: str, version: int, deadline_ns: int | None) -> ReceivedModel:
         """Return the model that the repository sends; blocks, also while the first version is being loaded."""
-        loading: DeviceUnavailable | None = None
+        loading = ""  # the text of the last error: the error would keep this frame, to which it refers
         while True:
             try:
                 return self._call(lambda connection: connection.open_model(name, version, deadline_ns), deadline_ns)
             except ModelNotFound as error:
                 raise self._not_found(name, version, error, deadline_ns) from None
             except MissedDeadline as error:
-                if loading is None:
+                if not loading:
                     raise
                 late = f"{loading}, and the timeout has passed: give a longer one, `timeout=60`"
                 raise type(error)(late) from None
             except DeviceUnavailable as error:
-                loading = error
+                loading = str(error)
                 if not self._is_loading(name, deadline_ns):
                     raise
             time.sleep(_RETRY_S)
+            if self._is_closed:
+                raise BadState(CLOSED)
 
     def _is_loading(self, name: str, deadline_ns: int | None) -> bool:
         try:
@@ -216,11 +222,14 @@ class NamedModels:
         before = self._connection
         if before is not None and before.is_open:
             return before
-        channel = self._connect(deadline_ns, before is not None)
+        channel = self._connect(deadline_ns, self._has_ended, before is not None)
         self._connection = connection = RepositoryConnection.start(channel, self._on_change, self._on_lost)
         if self._is_closed:  # by another thread, meanwhile
             connection.close()
         return connection
+
+    def _has_ended(self) -> bool:
+        return self._is_closed
 
     # ------------------------------------------------------------------------------------------------ new versions
 

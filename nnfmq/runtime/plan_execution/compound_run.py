@@ -155,7 +155,9 @@ class CompoundRun:
         if not call.is_on_cpu or fallback is None:
             assert call.step is not None  # only the fallback has the whole model
             return self._handle.steps[call.step.index]
-        return fallback.whole_model() if call.step is None else fallback.step_model(call.step.index)
+        if call.step is None:
+            return fallback.whole_model(self.deadline_ns)
+        return fallback.step_model(call.step.index, self.deadline_ns)
 
     def request_of(self, call: PlanCall, model: PreparedModel) -> Request:
         """Return the request of a call."""
