@@ -88,7 +88,9 @@ def read_interface(data: FileContent) -> TfliteInterface:
         InvalidArgument: If it is no .tflite file, or corrupt.
     """
     if importer_of(data) != TFLITE_IMPORTER:
-        raise InvalidArgument("this is no TensorFlow Lite file")
+        raise InvalidArgument(
+            "this is no TensorFlow Lite file; nnfmq.load and nnfmq.compat.onnxruntime read .onnx files"
+        )
     flatbuffer_verifier.verify(data, tflite_schema.MODEL, tflite_schema.IDENTIFIER)
     return _InterfaceReader(data).read()
 

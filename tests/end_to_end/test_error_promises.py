@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import places
-from support.drivers import LIMIT_S, until
+from support.drivers import LIMIT_S, InThread, Process, until
 from support.models import add_model, null_model
 from support.stateful_models import stream
 
@@ -144,6 +144,30 @@ def test_a_closed_object_is_a_bad_state(
     for call in calls:
         with pytest.raises(nnfmq.BadState, match="closed"):
             call(made)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda _device, model, _burst: model.execute(ONE), nnfmq.DeadObject),
+        (lambda _device, model, _burst: model.execute_async(ONE).result(LIMIT_S), nnfmq.DeadObject),
+        (lambda _device, _model, burst: burst.execute(ONE), nnfmq.DeadObject),
+        (lambda device, *_: device.prepare(null_model()), nnfmq.BadState),
+        (lambda device, *_: device.capabilities(), nnfmq.BadState),
+    ],
+    ids=["execute", "execute_async", "burst", "prepare", "capabilities"],
+)
+def test_closing_the_client_in_another_thread_ends_a_call_that_waits(
+    call: Callable[..., Any], error: type[nnfmq.NnfmqError]
+) -> None:
+    with nnfmq.connect(embedded=True) as client, Process(client.worker_pid) as worker:
+        device = client.device("reference")
+        with device.prepare(null_model()) as model, model.burst() as burst:
+            worker.stop()
+            waiting = InThread.start(lambda: call(device, model, burst))
+            waiting.wait_until_asleep()
+            client.close()
+            assert type(waiting.wait().error) is error
 
 
 # ------------------------------------------------------------------------------------------------ other promises

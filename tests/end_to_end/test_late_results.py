@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -40,6 +41,25 @@ def test_after_a_timeout_the_next_execution_gets_its_own_result(
         burst.execute(one(2), timeout=timeout)
     assert burst.execute(one(3)) == (one(3),)
     assert burst.execute(one(4)) == (one(4),)
+
+
+def test_after_a_signal_handler_that_raises_the_next_execution_gets_its_own_result(
+    worker: Process, burst: nnfmq.Burst
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def execute_and_be_interrupted() -> None:
+        signal.setitimer(signal.ITIMER_REAL, SOON_S)
+        burst.execute(one(2), timeout=LIMIT_S)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with worker.stopped(), pytest.raises(KeyboardInterrupt):
+            execute_and_be_interrupted()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert burst.execute(one(3)) == (one(3),)
 
 
 def test_nothing_is_sent_while_a_result_is_outstanding(worker: Process, burst: nnfmq.Burst) -> None:
