@@ -1,7 +1,7 @@
 """RELU, RELU1, RELU6, LOGISTIC, TANH, ELU, HARD_SWISH and PRELU.
 
-A function of one 8-bit value is a table of 256 entries, computed at preparation with TFLite's fixed-point formulas:
-int32 for LOGISTIC and TANH, int16 for HARD_SWISH. Quantized PRELU uses a table for inputs from 0 up and a requantizer
+A function of one 8-bit value is a table of 256 entries, computed at preparation as in TFLite: in float32 for LOGISTIC
+and TANH, in fixed point of int16 for HARD_SWISH. Quantized PRELU uses a table for inputs from 0 up and a requantizer
 for the products with alpha.
 
 HARD_SWISH  C1 the output's scale is greater than the input's / 128
@@ -103,29 +103,23 @@ def logistic(input: Array) -> Array:
 
 
 def _logistic_lut(quantized: Array, input: Tensor, output: Tensor) -> Array:
-    lowest = dtype_range(output)[0]
-    require_quantization(output, 1 / 256, lowest)
-    return (_in_q4(fixed_point.logistic, 23, 0, quantized, input) + lowest).astype(output.dtype)
+    return _rounded(logistic, quantized, input, output, 1 / 256, dtype_range(output)[0])
 
 
 def _tanh_lut(quantized: Array, input: Tensor, output: Tensor) -> Array:
-    lowest = dtype_range(output)[0]
-    require_quantization(output, 1 / 128, lowest + 128)
-    return (_in_q4(fixed_point.tanh, 24, 128, quantized, input) + lowest).astype(output.dtype)
+    return _rounded(np.tanh, quantized, input, output, 1 / 128, dtype_range(output)[0] + 128)
 
 
-def _in_q4(
-    function: Callable[[Ints, int], Ints], shift_right: int, offset: int, quantized: Array, input: Tensor
-) -> Ints:
-    """Return 0 to 255: a Q4 to Q0 function of the dequantized values; its limits for inputs beyond the radius."""
-    real = min(input.scale * (1 << 27), float((1 << 30) - 1))  # larger: every value other than 0 is beyond the radius
-    multiplier, shift = fixed_point.quantize_multiplier_above_one(real)
-    radius = fixed_point.input_radius(4, shift)
-    minus_zero_point = ints(quantized) - input.zero_point
-    inside = np.clip(minus_zero_point, -radius, radius)
-    value = function(fixed_point.high_mul(inside << shift, multiplier), 4)
-    result = np.clip(fixed_point.rounding_shift(value, shift_right) + offset, 0, 255)
-    return np.where(minus_zero_point < -radius, 0, np.where(minus_zero_point > radius, 255, result))
+def _rounded(
+    function: Callable[[Array], Array], quantized: Array, input: Tensor, output: Tensor, scale: float, zero_point: int
+) -> Array:
+    """Return a function of the real values, in float32, rounded to the output's fixed scale, half away from zero."""
+    require_quantization(output, scale, zero_point)
+    real = np.float32(input.scale) * (ints(quantized) - input.zero_point).astype(np.float32)
+    steps = function(real).astype(np.float64) / scale
+    rounded = np.copysign(np.floor(np.abs(steps) + 0.5), steps) + zero_point
+    found: Array = np.clip(rounded, *dtype_range(output)).astype(output.dtype)
+    return found
 
 
 def elu(input: Array, *, alpha: float) -> Array:

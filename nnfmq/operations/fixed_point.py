@@ -142,16 +142,3 @@ def _double_reciprocal_of_one_plus(a: Ints) -> Ints:
         error = ONE_Q2 - high_mul(half_denominator, x)
         x = x + saturating_shift_left(high_mul(x, error), 2)
     return x
-
-
-def logistic(a: Ints, integer_bits: int) -> Ints:
-    """1 / (1 + e^-a) in Q0."""
-    positive = reciprocal_of_one_plus(exp_on_negative_values(-np.abs(a), integer_bits))
-    return np.where(a == 0, 1 << 30, np.where(a > 0, positive, ONE_Q0 - positive))
-
-
-def tanh(a: Ints, integer_bits: int) -> Ints:
-    """Return the hyperbolic tangent in Q0, as (1 - e^-2|a|) / (1 + e^-2|a|)."""
-    decayed = exp_on_negative_values(-np.abs(a), integer_bits + 1)  # one integer bit more reads a as 2a
-    positive = saturating_shift_left(_double_reciprocal_of_one_plus(decayed) - ONE_Q2, 2)
-    return np.where(a == 0, 0, np.where(a > 0, positive, -positive))

@@ -29,6 +29,10 @@ def x(*shape: int, kind: str = "FLOAT32", name: str = "x", scale: float = 0.0, z
     return Tensor(name, shape, kind, **quantization)
 
 
+def codes(*shape: int, scale: float, name: str = "x", kind: str = "INT8", zero_point: int = 0) -> Any:
+    return x(*shape, kind=kind, scale=scale, name=name, zero_point=zero_point)
+
+
 def constant(values: Any, kind: str, name: str = "c", **quantization: Any) -> Any:
     array = np.array(values, DTYPES[kind])
     return Tensor(name, array.shape, kind, array.tobytes(), **quantization)
@@ -114,6 +118,18 @@ def test_several_axes_are_reversed(client: nnfmq.Client) -> None:
     require_litert_s(client, case, [np.arange(24, dtype=np.float32).reshape(2, 3, 4)])
 
 
+@pytest.mark.parametrize("kind", ["INT8", "UINT8"])
+@pytest.mark.parametrize(("name", "scale", "middle"), [("TANH", 1 / 128, 128), ("LOGISTIC", 1 / 256, 0)])
+@pytest.mark.parametrize("exponent", [-14, -10, -8, -5, -1])
+def test_functions_of_8_bits_round_halves_as_litert_does(
+    client: nnfmq.Client, name: str, scale: float, middle: int, kind: str, exponent: int
+) -> None:
+    lowest = int(np.iinfo(DTYPES[kind]).min)
+    given = codes(256, scale=2.0**exponent, kind=kind, zero_point=lowest)
+    case = Case(name, [given], [codes(256, scale=scale, kind=kind, zero_point=lowest + middle, name="y")])
+    require_litert_s(client, case, [np.arange(lowest, lowest + 256).astype(DTYPES[kind])])
+
+
 PLAIN = [
     *(("UINT8", name) for name in ("RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "HARD_SWISH", "GELU")),
     *(("INT16", name) for name in ("RELU", "RELU6", "LOGISTIC", "TANH", "GELU", "EXP", "LOG", "SQRT", "RSQRT")),
@@ -131,10 +147,6 @@ def test_a_function_of_real_values_needs_a_scale(kind: str, name: str) -> None:
 def test_an_operator_of_two_real_values_needs_a_scale(kind: str, name: str) -> None:
     with pytest.raises(UnsupportedModel, match="has no quantization scale, which is required here"):
         nnfmq.load(Case(name, [x(4, kind=kind), x(4, kind=kind, name="b")], [x(4, kind=kind, name="y")]).content())
-
-
-def codes(*shape: int, scale: float, name: str = "x", kind: str = "INT8", zero_point: int = 0) -> Any:
-    return x(*shape, kind=kind, scale=scale, name=name, zero_point=zero_point)
 
 
 WEIGHTS = constant([[1, 2, 3, 4]], "INT8", "w", scales=(1e10,), zero_points=(0,))

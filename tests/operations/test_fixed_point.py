@@ -99,21 +99,6 @@ def test_exponential_is_close_to_the_real_one() -> None:
     np.testing.assert_allclose(found, np.exp(values / 2**26), atol=1e-7)
 
 
-def test_logistic_is_close_to_the_real_one() -> None:
-    values = ints(np.linspace(-(1 << 31) + 1, (1 << 31) - 1, 1001))
-
-    found = fixed_point.logistic(values, 4) / 2**31
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-values / 2**27)), atol=1e-7)
-
-
-def test_tanh_is_close_to_the_real_one_and_odd() -> None:
-    values = ints(np.linspace(-(1 << 31) + 1, (1 << 31) - 1, 1001))
-
-    found = fixed_point.tanh(values, 4)
-    np.testing.assert_allclose(found / 2**31, np.tanh(values / 2**27), atol=1e-7)
-    np.testing.assert_array_equal(fixed_point.tanh(-values, 4), -found)
-
-
 def test_reciprocal_is_close_to_the_real_one() -> None:
     values = ints(np.linspace(0, (1 << 31) - 1, 1001))
 
