@@ -21,6 +21,7 @@ __all__ = ["FOLDED", "MAX_ELEMENTS", "evaluated", "fold"]
 
 Array: TypeAlias = npt.NDArray[Any]
 MAX_ELEMENTS = 1 << 24
+_BOUNDS = 2  # of Clip
 FOLDED = frozenset(
     ("Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape",
      "CumSum", "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater",
@@ -51,7 +52,15 @@ def fold(node: Node, proto: Any) -> list[Array] | None:
     if node.operator not in FOLDED or not is_constant or not any(value is not None for value in node.inputs):
         return None
     given = [array for array in arrays if array is not None]
-    return None if _exceeds_integers(node, given) else evaluated(node, proto, given)
+    is_open = _exceeds_integers(node, given) or _has_integer_powers(node, given) or _has_default_bounds(node, given)
+    return None if is_open else evaluated(node, proto, given)
+
+
+def _has_integer_powers(node: Node, arrays: list[Array]) -> bool:
+    """Return whether a node raises integers to negative powers, or to those of another type: engines define these."""
+    if node.operator != "Pow" or any(array.dtype.kind == "f" for array in arrays):
+        return False
+    return arrays[0].dtype != arrays[1].dtype or bool((arrays[1] < 0).any())
 
 
 def _exceeds_integers(node: Node, arrays: list[Array]) -> bool:
@@ -69,6 +78,11 @@ def _exceeds_integers(node: Node, arrays: list[Array]) -> bool:
     return not bool(((whole >= limits[0]) & (whole <= limits[1])).all())
 
 
+def _has_default_bounds(node: Node, arrays: list[Array]) -> bool:
+    """Return whether a node clips floats at a bound that it omits, which the evaluator does not."""
+    return node.operator == "Clip" and arrays[0].dtype.kind == "f" and len(arrays) < 1 + _BOUNDS
+
+
 def evaluated(node: Node, proto: Any, arrays: list[Array]) -> list[Array]:
     """Return the outputs of a node whose given inputs are `arrays`. Raises as `fold`."""
     if _elements(node) > MAX_ELEMENTS:
@@ -81,7 +95,7 @@ def evaluated(node: Node, proto: Any, arrays: list[Array]) -> list[Array]:
         return _evaluate(proto, node.opset, arrays)
     wide = [array.astype(np.float32) if array.dtype == np.float16 else array for array in arrays]
     with np.errstate(all="ignore"):
-        return [found.astype(np.float16) for found in _evaluate(proto, node.opset, wide)]
+        return [found.astype(arrays[0].dtype) for found in _evaluate(proto, node.opset, wide)]
 
 
 def _elements(node: Node) -> int:

@@ -43,6 +43,7 @@ _MODULES = (
     "skip_normalization",
     "transposed_convolution",
     "unrolled",
+    "windows",
 )
 
 CONVERTERS: dict[str, Converter] = {

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
-from nnfmq.hal.tflite_codes import TENSOR_FLOAT64, TENSOR_INT64, WIDE_TYPES, TfliteOperation, operation_code
+from nnfmq.hal.tflite_codes import TENSOR_FLOAT64, TENSOR_INT64, TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to, common_shape
 from nnfmq.importers.onnx_operators.onnx_half import in_float32
@@ -24,6 +24,7 @@ _B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
 _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 _MOVEMENTS = frozenset(("Expand", "Flatten", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"))
 _RELU6 = 6.0
+_BOUNDS_ARE_INPUTS = 11  # of Clip
 _BROADCASTING_OPSET = 8  # of operators with any number of inputs
 _MASK_OF_ALL = 12  # the opset from which inference has a mask of ones; before, ONNX Runtime returns zeros
 _BOOL_MASK = 10  # the opset from which the mask of Dropout is bool
@@ -53,17 +54,30 @@ def _div(node: Node) -> None:
 
 
 def _pow(node: Node) -> None:
-    """Convert to POW of the base's type if that has the exponents, else of FLOAT64; integers wrap around."""
+    """Convert to POW of a type that has the bases and the exponents; integers wrap around."""
     base, exponent = node.value(0), node.value(1)
     shape, kind = common_shape(base, exponent), operand_type_of(base.dtype)
     if base.dtype.kind == "f" and exponent.array is not None:
-        rounded = exponent.array.astype(base.dtype)
+        with np.errstate(over="ignore"):
+            rounded = exponent.array.astype(base.dtype)
         exponent = Value.of(rounded) if np.array_equal(rounded, exponent.array) else exponent
     power = node.operand(exponent)
-    is_wide = node.builder[power].type in WIDE_TYPES if base.dtype.kind == "f" else exponent.dtype.kind == "f"
-    computed = TENSOR_FLOAT64 if is_wide else kind
+    computed = _power_type(base.dtype, exponent.dtype, kind, node.builder[power].type)
     operands = [_as_type(node, operand, computed) for operand in (node.operand(0), power)]
     node.result(_as_type(node, node.emit(Op.POW, operands), kind), shape)
+
+
+def _power_type(base: np.dtype[Any], exponent: np.dtype[Any], kind: OperandType, power: OperandType) -> OperandType:
+    """Return the type that has the elements of both; of integers one whose powers wrap to those of the base's type."""
+    if base.kind == exponent.kind == "f" or (base.kind == "f" and exponent.kind in "iu"):
+        return operand_type_of(np.result_type(base, exponent))
+    if base.kind not in "iu":
+        return kind
+    if exponent.kind not in "iu":
+        return TENSOR_FLOAT64
+    if exponent == np.uint64 != base:
+        raise InvalidArgument(f"exponents of uint64 are not supported with a base of {base.name}")
+    return kind if power == kind else TENSOR_INT64
 
 
 def _as_type(node: Node, operand: int, kind: OperandType) -> int:
@@ -130,6 +144,8 @@ def _clip(node: Node) -> None:
             bounds[name] = node.operand(position)
         elif name in node.attributes:
             bounds[name] = node.filled(node.builder[x].type, node.attribute(name, 0.0))
+        elif node.value(0).dtype.kind == "f":
+            bounds[name] = node.filled(node.builder[x].type, _default_bound(node, name))
     if _is_relu6(node):
         return _same(node, node.emit(Op.RELU6, [x]))
     if "min" in bounds:
@@ -137,6 +153,12 @@ def _clip(node: Node) -> None:
     if "max" in bounds:
         x = node.emit(Op.MINIMUM, [x, bounds["max"]])
     return _same(node, x)
+
+
+def _default_bound(node: Node, name: str) -> float:
+    """Return a bound of Clip that is omitted: the last finite float, which old opsets have as a float32 attribute."""
+    limits = np.finfo(np.float32 if node.opset < _BOUNDS_ARE_INPUTS else node.value(0).dtype.type)
+    return float(getattr(limits, name))
 
 
 def _is_relu6(node: Node) -> bool:

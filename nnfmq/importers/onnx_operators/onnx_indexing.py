@@ -90,9 +90,7 @@ def _top_k(node: Node) -> None:
     permutation = [*(other for other in range(len(shape)) if other != axis), axis]
     is_largest = bool(node.attribute("largest", 1))
     x = transposed(node, node.operand(0), permutation)
-    x = x if is_largest else _in_reverse_order(node, x)
-    values, indices = _largest(node, x, count)
-    values = values if is_largest else _in_reverse_order(node, values)
+    values, indices = (_largest if is_largest else _smallest)(node, x, count)
     result = (*shape[:axis], count, *shape[axis + 1 :])
     inverse = [int(at) for at in np.argsort(permutation)]
     node.result(transposed(node, values, inverse), result)
@@ -100,10 +98,19 @@ def _top_k(node: Node) -> None:
         node.result(transposed(node, indices, inverse), result, np.dtype(np.int64), position=1)
 
 
-def _in_reverse_order(node: Node, operand: int) -> int:
-    """Return numbers whose order is the reverse, and that become the given ones in the same way."""
-    is_float = node.value(0).dtype.kind == "f"
-    return node.emit(Op.NEG, [operand]) if is_float else inverted(node, operand)
+def _smallest(node: Node, x: int, count: int) -> tuple[int, ...]:
+    """Return the smallest elements along the last axis, and their indices; NaN is above all numbers."""
+    if node.value(0).dtype.kind != "f":
+        values, indices = _largest(node, inverted(node, x), count)
+        return inverted(node, values), indices
+    last = len(node.shape(x)) - 1
+    ordered = _largest(node, reversed_along(node, x, last), node.shape(x)[last])  # the last ones first among equals
+    begin, extents = [0] * (last + 1), [*node.shape(x)[:last], count]
+    values, from_end = (
+        node.emit(Op.SLICE, [reversed_along(node, each, last), *map(node.builder.int32_vector, (begin, extents))])
+        for each in ordered
+    )
+    return values, _from_the_other_end(node, from_end, node.shape(x)[last])
 
 
 def _largest(node: Node, x: int, count: int) -> tuple[int, ...]:
@@ -113,8 +120,11 @@ def _largest(node: Node, x: int, count: int) -> tuple[int, ...]:
         return node.emit_many(operation_code(TfliteOperation.TOPK_V2), [x, number], kinds)
     last = len(node.shape(x)) - 1
     values, indices = node.emit_many(Op.TOPK_V2, [reversed_along(node, x, last), number], kinds)  # the last ones
-    from_end = node.filled(_I32, node.shape(x)[last] - 1)
-    return values, node.emit(Op.SUB, [from_end, indices, node.builder.int32(0)])
+    return values, _from_the_other_end(node, indices, node.shape(x)[last])
+
+
+def _from_the_other_end(node: Node, indices: int, extent: int) -> int:
+    return node.emit(Op.SUB, [node.filled(_I32, extent - 1), indices, node.builder.int32(0)])
 
 
 def _count(node: Node) -> int:

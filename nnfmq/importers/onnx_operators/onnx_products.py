@@ -69,14 +69,14 @@ def _scaled_sum(node: Node) -> None:
         raise InvalidArgument(f"operands of the shapes {a.shape} and {b.shape}, {a.dtype}, are not supported")
     adjoint_a, adjoint_b = bool(node.attribute("transA", 0)), bool(node.attribute("transB", 0))
     alpha, beta = node.attribute("alpha", 1.0), node.attribute("beta", 1.0)
-    bias = _vector(node, b.shape[0 if adjoint_b else 1], beta)
+    is_added, has_sum = False, node.given(2) and beta != 0  # as in BLAS, whatever C is, 0 times it is 0
+    bias = _vector(node, b.shape[0 if adjoint_b else 1], beta) if has_sum else None
     if b.array is not None and not adjoint_a and operand_type_of(b.dtype) in _FLOATS:
         matrix = (b.array.T if adjoint_b else b.array) * b.dtype.type(alpha)
         found, is_added = _fully_connected(node, node.operand(0), matrix, bias), bias is not None
     else:
-        found, is_added = _batch_matmul(node, node.operand(0), node.operand(1), adjoint_a, adjoint_b), False
-        found = _scaled(node, found, alpha)
-    if node.given(2) and not is_added:
+        found = _scaled(node, _batch_matmul(node, node.operand(0), node.operand(1), adjoint_a, adjoint_b), alpha)
+    if has_sum and not is_added:
         found = node.emit(Op.ADD, [found, _scaled(node, node.operand(2), beta), node.builder.int32(0)])
     node.result(found, node.shape(found))
 

@@ -181,7 +181,8 @@ def _dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis
     if value.array is not None:
         factors, zeros = _for_channels(value, scale, zero_point, axis)
         wide = np.float32 if value.array.dtype.name in FLOAT_FORMATS else np.int64
-        return Value.of((value.array.astype(wide) - zeros.astype(wide)).astype(np.float32) * factors)
+        found = (value.array.astype(wide) - zeros.astype(wide)).astype(np.float32) * factors.astype(np.float32)
+        return Value.of(found.astype(scale.dtype))
     x = node.operand(value)
     if node.builder[x].type == OperandType.TENSOR_INT32:
         x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32)

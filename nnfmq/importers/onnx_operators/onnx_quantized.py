@@ -152,7 +152,8 @@ def _dynamic(node: Node) -> None:
 def dynamically_quantized(node: Node, x: Value) -> tuple[Value, Value, Value]:
     """Return steps, scale and zero point, as DynamicQuantizeLinear has them, in float.
 
-    As in ONNX Runtime, NaN does not count in the range and becomes 0, and the scale of zeros is 1.
+    As in ONNX Runtime, NaN does not count in the range and becomes 0, the scale of zeros is 1, and the zero point of a
+    range without a lower end is the highest step.
     """
     compose, zero = Composition(node), number(0)
     known = compose("Where", compose("Equal", x, x), x, zero)
@@ -162,7 +163,8 @@ def dynamically_quantized(node: Node, x: Value) -> tuple[Value, Value, Value]:
     )
     found = compose("Div", compose("Sub", highest, lowest), number(_HIGHEST))
     scale = compose("Where", compose("Greater", found, zero), found, number(1))
-    zero_point = _bytes(node, compose("Round", compose("Neg", compose("Div", lowest, scale))))
+    below = _bytes(node, compose("Add", compose("Round", compose("Div", lowest, scale)), number(_HIGHEST)))
+    zero_point = compose("Sub", number(_HIGHEST), below)
     steps = compose("Round", compose("Div", x, scale))
     return _bytes(node, compose("Add", steps, zero_point)), scale, zero_point
 

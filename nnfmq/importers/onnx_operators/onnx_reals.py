@@ -10,7 +10,7 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
-from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
+from nnfmq.hal.tflite_codes import TENSOR_FLOAT64, TENSOR_INT64, TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to, common_shape
 from nnfmq.importers.onnx_values import Node
@@ -20,6 +20,8 @@ __all__ = ["CONVERTERS"]
 _FLOOR_MOD_OF_FLOATS = 28  # the opset from which floats need no fmod
 _BOOL = np.dtype(bool)
 _B8, _F32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_FLOAT32
+_BITS = {_F32: OperandType.TENSOR_INT32, TENSOR_FLOAT64: TENSOR_INT64}
+"""The type of integers whose sign is that of a float's bits."""
 
 
 _FUNCTIONS = {
@@ -67,7 +69,8 @@ def _mod(node: Node) -> None:
         operands = [node.emit(Op.ABS, [operand]) for operand in operands]
     found = node.emit(operation_code(TfliteOperation.FLOOR_MOD), operands)
     if has_sign_of_dividend:
-        is_negative = node.emit(Op.LESS, [dividend, node.filled(computed, 0.0)], _B8)
+        bits = node.emit(operation_code(TfliteOperation.BITCAST), [dividend], _BITS[computed])  # -0 is negative, too
+        is_negative = node.emit(Op.LESS, [bits, node.filled(_BITS[computed], 0)], _B8)
         pair = [node.emit(Op.NEG, [found]), found]
         chosen = [broadcast_to(node, operand, shape) for operand in (is_negative, *pair)]
         found = node.emit(Op.SELECT, chosen, computed)

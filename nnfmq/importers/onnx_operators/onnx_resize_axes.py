@@ -22,6 +22,7 @@ __all__ = [
     "coordinates",
     "fixed_point_matrix",
     "kernel_matrix",
+    "kernel_taps",
     "linear_taps",
     "nearest_indices",
     "resized_axes",
@@ -236,6 +237,20 @@ def kernel_matrix(node: Node, mode: str, axis: ResizedAxis) -> Array:
     rows = np.broadcast_to(np.arange(axis.size)[:, None], nearby.shape)
     np.add.at(matrix, (rows, np.clip(nearby, 0, axis.extent - 1).astype(np.int64)), weights)
     return matrix
+
+
+def kernel_taps(matrix: Array) -> tuple[Array, Array]:
+    """Return the indices and the weights of the neighbours of each output: (outputs, neighbours).
+
+    An output with fewer neighbours than others has its first one several times, with parts of its weight.
+    """
+    is_near = matrix != 0
+    counts = is_near.sum(axis=1)
+    most, first = int(counts.max()), is_near.argmax(axis=1)[:, None]
+    order = np.argsort(~is_near, axis=1, kind="stable")[:, :most]
+    order = np.where(np.arange(most) < counts[:, None], order, first)
+    times = np.where(order == first, 1 + most - counts[:, None], 1)
+    return order, np.take_along_axis(matrix, order, axis=1) / times
 
 
 def fixed_point_matrix(node: Node, mode: str, axis: ResizedAxis, bits: int) -> npt.NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""Resize and Upsample: nearest with GATHER along each axis, linear with its neighbours, all else with matrices.
+"""Resize and Upsample: nearest with GATHER along each axis, all else with weighted neighbours.
 
 Linear resizing of integers adds the weighted neighbours in ONNX Runtime's order, and cuts the fraction off as it does.
 """
@@ -16,7 +16,6 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
-from nnfmq.importers.onnx_operators.onnx_linear_maps import mapped
 from nnfmq.importers.onnx_operators.onnx_movement import pad
 from nnfmq.importers.onnx_operators.onnx_resize_axes import (
     Array,
@@ -26,6 +25,7 @@ from nnfmq.importers.onnx_operators.onnx_resize_axes import (
     coordinates,
     fixed_point_matrix,
     kernel_matrix,
+    kernel_taps,
     linear_taps,
     nearest_indices,
     resized_axes,
@@ -100,7 +100,8 @@ def _extrapolated(node: Node, x: int, position: int, axis: ResizedAxis, found: F
 
 def _interpolated(node: Node, mode: str, axes: list[ResizedAxis]) -> int:
     """Return floats, float16 by way of float32, or integers."""
-    is_plain = not node.attribute("antialias", 0) and not node.attribute("exclude_outside", 0)
+    is_antialiased, excludes_outside = (node.attribute(name, 0) for name in ("antialias", "exclude_outside"))
+    is_plain = not is_antialiased and (mode == "linear" or not excludes_outside)  # of two neighbours one is inside
     dtype = node.value(0).dtype
     if dtype == np.float64:
         raise InvalidArgument("mode 'nearest' alone is supported for float64; Cast to float32 before it")
@@ -112,7 +113,7 @@ def _interpolated(node: Node, mode: str, axes: list[ResizedAxis]) -> int:
     if mode == "linear" and is_plain:
         found = _bilinear(node, x, axes) if _is_bilinear(node, axes) else _linear(node, x, axes)
     else:
-        found = _with_matrices(node, mode, x, axes)
+        found = _weighted(node, mode, x, axes)
     return found if kind == _F32 else node.emit(Op.CAST, [found], kind)
 
 
@@ -124,7 +125,7 @@ def _integers(node: Node, mode: str, axes: list[ResizedAxis], is_plain: bool) ->
             return _in_fixed_point(node, _as(node, x, _I32), axes)
         found = _linear(node, _as(node, x, _F32), axes)
         return node.emit(Op.CAST, [found], _I32)
-    if not is_plain and dtype == np.uint8 and coordinate_mode(node) != "tf_crop_and_resize":
+    if node.attribute("antialias", 0) and dtype == np.uint8 and coordinate_mode(node) != "tf_crop_and_resize":
         return _antialiased(node, mode, _as(node, x, _I32), axes)
     raise InvalidArgument(f"mode {mode!r} is not supported for elements of {dtype.name} with these attributes")
 
@@ -232,16 +233,32 @@ def _in_fixed_point(node: Node, x: int, axes: list[ResizedAxis]) -> int:
     return x
 
 
-def _with_matrices(node: Node, mode: str, x: int, axes: list[ResizedAxis]) -> int:
-    """Multiply by a matrix along each axis; coordinates outside a region become the extrapolation value."""
+def _weighted(node: Node, mode: str, x: int, axes: list[ResizedAxis]) -> int:
+    """Add weighted neighbours along each axis; coordinates outside a region become the extrapolation value."""
     for position, axis in enumerate(axes):
         if not axis.is_unchanged:
-            node.builder.reserve(4 * axis.size * axis.extent)  # before the matrix exists
-            x = mapped(node, x, position, kernel_matrix(node, mode, axis))
+            node.builder.reserve(8 * axis.size * axis.extent)  # before the weights exist
+            x = _sum_of_neighbours(node, x, position, *kernel_taps(kernel_matrix(node, mode, axis)))
     for position, axis in enumerate(axes):
         if not axis.is_unchanged:
             x = _extrapolated(node, x, position, axis, coordinates(node, axis))
     return x
+
+
+def _sum_of_neighbours(node: Node, x: int, position: int, indices: Array, weights: Array) -> int:
+    """Return the sums of the elements with these indices along an axis, times weights; both (outputs, neighbours).
+
+    An infinite element reaches only the results that it is a neighbour of, which a product of matrices does not keep.
+    """
+    shape, (outputs, count) = node.shape(x), weights.shape
+    flat = (math.prod(shape[:position]), shape[position], math.prod(shape[position + 1 :]))
+    near = node.emit(
+        Op.GATHER, [node.reshaped(x, flat), node.builder.int32(1), node.add_constant(indices.astype(np.int32))]
+    )
+    factors = node.add_constant(weights.astype(np.float32).reshape(1, outputs, count, 1))
+    terms = node.emit(Op.MUL, [near, factors, node.builder.int32(0)])
+    total = node.emit(Op.REDUCE_SUM, [terms, node.builder.int32_vector([2]), node.builder.boolean(False)])
+    return node.reshaped(total, (*shape[:position], outputs, *shape[position + 1 :]))
 
 
 def _antialiased(node: Node, mode: str, x: int, axes: list[ResizedAxis]) -> int:

@@ -1,9 +1,15 @@
-"""ConvTranspose: TRANSPOSE_CONV_2D; with groups or dilations, a convolution of the image with zeros between pixels."""
+"""ConvTranspose: TRANSPOSE_CONV_2D; with groups or dilations, a convolution of the image with zeros between pixels.
+
+Weights that may be infinite are multiplied one by one: 0 times infinity is no number.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
@@ -25,6 +31,9 @@ from nnfmq.importers.onnx_values import Node, Value
 
 __all__ = ["CONVERTERS", "transposed_convolution"]
 
+_MAX_TAPS = 64
+_FLOAT, _HALF = 1, 10  # the numbers of ONNX's element types
+
 
 def _conv_transpose(node: Node) -> None:
     image, rank = image_of(node, node.operand(0))
@@ -39,7 +48,9 @@ def _conv_transpose(node: Node) -> None:
     if groups > 1 or window.dilations != (1, 1) or min(window.begin) < 0:
         x = Value(node.shape(image), node.value(0).dtype, image)
         four = Composition(node).reshape(weights, *filter_shape(weights.shape, rank))
-        found = transposed_convolution(node, x, four, node.value(2) if node.given(2) else None, window, groups)
+        is_finite = weights.array is not None and bool(np.isfinite(weights.array).all())
+        convert = transposed_convolution if is_finite else _by_tap
+        found = convert(node, x, four, node.value(2) if node.given(2) else None, window, groups)
         return finish_image(node, node.operand(found), rank)
     filter = filter_of(node, weights, filter_shape(weights.shape, rank), (1, 2, 3, 0))
     arguments = [image, filter, bias_of(node, weights.shape[1]), *window.hal_arguments(node)]
@@ -83,13 +94,12 @@ def _fit(window: Window, sizes: Sequence[int], extra: Sequence[int], wanted: Seq
 def transposed_convolution(
     node: Node, x: Value, weights: Value, bias: Value | None, window: Window, groups: int
 ) -> Value:
-    """Return the convolution of an image with zeros between its pixels; `weights` (inputs, outputs, height, width)."""
+    """Return the convolution of an image with zeros between its pixels; `weights` (inputs, outputs, height, width).
+
+    The weights must be finite: products with the zeros are 0 then.
+    """
     compose = Composition(node)
-    batch, channels, height, width = x.shape
-    down, across = window.strides
-    stuffed = node.reshaped(node.operand(x), (batch * channels * height, 1, width, 1))
-    stuffed = pad(node, stuffed, [0] * 4, [0, down - 1, 0, across - 1], 0.0)
-    stuffed = node.reshaped(stuffed, (batch, channels, height * down, width * across))
+    stuffed = _with_zeros_between(node, x, window)
     begin = [window.effective(axis) - 1 - window.begin[axis] for axis in (0, 1)]
     end = [window.effective(axis) - window.end[axis] - window.strides[axis] for axis in (0, 1)]
     stuffed = pad(node, stuffed, [0, 0, *begin], [0, 0, *end], 0.0)
@@ -99,6 +109,53 @@ def transposed_convolution(
     inner = Node(node.name, "Conv", node.opset, node.builder, list(inputs), ["y"], attributes)
     onnx_convolution.CONVERTERS["Conv"](inner)
     return inner.results[0]
+
+
+def _with_zeros_between(node: Node, x: Value, window: Window) -> int:
+    """Return an image with strides - 1 zeros after each of its pixels."""
+    (batch, channels, height, width), (down, across) = x.shape, window.strides
+    stuffed = node.reshaped(node.operand(x), (batch * channels * height, 1, width, 1))
+    stuffed = pad(node, stuffed, [0] * 4, [0, down - 1, 0, across - 1], 0.0)
+    return node.reshaped(stuffed, (batch, channels, height * down, width * across))
+
+
+def _by_tap(node: Node, x: Value, weights: Value, bias: Value | None, window: Window, groups: int) -> Value:
+    """Return the sum of the products with each weight of the kernel, which may be infinite, at their places."""
+    compose, dtype, (inputs, outputs, *kernel) = Composition(node), x.dtype, weights.shape
+    count = math.prod(kernel)
+    if count > _MAX_TAPS:
+        raise InvalidArgument(f"a kernel of {count} weights, in groups or dilated, is supported if they are finite")
+    x, weights = (compose("Cast", value, to=_FLOAT) for value in (x, weights))
+    flat = compose.reshape(weights, groups, inputs // groups, outputs, count)
+    total: Value | None = None
+    for tap, at in enumerate(itertools.product(*map(range, kernel))):
+        ordered = compose.transpose(compose.part(flat, 3, tap, tap + 1), 0, 2, 1, 3)
+        filter = compose.reshape(ordered, groups * outputs, inputs // groups, 1, 1)
+        product = compose("Conv", x, filter, group=groups)
+        placed = _placed(node, product, window, at)
+        if placed is not None:
+            total = placed if total is None else compose("Add", total, placed)
+    if total is None:
+        raise InvalidArgument("no weight of the kernel reaches the result")
+    if bias is not None:
+        added = compose.reshape(compose("Cast", bias, to=_FLOAT), groups * outputs, 1, 1)
+        total = compose("Add", total, added)
+    return compose("Cast", total, to=_HALF) if dtype == np.float16 else total
+
+
+def _placed(node: Node, product: Value, window: Window, at: Sequence[int]) -> Value | None:
+    """Return the products with one weight where they are in the result, and zeros elsewhere; None if they are not."""
+    begin, end = [], []
+    for axis, place in enumerate(at):
+        size, stride = product.shape[2 + axis], window.strides[axis]
+        first = place * window.dilations[axis] - window.begin[axis]
+        result = (size - 1) * stride + window.effective(axis) - window.begin[axis] - window.end[axis]
+        if first >= result or first + size * stride <= 0:
+            return None
+        begin.append(first)
+        end.append(result - size * stride - first)
+    found = pad(node, _with_zeros_between(node, product, window), [0, 0, *begin], [0, 0, *end], 0.0)
+    return Value(node.shape(found), product.dtype, found)
 
 
 def _flipped(compose: Composition, weights: Value, groups: int) -> Value:

@@ -165,6 +165,11 @@ _SELECTIONS = [
     _case("Det", _real(3, 3), opset=22),
     _case("STFT", _real(1, 32, 1), np.array(8), None, np.array(16), c=(1, 3), opset=17),
     _case("STFT", _real(2, 20, 1), np.array(5), _real(10), c=(1,), opset=17, onesided=0),
+    *(_case(name, np.array(size), c=(0,), periodic=periodic) for size in (8, 9) for periodic in (0, 1)
+      for name in ("BlackmanWindow", "HammingWindow", "HannWindow")),
+    *(_case("AffineGrid", _real(2, len(size), len(size) + 1), _ints(2, 1, *size), c=(1,), opset=20, align_corners=flag)
+      for size in ((3, 4), (2, 3, 4)) for flag in (0, 1)),
+    *(_case("Shrink", 3 * _real(2, 7), opset=opset, bias=0.3, lambd=1.2) for opset in (9, 18)),
     _case("TensorScatter", _real(2, 1, 4, 5), _real(2, 1, 2, 5), _ints(1, 2), opset=24),
     _case("TensorScatter", _real(2, 1, 4, 5), _real(2, 1, 2, 5), _ints(1, 3), c=(2,), opset=24, mode="circular"),
     _case("TensorScatter", _real(3, 4, 5), _real(3, 2, 5), opset=24, axis=1),
