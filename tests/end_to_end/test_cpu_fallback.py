@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, Process, until
+from support.drivers import LIMIT_S, Daemon, Process, running_daemon, short_folder, until
 from support.failing_device import DEVICE, DIE, EXHAUST, FAIL, MISS, failing_driver, four
 from support.forking import fork
 from support.models import add_model, pool_bytes, request_for
@@ -32,9 +32,10 @@ Execute = Callable[[nnfmq.PreparedModel, Any], float]
 
 
 class Cpu:
-    """The CPU device: one of an embedded driver that starts when it is first needed."""
+    """The CPU device: one of a driver that is connected when it is first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: Daemon) -> None:
+        self.driver = driver
         self.client: nnfmq.Client | None = None
         self.openings = 0
         self.error: nnfmq.NnfmqError | None = None
@@ -45,7 +46,7 @@ class Cpu:
             raise self.error
         if self.client is None or not self.client.connection.is_open:
             self.close()
-            self.client = nnfmq.connect(embedded=True, timeout=LIMIT_S)
+            self.client = self.driver.connect()
         return self.client.device("reference")
 
     def close(self) -> None:
@@ -65,9 +66,15 @@ def client(driver: Daemon) -> Iterator[nnfmq.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def cpu_driver() -> Iterator[Daemon]:
+    with short_folder() as folder, running_daemon(folder / "cpu.sock") as daemon:
+        yield daemon
+
+
 @pytest.fixture
-def cpu() -> Iterator[Cpu]:
-    cpu = Cpu()
+def cpu(cpu_driver: Daemon) -> Iterator[Cpu]:
+    cpu = Cpu(cpu_driver)
     yield cpu
     until(lambda: not any(t.name == "nnfmq-cpu" for t in threading.enumerate()), "no preparation goes on")
     cpu.close()
@@ -612,7 +619,7 @@ def test_PART_6_the_log_says_once_for_each_model_that_the_cpu_executes(
 def test_PART_6_the_cpu_s_driver_may_die_too(model: nnfmq.PreparedModel, cpu: Cpu) -> None:
     assert synchronously(model, four(FAIL)) == FAIL + 1
     assert cpu.client is not None
-    with Process(cpu.client.driver_pid) as process:
+    with Process(cpu.client.worker_pid) as process:
         process.kill()
         process.wait_for_end()
     until(lambda: cpu.client is not None and not cpu.client.connection.is_open, "the client knows")

@@ -35,8 +35,9 @@ OF_ONE_DEVICE = ("[NN_LR_PIO]write", "[NN_LR_PR]read", "[NN_LR_PE]execute", "[NN
 """Slices of the layer LR within a step."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def drivers() -> Iterator[list[Daemon]]:
+    """Return three drivers for all tests here, which kill at most the workers of their clients."""
     with ExitStack() as stack:
         folder = stack.enter_context(short_folder())
         yield [stack.enter_context(running_daemon(folder / f"{name}.sock")) for name in "abc"]

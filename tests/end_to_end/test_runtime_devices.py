@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.absent_packages import WITHOUT_LLVMLITE
-from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, until
+from support.drivers import LIMIT_S, Daemon, InThread, Process, one, opened, running_daemon, short_folder, until
 from support.forking import fork
 from support.models import add_model, null_model
 
@@ -48,20 +48,32 @@ def with_devices(folder: Path, *names: str, exec_time: float = 1.0) -> dict[str,
     return {"NNFMQ_DEVICES": str(path)}
 
 
-@pytest.fixture
-def two(folder: Path) -> Iterator[tuple[Daemon, Daemon]]:
-    """Two drivers in the runtime directory: `nnfmq` with the devices a and b, `gpu` with a and c."""
+@pytest.fixture(scope="module")
+def _two() -> Iterator[tuple[Daemon, Daemon]]:
     with (
-        running_daemon(sockets(folder) / "gpu.sock", environment=with_devices(folder, "a", "c")) as gpu,
-        running_daemon(sockets(folder) / "nnfmq.sock", environment=with_devices(folder, "a", "b")) as first,
+        short_folder() as made,
+        running_daemon(made / "gpu.sock", environment=with_devices(made, "a", "c")) as gpu,
+        running_daemon(made / "nnfmq.sock", environment=with_devices(made, "a", "b")) as first,
     ):
         yield first, gpu
 
 
+@pytest.fixture
+def two(_two: tuple[Daemon, Daemon], folder: Path) -> tuple[Daemon, Daemon]:
+    """Two drivers in the runtime directory: `nnfmq` with the devices a and b, `gpu` with a and c.
+
+    They run for all tests here, which kill at most the processes that serve their clients.
+    """
+    for driver in _two:
+        until(lambda driver=driver: not driver.process.children(), "the clients of the test before are gone")
+        (sockets(folder) / driver.path.name).symlink_to(driver.path)
+    return _two
+
+
 def kill_workers(daemon: Daemon) -> None:
     """Kill the processes that serve the clients of a driver."""
-    for pid in daemon.process.children():
-        with Process(pid) as worker:
+    for worker in opened(daemon.process.children()):
+        with worker:
             worker.kill()
             worker.wait_for_end()
 
@@ -189,8 +201,8 @@ def bad_driver(path: Path, kind: str) -> Iterator[None]:
     if kind != "stale":
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
-    for opened in (listener, *peers):
-        opened.close()
+    for peer in (listener, *peers):
+        peer.close()
     path.unlink()
 
 
