@@ -46,7 +46,9 @@ def read_audio(
         raise InvalidArgument(f"a recording needs an input of known size; input {info.name!r} is {info.shape}")
     samples = _samples(path, rate)
     begin = 0 if start is None else round(start * rate)
-    if not 0 <= begin <= len(samples) or (start is None and len(samples) > count):
+    if not 0 <= begin <= len(samples):
+        raise InvalidArgument(f"start {start:g}: {path} has {len(samples) / rate:g} s")
+    if start is None and len(samples) > count:
         seconds = f"{len(samples) / rate:g} s; input {info.name!r} takes {count / rate:g} s"
         raise InvalidArgument(f"{path} has {seconds}: choose a part, as with `start` of nnfmq.read_audio")
     found = samples[begin : begin + count]

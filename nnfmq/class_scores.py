@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import counted
 from nnfmq.hal.tensor_info import TensorInfo
 
 __all__ = ["ClassScore", "read_labels", "top_classes"]
@@ -52,12 +53,18 @@ def top_classes(
         model: The model, whose first output this is; its scale and zero point make quantized scores real numbers, and
             its metadata has labels, if `labels` are not given.
         labels: The labels, or the path of a file with one in each line.
-        count: How many classes.
+        count: How many classes, at least 1.
 
     Raises:
-        InvalidArgument: If these are no scores, or the number of labels is another one.
+        InvalidArgument: If these are no scores, `count` is less than 1, or the number of labels is another one.
         OSError: If the file of labels cannot be read.
     """
+    if not isinstance(scores, np.ndarray):
+        raise InvalidArgument(
+            f"class scores are an array, not of the type {type(scores).__name__}: give one output, such as `outputs[0]`"
+        )
+    if count < 1:
+        raise InvalidArgument(f"count {count}: at least 1 class is returned")
     if not scores.ndim or scores.size != scores.shape[-1]:
         raise InvalidArgument(f"class scores are along one dimension; these have the shape {scores.shape}")
     if model is not None and not hasattr(model, "outputs"):
@@ -67,7 +74,8 @@ def top_classes(
     if texts is None and model is not None:
         texts = metadata_labels(model, 0)
     if texts is not None and len(texts) != scores.size:
-        raise InvalidArgument(f"there are {len(texts)} labels; the model has {scores.size} classes")
+        verb = "is" if len(texts) == 1 else "are"
+        raise InvalidArgument(f"there {verb} {counted(len(texts), 'label')}; the model has {scores.size} classes")
     real = real_values(scores, info).reshape(-1)
     best = (-real.astype("float64")).argsort(kind="stable")[:count]
     return [ClassScore(int(index), float(real[index]), "" if texts is None else texts[index]) for index in best]

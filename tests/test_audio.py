@@ -61,7 +61,7 @@ def test_a_part_of_a_long_file_is_chosen_by_its_start(tmp_path: Path) -> None:
         nnfmq.read_audio(path, INPUT)
     assert nnfmq.read_audio(path, INPUT, start=0).tolist() == [[0, 1 / 8, 2 / 8, 3 / 8]]
     assert nnfmq.read_audio(path, INPUT, start=6 / 16_000).tolist() == [[6 / 8, 7 / 8, 0, 0]]
-    with pytest.raises(InvalidArgument, match="choose a part, as with `start`"):
+    with pytest.raises(InvalidArgument, match=r"start 1: .*a\.wav has 0\.0005 s"):
         nnfmq.read_audio(path, INPUT, start=1)
 
 

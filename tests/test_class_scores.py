@@ -59,3 +59,15 @@ def test_digits_are_classified_as_by_the_command() -> None:
     with nnfmq.connect(embedded=True) as client, client.prepare(nnfmq.example_path("digits.tflite")) as model:
         found = [nnfmq.top_classes(model(image)[0], model, count=1)[0].class_id for image in images]
     assert found == labels.tolist()
+
+
+@pytest.mark.parametrize("scores", [(np.ones(4, np.float32),), [0.5, 0.5]], ids=["outputs", "list"])
+def test_what_is_no_array_is_rejected_with_what_to_give(scores: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"not of the type (tuple|list): give one output, such as `outputs\[0\]`"):
+        nnfmq.top_classes(scores)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_at_least_one_class_is_returned(count: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"count {count}: at least 1"):
+        nnfmq.top_classes(np.ones(4, np.float32), count=count)
