@@ -32,7 +32,10 @@ from nnfmq.observe.process_usage import descendants
 
 Report = dict[str, Any]
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "performance"
+END = "<!-- end of results -->"  # of a page that a tool rewrites
 REPORTED_PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+CLIENT_WINDOW = "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW"
+SERVER_WINDOW = "NNFMQ_BURST_SERVER_POLLING_WINDOW"
 _PR_SET_CHILD_SUBREAPER = 36
 _END_S = 10.0
 
@@ -144,6 +147,16 @@ def call_in_child(
 def _send_result(connection: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     connection.send(function(*arguments))
     connection.close()
+
+
+def stop_tracker() -> None:
+    """Stop the process that multiprocess starts beside the first child and keeps until this one exits.
+
+    It would count among the descendants, and share pages with the processes whose memory is measured.
+    """
+    from multiprocess import resource_tracker
+
+    resource_tracker._resource_tracker._stop()
 
 
 def set_time_limit(seconds: int) -> None:
@@ -290,17 +303,20 @@ def run(
     measure: Callable[[argparse.Namespace, Path], Report],
     tables: Callable[[Report], Tables],
     name: str,
+    draw: Callable[[Report, Path], object] = lambda report, folder: None,
 ) -> int:
     """Measure, print and write; return the exit status.
 
     0: measured; 1: failed, or --check-targets or --require-all found something; 130: interrupted. `measure` gets a
     folder, which is removed when all processes have ended, also after Ctrl-C. `name` is the program's, for errors.
+    `draw` adds plots to the folder of --results.
     """
     try:
         report = _earlier(options.report) if options.report else _measured(options, measure)
         made = tables(report)
         if options.results:
-            write_tables(options.results, name, report, made)
+            write_tables(options.results, name.removesuffix("_bench"), report, made)
+            draw(report, options.results)
     except (BenchmarkFailed, NnfmqError, OSError, ValueError, KeyError) as error:
         text = f"{type(error).__name__}: {error}" if isinstance(error, ValueError | KeyError) else error
         print(f"{name}: error: {text}", file=sys.stderr)
@@ -317,7 +333,9 @@ def run(
 
 
 def _earlier(path: Path) -> Report:
-    report: Report = json.loads(path.read_text(encoding="utf-8"))
+    report = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(report, dict) or not {"conditions", "missed"} <= report.keys():
+        raise ValueError(f"{path} is not a report of a benchmark")
     return report
 
 
@@ -336,7 +354,7 @@ def print_tables(report: Report, tables: Tables, no_color: bool) -> None:
     """Print tables, conditions, and what was missed or not compared."""
     from nnfmq.cli.console import console, table
 
-    screen = console(no_color, at_least=120)
+    screen = console(no_color, at_least=150)
     for made in tables.values():
         screen.print(made.title, style="bold")
         rows = table(*made.headings)
@@ -360,6 +378,26 @@ def write_tables(folder: Path, name: str, report: Report, tables: Tables) -> Non
             writer.writerows(made.rows)
     kept = {key: report[key] for key in ("conditions", "missed", "not_compared") if key in report}
     (folder / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
+def replaced(page: str, text: str, begin_marker: str) -> str:
+    """Return the page with `text` between its markers, of which the second one is `END`.
+
+    Raises:
+        ValueError: If the page has no markers.
+    """
+    before, begin, rest = page.partition(begin_marker)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {begin_marker} … {END}")
+    return f"{before}{begin_marker}\n\n{text.strip()}\n\n{END}{after}"
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown; a heading that begins with `>` is a column of numbers, aligned right."""
+    names = " | ".join(heading.lstrip(">") for heading in headings)
+    rules = "|".join("---:" if heading.startswith(">") else "---" for heading in headings)
+    return "\n".join([f"| {names} |", f"|{rules}|", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
 @contextmanager

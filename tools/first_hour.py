@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from model_bench_page import replaced
-from model_bench_page import table as markdown_table
+from bench_support import markdown_table, replaced
 from rich.console import Console
 from rich.table import Table
 

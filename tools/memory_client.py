@@ -1,15 +1,12 @@
-"""A client process of memory_bench.py: execute a model with one runtime, then wait until its memory was measured.
+"""A client process of `driver_bench.py memory`: execute a model, then wait until its memory was measured.
 
     python memory_client.py nnfmq MODEL EXECUTIONS SOCKET
     python memory_client.py litert MODEL EXECUTIONS
-    python memory_client.py arena MODEL
 
 `nnfmq` uses the device `compiled` over a burst, `litert` LiteRT with its default delegate and one thread, with the
 model's path. Both import NumPy and their runtime, nothing else. The process prints a JSON object when all executions
 are done. For each line on stdin it executes once more and prints another object, so that the memory that an execution
 uses is present when it is measured. It exits when stdin is closed.
-
-`arena` prints the bytes that one execution of the model uses between its inputs and its outputs.
 """
 
 from __future__ import annotations
@@ -28,9 +25,6 @@ _CONNECT_S = 60.0  # all clients connect at once
 
 def main(words: Sequence[str]) -> None:
     """Run the client."""
-    if words[0] == "arena":
-        _print({"arena_bytes": arena_bytes(words[1])})
-        return
     with ExitStack() as stack:
         execute, details = START[words[0]](stack, words[1], *words[3:])
         for _ in range(int(words[2])):
@@ -77,16 +71,6 @@ def _start_litert(_: ExitStack, model: str) -> tuple[Execute, dict[str, Any]]:
 
 
 START: dict[str, Callable[..., tuple[Execute, dict[str, Any]]]] = {"nnfmq": _start_nnfmq, "litert": _start_litert}
-
-
-def arena_bytes(model: str) -> int:
-    """Return the size of the arenas of a model's program on the device `compiled`."""
-    import nnfmq
-    from nnfmq.engines.compiled.partition import prepare
-
-    program = prepare(nnfmq.load(model).model)
-    plans = [plan for step in program.steps if (plan := getattr(step.function, "plan", None)) is not None]
-    return sum(plan.arena_bytes for plan in plans)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,220 @@
-"""The runners of model_bench.py: each loads a model once in its own process, then runs trials on request.
+"""The runners of model_bench.py, each in a process of its own, and the trials of all of them, interleaved.
 
-If a runtime has several API variants, all are tried before the first trial and the fastest is used; the report has its
-name. A runner is pinned to its CPUs before it creates threads, which decides their number.
+A runner loads a model once, then runs trials on request. If a runtime has several API variants, all are tried before
+first trial and the fastest is used; the report has its name. A runner is pinned to its CPUs before it creates
+threads, which decides their number.
+
+One runner computes, the processes of all others sleep. The runtimes' threads poll for some time after a run, and would
+compete with the next runner: so a trial begins only when no runner's process has used the CPU in two consecutive polls.
+A round is several trials of each runner, so that a period in which the machine is slower affects all of them, and the
+order is rotated. A baseline that is not installed is reported as missing.
+
+The runner `nnfmq shared memory` is the least that two processes can do: the engine runs in a process of its own, with
+its inputs and outputs in memory that both processes map. Each side polls a counter of the other's in Python; there is
+no queue, no packet and no driver. So its time above that of the engine in process is what it costs to move the arrays
+between the caches of two CPUs, and a burst's time above this runner's is what the burst itself costs. The stores are
+ordered as x86-64 orders them; elsewhere results may be wrong.
 """
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from bench_processes import set_time_limit
-from latency_client import CLIENT_WINDOW, SERVER_WINDOW
-from model_bench_jobs import Ready, RunnerJob, inputs_for, load_source
-from model_bench_shared import shared_memory
+from bench_support import (
+    CLIENT_WINDOW,
+    REPORTED_PERCENTILES,
+    SERVER_WINDOW,
+    receive_result,
+    set_time_limit,
+    started_processes,
+)
+from generated_models import GeneratedModel
 
+import nnfmq
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.program_kind import require_machine_code
+from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionPreference
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
+from nnfmq.measure.load_measurement import rotated
 from nnfmq.measure.peers import PEERS, PeerJob, opened_peer
-from nnfmq.measure.steps import Runner, fastest_variant, make_step, states_of, timed
+from nnfmq.measure.percentiles import percentile
+from nnfmq.measure.process_memory import wait_until_idle
+from nnfmq.measure.steps import Array, Runner, fastest_variant, make_step, random_input, states_of, timed
+
+if TYPE_CHECKING:
+    pass
+
+
+# ---- what runners are given and return
+
+
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerJob:
+    """One runner; sent to its process. It computes on `cpus`, one thread per CPU."""
+
+    kind: str
+    source: Path | GeneratedModel
+    cpus: tuple[int, ...]
+    client_cpus: tuple[int, ...] = ()
+    window_us: int | None = None  # None: the default window
+    connect: str = "embedded"
+    limit_s: int = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A request to a runner: `count` steps that are timed, after `warm_up` steps that are not."""
+
+    count: int
+    warm_up: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The first message of a runner: its processes, its details, and the outputs of its first step."""
+
+    pids: tuple[int, ...]
+    details: dict[str, Any]
+    outputs: list[Array]
+
+
+def load_source(source: Path | GeneratedModel) -> Any:
+    """Return the generated model itself, or the loaded file."""
+    return source if isinstance(source, GeneratedModel) else nnfmq.load(source)
+
+
+def inputs_for(infos: Sequence[TensorInfo]) -> list[Array]:
+    """Return random arrays, the same for every runner."""
+    random = np.random.default_rng(_SEED)
+    return [random_input(info, random) for info in infos]
+
+
+# ---- the runner `nnfmq shared memory`
+
+
+_LINE = 128  # bytes between values that two CPUs write
+_POLLING_NS = 100_000_000  # after a request; then the engine's process sleeps, so that it is idle during other trials
+_POLLS = 1000  # between two looks at the clock
+_IDLE_S = 0.01
+_END = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedArrays:
+    """Counters of requests and results, and the model's inputs and outputs, states included, in shared memory."""
+
+    requests: memoryview
+    results: memoryview
+    inputs: list[Array]
+    outputs: list[Array]
+
+    @classmethod
+    def for_arrays(cls, inputs: Sequence[Array], outputs: Sequence[Array]) -> _SharedArrays:
+        arrays = [*inputs, *outputs]
+        sizes = [-(-array.nbytes // _LINE) * _LINE for array in arrays]
+        memory = mmap.mmap(-1, 2 * _LINE + sum(sizes))
+        offsets = np.cumsum([2 * _LINE, *sizes])
+        views = [
+            np.frombuffer(memory, array.dtype, array.size, int(offset)).reshape(array.shape)
+            for array, offset in zip(arrays, offsets, strict=False)
+        ]
+        words = memoryview(memory).cast("q")
+        return cls(words[:1], words[_LINE // 8 : _LINE // 8 + 1], views[: len(inputs)], views[len(inputs) :])
+
+
+@contextmanager
+def shared_memory(job: RunnerJob) -> Iterator[Runner]:
+    """The engine in another process; its arrays are in shared memory."""
+    model = load_source(job.source)
+    inputs, states = inputs_for(model.inputs), states_of(model)
+    outputs = [*(np.zeros(i.shape, i.dtype) for i in model.outputs), *map(np.zeros_like, states)]
+    shared = _SharedArrays.for_arrays([*inputs, *states], outputs)
+    child = os.fork()
+    if not child:
+        _compute(job, model, shared)
+    try:
+        _wait_for_engine(shared, child, job.limit_s)
+        step = make_step(len(inputs), shared.inputs, shared.outputs, lambda: _request(shared))
+        for buffer, state in zip(shared.inputs[len(inputs) :], states, strict=True):
+            buffer[...] = state
+        yield Runner({"in place": step}, (child,), {"threads": len(job.cpus)})
+    finally:
+        shared.requests[0] = _END
+        os.waitpid(child, 0)
+
+
+def _wait_for_engine(shared: _SharedArrays, child: int, limit_s: int) -> None:
+    """Wait until the engine has computed once.
+
+    Raises:
+        BenchmarkFailed: If it does not within `limit_s`, or its process ends.
+    """
+    deadline = time.monotonic() + limit_s
+    shared.requests[0] = 1
+    while shared.results[0] != 1:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) or time.monotonic() > deadline:
+            raise BenchmarkFailed("the engine's process has ended, or is too slow")
+        time.sleep(_IDLE_S)
+
+
+def _request(shared: _SharedArrays) -> None:
+    requests, results = shared.requests, shared.results
+    number = requests[0] + 1
+    requests[0] = number
+    while results[0] != number:
+        pass
+
+
+def _compute(job: RunnerJob, model: Any, shared: _SharedArrays) -> None:
+    """Execute the model for each request until the parent ends. Does not return."""
+    from nnfmq.engines.compiled.partition import prepare
+
+    parent, status = os.getppid(), 1
+    try:
+        cpu_pinning.pin_to(0, job.cpus)
+        execution = prepare(model.model).bind(shared.inputs, shared.outputs)
+        seen = 0
+        with np.errstate(all="ignore"):
+            while (seen := _next_request(shared.requests, seen, parent)) != _END:
+                execution.run()
+                shared.results[0] = seen
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _next_request(requests: memoryview, seen: int, parent: int) -> int:
+    """Return the number of the next request, or _END if the parent has ended."""
+    polling_until = time.monotonic_ns() + _POLLING_NS
+    while True:
+        for _ in range(_POLLS):
+            if requests[0] != seen:
+                return requests[0]
+        if os.getppid() != parent:
+            return _END
+        if time.monotonic_ns() > polling_until:
+            time.sleep(_IDLE_S)
+
+
+# ---- runners
+
 
 SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # machine code, without a baseline program that runs first
 
@@ -131,3 +317,87 @@ RUNNERS: dict[str, Callable[[RunnerJob], Any]] = {
     "nnfmq shared memory": shared_memory,
     **{name: partial(_peer, name) for name in PEERS},
 }
+
+
+# ---- interleaved trials
+
+
+T = TypeVar("T")
+Samples = list[list[int]]
+"""Times in ns, by trial or by round."""
+TRIALS_PER_ROUND = 5  # of each runner
+
+
+@dataclass(slots=True)
+class Measurements:
+    """Times in ns by runner and trial; details and first outputs by runner; the reason for each missing runner."""
+
+    samples: dict[str, Samples] = field(default_factory=dict)
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return the metrics of all executions of each runner, in µs."""
+        return {name: metrics_of(trials) for name, trials in self.samples.items()}
+
+    def metrics_by_round(self) -> list[dict[str, dict[str, float]]]:
+        """Return the metrics of each runner in each round, in µs."""
+        rounds = {name: _by_round(trials) for name, trials in self.samples.items()}
+        count = min(map(len, rounds.values()), default=0)
+        return [{name: metrics_of([each[number]]) for name, each in rounds.items()} for number in range(count)]
+
+    def differences_us(self, first: str, second: str) -> list[float]:
+        """Return p50 of one runner's trials minus p50 of another's, in pairs that are adjacent in time."""
+        pairs = zip(self.samples[first], self.samples[second], strict=True)
+        return [(percentile(sorted(a), 50) - percentile(sorted(b), 50)) / 1000 for a, b in pairs]
+
+
+def batched(values: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return `values` in consecutive parts of `size`; the last may be shorter."""
+    return [values[first : first + size] for first in range(0, len(values), size)]
+
+
+def _by_round(trials: Samples) -> Samples:
+    return [[*itertools.chain(*batch)] for batch in batched(trials, TRIALS_PER_ROUND)]
+
+
+def metrics_of(samples: Samples) -> dict[str, float]:
+    """Return the percentiles of all times together, in µs."""
+    ordered = sorted(itertools.chain(*samples))
+    return {name: percentile(ordered, percent) / 1000 for name, percent in REPORTED_PERCENTILES.items()}
+
+
+def run_interleaved(
+    jobs: Mapping[str, RunnerJob], trials: Mapping[str, Trial] | Trial, rounds: int, advance: Callable[[str], object]
+) -> Measurements:
+    """Run `rounds` rounds of TRIALS_PER_ROUND trials of all runners.
+
+    Raises:
+        BenchmarkFailed: If a runner fails, or does not become idle.
+    """
+    measured, present = Measurements(), {}
+    with ExitStack() as stack:
+        for name, job in jobs.items():  # one after the other, because preparing occupies a CPU and its time is reported
+            (connection,) = stack.enter_context(started_processes([(child_main, (job,))], duplex=True))
+            try:
+                present[name] = connection, receive_result(connection, job.limit_s)
+            except RunnerUnavailable as reason:
+                measured.missing[name] = str(reason)
+        pids = [pid for _, ready in present.values() for pid in ready.pids]
+        for name, (_, ready) in present.items():
+            measured.outputs[name], measured.samples[name] = ready.outputs, []
+        for number in range(rounds * TRIALS_PER_ROUND):
+            for name in rotated(list(jobs), number):
+                advance(name)
+                if name in present:
+                    trial = trials if isinstance(trials, Trial) else trials[name]
+                    wait_until_idle(pids)
+                    times, measured.details[name] = _run_trial(present[name][0], trial, jobs[name].limit_s)
+                    measured.samples[name].append(times)
+    return measured
+
+
+def _run_trial(connection: Connection, trial: Trial, limit_s: int) -> Any:
+    connection.send(trial)
+    return receive_result(connection, limit_s)

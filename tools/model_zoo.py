@@ -43,7 +43,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from bench_support import call_in_child
+from bench_support import call_in_child, markdown_table, replaced
 from rich.console import Console
 from rich.table import Table
 
@@ -405,7 +405,7 @@ def _timed(ours_once: Callable[[], object], theirs_once: Callable[[], object]) -
 
 FLOAT_LIMIT = 1e-5
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "model-zoo.md"
-_BEGIN, _END = "<!-- results: written by tools/model_zoo.py -->", "<!-- end of results -->"
+_BEGIN = "<!-- results: written by tools/model_zoo.py -->"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -512,12 +512,10 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
 
 def write_page(results: Sequence[dict[str, Any]]) -> None:
     """Replace the results in the page of the documentation."""
-    lines = [f"* {sentence}" for sentence in _sentences(results)]
-    lines += ["", "| " + " | ".join(_HEADINGS) + " |", "|---" * len(_HEADINGS) + "|"]
-    for result in results:
-        lines.append("| " + " | ".join(cell.replace("|", "\\|")[:240] for cell in _cells(result)) + " |")
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
-    PAGE.write_text("\n".join([before + _BEGIN, "", *lines, "", _END + rest.partition(_END)[2]]), encoding="utf-8")
+    rows = [[cell.replace("|", "\\|")[:240] for cell in _cells(result)] for result in results]
+    sentences = "\n".join(f"* {sentence}" for sentence in _sentences(results))
+    text = f"{sentences}\n\n{markdown_table(_HEADINGS, rows)}"
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), text, _BEGIN), encoding="utf-8")
 
 
 def _sentences(results: Sequence[dict[str, Any]]) -> list[str]:

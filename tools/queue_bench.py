@@ -6,6 +6,9 @@ row asks for. A baseline that is not installed is reported as missing. The machi
     python tools/queue_bench.py                        # some minutes
     python tools/queue_bench.py --rows round-trip,one-cpu --json
     python tools/queue_bench.py --quick --html bench.html
+
+A metric of a candidate is the median over its rounds: of each round's p50, p99 and p99.9 of all round trips, in µs, or
+of another value that a round measures.
 """
 
 from __future__ import annotations
@@ -13,112 +16,260 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import statistics
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from bench_processes import receive_result, started_processes
-from bench_program import positive
-from bench_targets import allowed_text, format_metric, outcome_text
-from queue_bench_candidates import child_main
-from queue_bench_cases import ROWS, SLOWER, Row, report_row
-from queue_bench_html import page
-from queue_bench_server import DEFAULT_NS, POLLING_NS, RoundJob, Sample
+import numpy as np
+from bench_support import (
+    REPORTED_PERCENTILES,
+    Metrics,
+    Report,
+    Table,
+    Tables,
+    Target,
+    add_common_options,
+    evaluate_target,
+    format_metric,
+    format_metrics,
+    missed_targets,
+    parser_for,
+    positive,
+    progress,
+    receive_result,
+    run,
+    some_of,
+    started_processes,
+    targets_table,
+)
+from queue_transports import DEFAULT_NS, MEMORIES, POLLING_NS, RoundJob, Sample, child_main
 
-from nnfmq.cli.console import console, new_file, print_json, table
+from nnfmq.cli.console import new_file
 from nnfmq.installed_version import installed_version
 from nnfmq.measure import cpu_pinning
-from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
+from nnfmq.measure.failures import RunnerUnavailable
+from nnfmq.measure.latency_charts import percentile_chart
+from nnfmq.measure.latency_page import conditions_list, html_table, latency_page, legend
 from nnfmq.measure.load_report import cpu_model
+from nnfmq.measure.percentiles import percentile, percentile_steps
+
+# ---- rows
+
+
+ICEORYX = ("iceoryx2 pub-sub", "iceoryx2 request-response")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the report. Its candidates are measured in turn in each round of `count` round trips."""
+
+    name: str
+    title: str
+    candidates: tuple[str, ...]
+    targets: tuple[Target, ...]
+    placement: str = "apart"
+    window_ns: int = POLLING_NS
+    count: int = 20_000
+    work_ns: int = 0
+    think_ns: int = 0
+    idle_s: float = 0
+    rounds: int | None = None
+
+
+SLOWER = {"os.pipe": 10, "multiprocessing.Pipe": 10, "pyzmq": 10, "grpc": 20, "os.pipe stream": 2}
+"""Divisors of the round trips per round, for slow candidates."""
+
+
+def _faster(candidate: str, times: float, per: tuple[str, ...]) -> Target:
+    return Target(f"faster than {candidate}", "nnfmq", "p50", times, "×", per, is_at_least=True)
+
+
+def _at_most(text: str, candidate: str, metric: str, limit: float, unit: str) -> Target:
+    return Target(text, candidate, metric, limit, unit)
+
+
+ROWS = (
+    Row(
+        "round-trip", "round trip 512 B + 64 B, one CPU each, polling",
+        ("nnfmq", "C spin", *ICEORYX, "multiprocessing.Pipe", "pyzmq", "grpc"),
+        (
+            Target("p50 against the same ring in C", "nnfmq", "p50", 1.4, "×", ("C spin",)),
+            _faster("iceoryx2, the faster of its two kinds", 5.5, ICEORYX),
+            _faster("multiprocessing.Pipe", 60, ("multiprocessing.Pipe",)),
+            _faster("pyzmq ipc://", 60, ("pyzmq",)),
+            _faster("gRPC on a unix socket", 60, ("grpc",)),
+        ),
+    ),
+    Row(
+        "tail", "p99 and p50, one CPU each, polling", ("nnfmq",),
+        (Target("p99 / p50", "nnfmq", "p99", 1.5, "×", ("nnfmq",), "p50"),),
+    ),
+    Row(
+        "one-cpu", "round trip, both on one CPU, default window", ("nnfmq", "C futex", "os.pipe"),
+        (Target("p50 against C futex", "nnfmq", "p50", 1.1, "×", ("C futex",)), _faster("os.pipe", 1.3, ("os.pipe",))),
+        placement="same", window_ns=DEFAULT_NS, count=4_000,
+    ),
+    Row(
+        "busy-cpu", "round trip under load: a process keeps one CPU busy; default window, not pinned",
+        ("nnfmq under load", "os.pipe under load"),
+        (
+            Target("p99 / os.pipe's", "nnfmq under load", "p99", 1, "×", ("os.pipe under load",), is_strict=True),
+        ),
+        placement="free", window_ns=DEFAULT_NS, count=4_000,
+    ),
+    Row(
+        "stream", "messages of 512 bytes one way, one CPU each", ("nnfmq stream", "os.pipe stream"),
+        (
+            Target("messages over os.pipe's", "nnfmq stream", "per_second", 2.5, "×", ("os.pipe stream",),
+                   is_at_least=True),
+        ),
+        count=200_000,
+    ),
+    Row(
+        "batches", "records of 24 bytes in batches of 64 one way, one CPU each", ("nnfmq batches",),
+        (
+            Target("records a second", "nnfmq batches", "per_second", 5e6, "/s", is_at_least=True),
+            Target("checksums are equal (1 = yes)", "nnfmq batches", "checksums_equal", 1, "", is_at_least=True),
+        ),
+        count=20_000,
+    ),
+    Row(
+        "work", "200 µs of server work, one CPU each, default window", ("nnfmq with work",),
+        (
+            _at_most("overhead, p50", "nnfmq with work", "p50", 12, "µs"),
+            _at_most("client's CPU", "nnfmq with work", "client_cpu_percent", 20, "%"),
+        ),
+        window_ns=DEFAULT_NS, count=2_000, work_ns=200_000,
+    ),
+    Row(
+        "think", "200 µs of server work and 100 µs of client think time", ("nnfmq with work",),
+        (_at_most("overhead, p50", "nnfmq with work", "p50", 15, "µs"),),
+        window_ns=DEFAULT_NS, count=2_000, work_ns=200_000, think_ns=100_000,
+    ),
+    Row(
+        "idle", "a process that waits, after its default window, over 5 s", ("nnfmq idle",),
+        (
+            _at_most("CPU seconds", "nnfmq idle", "cpu_seconds", 0.0049, "s"),
+            _at_most("wake-ups", "nnfmq idle", "wake_ups", 0, ""),
+        ),
+        window_ns=DEFAULT_NS, count=0, idle_s=5, rounds=1,
+    ),
+    Row(
+        "codec", "a packet of 20 records, with validation", ("codec",),
+        (
+            _at_most("encode", "codec", "encode request µs", 0.35, "µs"),
+            _at_most("decode", "codec", "decode request µs", 0.5, "µs"),
+        ),
+        count=0,
+    ),
+    Row(
+        "memories", "bursts of the null model over one memory, or several in turn, with the default window",
+        tuple(f"burst, {count} memories" for count in MEMORIES), (),
+        placement="free", window_ns=DEFAULT_NS, count=2_000,
+    ),
+    Row(
+        "burst", "a whole burst execution of the null model, one CPU each, polling",
+        ("burst in place", "burst copied", *ICEORYX),
+        (
+            _at_most("p50, arrays in place", "burst in place", "p50", 4, "µs"),
+            Target("against iceoryx2's bare message", "burst in place", "p50", 1, "×", ICEORYX, is_strict=True),
+        ),
+    ),
+    Row(
+        "python", "the Python core, one CPU each, polling", ("python, libatomic", "python, FUTEX_WAKE_OP", "C spin"),
+        (
+            Target("with libatomic, against C", "python, libatomic", "p50", 4, "×", ("C spin",)),
+            Target("with FUTEX_WAKE_OP, against C", "python, FUTEX_WAKE_OP", "p50", 8, "×", ("C spin",)),
+        ),
+    ),
+)  # fmt: skip
+
+
+def medians(rounds: Sequence[Sample]) -> Metrics:
+    """Return the median of each metric over the rounds; percentiles in µs."""
+    each = [_metrics_of(sample) for sample in rounds]
+    return {name: statistics.median(metrics[name] for metrics in each) for name in each[0]}
+
+
+def _metrics_of(sample: Sample) -> Metrics:
+    ordered = sorted(sample.times_ns)
+    times = (
+        {name: percentile(ordered, percent) / 1000 for name, percent in REPORTED_PERCENTILES.items()} if ordered else {}
+    )
+    return times | sample.metrics
+
+
+def report_row(row: Row, rounds: Mapping[str, Sequence[Sample]], missing: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row of the report, as --json prints it."""
+    metrics = {candidate: medians(samples) for candidate, samples in rounds.items()}
+    count = min((len(samples) for samples in rounds.values()), default=0)
+    by_round = [{name: _metrics_of(samples[number]) for name, samples in rounds.items()} for number in range(count)]
+    return {
+        "name": row.name,
+        "title": row.title,
+        "targets": [evaluate_target(target, metrics, by_round) for target in row.targets],
+        "candidates": {candidate: values | {"rounds": len(rounds[candidate])} for candidate, values in metrics.items()},
+        "missing": dict(missing),
+    }
+
+
+# ---- measuring
+
 
 BASELINE_PACKAGES = ("iceoryx2", "pyzmq", "grpcio")
 Rounds = dict[str, list[Sample]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return the exit status.
-
-    0: measured; 1: failed, or --check-targets or --require-all found something; 2: wrong usage; 130: interrupted.
-    """
-    arguments = _parser().parse_args(argv)
-    try:
-        report, samples = measure(arguments)
-        if arguments.html:
-            arguments.html.write_text(page(report, samples), encoding="utf-8")
-    except (BenchmarkFailed, OSError) as error:
-        print(f"queue_bench: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    if arguments.json:
-        print_json(report)
-    else:
-        _print(report, arguments.no_color)
-    return _status(report, arguments)
+    """Measure and print; return the exit status as `bench_support.run`."""
+    return run(_parser().parse_args(argv), measure, tables, "queue_bench")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
-    names = ", ".join(row.name for row in ROWS)
-    parser.add_argument("--rows", type=_rows, default=ROWS, metavar="NAME,...", help=f"measure only these: {names}")
+    parser = parser_for(__doc__)
+    known = {row.name: row for row in ROWS}
+    parser.add_argument("--rows", type=some_of(known, "row"), default=tuple(known), metavar="NAME,...",
+                        help=f"measure only these: {', '.join(known)}")  # fmt: skip
     parser.add_argument("--rounds", type=positive, help="interleaved rounds (default: 5, --quick: 2)")
     parser.add_argument(
         "--quick", action="store_true", help="a hundredth of the round trips: a smoke test, not a measurement"
     )
     parser.add_argument("--limit", type=positive, default=120, metavar="S", help="time limit of a candidate in seconds")
-    parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
     parser.add_argument("--require-all", action="store_true", help="exit status 1 if a baseline is missing")
     parser.add_argument(
         "--html", type=new_file, metavar="FILE", help="also write a page with plots of the distributions"
     )
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--no-color", action="store_true")
+    add_common_options(parser)
     return parser
 
 
-def _rows(text: str) -> tuple[Row, ...]:
-    known = {row.name: row for row in ROWS}
-    unknown = [name for name in text.split(",") if name not in known]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no row {', '.join(unknown)}; there are {', '.join(known)}")
-    return tuple(known[name] for name in text.split(","))
-
-
-def _status(report: dict[str, Any], arguments: argparse.Namespace) -> int:
-    is_missed = arguments.check_targets and report["missed"]
-    is_missing = arguments.require_all and report["not_compared"]
-    return 1 if is_missed or is_missing else 0
-
-
-# ---- measuring ----
-
-
-def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Rounds]]:
-    """Return the report, as --json prints it, and the samples by row.
+def measure(arguments: argparse.Namespace, folder: Path) -> Report:
+    """Return the report, as --json prints it; write the page of --html. `folder` is for the candidates' files.
 
     Raises:
         BenchmarkFailed: If a candidate fails.
     """
     load = os.getloadavg()
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # idle threads of a BLAS would compete for the CPUs
-    samples: dict[str, Rounds] = {}
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder, _progress(arguments) as advance:
-        for row in arguments.rows:
-            samples[row.name], missing = _run_row(row, arguments, Path(folder), advance)
+    chosen, samples, rows = [row for row in ROWS if row.name in arguments.rows], {}, []
+    total = sum(_rounds(row, arguments) * len(row.candidates) for row in chosen)
+    with progress(total, arguments.no_color) as advance:
+        for row in chosen:
+            samples[row.name], missing = _run_row(row, arguments, folder, advance)
             rows.append(report_row(row, samples[row.name], missing))
-    missed = [
-        f"{row['name']}: {target['target']}" for row in rows for target in row["targets"] if target["met"] is False
-    ]
+    missed = [f"{row['name']}: {text}" for row in rows for text in missed_targets(row["targets"])]
     not_compared = [
         f"{row['name']}: {candidate}: {reason}" for row in rows for candidate, reason in row["missing"].items()
     ]
     conditions = _conditions(load, arguments.quick)
-    return {"conditions": conditions, "rows": rows, "missed": missed, "not_compared": not_compared}, samples
+    report = {"conditions": conditions, "rows": rows, "missed": missed, "not_compared": not_compared}
+    if arguments.html:
+        arguments.html.write_text(page(report, samples), encoding="utf-8")
+    return report
 
 
 def _rounds(row: Row, arguments: argparse.Namespace) -> int:
@@ -165,19 +316,6 @@ def _job(row: Row, candidate: str, arguments: argparse.Namespace, folder: Path, 
     )
 
 
-@contextmanager
-def _progress(arguments: argparse.Namespace) -> Iterator[Any]:
-    """Yield a function to call with a candidate's name before it runs; the bar is on stderr, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    total = sum(_rounds(row, arguments) * len(row.candidates) for row in arguments.rows)
-    screen = Console(stderr=True, no_color=arguments.no_color or None)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)
-
-
 def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, Any]:
     from nnfmq.queue import core
 
@@ -196,33 +334,42 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
     }
 
 
-# ---- printing ----
+# ---- results
 
 
-def _print(report: dict[str, Any], no_color: bool) -> None:
-    screen = console(no_color, at_least=100)
+def tables(report: Report) -> Tables:
+    """Return a table of all targets, of the percentiles of all round trips in µs, and of other metrics."""
+    times, others, targets = [], [], []
     for row in report["rows"]:
-        screen.print(f"{row['name']}: {row['title']}", style="bold")
-        _print_row(screen, row)
-    for name, value in report["conditions"].items():
-        screen.print(f"{name}: {value}")
-    screen.print(f"\ntargets missed: {'; '.join(report['missed']) or 'none'}")
-    screen.print(f"not compared: {'; '.join(report['not_compared']) or 'nothing'}")
+        targets += [{**target, "target": f"{row['name']}: {target['target']}"} for target in row["targets"]]
+        for candidate, metrics in row["candidates"].items():
+            if "p50" in metrics:
+                times.append([row["name"], candidate, *format_metrics(metrics, list(REPORTED_PERCENTILES))])
+            others += [
+                [row["name"], candidate, name, format_metric(value)]
+                for name, value in metrics.items()
+                if name not in (*REPORTED_PERCENTILES, "rounds")
+            ]
+    return {
+        "targets": targets_table(targets),
+        "times": Table("round trips, µs", ("row", "candidate", *(f">{name}" for name in REPORTED_PERCENTILES)), times),
+        "metrics": Table("other metrics", ("row", "candidate", "metric", ">value"), others),
+    }
 
 
-def _print_row(screen: Any, row: dict[str, Any]) -> None:
-    targets = table("target", ">measured", ">allowed", "")
-    for target in row["targets"]:
-        outcome = outcome_text(target)
-        targets.add_row(target["target"], format_metric(target["value"], target["unit"]), allowed_text(target), outcome)
-    screen.print(targets)
-    for candidate, metrics in row["candidates"].items():
-        screen.print(
-            f"  {candidate}: " + ", ".join(f"{name} {format_metric(value, '')}" for name, value in metrics.items())
-        )
-    for candidate, reason in row["missing"].items():
-        screen.print(f"  {candidate}: missing: {reason}")
-    screen.print()
+def page(report: Report, samples: Mapping[str, Rounds]) -> str:
+    """Return the HTML page of --html: targets and distributions of each row, and the conditions. It loads nothing."""
+    parts: list[str] = []
+    for row in report["rows"]:
+        targets = targets_table(row["targets"])
+        parts.append(f"<h2>{escape(row['title'])}</h2>")
+        parts.append(html_table([text.lstrip(">") for text in targets.headings], targets.rows))
+        parts += [f"<p>{escape(f'{candidate}: missing: {reason}')}</p>" for candidate, reason in row["missing"].items()]
+        times = {name: [time for each in some for time in each.times_ns] for name, some in samples[row["name"]].items()}
+        drawn = {name: {"percentiles": percentile_steps(np.array(each))} for name, each in times.items() if each}
+        if drawn:
+            parts += [legend(list(drawn)), percentile_chart(list(drawn.values()))]
+    return latency_page("nnfmq queue benchmark", [*parts, *conditions_list(report["conditions"])])
 
 
 if __name__ == "__main__":

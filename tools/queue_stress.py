@@ -24,7 +24,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from bench_program import positive
+from bench_support import positive
 
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores

@@ -2,7 +2,7 @@
 
 Ray replaces 127.0.0.1 by an address of the machine, so nodes have addresses like 127.A.B.2, of which A and B come from
 the pid: clusters of several processes do not meet. The process that starts nodes must have called
-`process_tree.adopt_orphans`, so that `end_descendants` also ends what a killed node leaves behind.
+`bench_support.adopt_orphans`, so that `end_descendants` also ends what a killed node leaves behind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from process_tree import interrupt_on_sigterm
+from bench_support import interrupt_on_sigterm
 
 from nnfmq.observe.process_usage import descendants
 

@@ -1,9 +1,17 @@
-"""Measure the start: `tools/start_bench.py [--rounds N] [--model FILE]`, milliseconds to a first result.
+"""Measure the start of an application, in milliseconds, and what a compilation cache saves of it.
 
-Each round starts one Python process with an embedded driver and one that connects to a running driver; both find the
-model's program in the driver's cache. Printed are the median and the minimum of each step, as the application sees it:
-the imports of nnfmq and NumPy, `connect`, `prepare` and the first `execute`. Python's own start is not counted. Byte
-code is in a folder of the benchmark, which a first round fills: $PYTHONDONTWRITEBYTECODE has no effect.
+    python tools/start_bench.py process [--rounds N] [--model FILE]
+    python tools/start_bench.py cache MODEL... [--device NAME] [--rounds N] [--json]
+
+*process*: each round starts one Python process with an embedded driver and one that connects to a running driver; both
+find the model's program in the driver's cache. Printed are the median and the minimum of each step, as the application
+sees it: the imports of nnfmq and NumPy, `connect`, `prepare` and the first `execute`, without Python's own start.
+Byte code is in a folder of the benchmark, which a first round fills. The application is a script, not a child of
+`multiprocess`, because its imports are what is measured.
+
+*cache*: for each model, the medians of reading the file, preparing the model from scratch, preparing and saving it, and
+preparing it from the cache, through an embedded driver, and the ratio of the second to the last. Each round measures
+all four, so that a disturbance of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -16,10 +24,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+from bench_support import parser_for
+
+import nnfmq
+from nnfmq.hal.types import ExecutionPreference
 from nnfmq.measure.listening_driver import started_daemon
+from nnfmq.service.caching.program_cache import cache_disabled
+
+# ---- from the first import to the first result
+
 
 ROUNDS = 15
 MODEL = Path(__file__).parents[1] / "nnfmq" / "data" / "digits.tflite"
@@ -42,24 +61,20 @@ print(json.dumps(times))
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return 0."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds (default: {ROUNDS})")
-    parser.add_argument("--model", type=Path, default=MODEL, help="model file (default: the digits' of the package)")
-    arguments = parser.parse_args(argv)
+def _print_starts(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         environment = {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "XDG_CACHE_HOME": f"{folder}/cache"}
         with started_daemon(Path(folder), environment) as daemon:
-            rows = measure({"embedded": None, "daemon": daemon.socket}, arguments.model, arguments.rounds, environment)
+            rows = measure_starts(
+                {"embedded": None, "daemon": daemon.socket}, arguments.model, arguments.rounds, environment
+            )
     print(f"median (minimum) of {arguments.rounds} rounds, ms")
     print("".join(f"{name:>16}" for name in ("", *STEPS)))
     for name, times in rows.items():
         print(f"{name:>16}" + "".join(f"{statistics.median(t):10.0f} ({min(t):3.0f})" for t in times))
-    return 0
 
 
-def measure(
+def measure_starts(
     drivers: Mapping[str, str | None], model: Path, rounds: int, environment: Mapping[str, str]
 ) -> dict[str, list[list[float]]]:
     """Return the milliseconds of each of STEPS by round, for each driver: a socket's path, or None to embed one."""
@@ -80,6 +95,102 @@ def run_once(path: str | None, model: Path, environment: Mapping[str, str]) -> l
     times = json.loads(done.stdout)
     steps = [after - before for before, after in itertools.pairwise(times)]
     return [step / 1e6 for step in (*steps, times[-1] - times[0])]
+
+
+# ---- compilation caching
+
+
+CACHE_ROUNDS = 11
+TOKEN = bytes(32)
+_SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # without a baseline program that runs first
+CacheTimes = dict[str, list[int]]
+"""Times in ns by step, one per round."""
+
+
+def _print_caching(arguments: argparse.Namespace) -> None:
+    with cache_disabled(), nnfmq.connect(embedded=True) as client:  # else the driver's own program cache is used
+        device = client.device(arguments.device)
+        reports = [_report(device, path, arguments.rounds) for path in arguments.models]
+    if arguments.json:
+        print(json.dumps({"models": reports}))
+        return
+    print(f"p50 of {arguments.rounds} rounds, ms; ratio = fresh / cache; MiB of both cache files")
+    print(f"{'model':40} {'read':>8} {'fresh':>8} {'save':>8} {'cache':>8} {'ratio':>6} {'MiB':>6}")
+    for report in reports:
+        print(_line(report))
+
+
+def _report(device: nnfmq.Device, path: str, rounds: int) -> dict[str, Any]:
+    series, size = measure_caching(device, path, rounds)
+    medians = {name: statistics.median(times) for name, times in series.items()}
+    return {"model": path, "cache_bytes": size, "ratio": medians["fresh"] / medians["cache"], "ns": series}
+
+
+def _line(report: dict[str, Any]) -> str:
+    medians = [f"{statistics.median(times) / 1e6:8.2f}" for times in report["ns"].values()]
+    name = os.path.basename(report["model"])[:40]
+    return f"{name:40} {' '.join(medians)} {report['ratio']:6.2f} {report['cache_bytes'] / 2**20:6.2f}"
+
+
+def measure_caching(device: nnfmq.Device, path: str, rounds: int = CACHE_ROUNDS) -> tuple[CacheTimes, int]:
+    """Return the times of `read`, `fresh`, `save` and `cache` for a model in ns, and the bytes of its cache files."""
+    loaded = nnfmq.load(path)
+    series: CacheTimes = {"read": [], "fresh": [], "save": [], "cache": []}
+    with ExitStack() as stack:
+        fds = [os.memfd_create("cache") for _ in range(device.info.model_cache_files + device.info.data_cache_files)]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        model_cache, data_cache = fds[: device.info.model_cache_files], fds[device.info.model_cache_files :]
+
+        def save() -> nnfmq.PreparedModel:
+            return device.prepare(
+                loaded, preference=_SUSTAINED, token=TOKEN, model_cache=model_cache, data_cache=data_cache
+            )
+
+        for _ in range(rounds):
+            series["read"].append(_ns(lambda: nnfmq.load(path)))
+            series["fresh"].append(_prepare_ns(lambda: device.prepare(loaded, preference=_SUSTAINED)))
+            series["save"].append(_prepare_ns(save))
+            series["cache"].append(
+                _prepare_ns(lambda: device.prepare_from_cache(TOKEN, model_cache, data_cache, model=loaded))
+            )
+        return series, sum(os.fstat(fd).st_size for fd in fds)
+
+
+def _ns(call: Callable[[], object]) -> int:
+    begin_ns = time.perf_counter_ns()
+    call()
+    return time.perf_counter_ns() - begin_ns
+
+
+def _prepare_ns(prepare: Callable[[], nnfmq.PreparedModel]) -> int:
+    begin_ns = time.perf_counter_ns()
+    model = prepare()
+    elapsed_ns = time.perf_counter_ns() - begin_ns
+    model.close()
+    return elapsed_ns
+
+
+# ---- the program
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; return 0."""
+    parser = parser_for(__doc__)
+    commands = parser.add_subparsers(required=True, metavar="process|cache")
+    process = commands.add_parser("process")
+    process.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds (default: {ROUNDS})")
+    process.add_argument("--model", type=Path, default=MODEL, help="model file (default: the digits' of the package)")
+    process.set_defaults(command=_print_starts)
+    cache = commands.add_parser("cache")
+    cache.add_argument("models", nargs="+", metavar="MODEL", help=".tflite files")
+    cache.add_argument("--device", default="reference", help="device of the driver (default: reference)")
+    cache.add_argument("--rounds", type=int, default=CACHE_ROUNDS, help=f"rounds (default: {CACHE_ROUNDS})")
+    cache.add_argument("--json", action="store_true", help="print JSON: everything in ns and bytes")
+    cache.set_defaults(command=_print_caching)
+    arguments = parser.parse_args(argv)
+    arguments.command(arguments)
+    return 0
 
 
 if __name__ == "__main__":

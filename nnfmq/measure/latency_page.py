@@ -10,7 +10,7 @@ from nnfmq.html_page import html_page
 from nnfmq.measure.latency_charts import COLOURS, percentile_chart, time_chart
 from nnfmq.measure.report_files import ratio_text, result_names, time_text
 
-__all__ = ["conditions_list", "html_table", "latency_page", "render_page"]
+__all__ = ["conditions_list", "html_table", "latency_page", "legend", "render_page"]
 
 _STYLE = """
 body { margin: 1rem auto; max-width: 60rem; }
@@ -93,10 +93,10 @@ def _missing(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _charts(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "<h2>Latency by percentile</h2>"
-    yield _legend(result_names(results))
+    yield legend(result_names(results))
     yield f'<div class="wide">{percentile_chart(results)}</div>'
     yield "<h2>Latency by time</h2>"
-    yield _legend(_TIME_LINES)
+    yield legend(_TIME_LINES)
     charts = (
         f"<figure>{time_chart(result['timeline'])}<figcaption>{escape(name)}</figcaption></figure>"
         for name, result in zip(result_names(results), results, strict=True)
@@ -104,7 +104,8 @@ def _charts(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f'<div class="charts">{"".join(charts)}</div>'
 
 
-def _legend(names: Sequence[str]) -> str:
+def legend(names: Sequence[str]) -> str:
+    """Return a list of the names of the lines of a chart, in their colours."""
     items = (
         f'<li><svg viewBox="0 0 20 10"><path class="line c{min(number, COLOURS - 1)}" d="M0 5H20"/></svg>'
         f"{escape(name)}</li>"

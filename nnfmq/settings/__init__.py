@@ -1,7 +1,7 @@
 """The settings of nnfmq: the only code that reads its environment variables and configuration files.
 
 Each constant is one setting, and `NAME.value()` its effective value. The order of precedence is in `setting`, the files
-are in `configuration_file`. `tools/generate_configuration_doc.py` writes docs/reference/configuration.md from this
+are in `configuration_file`. `tools/generate_docs.py` writes docs/reference/configuration.md from this
 table, and `nnfmq config` prints it. To add a setting, declare it here, and run that tool.
 
 This package is imported by both sides at their start, so it imports little, and TOML only if there is a file.

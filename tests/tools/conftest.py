@@ -15,6 +15,6 @@ sys.path.insert(0, str(ROOT / "tools"))
 def stopped_tracker() -> Iterator[None]:
     """Stop the process that `multiprocess` leaves behind in a process which has started others."""
     yield
-    from multiprocess import resource_tracker
+    from bench_support import stop_tracker
 
-    resource_tracker._resource_tracker._stop()
+    stop_tracker()

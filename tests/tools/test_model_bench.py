@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import model_bench
-import model_bench_page as pages
-import model_bench_suites as sections
+import model_bench as sections
+import model_bench_results as results
 import numpy as np
 import pytest
-from model_bench_jobs import RunnerJob, Trial, inputs_for
-from model_bench_metrics import (
+from generated_models import KINDS, TYPES, ModelCost, count_model_cost, generate_model
+from model_bench import SECTIONS, BenchmarkPlan, client_cpu_set, compute_cpus, count_trials
+from model_bench_results import (
     BASELINES,
     BURST,
     IN_PROCESS,
@@ -33,10 +34,7 @@ from model_bench_metrics import (
     scaling_exponent,
     targets_of,
 )
-from model_bench_runners import RUNNERS
-from model_bench_scheduler import TRIALS_PER_ROUND, Measurements, metrics_of
-from model_bench_suites import SECTIONS, BenchmarkPlan, client_cpu_set, compute_cpus, count_trials
-from model_work import KINDS, TYPES, ModelCost, count_model_cost, generate_model
+from model_bench_runners import RUNNERS, TRIALS_PER_ROUND, Measurements, RunnerJob, Trial, inputs_for, metrics_of
 from support.compiled import assert_kernels_agree
 from support.places import ROOT
 from support.small_models import F32, one_operation
@@ -131,8 +129,8 @@ def test_a_burst_is_measured_while_another_client_compiles(data_dir: Path) -> No
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tools")!r})
-import model_bench, model_bench_suites
-model_bench_suites.COMPILING = ("tts_float", "tts_float")
+import model_bench
+model_bench.COMPILING = ("tts_float", "tts_float")
 sys.exit(model_bench.main(["--quick", "--json", "--sections", "compiling", "--models", {str(data_dir / "models")!r}]))
 """
     done = _python("-P", "-c", code)
@@ -439,7 +437,7 @@ def test_generated_models_are_computed_by_kernels(kind: str, dtype: str, stop_th
     assert count_model_cost(made.model).multiply_adds == 6 * 6 * 9 * 12 * depth
 
 
-# ---- the page
+# ---- results
 
 
 def _runner(p50: float) -> dict[str, Any]:
@@ -474,85 +472,71 @@ def report() -> dict[str, Any]:
 
 
 def test_results_have_a_table_for_each_section(report: dict[str, Any]) -> None:
-    text = pages.results(report, {})
-    ratios = "0.50 × | 0.50 × | met | 0.50 × | 1.30 × | met | 0.50 × | 2 × | met"
-    assert f"| net | nnfmq burst | 2 | {ratios} | 40 | 80 | ONNX Runtime |" in text
-    assert "| net | 1 | 4 µs | 5 µs | met | 45 | 31 | 10 |" in text
-    assert "| net | other | 1.60 × | 1.50 × | **missed** | 32 | 20 |" in text
-    assert "| op, uint8 | 24 | 48 | 1.50 |" in text
-    assert "which shares them with the computing threads" in text
-    assert "onnx not installed" in text
-    assert "* targets: 4 of 5 met" in text
-    assert "![" not in text
+    made = results.tables(report)
+    ratios = ["0.50 ×", "0.50 ×", "met", "0.50 ×", "1.30 ×", "met", "0.50 ×", "2 ×", "met"]
+    assert made["models"].rows == [["net", "nnfmq burst", "2", *ratios, "40", "80", "ONNX Runtime"]]
+    assert ["net", "nnfmq burst, 2 threads", "40", "80", "120", "0", "in place"] in made["models-runners"].rows
+    assert made["cost"].rows == [["net", "1", "4 µs", "5 µs", "met", "45", "31", "10"]]
+    assert made["compiling"].rows == [["net", "other", "1.60 ×", "1.50 ×", "missed", "32", "20"]]
+    assert made["scaling-size"].rows == [["op", "uint8", "24", "48", "1.50"]]
+    assert made["scaling-threads"].rows == [["net", "8", "24", "16"], ["net", "16", "48", "32"]]
+    assert ["float32 operations", "80.0"] in made["ceilings"].rows
+    assert made["roofline"].rows[0][0] == "net"
 
 
-def test_a_section_that_was_not_measured_is_not_written(report: dict[str, Any]) -> None:
-    text = pages.results({name: report[name] for name in ("conditions", "missed", "not_compared", "cost")}, {})
-    assert [line for line in text.splitlines() if line.startswith("###")] == ["### Cost of the burst"]
-
-
-def test_only_the_text_between_the_markers_is_replaced() -> None:
-    page = f"before\n{pages.BEGIN}\nold\n{pages.END}\nafter\n"
-    assert pages.replaced(page, "new") == f"before\n{pages.BEGIN}\n\nnew\n\n{pages.END}\nafter\n"
-    with pytest.raises(ValueError, match="the page has no"):
-        pages.replaced("nothing", "new")
+def test_a_section_that_was_not_measured_has_no_table(report: dict[str, Any]) -> None:
+    assert list(results.tables({name: report[name] for name in ("conditions", "cost")})) == ["cost"]
 
 
 @needs_matplotlib
-def test_TST_10_the_page_links_the_plots_and_the_same_report_gives_the_same_bytes(
+def test_TST_10_the_plots_are_drawn_and_the_same_report_gives_the_same_bytes(
     report: dict[str, Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "report.json"
     file.write_text(json.dumps(report), encoding="utf-8")
-    pages_of = [tmp_path / name / "page.md" for name in ("once", "again")]
-    for page in pages_of:
-        page.parent.mkdir()
-        page.write_text(f"{pages.BEGIN}{pages.END}", encoding="utf-8")
-    # In another process, because matplotlib keeps global state.
-    calls = "; ".join(
-        f"assert not model_bench_page.main([{str(file)!r}, '--page', {str(page)!r}])" for page in pages_of
-    )
-    done = _python(
-        "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r}); import model_bench_page; {calls}"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    written = [{path.name: path.read_bytes() for path in page.parent.rglob("*.*")} for page in pages_of]
+    written = []
+    for folder in (tmp_path / "once", tmp_path / "again"):
+        # In another process, because matplotlib keeps global state.
+        done = bench("--report", str(file), "--results", str(folder))
+        assert (done.returncode, done.stderr) == (0, "")
+        written.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert written[0] == written[1]
-    assert set(written[0]) == {"page.md", *(f"{n}.svg" for n in ("models", "cost", "size", "channels", "roofline"))}
-    assert b"](page/models.svg)" in written[0]["page.md"]
+    plots = {name for name in written[0] if name.endswith(".svg")}
+    assert plots == {f"{name}.svg" for name in ("models", "cost", "size", "channels", "roofline")}
+    assert written[0]["model-cost.csv"].startswith(b"model,threads,cost,target,,burst \xc2\xb5s,")
 
 
-def test_the_page_of_the_repository_has_the_markers() -> None:
+def test_the_page_of_the_repository_has_the_targets() -> None:
     page = (ROOT / "docs" / "explanation" / "performance.md").read_text(encoding="utf-8")
-    assert pages.replaced(page, "x").count("x") >= 1
     for model in MODELS:
         assert f"| `{model.file}` | {model.targets[0]:.2f} | {model.targets[1]:.2f} |" in page
 
 
+@pytest.mark.parametrize(("text", "error"), [("[", "JSONDecodeError"), ("{}", "ValueError")])
 def test_a_file_that_is_not_a_report_is_an_error_of_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "report.json"
-    file.write_text("[", encoding="utf-8")
-    page = tmp_path / "page.md"
-    page.write_text(f"{pages.BEGIN}{pages.END}", encoding="utf-8")
-    assert pages.main([str(file), "--page", str(page)]) == 1
-    assert capsys.readouterr().err.startswith("model_bench_page: error: JSONDecodeError")
+    file.write_text(text, encoding="utf-8")
+    assert model_bench.main(["--report", str(file)]) == 1
+    assert capsys.readouterr().err.startswith(f"model_bench: error: {error}")
 
 
 def test_the_runners_of_the_table_exist() -> None:
     assert {IN_PROCESS, *BASELINES} < set(RUNNERS)
 
 
-def test_the_tables_have_ratios_first_and_every_runner(
-    report: dict[str, Any], capsys: pytest.CaptureFixture[str]
+def test_the_printed_tables_have_ratios_first_and_every_runner(
+    report: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model_bench._print(report, True)
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report), encoding="utf-8")
+    assert model_bench.main(["--report", str(file), "--no-color"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     ratio = next(number for number, line in enumerate(lines) if line.startswith("model") and "runner" in line)
-    runner = next(number for number, line in enumerate(lines) if line.startswith("nnfmq burst, 2 threads"))
+    runner = next(number for number, line in enumerate(lines) if line.startswith("net") and "burst, 2 threads" in line)
     assert ratio < runner
     assert lines[ratio + 2].split()[:7] == ["net", "nnfmq", "burst", "2", "0.50", "×", "0.50"]
-    assert lines[runner].split()[4:8] == ["40", "80", "120", "2"]
+    assert lines[runner].split()[5:9] == ["40", "80", "120", "0"]
     assert "targets missed: net: something" in lines
     assert "not compared: nothing" in lines

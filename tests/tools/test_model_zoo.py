@@ -17,6 +17,7 @@ from typing import Any
 import model_zoo
 import numpy as np
 import pytest
+from bench_support import END
 from model_zoo import difference, inputs_of, times
 
 import nnfmq
@@ -134,7 +135,7 @@ def test_models_run_and_the_page_shows_them(
         (models / f"{name}.tflite").write_bytes(Path(nnfmq.example_path(f"{name}.tflite")).read_bytes())
     (models / "broken.tflite").write_bytes(b"TFL3")
     page = tmp_path / "page.md"
-    page.write_text("before\n" + model_zoo._BEGIN + "\nold\n" + model_zoo._END + "\nafter\n")
+    page.write_text("before\n" + model_zoo._BEGIN + "\nold\n" + END + "\nafter\n")
     monkeypatch.setattr(model_zoo, "PAGE", page)
     words = ["--folder", str(models), "--device", "reference", "--no-time", "--json", "--page"]
     assert model_zoo.main(words) == 0

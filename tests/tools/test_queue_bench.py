@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 import queue_bench
-import queue_bench_page
-from bench_targets import outcome_text
-from model_bench_page import DOCS
-from queue_bench_candidates import CANDIDATES
-from queue_bench_cases import ROWS, Row, Target, evaluate_target, medians, report_row
-from queue_bench_html import page
-from queue_bench_server import Sample
-from queue_bench_transports import require
+import queue_transports
+from bench_support import END, Target, evaluate_target, outcome_text, replaced
+from queue_bench import ROWS, Row, medians, page, report_row
+from queue_transports import CANDIDATES, RECORDS, Sample, codec_request, operations, require, samples
 from support.places import ROOT
 from support.under_test import core_name
 
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.types import LifeTime
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import RunnerUnavailable
+from nnfmq.serialize import codec
 
 LIMIT_S = 120
 needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one CPU allowed: both sides poll")
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 needs_compiled = pytest.mark.skipif(core_name() != "compiled", reason="measures the compiled core")
 
 
@@ -50,7 +50,7 @@ def reported(*words: str, **environment: str) -> Any:
 @needs_compiled
 @needs_two_cpus
 def test_every_chosen_row_is_reported() -> None:
-    names = ["tail", "busy-cpu", "stream", "batches", "work", "think", "idle", "codec"]
+    names = ["tail", "busy-cpu", "stream", "batches", "work", "think", "idle", "codec", "memories"]
     report = reported("--rows", ",".join(names))
     assert [row["name"] for row in report["rows"]] == names
     assert set(report) == {"conditions", "rows", "missed", "not_compared"}
@@ -127,8 +127,10 @@ def test_a_server_that_is_never_ready_fails_its_candidate(server: str, reason: s
 import sys
 sys.path.insert(0, {str(ROOT / "tools")!r})
 from pathlib import Path
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.types import LifeTime
 from nnfmq.measure import cpu_pinning
-import queue_bench_server as server
+import queue_transports as server
 job = server.RoundJob("it", 1, 1, cpu_pinning.Cpus(None, None), Path("."), 30)
 try:
     with server.forked(job, None, {server}):
@@ -250,30 +252,97 @@ def queue_report() -> dict[str, Any]:
     return {"conditions": conditions, "rows": rows, "missed": [], "not_compared": ["r: grpc: not installed"]}
 
 
-def test_the_page_has_every_percentile_of_every_candidate_and_every_outcome() -> None:
-    text = queue_bench_page.results(queue_report())
-    assert "| us | 2 | 4 | 4 |" in text and "| them | 12 | 12 | 12 |" in text
-    assert "| p50 against <them> | 0.17 × | 0.12 × | at most 3 × | met |" in text
-    assert "| p99 | 4 µs | 7 µs | at most 3 µs | not measured |" in text
-    assert "* targets: 1 met, 1 not measured" in text
-    assert "pyzmq 27, grpcio not installed" in text and "* not compared: r: grpc: not installed" in text
+def test_the_tables_have_every_percentile_of_every_candidate_and_every_outcome() -> None:
+    made = queue_bench.tables(queue_report())
+    assert ["r", "us", "2", "4", "4"] in made["times"].rows and ["r", "them", "12", "12", "12"] in made["times"].rows
+    assert ["i", "us", "cpu_seconds", "0.10"] in made["metrics"].rows
+    assert ["r: p50 against <them>", "0.17 ×", "0.12 ×", "at most 3 ×", "met"] in made["targets"].rows
+    assert ["r: p99", "4 µs", "7 µs", "at most 3 µs", "not measured"] in made["targets"].rows
 
 
-def test_the_page_is_rewritten_between_its_markers_with_the_same_bytes(tmp_path: Path) -> None:
-    report, page_file = tmp_path / "queue.json", tmp_path / "page.md"
+def test_the_same_report_gives_the_same_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "queue.json"
     report.write_text(json.dumps(queue_report()), encoding="utf-8")
-    page_file.write_text((DOCS / "explanation" / "queue-performance.md").read_text("utf-8"), encoding="utf-8")
     made = []
-    for _ in range(2):
-        assert queue_bench_page.main([str(report), "--page", str(page_file)]) == 0
-        made.append(page_file.read_text("utf-8"))
+    for name in ("first", "second"):
+        assert queue_bench.main(["--report", str(report), "--results", str(tmp_path / name)]) == 0
+        made.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert made[0] == made[1]
-    assert "### Round trip" in made[0] and made[0].startswith("# Performance of the queue")
+    assert made[0].keys() == {"queue-targets.csv", "queue-times.csv", "queue-metrics.csv", "queue.json"}
+    assert b"row,candidate,p50,p99,p99.9\nr,us,2,4,4\n" in made[0]["queue-times.csv"]
+    kept = json.loads(made[0]["queue.json"])
+    assert kept["conditions"]["packages"] == {"pyzmq": "27", "grpcio": None}
+    assert kept["not_compared"] == ["r: grpc: not installed"]
 
 
-def test_a_page_without_markers_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report, page_file = tmp_path / "queue.json", tmp_path / "page.md"
-    report.write_text(json.dumps(queue_report()), encoding="utf-8")
-    page_file.write_text("nothing", encoding="utf-8")
-    assert queue_bench_page.main([str(report), "--page", str(page_file)]) == 1
-    assert capsys.readouterr().err.startswith("queue_bench_page: error: ValueError: the page has no ")
+def test_only_the_text_between_the_markers_of_a_page_is_replaced() -> None:
+    page = f"before\n<!-- it -->\nold\n{END}\nafter\n"
+    assert replaced(page, "new", "<!-- it -->") == f"before\n<!-- it -->\n\nnew\n\n{END}\nafter\n"
+    with pytest.raises(ValueError, match="the page has no"):
+        replaced("nothing", "new", "<!-- it -->")
+
+
+def test_a_file_that_is_not_a_report_is_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "queue.json"
+    report.write_text("{}", encoding="utf-8")
+    assert queue_bench.main(["--report", str(report)]) == 1
+    assert re.fullmatch(r"queue_bench: error: .+\n", capsys.readouterr().err)
+
+
+# ---- codecs
+
+
+def test_the_packet_has_the_records_that_the_module_names() -> None:
+    assert len(codec.encode_request(*codec_request())) == 24 * RECORDS
+
+
+@pytest.mark.parametrize("name", codec.available())
+def test_each_operation_does_what_it_is_called(name: str) -> None:
+    do = operations(codec.load(name))
+    packet = codec.encode_request(*codec_request())
+    assert do["encode request"]() == packet
+    assert do["decode request"]() == codec.decode_request(packet)
+    assert do["decode request"]() is not do["decode request"]()
+    result = do["decode result"]()
+    assert result == codec.decode_result(do["encode result"]())  # type: ignore[arg-type]
+    assert result.status is ErrorStatus.NONE  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", codec.available())
+def test_there_is_one_sample_for_each_batch(name: str) -> None:
+    found = samples(codec.load(name), batches=2)
+    assert [len(values) for values in found.values()] == [2] * 4
+
+
+def test_round_trips_alternate_between_memories() -> None:
+    assert len(queue_transports.memory_trips(2, 5)) == 5
+
+
+# ---- the ping-pong in C
+
+
+@needs_two_cpus
+@needs_cc
+@pytest.mark.parametrize("mode", ["spin", "futex"])
+def test_the_c_ping_pong_prints_every_round_trip(tmp_path: Path, mode: str) -> None:
+    program = queue_transports.compile_c_pingpong(tmp_path)
+    found = queue_transports.run_c_pingpong(program, 200, 10, cpu_pinning.choose("apart", 0), LIMIT_S, mode)
+    assert len(found) == 200
+    assert min(found) > 0
+
+
+@needs_cc
+def test_the_c_ping_pong_ends_at_its_limit(tmp_path: Path) -> None:
+    program = queue_transports.compile_c_pingpong(tmp_path)
+    with pytest.raises(RunnerUnavailable, match="ended with -14"):
+        queue_transports.run_c_pingpong(program, 10**8, 10, cpu_pinning.choose("apart", 0), 1)
+
+
+def test_the_null_model_reshapes_one_float() -> None:
+    model = queue_transports.null_model()
+    assert [operand.lifetime for operand in model.main.operands] == [
+        LifeTime.SUBGRAPH_INPUT, LifeTime.CONSTANT_COPY, LifeTime.SUBGRAPH_OUTPUT,
+    ]  # fmt: skip
+    assert model.operand_values == b"\1\0\0\0"

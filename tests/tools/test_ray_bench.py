@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ray_bench_memory import _kind, _targets
-from ray_bench_overhead import Candidate, _added_us, _check, _group_medians
+from ray_bench import Candidate, _added_us, _check, _group_medians, _kind, _memory_targets
 from support.places import ROOT
 from support.ray_cluster import ray_report, require_ray
 
@@ -93,6 +92,6 @@ def test_memory_is_compared_with_and_without_that_of_empty_replicas() -> None:
     def reading(pss: int) -> list[dict[str, list[ProcessMemory]]]:
         return [{"replica": [ProcessMemory(pss=pss)]}] * 3
 
-    found = _targets({"empty": reading(40), "LiteRT": reading(140), "nnfmq": reading(70)})
+    found = _memory_targets({"empty": reading(40), "LiteRT": reading(140), "nnfmq": reading(70)})
     assert [target["value"] for target in found] == [0.5, 0.3]
-    assert _targets({"empty": reading(40), "LiteRT": reading(140)}) == []
+    assert _memory_targets({"empty": reading(40), "LiteRT": reading(140)}) == []

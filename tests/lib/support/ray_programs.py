@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
+from bench_support import adopt_orphans, end_descendants, interrupt_on_sigterm
 
 
 def report_of(run: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

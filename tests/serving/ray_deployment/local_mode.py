@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
+from bench_support import adopt_orphans, end_descendants, interrupt_on_sigterm
 from support.cluster_load import version_model
 
 from nnfmq.hal.errors import NnfmqError
