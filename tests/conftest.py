@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # One BLAS thread, as in the driver: a pool ends before each fork and comes back, unasked, with the next product.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -24,6 +25,9 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ["PYTHONSAFEPATH"] = "1"
 
 from support import bugs, leaks, places, tiers, under_test
+
+settings.register_profile("nnfmq", deadline=None)  # a busy machine is no reason to fail
+settings.load_profile("nnfmq")  # before @given in any test module takes the current one
 
 _TIER = pytest.StashKey[str]()
 _EXCLUDED = pytest.StashKey[int]()

@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.hal.timing import HIDL_NO_TIME, Timing
@@ -23,9 +22,6 @@ from nnfmq.serialize import codec as codecs
 from nnfmq.serialize.packets import RequestPacket, ResultPacket
 
 CODECS = ["python"] if codecs.codec_name == "python" else list(codecs.available())
-
-settings.register_profile("nnfmq", deadline=None)  # a busy machine is no reason to fail
-settings.load_profile("nnfmq")
 
 
 @dataclass(frozen=True)
