@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import MissedDeadlineTransient
-from nnfmq.importers.file_format import checked_shapes
-from nnfmq.runtime.client import Client
-from nnfmq.runtime.compiled_model import CompiledModel
 from nnfmq.runtime.connect import connect
-from nnfmq.runtime.outputs import Outputs
-from nnfmq.runtime.prepare_arguments import ModelArgument
-from nnfmq.runtime.tensor_layout import InputValue
+
+if TYPE_CHECKING:  # `connect` imports the client while an embedded driver starts
+    from nnfmq.runtime.client import Client
+    from nnfmq.runtime.compiled_model import CompiledModel
+    from nnfmq.runtime.outputs import Outputs
+    from nnfmq.runtime.prepare_arguments import ModelArgument
+    from nnfmq.runtime.tensor_layout import InputValue
 
 __all__ = ["close_kept", "run"]
 
@@ -59,11 +61,17 @@ def run(
         MissedDeadline: If the timeout passes.
         NnfmqError: The error that the driver replied.
     """
-    if isinstance(model, CompiledModel):
-        return model.execute(*inputs, timeout=timeout)
+    prepared = _as_prepared(model)
+    if prepared is not None:
+        return prepared.execute(*inputs, timeout=timeout)
     deadline_ns = deadline_after(timeout)
-    with _process.kept.borrowed(model, shapes or {}, signature, deadline_ns) as prepared:
-        return prepared.execute(*inputs, timeout=remaining_s(deadline_ns))
+    with _process.kept.borrowed(cast("ModelArgument", model), shapes or {}, signature, deadline_ns) as kept:
+        return kept.execute(*inputs, timeout=remaining_s(deadline_ns))
+
+
+def _as_prepared(model: ModelArgument | CompiledModel) -> CompiledModel | None:
+    module = sys.modules.get("nnfmq.runtime.compiled_model")  # there is no model if it has not been imported
+    return model if module is not None and isinstance(model, module.CompiledModel) else None
 
 
 def close_kept() -> None:
@@ -180,7 +188,7 @@ class _Kept:
 
 def _key(model: ModelArgument, shapes: _Shapes, signature: str | None) -> _Key:
     """Return what identifies a model: the file as it is now, the content, or the object."""
-    form = (*checked_shapes(shapes).items(), signature)
+    form = (*_checked(shapes).items(), signature)
     if isinstance(model, (bytes, bytearray, memoryview)):
         from hashlib import sha256  # few applications need it
 
@@ -188,6 +196,14 @@ def _key(model: ModelArgument, shapes: _Shapes, signature: str | None) -> _Key:
     if isinstance(model, (str, os.PathLike)):
         return (os.path.abspath(model), _identity(model), form)
     return (id(model), form)
+
+
+def _checked(shapes: _Shapes) -> _Shapes:
+    if not shapes:
+        return {}
+    from nnfmq.importers.file_format import checked_shapes
+
+    return checked_shapes(shapes)
 
 
 def _identity(path: str | os.PathLike[str]) -> _Key:
