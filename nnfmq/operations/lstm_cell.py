@@ -18,10 +18,10 @@ have the size of the auxiliary input, not of the input.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.operations.activation import logistic
 from nnfmq.operations.shapes import require
@@ -70,8 +70,7 @@ def gate_parameters(
     return tuple(weight(name.format(gate), type, optional=gate in optional) for gate in GATES)
 
 
-@dataclass(frozen=True, slots=True)
-class LstmTensors(Generic[T]):
+class LstmTensors(Struct, Generic[T], frozen=True):
     """The tensors of one cell, or their shapes; None if omitted."""
 
     input: Gates[T]
@@ -106,8 +105,7 @@ def _gates(tensors: Sequence[T | None]) -> Gates[T]:
 # -- constraints ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(Struct, frozen=True):
     """The sizes of a cell's tensors."""
 
     batch: int
@@ -176,8 +174,7 @@ def check_attributes(activation: int, cell_clip: float, projection_clip: float) 
 # -- computation ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class GateParams:
+class GateParams(Struct, frozen=True):
     """A gate's bias, peephole weights and layer norm weights."""
 
     bias: Array
@@ -195,8 +192,7 @@ class GateParams:
         return products + self.bias
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedLstmCell:
+class PreparedLstmCell(Struct, frozen=True):
     """A cell with packed weights: matrices that compute all gates' products together, and each gate's other parameters.
 
     `gates` are input, forget, cell and output, without the first if it is coupled to the forget gate. `represent` is

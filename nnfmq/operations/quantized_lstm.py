@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
@@ -75,8 +75,7 @@ def scale_quotient(*factors: float, by: float) -> float:
     return float(product / np.float32(by))
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledMatmul:
+class ScaledMatmul(Struct, frozen=True):
     """An exact product of quantized rows with a matrix, requantized."""
 
     matrix: Array
@@ -97,8 +96,7 @@ class ScaledMatmul:
         return fixed_point.multiply(wrapped, *self.multiplier)
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedLayerNorm:
+class QuantizedLayerNorm(Struct, frozen=True):
     """Layer normalization of int16 values, with the mean in Q10 and the inverse deviation as multiplier and shift."""
 
     weights: Ints
@@ -131,8 +129,7 @@ def _toward_zero(values: Ints, divisor: int) -> Ints:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedGate:
+class QuantizedGate(Struct, frozen=True):
     """The products, peephole, layer norm and activation table of one gate."""
 
     input: ScaledMatmul
@@ -154,8 +151,7 @@ class QuantizedGate:
 # -- the cell ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedQuantizedLstmCell:
+class PreparedQuantizedLstmCell(Struct, frozen=True):
     """A cell with packed weights; `gates` are input, forget, cell and output, without the first if it is coupled."""
 
     gates: tuple[QuantizedGate, ...]

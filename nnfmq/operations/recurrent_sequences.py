@@ -12,10 +12,10 @@ without weights instead of the input (parallel linking); one with weights is add
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import Array, Shape
@@ -34,8 +34,7 @@ def swap_time_batch(array: Array, time_major: bool) -> Array:
     return array if time_major else np.ascontiguousarray(array.swapaxes(0, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Linking:
+class Linking(Struct, frozen=True):
     """Shapes of the backward cell's input, and of the auxiliary input if it has weights."""
 
     backward: Shape

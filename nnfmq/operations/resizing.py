@@ -12,10 +12,10 @@ int8 is computed as uint8, because truncation rounds negative numbers the other 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
@@ -74,8 +74,7 @@ def _scale(size: int, new_size: int, align_corners: bool) -> np.float32:
     return np.float32(size) / np.float32(new_size)
 
 
-@dataclass(frozen=True, slots=True)
-class InterpolationTaps:
+class InterpolationTaps(Struct, frozen=True):
     """Linear interpolation along one axis: for each output position two input positions and their weights."""
 
     lower: Array

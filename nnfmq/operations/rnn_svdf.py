@@ -16,10 +16,10 @@ C11 and C12 are explained in `recurrent_sequences`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
@@ -71,8 +71,7 @@ def check_cell(rows: Shape, weights: Shape, recurrent: Shape, bias: Shape, hidde
     require(hidden == (rows[0], units), "C3", f"the hidden state has shape {hidden}, required is {(rows[0], units)}")
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRnnCell:
+class PreparedRnnCell(Struct, frozen=True):
     """An RNN cell with copied weights."""
 
     weights: Array

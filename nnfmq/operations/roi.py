@@ -13,10 +13,10 @@ rounded once; TFLite rounds each step. X1 to X3 are explained in `bounding_boxes
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
@@ -101,8 +101,7 @@ def _plan_roi(
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class SamplePoints:
+class SamplePoints(Struct, frozen=True):
     """Sample positions along one axis, (bins, samples): between pixels `low` and `high`, at `fraction`."""
 
     low: Array

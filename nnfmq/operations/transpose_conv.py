@@ -15,10 +15,10 @@ may be negative.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.hal.types import OperationType, PaddingScheme
@@ -29,8 +29,7 @@ from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import I32, V1_2, Array, Declaration, Run, Shape, Tensor, attribute, overload
 
 
-@dataclass(frozen=True, slots=True)
-class TransposedConvDimension:
+class TransposedConvDimension(Struct, frozen=True):
     """One axis of a transposed convolution: tap t of input i is added to output i · stride - padding_low + t.
 
     `size` is that of the kernel, `count` that of the output.

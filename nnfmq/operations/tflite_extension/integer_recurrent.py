@@ -11,10 +11,10 @@ SVDF   C11 shapes of input, weights, bias and state agree      C12 the rank divi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.operations import fixed_point
@@ -110,8 +110,7 @@ def plan_lstm(
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class _Projection:
+class _Projection(Struct, frozen=True):
     """The projection of hidden values to outputs; none if `product` is None."""
 
     product: ScaledMatmul | None

@@ -7,9 +7,9 @@ multiplies the sum by a multiplier that includes the division by the count.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.hal.types import OperationType as Op
 from nnfmq.operations import fixed_point, pool_2d, reduce_argmax, resizing
@@ -63,8 +63,7 @@ def plan_bilinear(
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class _FixedPointTaps:
+class _FixedPointTaps(Struct, frozen=True):
     """Two input positions for each output position, and the weight of the second in 1/1024."""
 
     lower: Ints

@@ -8,10 +8,10 @@ up; a 32-bit one as in `fixed_point`. LookupTable is TFLite's table of 513 value
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.hal.tflite_codes import TfliteOperation
@@ -89,8 +89,7 @@ def rounded(x: Array) -> Array:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class LookupTable:
+class LookupTable(Struct, frozen=True):
     """A function of an int16 value as 513 int16 values, between which it is linear."""
 
     values: Ints
