@@ -192,7 +192,7 @@ def test_N_API_15_a_negative_timeout_is_rejected(device: Device) -> None:
 
 @pytest.mark.parametrize("setter", SETTERS.values(), ids=SETTERS)
 @pytest.mark.parametrize("state", [finished, failed], ids=["finished", "failed"])
-def test_N_API_16_nothing_is_set_after_finish(
+def test_API_5_N_API_16_nothing_is_set_after_finish(
     stack: ExitStack, device: Device, setter: Callable[[CompilationBuilder], None], state: Callable[..., object]
 ) -> None:
     compilation = failed(stack, device) if state is failed else finished(stack, null_model(), device)

@@ -321,7 +321,9 @@ FORBIDDEN: dict[str, Callable[[], Model]] = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_a_model_that_the_hal_forbids_is_rejected_and_the_client_continues(name: str, client: ProtocolPeer) -> None:
+def test_VAL_1_a_model_that_the_hal_forbids_is_rejected_and_the_client_continues(
+    name: str, client: ProtocolPeer
+) -> None:
     assert statuses_with_pools(client, FORBIDDEN[name]()) == REJECTED
     assert goes_on(client)
 

@@ -405,6 +405,34 @@ def test_LIFE_5_a_hang_up_fails_all_pending_and_later_calls(
     assert isinstance(listing(connection, start).exception(LIMIT_S), DeadObject)
 
 
+class Completions:
+    """Handles the reply to a call, and keeps all that it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def set_result(self, result: object) -> None:
+        self.told.append(type(result))
+
+    def set_exception(self, error: NnfmqError) -> None:
+        self.told.append(type(error))
+
+
+def test_LIFE_5_a_call_is_completed_once_by_its_reply_or_by_the_end_of_the_driver(
+    connection: Connection, driver: ProtocolPeer
+) -> None:
+    replied, pending = Completions(), Completions()
+    for handler in (replied, pending):
+        connection.start_call(messages.ListDevices(connection.next_call_id()), messages.DeviceList, handler)
+    calls = [driver.receive(messages.ListDevices).call for _ in range(2)]
+    driver.send(messages.DeviceList(calls[0], ()))
+    until(lambda: bool(replied.told))
+    driver.close()
+    until(lambda: bool(pending.told))
+    connection.close()
+    assert (replied.told, pending.told) == ([messages.DeviceList], [DeadObject])
+
+
 def test_LIFE_5_a_call_to_a_dead_driver_raises_when_the_connection_knows(
     connection: Connection, driver: ProtocolPeer
 ) -> None:
