@@ -130,6 +130,27 @@ def test_BUR_4_a_driver_that_sleeps_is_woken_for_each_request(raw: Raw) -> None:
             assert raw.queues.execute(packet_for(ADD)).status is NONE
 
 
+@pytest.mark.parametrize("window_us", [0, 1_000_000])
+def test_BUR_4_a_driver_polls_only_if_its_environment_gives_it_a_window(
+    window_us: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNFMQ_BURST_SERVER_POLLING_WINDOW", str(window_us))
+    with (
+        nnfmq.connect(embedded=True) as client,
+        client.device("reference").prepare(ADD) as model,
+        model.burst() as burst,
+    ):
+
+        def polled() -> int:
+            burst.execute(ONE, TEN)
+            return client.statistics().clients[0].bursts[0].polled
+
+        if window_us:
+            until(lambda: polled() > 0, "a request arrives while the driver polls")
+        else:
+            assert [polled() for _ in range(20)] == [0] * 20
+
+
 def test_BUR_5_results_of_the_queue_s_length_arrive_whole(old_client: nnfmq.Client, resources: ExitStack) -> None:
     model = relus_model(3)  # information, three outputs of one dimension each, timing: 8 records
     made = Raw(old_client, resources, model, result_records=8)

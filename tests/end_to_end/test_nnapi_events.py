@@ -251,7 +251,7 @@ def test_API_11_a_burst_computes_a_series_of_executions(stack: ExitStack, compil
         assert found.tolist() == SUM
 
 
-def test_N_API_31_the_execution_and_the_burst_are_of_one_compilation(
+def test_N_API_31_the_execution_and_the_burst_are_of_one_finished_compilation(
     stack: ExitStack, device: Device, compilation: CompilationBuilder
 ) -> None:
     execution, found = adding(stack, compilation)
@@ -260,6 +260,11 @@ def test_N_API_31_the_execution_and_the_burst_are_of_one_compilation(
         execution.burst_compute(other)
     with pytest.raises(nnfmq.InvalidArgument, match="None"):
         execution.burst_compute(None)  # type: ignore[arg-type]
+    with (
+        CompilationBuilder(add_model(), [device]) as unfinished,
+        pytest.raises(nnfmq.BadState, match="is not finished"),
+    ):
+        BurstBuilder(unfinished)
     burst = BurstBuilder(compilation)
     burst.close()
     with pytest.raises(nnfmq.InvalidArgument, match="burst is closed"):

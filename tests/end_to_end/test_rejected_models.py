@@ -173,7 +173,7 @@ def test_N_MOD_23_operations_that_feed_each_other_are_rejected(client: ProtocolP
 
 
 @pytest.mark.parametrize("change", [1, -1], ids=["one more", "one less"])
-def test_N_MOD_8_a_wrong_number_of_consumers_is_rejected(driver: Daemon, change: int) -> None:
+def test_MOD_3_N_MOD_8_a_wrong_number_of_consumers_is_rejected(driver: Daemon, change: int) -> None:
     data = encode_model(two_adds())[0]
     with speaking(driver, "HIDL 1.3") as client:
         for operand in range(5):

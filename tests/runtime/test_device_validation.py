@@ -33,7 +33,15 @@ def test_N_BAS_3_valid_devices_are_kept_in_order() -> None:
         (extended("com.example.a", ELEMENT, ELEMENT), "EXT-1"),
         (extended("com.example.a", replace(ELEMENT, byte_size=0)), "EXT-1"),
     ],
-    ids=["version", "feature level", "model files", "data files", "extension's name", "type twice", "no bytes"],
+    ids=[
+        "DEV-4 version",
+        "feature level",
+        "DEV-6 model files",
+        "DEV-6 data files",
+        "extension's name",
+        "type twice",
+        "no bytes",
+    ],
 )
 def test_N_BAS_3_DEV_10_VAL_7_an_invalid_device_is_omitted_and_logged(
     bad: DeviceInfo, said: str, caplog: pytest.LogCaptureFixture

@@ -165,7 +165,7 @@ def test_N_MOD_8_aidl_has_no_numbers_of_consumers(kind: Any, speaking: Speaking)
 
 
 @every_interface
-def test_arguments_of_a_preparation_that_the_version_does_not_have_are_rejected(
+def test_DEV_13_arguments_of_a_preparation_that_the_version_does_not_have_are_rejected(
     level: L, client_of: Callable[[L], Client]
 ) -> None:
     client = client_of(level)
@@ -229,7 +229,7 @@ HINT = ExecutionConfig(
     [(ExecutionConfig(loop_timeout_ns=10**9), L.V1_3), (HINT, L.AIDL_V4)],
     ids=["loop timeout", "EXE-14 hints"],
 )
-def test_arguments_of_an_execution_that_the_version_does_not_have_are_rejected(
+def test_EXE_15_arguments_of_an_execution_that_the_version_does_not_have_are_rejected(
     config: ExecutionConfig, since: L, level: L, client_of: Callable[[L], Client], pools: tuple[Memory, Memory]
 ) -> None:
     prepared, request = prepare(client_of(level), ADD), models.request_for(ADD, pools)
@@ -298,7 +298,7 @@ def test_a_status_that_the_version_does_not_have_is_a_general_failure(
 
 
 @every_interface
-def test_a_version_without_bursts_rejects_them(level: L, client_of: Callable[[L], Client]) -> None:
+def test_DEV_13_EXE_15_a_version_without_bursts_rejects_them(level: L, client_of: Callable[[L], Client]) -> None:
     prepared = prepare(client_of(level), ADD)
     for since, configure in ((L.V1_2, prepared.burst), (L.AIDL_V1, prepared.aidl_burst)):
         if level >= since:
