@@ -216,7 +216,9 @@ def test_a_truncated_or_extended_packet_is_treated_alike(compiled: ModuleType, s
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("given", [bytearray(30), memoryview(bytes(48)), 48, "text", None, [1, 2]], ids=repr)
+@pytest.mark.parametrize(
+    "given", [bytearray(30), memoryview(bytes(48)), 48, "text", None, [1, 2]], ids=lambda given: type(given).__name__
+)
 def test_arguments_that_are_not_packets_are_treated_alike(compiled: ModuleType, name: str, given: Any) -> None:
     assert agree(compiled, name, given)
 

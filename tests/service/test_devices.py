@@ -354,7 +354,7 @@ def test_devices_of_plug_ins_come_after_configured_ones(loaded: Any) -> None:
         *(Hoarding, Fractional, BadlyExtended),
         *(dict, lambda: 1 / 0),
     ],
-    ids=str,
+    ids=lambda kind: kind.__name__,
 )
 def test_N_BAS_3_DEV_6_DEV_10_a_device_with_an_invalid_description_is_skipped(
     kind: Any, loaded: Any, caplog: pytest.LogCaptureFixture
