@@ -254,7 +254,7 @@ def test_omitted_bounds_are_the_last_finite_numbers(client: nnfmq.Client, opset:
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 1), ()])
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
-def test_a_sum_with_factor_0_is_left_out(client: nnfmq.Client, shape: Any, alpha: float) -> None:
+def test_a_matrix_with_factor_0_does_not_count(client: nnfmq.Client, shape: Any, alpha: float) -> None:
     each = case("Gemm", some(2, 4), some(4, 3), np.full(shape, INF, F32), alpha=alpha, beta=0.0)
     assert_right(client, each, expected(each.content(), each.fed()))
 

@@ -246,10 +246,10 @@ def kernel_taps(matrix: Array) -> tuple[Array, Array]:
     """
     is_near = matrix != 0
     counts = is_near.sum(axis=1)
-    most, first = int(counts.max()), is_near.argmax(axis=1)[:, None]
-    order = np.argsort(~is_near, axis=1, kind="stable")[:, :most]
-    order = np.where(np.arange(most) < counts[:, None], order, first)
-    times = np.where(order == first, 1 + most - counts[:, None], 1)
+    width, first = int(counts.max()), is_near.argmax(axis=1)[:, None]
+    order = np.argsort(~is_near, axis=1, kind="stable")[:, :width]
+    order = np.where(np.arange(width) < counts[:, None], order, first)
+    times = np.where(order == first, 1 + width - counts[:, None], 1)
     return order, np.take_along_axis(matrix, order, axis=1) / times
 
 
