@@ -1,8 +1,7 @@
-"""The results of model_bench.py: targets, the arithmetic of the report, tables and plots.
+"""The results of model_bench.py: targets, the arithmetic of the report, tables and a plot.
 
 Targets are limits for a metric of a runner, or for its ratio to the metric of the best baseline or of another runner.
-matplotlib draws the plots: a runner has the same colour in all of them, a dashed line is a target. The same report
-gives the same files.
+matplotlib draws the plot: a dashed line is a target. The same report gives the same files.
 """
 
 from __future__ import annotations
@@ -317,14 +316,13 @@ _TABLES: dict[str, Callable[[Any], Tables]] = {
 }
 
 
-# ---- plots
+# ---- the plot
 
 
 WIDTH, HEIGHT = 9.0, 4.2
 _BASELINE_COLORS = dict(zip(BASELINES, ("#d9822b", "#8a5fb0", "#4f8f4f"), strict=True))
 COLORS = {BURST: "#0b6e99", IN_PROCESS: "#7fbcd2", **_BASELINE_COLORS}
 _TARGET_LINE = {"color": "#b03030", "linestyle": "--", "linewidth": 1.2}
-_KINDS = ("#0b6e99", "#d9822b", "#8a5fb0", "#4f8f4f")
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "nnfmq",
@@ -337,28 +335,15 @@ _SETTINGS: Any = {
 }
 
 
-def draw(report: Mapping[str, Any], folder: Path, form: str = "svg") -> dict[str, str]:
-    """Draw the plots that the report has data for into `folder`; return the names of the files by plot."""
+def draw(report: Report, folder: Path) -> None:
+    """Draw models.svg into `folder`: p50 of each runner over the best baseline's; nothing without baselines."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    files = {}
-    with mpl.rc_context(_SETTINGS):
-        for name, make in _PLOTS.items():
-            chart = make(report)
-            if chart is not None:
-                files[name] = f"{name}.{form}"
-                metadata = {"Date": None} if form == "svg" else {"Software": None}
-                chart.savefig(folder / files[name], format=form, metadata=metadata, bbox_inches="tight", dpi=110)
-    return files
-
-
-def _axes(columns: int = 1, height: float = HEIGHT, rows: int = 1) -> tuple[Any, list[Any]]:
-    from matplotlib.figure import Figure  # pyplot would keep a reference to every figure
-
-    chart = Figure(figsize=(WIDTH, height), layout="constrained")
-    made = chart.subplots(rows, columns, squeeze=False)
-    return chart, list(made.flat)
+    rows = [row for row in report.get("models", []) if row["comparisons"][0]["best_baseline"]]
+    if rows:
+        with mpl.rc_context(_SETTINGS):
+            _models_chart(rows).savefig(folder / "models.svg", metadata={"Date": None}, bbox_inches="tight")
 
 
 def _short(name: str) -> str:
@@ -366,19 +351,19 @@ def _short(name: str) -> str:
     return short.replace("_int8_per_channel", "") + "\nint8 per channel" if "per_channel" in short else short
 
 
-def _plot_models(report: Mapping[str, Any]) -> Any:
-    """Draw bars of p50 over the best baseline's, above each other by number of threads; the target of each model."""
-    rows = [row for row in report.get("models", []) if row["comparisons"][0]["best_baseline"]]
-    if not rows:
-        return None
+def _models_chart(rows: Sequence[Report]) -> Any:
+    """Return bars of p50 over the best baseline's, above each other by number of threads; the target of each model."""
+    from matplotlib.figure import Figure  # pyplot would keep a reference to every figure
+
     counts = [row["threads"] for row in rows[0]["comparisons"]]
-    chart, panels = _axes(rows=len(counts), height=HEIGHT * (0.3 + 0.7 * len(counts)))
+    chart = Figure(figsize=(WIDTH, HEIGHT * (0.3 + 0.7 * len(counts))), layout="constrained")
+    panels = chart.subplots(len(counts), squeeze=False).flat
     for index, (axes, threads) in enumerate(zip(panels, counts, strict=True)):
         _draw_runners(axes, rows, index)
         axes.set_xticks(range(len(rows)), [_short(row["model"]) for row in rows])
         axes.set_ylabel(f"p50 / best baseline's p50\n{format_threads(threads)}; less is faster")
         axes.grid(axis="x", visible=False)
-    handles, labels = panels[0].get_legend_handles_labels()
+    handles, labels = chart.axes[0].get_legend_handles_labels()
     chart.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
     return chart
 
@@ -404,94 +389,3 @@ def _draw_runners(axes: Any, rows: Sequence[Mapping[str, Any]], index: int) -> N
 def _relative(row: Mapping[str, Any], comparison: Mapping[str, Any], kind: str) -> float:
     name = runner_name(kind, comparison["threads"])
     return row["runners"][name]["p50"] / comparison["baseline_us"] if name in row["runners"] else 0.0
-
-
-def _plot_cost(report: Mapping[str, Any]) -> Any:
-    rows = report.get("cost", [])
-    if not rows:
-        return None
-    chart, (axes,) = _axes(height=0.5 + 0.42 * len(rows))
-    labels = [f"{row['model']}, {row['threads']} thr." for row in rows]
-    bars = axes.barh(labels, [row["targets"][0]["value"] for row in rows], color=COLORS[BURST], height=0.6)
-    axes.bar_label(bars, fmt=" %.1f µs", fontsize=8)
-    axes.margins(x=0.15)  # space for labels, also of bars left of 0
-    axes.axvline(rows[0]["targets"][0]["limit"], label="target", **_TARGET_LINE)
-    axes.invert_yaxis()
-    axes.set_xlabel("burst p50 minus p50 of the same engine in another process, µs")
-    axes.grid(axis="y", visible=False)
-    return chart
-
-
-def _latency_against(what: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Return the function that draws latency by `what`: over the burst (line) and in process (dotted)."""
-
-    def make(report: Mapping[str, Any]) -> Any:
-        found = report.get("scaling")
-        if not found:
-            return None
-        chart, (axes,) = _axes()
-        for color, series in zip(_KINDS, found[what], strict=False):
-            values = [point[what] for point in series["points"]]
-            name = f"{series['operation']}, {series['type']}"
-            axes.plot(values, [p["burst_us"] for p in series["points"]], "o-", color=color, label=f"{name}: burst")
-            axes.plot(values, [p["in_process_us"] for p in series["points"]], ".:", color=color,
-                      label=f"{name}: in process")  # fmt: skip
-        _logarithmic(axes, values)
-        fixed = found["at"]["channels" if what == "size" else "size"]
-        axes.set_xlabel(
-            f"width and height in pixels, {fixed} channels" if what == "size" else f"channels, {fixed} × {fixed} pixels"
-        )
-        axes.set_ylabel("p50, µs")
-        chart.legend(loc="outside right upper", frameon=False)
-        return chart
-
-    return make
-
-
-def _logarithmic(axes: Any, values: Sequence[float]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(values, [f"{value:g}" for value in values])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def _plot_roofline(report: Mapping[str, Any]) -> Any:
-    found = report.get("roofline")
-    if not found:
-        return None
-    chart, (axes,) = _axes()
-    intensities = [row["intensity"] for row in found["models"]]
-    low, high = min(intensities) / 2, max(intensities) * 3
-    ceilings = found["ceilings"]
-    roofs = (("float32", ceilings["float32_operations_per_s"], _KINDS[0]),
-             ("quantized", ceilings["quantized_operations_per_s"], _KINDS[1]))  # fmt: skip
-    for name, ceiling, color in roofs:
-        if ceiling is not None:
-            axes.axhline(ceiling / 1e9, color=color, linewidth=1.2, label=f"{name}, from registers")
-    for name, style in (("cache", "-."), ("memory", ":")):
-        slope = ceilings[f"{name}_bytes_per_s"] / 1e9
-        axes.plot([low, high], [low * slope, high * slope], style, color="#777777", label=f"from {name}")
-    for number, row in enumerate(found["models"], 1):
-        color = _KINDS[1] if row["is_quantized"] else _KINDS[0]
-        place = row["intensity"], row["operations_per_s"] / 1e9
-        label = f"{number}  {_short(row['model'])}".replace("\n", " ")
-        axes.plot(*place, "o", color=color, markersize=12, label=label)
-        axes.annotate(str(number), place, ha="center", va="center", color="white", fontsize=8, fontweight="bold")
-    rates = [row["operations_per_s"] / 1e9 for row in found["models"]]
-    tops = [ceiling / 1e9 for _, ceiling, _ in roofs if ceiling is not None]
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(rates) / 3, max(tops) * 2))
-    axes.set_xlabel("operations per byte")
-    axes.set_ylabel("G operations / s, one thread")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-    chart.legend(loc="outside right upper", frameon=False)
-    return chart
-
-
-_PLOTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "models": _plot_models,
-    "cost": _plot_cost,
-    "size": _latency_against("size"),
-    "channels": _latency_against("channels"),
-    "roofline": _plot_roofline,
-}

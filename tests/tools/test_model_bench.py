@@ -489,7 +489,7 @@ def test_a_section_that_was_not_measured_has_no_table(report: dict[str, Any]) ->
 
 
 @needs_matplotlib
-def test_TST_10_the_plots_are_drawn_and_the_same_report_gives_the_same_bytes(
+def test_TST_10_the_plot_is_drawn_and_the_same_report_gives_the_same_bytes(
     report: dict[str, Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "report.json"
@@ -501,8 +501,7 @@ def test_TST_10_the_plots_are_drawn_and_the_same_report_gives_the_same_bytes(
         assert (done.returncode, done.stderr) == (0, "")
         written.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert written[0] == written[1]
-    plots = {name for name in written[0] if name.endswith(".svg")}
-    assert plots == {f"{name}.svg" for name in ("models", "cost", "size", "channels", "roofline")}
+    assert b"<svg" in written[0]["models.svg"]
     assert written[0]["model-cost.csv"].startswith(b"model,threads,cost,target,,burst \xc2\xb5s,")
 
 

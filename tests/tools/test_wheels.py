@@ -22,10 +22,9 @@ from pathlib import Path
 import man_pages
 import pytest
 from support.places import ROOT
-from wheels import build, command, elf_checks, interpreters, smoke_test, wheel_contents
-from wheels.build import Target
-from wheels.elf_checks import Binary
-from wheels.interpreters import BuildError, Python
+from wheels import build, checks, command
+from wheels.build import BuildError, Python, Target
+from wheels.checks import Binary
 
 PYTHON_312 = Python((3, 12, 1), Path("python3.12"))
 X86, ARM, PURE = Target(PYTHON_312, "x86_64"), Target(PYTHON_312, "aarch64"), Target(PYTHON_312, None)
@@ -58,22 +57,22 @@ def test_extension_modules_have_the_suffix_that_the_interpreter_expects() -> Non
 
 def test_the_newest_release_of_each_minor_version_is_used() -> None:
     old, new, other = (Python(release, Path("p")) for release in [(3, 12, 1), (3, 12, 10), (3, 11, 7)])
-    assert interpreters.newest_releases([old, new, other]) == [other, new]
+    assert build.newest_releases([old, new, other]) == [other, new]
 
 
 @pytest.mark.parametrize("path", ["/bin/false", "/nonexistent/python3.12"])
 def test_a_file_that_is_not_a_python_is_skipped(path: str) -> None:
-    assert interpreters.probe(Path(path)) is None
+    assert build.probe(Path(path)) is None
 
 
 def test_a_named_interpreter_that_is_not_supported_is_an_error() -> None:
     with pytest.raises(BuildError, match=r"false is not CPython 3\.11 or newer"):
-        interpreters.find_named(["false"])
+        build.find_named(["false"])
 
 
 def test_the_error_of_a_failed_command_has_the_end_of_its_output() -> None:
     with pytest.raises(BuildError, match=r"failed with exit status 3:\nthe problem"):
-        interpreters.run([sys.executable, "-c", "import sys; print('the problem', file=sys.stderr); sys.exit(3)"])
+        build.run([sys.executable, "-c", "import sys; print('the problem', file=sys.stderr); sys.exit(3)"])
 
 
 # ---------------------------------------------------------------------------------------------- contents
@@ -85,7 +84,7 @@ def record_row(name: str, data: bytes) -> str:
 
 
 def valid_files(target: Target) -> dict[str, bytes]:
-    files = dict.fromkeys(TRACKED, b"x = 1\n") | {f"{INFO}/{name}": b"" for name in wheel_contents.METADATA}
+    files = dict.fromkeys(TRACKED, b"x = 1\n") | {f"{INFO}/{name}": b"" for name in checks.METADATA}
     files |= {f"{MAN}/{name}": b".TH" for name in man_pages.page_names()}
     if target is X86:
         files[CORE] = b"\x7fELF"
@@ -104,7 +103,7 @@ def write_wheel(folder: Path, files: dict[str, bytes]) -> Path:
 
 @pytest.mark.parametrize("target", [X86, PURE], ids=["compiled", "pure"])
 def test_a_valid_wheel_has_no_problems(target: Target, tmp_path: Path) -> None:
-    assert wheel_contents.problems(write_wheel(tmp_path, valid_files(target)), target, TRACKED) == []
+    assert checks.content_problems(write_wheel(tmp_path, valid_files(target)), target, TRACKED) == []
 
 
 @pytest.mark.parametrize(
@@ -127,13 +126,13 @@ def test_a_valid_wheel_has_no_problems(target: Target, tmp_path: Path) -> None:
 def test_a_wheel_with_one_mutation_is_rejected(name: str, data: bytes | None, message: str, tmp_path: Path) -> None:
     files = valid_files(X86) | ({name: data} if data is not None else {})
     mutated = {path: content for path, content in files.items() if data is not None or path != name}
-    found = wheel_contents.problems(write_wheel(tmp_path, mutated), X86, TRACKED)
+    found = checks.content_problems(write_wheel(tmp_path, mutated), X86, TRACKED)
     assert [text for text in found if re.search(message, text)], found
 
 
 def test_a_file_that_is_not_a_zip_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "some.whl").write_bytes(b"PK, but not really")
-    assert re.search("cannot be read", " ".join(wheel_contents.problems(tmp_path / "some.whl", X86, TRACKED)))
+    assert re.search("cannot be read", " ".join(checks.content_problems(tmp_path / "some.whl", X86, TRACKED)))
 
 
 # ---------------------------------------------------------------------------------------------- binaries
@@ -156,7 +155,7 @@ def shared_object(tmp_path: Path) -> Path:
 
 
 def test_the_requirements_of_a_binary_are_read_from_it(shared_object: Path) -> None:
-    read = elf_checks.parse(shared_object.read_bytes())
+    read = checks.parse(shared_object.read_bytes())
     assert read.machine == {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[platform.machine()]
     assert {"libc.so.6", "libm.so.6"} <= read.libraries
     assert read.search_paths == ("/of/this/machine",)
@@ -166,8 +165,8 @@ def test_the_requirements_of_a_binary_are_read_from_it(shared_object: Path) -> N
 
 def test_each_problem_of_a_binary_is_reported(shared_object: Path) -> None:
     other = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
-    found = "\n".join(elf_checks.problems(elf_checks.parse(shared_object.read_bytes()), other, glibc=(2, 1)))
-    assert re.search(rf"^is for \w+, not {elf_checks.MACHINES[other]}$", found, re.MULTILINE)
+    found = "\n".join(checks.binary_problems(checks.parse(shared_object.read_bytes()), other, glibc=(2, 1)))
+    assert re.search(rf"^is for \w+, not {checks.MACHINES[other]}$", found, re.MULTILINE)
     assert re.search(r"^needs glibc 2\.\d+, the tag promises 2\.1$", found, re.MULTILINE)
     assert "needs ['missing'], which" in found
     assert "searches ['/of/this/machine']" in found
@@ -177,14 +176,14 @@ def test_versions_of_glibc_are_compared_as_numbers() -> None:
     versions = frozenset(["GLIBC_2.2.5", "GLIBC_2.9", "GLIBC_2.17"])
     read = Binary("EM_X86_64", frozenset(["libc.so.6"]), (), versions, frozenset(["PyList_New"]))
     assert read.glibc == (2, 17)
-    assert list(elf_checks.problems(read, "x86_64", glibc=(2, 17))) == []
-    assert list(elf_checks.problems(read, "x86_64", glibc=(2, 16))) == ["needs glibc 2.17, the tag promises 2.16"]
+    assert list(checks.binary_problems(read, "x86_64", glibc=(2, 17))) == []
+    assert list(checks.binary_problems(read, "x86_64", glibc=(2, 16))) == ["needs glibc 2.17, the tag promises 2.16"]
 
 
 @pytest.mark.parametrize(("library", "version"), [("libstdc++.so.6", "GLIBC_2.17"), ("libc.so.6", "CXXABI_1.3")])
 def test_a_binary_that_needs_more_than_glibc_is_rejected(library: str, version: str) -> None:
     read = Binary("EM_X86_64", frozenset([library]), (), frozenset([version]), frozenset())
-    assert len(list(elf_checks.problems(read, "x86_64"))) == 1
+    assert len(list(checks.binary_problems(read, "x86_64"))) == 1
 
 
 def compiles(source: str) -> bool:
@@ -213,7 +212,7 @@ def test_headers_of_another_data_model_are_rejected(line: str) -> None:
 
 
 def test_the_smoke_test_exchanges_every_record_between_two_processes() -> None:
-    report = json.loads(interpreters.run([sys.executable, smoke_test.SCRIPT, "500"]))
+    report = json.loads(build.run([sys.executable, checks.SCRIPT, "500"]))
     assert (report["records"], report["machine"]) == (500, platform.machine())
     assert report["core"] == report["codec"]
 
@@ -244,11 +243,11 @@ def test_a_wheel_for_aarch64_is_built_and_has_no_problems(tmp_path: Path) -> Non
     tree = build.export(tmp_path / "tree")
     (tmp_path / "out").mkdir()
     wheel = build.build(target, python.path, tree, tmp_path / "cache", tmp_path / "out")
-    assert wheel_contents.problems(wheel, target, build.package_files()) == []
-    modules = elf_checks.in_wheel(wheel)
+    assert checks.content_problems(wheel, target, build.package_files()) == []
+    modules = checks.in_wheel(wheel)
     cores = ["engines/compiled/_pool", "observe/_recorder", "queue/_core", "serialize/_codec"]
     assert sorted(modules) == [f"nnfmq/{core}" for core in cores]
-    assert [problem for module in modules.values() for problem in elf_checks.problems(module, "aarch64")] == []
+    assert [problem for module in modules.values() for problem in checks.binary_problems(module, "aarch64")] == []
 
 
 def _skip_without_build_tools() -> None:

@@ -2,7 +2,7 @@
 
 Wheels are built from HEAD, not from the working tree, with zig's C compiler and the symbols of an old glibc, so that
 they need only what their tag promises on whichever machine they are built. Builds are reproducible. Modules:
-`interpreters` (finds Pythons), `build` (source tree to wheel), `wheel_contents` and `elf_checks` (check files and
-extension modules), `smoke_test` (installs and uses a wheel), `command` (runs all of this and reports). Not supported:
+`build` (interpreters, source tree to wheel), `checks` (files, extension modules, smoke test), `command` (runs all of
+this and reports). Not supported:
 uploading, signing, musl, other systems.
 """

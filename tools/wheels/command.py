@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from wheels import build, interpreters, wheel_contents
-from wheels.build import ARCHITECTURES, Target
-from wheels.interpreters import ROOT, BuildError
+from wheels import build
+from wheels.build import ARCHITECTURES, ROOT, BuildError, Target
 
 REQUIRED_MODULES = ("ziglang", "auditwheel", "elftools")
 CHECKS = ("contents", "binaries", "auditwheel", "headers", "reproducible", "smoke test")
@@ -121,7 +120,7 @@ def _check_tools() -> None:
 
 
 def _make_plan(options: argparse.Namespace, work: Path) -> BuildPlan:
-    found = interpreters.find_named(options.python) or interpreters.find_all()
+    found = build.find_named(options.python) or build.find_all()
     if not found:
         raise BuildError("no supported Python with C headers and venv found; specify one with --python")
     if build.has_uncommitted_changes():
@@ -136,9 +135,9 @@ def _make_plan(options: argparse.Namespace, work: Path) -> BuildPlan:
 
 
 def _minor_version_of(command: str) -> str:
-    from wheels import smoke_test
+    from wheels import checks
 
-    return smoke_test.minor_version(command)
+    return checks.minor_version(command)
 
 
 def _build_all(plan: BuildPlan) -> list[WheelReport]:
@@ -156,14 +155,14 @@ def _build_and_check(plan: BuildPlan, target: Target) -> WheelReport:
         wheel = _build_in_round(plan, target, "first", plan.output)
     except BuildError as failure:
         return WheelReport(f"*-{target.tag}.whl", str(target.python), problems=(f"build: {failure}",))
-    checks: dict[str, str] = {}
+    found_of: dict[str, str] = {}
     problems: list[str] = []
     for name, check in _checks(plan, target, wheel).items():
         _log(f"  {name}")
-        checks[name], found = _run_check(check)
+        found_of[name], found = _run_check(check)
         problems += [f"{name}: {problem}" for problem in found]
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    return WheelReport(wheel.name, str(target.python), wheel.stat().st_size, digest, checks, tuple(problems))
+    return WheelReport(wheel.name, str(target.python), wheel.stat().st_size, digest, found_of, tuple(problems))
 
 
 def _build_in_round(plan: BuildPlan, target: Target, round_name: str, output: Path) -> Path:
@@ -185,36 +184,40 @@ Check = Callable[[], list[str] | str]
 
 
 def _checks(plan: BuildPlan, target: Target, wheel: Path) -> dict[str, Check]:
-    checks: dict[str, Check] = {"contents": lambda: wheel_contents.problems(wheel, target, build.package_files())}
+    from wheels import checks
+
+    made: dict[str, Check] = {"contents": lambda: checks.content_problems(wheel, target, build.package_files())}
     if target.architecture is not None:
-        checks |= _binary_checks(plan, target, wheel, target.architecture)
-    checks["reproducible"] = lambda: _check_reproducible(plan, target, wheel)
-    checks["smoke test"] = lambda: _smoke_test(plan, target, wheel)
-    return checks
+        made |= _binary_checks(plan, target, wheel, target.architecture)
+    made["reproducible"] = lambda: _check_reproducible(plan, target, wheel)
+    made["smoke test"] = lambda: _smoke_test(plan, target, wheel)
+    return made
 
 
 def _binary_checks(plan: BuildPlan, target: Target, wheel: Path, architecture: str) -> dict[str, Check]:
-    from wheels import elf_checks
+    from wheels import checks
 
     base = plan.work / "first"
     venv_python = base / f"{target.python.tag}-python" / "bin" / "python"
     return {
         "binaries": lambda: _binary_problems(plan, target, wheel, architecture),
-        "auditwheel": lambda: elf_checks.auditwheel_problems(wheel, architecture),
+        "auditwheel": lambda: checks.auditwheel_problems(wheel, architecture),
         "headers": lambda: build.check_headers(venv_python, architecture, base, base / "cache"),
     }
 
 
 def _binary_problems(plan: BuildPlan, target: Target, wheel: Path, architecture: str) -> list[str]:
     """Check each module, and that it needs the same Python symbols as the x86-64 module for the same release."""
-    from wheels import elf_checks
+    from wheels import checks
 
-    modules = elf_checks.in_wheel(wheel)
+    modules = checks.in_wheel(wheel)
     problems = [
-        f"{name} {problem}" for name, module in modules.items() for problem in elf_checks.problems(module, architecture)
+        f"{name} {problem}"
+        for name, module in modules.items()
+        for problem in checks.binary_problems(module, architecture)
     ]
     if Target(target.python, "x86_64") in plan.targets:
-        native = elf_checks.in_wheel(wheel.with_name(wheel.name.replace(architecture, "x86_64")))
+        native = checks.in_wheel(wheel.with_name(wheel.name.replace(architecture, "x86_64")))
         differ = [name for name in modules if native[name].undefined != modules[name].undefined]
         problems += [f"{name} needs other Python symbols than on x86-64" for name in differ]
     return problems
@@ -228,14 +231,14 @@ def _check_reproducible(plan: BuildPlan, target: Target, wheel: Path) -> list[st
 
 
 def _smoke_test(plan: BuildPlan, target: Target, wheel: Path) -> list[str] | str:
-    from wheels import smoke_test
+    from wheels import checks
 
     folder = plan.work / f"smoke-test-{target.tag}"
     if target.architecture != "aarch64":
-        return smoke_test.problems(wheel, target, folder)
+        return checks.smoke_test_problems(wheel, target, folder)
     if plan.aarch64_python is None or plan.aarch64_minor != target.python.minor:
         return f"no {target.architecture} Python {target.python.minor}"
-    return smoke_test.emulated_problems(wheel, target, plan.aarch64_python, folder)
+    return checks.emulated_problems(wheel, target, plan.aarch64_python, folder)
 
 
 def _run_check(check: Check) -> tuple[str, list[str]]:
