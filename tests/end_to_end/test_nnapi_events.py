@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -214,6 +215,22 @@ def test_FEN_6_the_duration_counts_from_the_last_dependency(stack: ExitStack, co
     execution, _ = adding(stack, compilation)
     with execution.start_compute_with_dependencies([], 0.0) as event, pytest.raises(nnfmq.MissedDeadline):
         event.wait()
+
+
+def test_API_8_the_fenced_durations_begin_with_the_end_of_the_last_dependency(
+    stack: ExitStack, compilation: CompilationBuilder
+) -> None:
+    execution, _ = adding(stack, compilation)
+    execution.set_measure_timing(True)
+    with Fence.create() as own, execution.start_compute_with_dependencies([imported(stack, own)]) as event:
+        end_ns = time.monotonic_ns() + 20_000_000
+        until(lambda: time.monotonic_ns() > end_ns, "the dependency takes 20 ms")
+        own.signal()
+        event.wait()
+    codes = (DurationCode.IN_DRIVER, DurationCode.FENCED_IN_DRIVER)
+    total_ns, fenced_ns = (execution.get_duration(code) for code in codes)
+    assert fenced_ns > 0
+    assert total_ns - fenced_ns > 10_000_000
 
 
 def test_API_7_before_hidl_1_3_the_call_itself_waits_for_the_fences(daemon: Daemon) -> None:
