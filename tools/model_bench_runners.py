@@ -286,7 +286,7 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
         device = client.device("compiled")
         begin = time.perf_counter()
         prepared = stack.enter_context(device.prepare(model, preference=SUSTAINED, timeout=job.limit_s))
-        require_machine_code(prepared.device, prepared.program)
+        require_machine_code(prepared.device, prepared.program, prepared.compiled_operations)
         details = {"prepare_s": time.perf_counter() - begin, "threads": len(job.cpus)}
         # When a burst is created, each process decides by the number of its allowed CPUs whether it polls.
         for pid in (0, client.worker_pid):

@@ -363,7 +363,7 @@ def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterat
         with suppress(OSError):
             os.sched_setaffinity(client.worker_pid, {max(os.sched_getaffinity(0))})
         prepared = client.device(device).prepare(loaded, preference="sustained_speed", timeout=120)
-        require_machine_code(device, prepared.program)
+        require_machine_code(device, prepared.program, prepared.compiled_operations)
         result |= {"program": prepared.program.name.lower(), "compiled_operations": prepared.compiled_operations}
         with prepared as model, model.burst() as burst:
             yield lambda arrays: burst.execute(*arrays, out=burst.outputs, timeout=60)

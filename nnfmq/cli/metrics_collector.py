@@ -153,6 +153,7 @@ def _driver_metrics(sample: DriverSample) -> Iterator[Metric]:
     yield GaugeMetricFamily("nnfmq_uptime_seconds", "How long the driver has run", statistics.uptime_ns / 1e9)
     yield GaugeMetricFamily("nnfmq_clients", "Clients of the driver", len(statistics.clients))
     yield CounterMetricFamily("nnfmq_rejected_clients", "Clients that were rejected", statistics.rejected_clients)
+    yield CounterMetricFamily("nnfmq_dead_workers", "Workers that were killed or crashed", statistics.dead_workers)
     limit = statistics.memory_limit_bytes
     yield GaugeMetricFamily("nnfmq_memory_limit_bytes", "What all clients may have together", limit)
     yield GaugeMetricFamily("nnfmq_cache_programs", "Compiled programs that workers share", cache.programs)

@@ -245,6 +245,7 @@ def driver_json(sample: DriverSample, cpu_share: float | None = None) -> dict[st
         "uptime_ns": statistics.uptime_ns,
         "clients": len(statistics.clients),
         "rejected_clients": statistics.rejected_clients,
+        "dead_workers": statistics.dead_workers,
         "cpu_share": None if cpu_share is None else round(cpu_share, 4),
         "resident_bytes": None if usage is None else usage.resident_bytes,
         "memory_limit_bytes": statistics.memory_limit_bytes or None,

@@ -163,6 +163,7 @@ def driver_lines(sample: DriverSample) -> list[tuple[str, str]]:
         ("memory", f"{size_text(None if usage is None else usage.resident_bytes)} resident"),
         ("charged", f"{size_text(charged)}{f' of {size_text(limit)}' if limit else ''}"),
         ("clients", f"{len(statistics.clients)}, {statistics.rejected_clients} rejected so far"),
+        ("workers", f"{statistics.dead_workers} died so far"),
         ("compiler", f"{'runs' if statistics.compile_server_pid else 'not running'}"),
         ("programs", f"{cache.programs} shared, {size_text(cache.size_bytes)} of {size_text(cache.limit_bytes)}"),
         ("lookups", f"{cache.lookups:,}, {cache.hits:,} found"),

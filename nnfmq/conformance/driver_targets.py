@@ -30,7 +30,7 @@ from nnfmq.conformance.targets import (
 from nnfmq.conformance.testmodels import Array
 from nnfmq.fence import Fence
 from nnfmq.hal.errors import DeadObject, InvalidArgument, NnfmqError, OutputInsufficientSize, status_for_error
-from nnfmq.hal.program_kind import require_machine_code
+from nnfmq.hal.program_kind import require_compiler_s_program
 from nnfmq.hal.types import (
     DataLocation,
     ExecutionConfig,
@@ -119,7 +119,7 @@ class Driver:
             in_shared_memory(model) as sent,
             device.prepare(sent, preference=_AS_COMPILED, timeout=TIMEOUT_S) as prepared,
         ):
-            require_machine_code(self._name, prepared.program)
+            require_compiler_s_program(self._name, prepared.program)
             if self._path == ALL_PATHS:
                 yield _OnEveryPath(self, prepared, has_specified_outputs(model))
             else:

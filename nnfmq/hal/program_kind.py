@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from nnfmq.hal.errors import GeneralFailure
 
-__all__ = ["ProgramKind", "require_machine_code"]
+__all__ = ["ProgramKind", "require_compiler_s_program", "require_machine_code"]
 
 
 class ProgramKind(IntEnum):
@@ -29,8 +29,21 @@ class ProgramKind(IntEnum):
         return self in (ProgramKind.COMPILED, ProgramKind.CACHED)
 
 
-def require_machine_code(device: str, program: ProgramKind) -> None:
-    """Check that what is measured or compared as the device `compiled` is machine code; nothing for other devices.
+def require_machine_code(device: str, program: ProgramKind, compiled_operations: int) -> None:
+    """Check that what is measured as the device `compiled` is machine code; nothing for other devices.
+
+    Raises:
+        GeneralFailure: If it is not, or if the interpreter executes all of its operations.
+    """
+    require_compiler_s_program(device, program)
+    if device == "compiled" and not compiled_operations:
+        raise GeneralFailure("the device compiled has prepared a program in which the interpreter executes everything")
+
+
+def require_compiler_s_program(device: str, program: ProgramKind) -> None:
+    """Check that what is compared as the device `compiled` is a program of the compiler; nothing for other devices.
+
+    It may have no operation for which the compiler has a kernel.
 
     Raises:
         GeneralFailure: If it is not.

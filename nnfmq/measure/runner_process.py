@@ -121,7 +121,7 @@ def _opened_driver(job: RunnerJob, model: Any, inputs: Sequence[Array]) -> Itera
             target = client if job.device is None else client.device(job.device)
             prepared = stack.enter_context(target.prepare(model, preference=_SUSTAINED, timeout=_PREPARE_S))
             if isinstance(prepared, PreparedModel):
-                require_machine_code(prepared.device, prepared.program)
+                require_machine_code(prepared.device, prepared.program, prepared.compiled_operations)
         details: dict[str, str | int | float] = {"device": prepared.device, "prepare_s": time.perf_counter() - begin}
         # A process with one CPU does not poll, which it decides when a burst is created: limit it afterwards.
         step, stages = stack.enter_context(opened_mode(job.runner, prepared))

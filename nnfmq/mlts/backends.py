@@ -130,7 +130,7 @@ class DriverBackend:
             device.prepare(loaded, preference=_SUSTAINED, timeout=TIMEOUT_S) as prepared,
             prepared.burst() as burst,
         ):
-            require_machine_code(prepared.device, prepared.program)
+            require_machine_code(prepared.device, prepared.program, prepared.compiled_operations)
             outputs = burst.outputs
             execute = partial(burst.execute, out=outputs, timeout=TIMEOUT_S)
             yield _BurstRunner(burst.inputs, outputs, execute, burst.reset_state)

@@ -50,10 +50,11 @@ class BurstBuilder(Uncopyable):
         """Require that the burst is one of this compiled model.
 
         Raises:
-            InvalidArgument: If it is another compilation's, or closed.
+            BadState: If it is closed.
+            InvalidArgument: If it is another compilation's.
         """
         if self._shared is None:
-            raise InvalidArgument("this burst is closed")
+            raise BadState("this burst is closed")
         if self._shared is not shared:
             raise InvalidArgument("the burst and the execution are of different compilations")
 

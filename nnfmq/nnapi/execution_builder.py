@@ -160,7 +160,7 @@ class ExecutionBuilder(ExecutionSetup):
         claim = object()
         try:
             if self._is_closed:
-                raise InvalidArgument(f"{function}: this execution is closed")
+                raise BadState(f"{function}: this execution is closed")
             self._progress.begin(function, claim)
             yield claim
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import BadState
 
 __all__ = ["UserCount"]
 
@@ -26,11 +26,11 @@ class UserCount:
         """Add a user, which calls `release` once.
 
         Raises:
-            InvalidArgument: If the last user has released it.
+            BadState: If the last user has released it.
         """
         with self._lock:
             if not self._count:
-                raise InvalidArgument(f"this {self._what} is closed")
+                raise BadState(f"this {self._what} is closed")
             self._count += 1
 
     def release(self) -> None:

@@ -141,6 +141,8 @@ class DriverStatistics:
         compile_server_pid: The process that compiles; 0 if none runs.
         compile_requests: Requests to it.
         rejected_clients: Clients that were rejected, because there were too many or no worker could be started.
+        dead_workers: Workers that have died: killed, by the kernel for their memory too, or crashed. Their clients
+            recover in another worker, if they recover.
         cache: The programs that clients share.
         clients: The clients, in the order of their slots.
     """
@@ -153,6 +155,7 @@ class DriverStatistics:
     compile_server_pid: int
     compile_requests: int
     rejected_clients: int
+    dead_workers: int
     cache: CacheStatistics
     clients: tuple[ClientStatistics, ...]
 
@@ -188,6 +191,7 @@ def read_statistics(area: memoryview) -> DriverStatistics:
         compile_server_pid=words[layout.COMPILE_SERVER_PID],
         compile_requests=words[layout.COMPILE_REQUESTS],
         rejected_clients=words[layout.REJECTED_CLIENTS],
+        dead_workers=words[layout.DEAD_WORKERS],
         cache=CacheStatistics(
             words[layout.CACHE_PROGRAMS],
             words[layout.CACHE_BYTES],

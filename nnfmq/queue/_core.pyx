@@ -22,7 +22,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint16_t, uint32_t, uint64_t, uintp
 
 import os
 
-from nnfmq.hal.errors import DeadObject, InvalidArgument, QueueCorrupted
+from nnfmq.hal.errors import BadState, DeadObject, InvalidArgument, QueueCorrupted
 
 cdef extern from "_atomics.h" nogil:
     ctypedef struct nnfmq_event:
@@ -158,7 +158,7 @@ cdef class EventFlagWord:
 
     cdef int acquire(self) except -1:
         if nnfmq_is_closing(&self.event):
-            raise InvalidArgument("the queue is closed")
+            raise BadState("the queue is closed")
         self.waiters += 1
         return 0
 
@@ -171,13 +171,13 @@ cdef class EventFlagWord:
     cdef int raise_if_cancelled(self) except -1:
         if nnfmq_is_cancelled(&self.event):
             if nnfmq_is_closing(&self.event):
-                raise InvalidArgument("the queue was closed during the wait")
+                raise BadState("the queue was closed during the wait")
             raise DeadObject("the process at the other end of the queue is gone")
         return 0
 
     cdef int check_open(self) except -1:
         if nnfmq_is_closing(&self.event):
-            raise InvalidArgument("the queue is closed")
+            raise BadState("the queue is closed")
         return 0
 
     def wake(self, uint32_t mask):
@@ -332,7 +332,7 @@ cdef class Ring:
 
     cdef int check_open(self) except -1:
         if not self.is_open or (self.lifetime is not None and nnfmq_is_closing(&self.lifetime.event)):
-            raise InvalidArgument("the queue is closed")
+            raise BadState("the queue is closed")
         return 0
 
     cdef int check_synchronized(self) except -1:

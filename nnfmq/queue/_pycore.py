@@ -26,7 +26,7 @@ from errno import EAGAIN, EINTR, ETIMEDOUT
 from time import monotonic_ns
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from nnfmq.hal.errors import DeadObject, InvalidArgument, QueueCorrupted
+from nnfmq.hal.errors import BadState, DeadObject, InvalidArgument, QueueCorrupted
 from nnfmq.queue.futex import (
     ALL_BITS,
     Atomics,
@@ -104,10 +104,10 @@ class EventFlagWord(Uncopyable):
         reliably: a signal handler may raise at the entry to a Python function, and the count would stay too high.
 
         Raises:
-            InvalidArgument: If the word is closed.
+            BadState: If the word is closed.
         """
         if self.is_closing:
-            raise InvalidArgument("the queue is closed")
+            raise BadState("the queue is closed")
         self.waiters += 1
 
     def finish_close(self) -> None:
@@ -121,9 +121,9 @@ class EventFlagWord(Uncopyable):
         return self._peer_death[0] != 0 or self.is_closing  # SYNC dead
 
     def raise_if_cancelled(self) -> None:
-        """Raise InvalidArgument if the word is being closed, DeadObject if the peer has died."""
+        """Raise BadState if the word is being closed, DeadObject if the peer has died."""
         if self.is_closing:
-            raise InvalidArgument("the queue was closed during the wait")
+            raise BadState("the queue was closed during the wait")
         if self._peer_death[0]:  # SYNC dead
             raise DeadObject("the process at the other end of the queue is gone")
 
@@ -287,7 +287,7 @@ class Ring(Uncopyable):
 
     def _check_open(self) -> None:
         if not self._is_open or (self._lifetime is not None and self._lifetime.is_closing):
-            raise InvalidArgument("the queue is closed")
+            raise BadState("the queue is closed")
 
     def _check_writable(self) -> None:
         self._check_open()

@@ -262,7 +262,8 @@ class _WaiterPool:
         """Make a thread wait for `request`; return the registration in use, which may be an existing one.
 
         Raises:
-            InvalidArgument: If the queue is closed, or another task waits for this direction of it.
+            BadState: If the queue is closed.
+            InvalidArgument: If another task waits for this direction of it.
             RuntimeError: If a thread cannot be started.
         """
         with self._lock:

@@ -44,7 +44,8 @@ class AwaitableQueue:
         Raises:
             DeadObject: If the peer has died.
             QueueCorrupted: If the counters are invalid.
-            InvalidArgument: If the queue is closed, or another task waits to read from it.
+            BadState: If the queue is closed.
+            InvalidArgument: If another task waits to read from it.
         """
         from nnfmq.queue import aio  # late, because asyncio costs more to import than this package
 
@@ -74,7 +75,8 @@ class AwaitableQueue:
         Raises:
             DeadObject: If the peer has died.
             QueueCorrupted: If the counters are invalid.
-            InvalidArgument: If the queue is closed, or another task waits to write to it.
+            BadState: If the queue is closed.
+            InvalidArgument: If another task waits to write to it.
         """
         from nnfmq.queue import aio
 

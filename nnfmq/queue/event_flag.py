@@ -57,7 +57,8 @@ class EventFlag(Uncopyable):
         Does nothing if `mask` is 0. Does not block.
 
         Raises:
-            InvalidArgument: If the flag is closed, or `mask` has more than 32 bits.
+            BadState: If the flag is closed.
+            InvalidArgument: If `mask` has more than 32 bits.
         """
         return self._word.wake(checked_mask(mask))
 
@@ -67,7 +68,8 @@ class EventFlag(Uncopyable):
         `deadline_ns` is in ns of the monotonic clock; None means no limit.
 
         Raises:
-            InvalidArgument: If the flag is closed, also during the wait; if `mask` is 0 or has more than 32 bits.
+            BadState: If the flag is closed, also during the wait.
+            InvalidArgument: If `mask` is 0 or has more than 32 bits.
             DeadObject: If the peer death flag is set.
             Exception: Any error that a signal handler raises.
         """
@@ -78,7 +80,7 @@ class EventFlag(Uncopyable):
         return self._word.wake_all()
 
     def close(self) -> None:
-        """End all waits with InvalidArgument and release the memory. Idempotent. Not for the event flag of a queue."""
+        """End all waits with BadState and release the memory. Idempotent. Not for the event flag of a queue."""
         self._word.close()
 
     def __enter__(self) -> Self:

@@ -19,7 +19,7 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
-from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
+from nnfmq.hal.errors import BadState, InvalidArgument, QueueCorrupted
 from nnfmq.memory import Memory
 from nnfmq.queue import descriptor_formats, layout
 from nnfmq.queue.awaitable_queue import AwaitableQueue
@@ -66,9 +66,9 @@ class MessageQueue(AwaitableQueue, Uncopyable):
     * ``receive_into(out, deadline_ns, window_ns) -> int``: the same into a writable buffer, as many whole records as
       fit; returns how many, 0 at the deadline.
 
-    They raise InvalidArgument if the queue is closed, has no event flag, or is unsynchronized, and QueueCorrupted if
-    the counters are invalid. The blocking ones raise DeadObject if the peer has died, InvalidArgument if another thread
-    closes the queue, and any error of a signal handler.
+    They raise BadState if the queue is closed, InvalidArgument if it has no event flag or is unsynchronized, and
+    QueueCorrupted if the counters are invalid. The blocking ones raise DeadObject if the peer has died, BadState if
+    another thread closes the queue, and any error of a signal handler.
 
     Attributes:
         descriptor: What a peer needs to attach, besides the fds of `memories` (see `fds`).
@@ -395,7 +395,7 @@ class MessageQueue(AwaitableQueue, Uncopyable):
     # ---- lifetime ----
 
     def close(self) -> None:
-        """Release the memory. Idempotent. Blocked threads raise InvalidArgument, and the last of them unmaps it."""
+        """Release the memory. Idempotent. Blocked threads raise BadState, and the last of them unmaps it."""
         ring, self._ring = self._ring, None
         if ring is not None:
             ring.close(self._release_memory)
@@ -417,7 +417,7 @@ class MessageQueue(AwaitableQueue, Uncopyable):
 
     def _open_ring(self) -> Ring:
         if self._ring is None:
-            raise InvalidArgument("the queue is closed")
+            raise BadState("the queue is closed")
         return self._ring
 
     def __enter__(self) -> Self:

@@ -184,7 +184,7 @@ class BurstPool(Uncopyable):
         return MissedDeadlineTransient(f"none of the {self.size} bursts of this pool became free within {timeout} s")
 
     def close(self) -> None:
-        """Close all bursts, lent ones too; waits up to 5 s for each execution in progress. Idempotent."""
+        """Close all bursts, those in use too; waits up to 5 s for each execution in progress. Idempotent."""
         self._is_closed = True
         self._tokens.put(None)
         self._resources.close()

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from nnfmq.runtime.prepare_arguments import NamedModel
     from nnfmq.serialize.repository_protocol import ModelEntry
 
-HasEnded: TypeAlias = Callable[[], bool]
+IsClosed: TypeAlias = Callable[[], bool]
 """Returns whether the client is closed, which ends a wait for a driver."""
-ConnectAgain: TypeAlias = "Callable[[int | None, HasEnded | None], Client]"
+ConnectAgain: TypeAlias = "Callable[[int | None, IsClosed | None], Client]"
 """Connects to the successor of a driver, before a deadline; waits until it listens, unless None."""
 StatusArgument: TypeAlias = DeviceStatus | Literal["available", "busy", "offline"]
 """A status, or its name."""
@@ -337,7 +337,7 @@ class Client(Uncopyable):
         if not self._connection.is_open and self._connect_again is not None:
             self._note_death()
             try:
-                new = self._connect_again(deadline_ns, self._has_ended if wait else None)
+                new = self._connect_again(deadline_ns, (lambda: self._is_closed) if wait else None)
                 self._replace_connection(new, deadline_ns)
             except DeviceUnavailable:
                 if self.is_embedded:
@@ -349,9 +349,6 @@ class Client(Uncopyable):
         if self._is_closed:  # by another thread, meanwhile
             self.close()
         return self._connection
-
-    def _has_ended(self) -> bool:
-        return self._is_closed
 
     def _note_death(self) -> None:
         """Count the death of the driver, once. Raises DeadObject if the next one may not be started yet."""
@@ -435,7 +432,7 @@ def _list_devices(connection: Connection, deadline_ns: int | None) -> list[Devic
     return valid_devices(connection.exchange(message, messages.DeviceList, (), deadline_ns).devices)
 
 
-def _refuse_repository(_deadline_ns: int | None, _has_ended: HasEnded, _has_listened: bool) -> Channel:
+def _refuse_repository(_deadline_ns: int | None, _is_closed: IsClosed, _has_listened: bool) -> Channel:
     raise DeviceUnavailable(
         "an embedded driver has no model repository: start a driver with `nnfmq serve --models DIR`, "
         "and connect to its socket"

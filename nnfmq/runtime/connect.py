@@ -24,7 +24,7 @@ from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S, INTERFACE, level_of
 from nnfmq.runtime.open_connections import CLOSED
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import Client, HasEnded
+    from nnfmq.runtime.client import Client, IsClosed
 
 _RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
 
@@ -49,16 +49,16 @@ def connect(
 
     An embedded driver still starts when this returns, so that an application can load its model meanwhile. The first
     call waits for it, and raises what `wait_ready` would raise. Where an event loop runs, the same holds for a driver
-    that listens.
+    that listens, and, with `wait`, for one that does not listen yet.
 
     Args:
         path: The socket of a driver.
         embedded: True = start an embedded driver without looking for another one; False = never start one.
         timeout: In seconds, also of an embedded driver's start; None = no limit.
         server_uid: The driver may also run as this user.
-        wait: Whether to wait for a driver that does not listen yet; none is started then (DEV-11). Blocks, in a task of
-            asyncio as well: `await asyncio.to_thread(nnfmq.connect, wait=True)`.
-        wait_ready: Whether to wait until an embedded driver has started.
+        wait: Whether to wait for a driver that does not listen yet; none is started then (DEV-11).
+        wait_ready: Whether to wait until an embedded driver has started. No effect where an event loop runs:
+            `async with` waits.
         interface: The HAL version of this connection: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to "AIDL v4". An older one
             has fewer calls, and rejects newer models (docs/reference/hal-versions.md).
         recover: Whether the client connects again after the driver has died, and prepares its models again (LIFE-6);
@@ -83,6 +83,10 @@ def connect(
     if embedded:
         return _connect_embedded(deadline_ns, wait_ready, options)
     socket_path = default_socket() if path is None else Path(path)
+    if wait and _has_event_loop():
+        from nnfmq.runtime.late_client import LateClient
+
+        return LateClient(partial(_connect_when_listening, socket_path, options, deadline_ns))
     if wait:
         return _connect_when_listening(socket_path, options, deadline_ns, lambda: False)
     try:
@@ -174,9 +178,9 @@ def _open_channel(path: Path, server_uid: int | None, deadline_ns: int | None) -
 
 
 def _connect_repository(
-    path: Path, server_uid: int | None, deadline_ns: int | None, has_ended: HasEnded, has_listened: bool
+    path: Path, server_uid: int | None, deadline_ns: int | None, is_closed: IsClosed, has_listened: bool
 ) -> Channel:
-    """Connect to the model repository of the driver at `path`; blocks while it is started again, until `has_ended()`.
+    """Connect to the model repository of the driver at `path`; blocks while it is started again, until `is_closed()`.
 
     If it does not listen, but there is a socket, or `has_listened` is True, it has died.
     """
@@ -192,20 +196,20 @@ def _connect_repository(
             if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
                 raise
         time.sleep(_RETRY_S)
-        if has_ended():
+        if is_closed():
             raise BadState(CLOSED)
 
 
-def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None, has_ended: HasEnded | None) -> Client:
-    if has_ended is None:
+def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed | None) -> Client:
+    if is_closed is None:
         return _connect_to(path, options, deadline_ns)
-    return _connect_when_listening(path, options, deadline_ns, has_ended)
+    return _connect_when_listening(path, options, deadline_ns, is_closed)
 
 
-def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | None, has_ended: HasEnded) -> Client:
+def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed) -> Client:
     """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes.
 
-    Raises BadState when `has_ended()`, asked every 20 ms: a lock could be held by what a signal interrupts.
+    Raises BadState when `is_closed()`, asked every 20 ms: a lock could be held by what a signal interrupts.
     """
     while True:
         try:
@@ -214,7 +218,7 @@ def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | No
             if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
                 raise
         time.sleep(_RETRY_S)
-        if has_ended():
+        if is_closed():
             raise BadState(CLOSED)
 
 
@@ -246,11 +250,11 @@ def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Optio
         connection.watch(process.pid)
         again = partial(_replace_embedded, options) if options.recover else None
         client = Client(connection, process, again, ClientCompilation(connect_cpu_driver))
-        if wait_ready:
+        if wait_ready and not _has_event_loop():
             connection.wait_until_ready(deadline_ns)
         undo.pop_all()
     return client
 
 
-def _replace_embedded(options: _Options, deadline_ns: int | None, _has_ended: HasEnded | None) -> Client:
+def _replace_embedded(options: _Options, deadline_ns: int | None, _is_closed: IsClosed | None) -> Client:
     return _connect_embedded(deadline_ns, True, options)

@@ -225,6 +225,7 @@ class WorkerProcesses:
         if ended.was_killed:
             _log.info("worker %d was killed after its client had exited", ended.process.pid)
         elif status:
+            self._statistics.add(layout.DEAD_WORKERS)
             _log.error("worker %d ended with status %d", ended.process.pid, status)
 
     def end_all(self) -> None:

@@ -95,6 +95,7 @@ def test_a_scrape_has_the_state_of_driver_and_clients() -> None:
     assert value(series, "nnfmq_uptime_seconds") == 10
     assert value(series, "nnfmq_clients") == 1
     assert value(series, "nnfmq_rejected_clients_total") == 2
+    assert value(series, "nnfmq_dead_workers_total") == 1
     assert value(series, "nnfmq_cache_hits_total") == 7
     assert value(series, "nnfmq_compile_server_up") == 1
     labels = {name: NAMES[name] for name in ("client", "pid")}

@@ -88,8 +88,8 @@ def test_a_call_whose_next_driver_does_not_reply_ends_when_the_client_is_closed(
     again, stopped = client._connect_again, []
     assert again is not None
 
-    def connect_to_a_stopped_one(deadline_ns: int | None, has_ended: Any) -> nnfmq.Client:
-        fresh = again(deadline_ns, has_ended)
+    def connect_to_a_stopped_one(deadline_ns: int | None, is_closed: Any) -> nnfmq.Client:
+        fresh = again(deadline_ns, is_closed)
         stopped.append(Process(fresh.worker_pid))
         stopped[0].stop()
         return fresh
@@ -129,7 +129,7 @@ def model(client: nnfmq.Client, daemon: Daemon, gate: Gate) -> Iterator[nnfmq.Pr
         until(lambda: not any(t.name == "nnfmq-cpu" for t in threading.enumerate()), "the preparation has ended")
 
 
-def _never(_deadline_ns: int | None, _has_ended: Any) -> NoReturn:
+def _never(_deadline_ns: int | None, _is_closed: Any) -> NoReturn:
     raise nnfmq.DeviceUnavailable("there is no driver")
 
 

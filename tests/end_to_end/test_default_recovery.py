@@ -184,8 +184,8 @@ def test_a_client_that_is_closed_while_a_model_is_prepared_again_keeps_no_driver
     again, go, started = client._connect_again, threading.Event(), threading.Event()
     assert again is not None
 
-    def slowly(deadline_ns: int | None, has_ended: Any) -> nnfmq.Client:
-        fresh = again(deadline_ns, has_ended)
+    def slowly(deadline_ns: int | None, is_closed: Any) -> nnfmq.Client:
+        fresh = again(deadline_ns, is_closed)
         started.set()
         assert go.wait(LIMIT_S)
         return fresh

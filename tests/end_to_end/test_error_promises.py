@@ -20,6 +20,8 @@ from support.stateful_models import stream
 
 import nnfmq
 from nnfmq.memory import Memory
+from nnfmq.queue import MessageQueue
+from nnfmq.queue.event_flag import EventFlag
 
 ONE, FOUR = np.ones(1, np.float32), np.ones(4, np.float32)
 GUIDE = (places.ROOT / "docs/how-to/handle-errors.md").read_text(encoding="utf-8")
@@ -130,7 +132,38 @@ CLOSABLE: dict[str, tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]] = {
         [lambda fence: fence.wait(0), lambda fence: fence.fileno()],
     ),
     "fenced execution": (lambda model: model.execute_fenced(ONE), [lambda fenced: fenced.result(LIMIT_S)]),
-    "runtime": (lambda model: nnfmq.Runtime([]), [lambda runtime: runtime.devices()]),
+    "fenced execution, awaited": (lambda model: model.execute_fenced(ONE), [lambda fenced: fenced.wait()]),
+    "runtime": (
+        lambda model: nnfmq.Runtime([]),
+        [
+            lambda runtime: runtime.devices(),
+            lambda runtime: runtime.device("reference"),
+            lambda runtime: runtime.prepare(null_model()),
+            lambda runtime: runtime.plan(null_model()),
+            lambda runtime: runtime.supported_operations(null_model(), ["reference"]),
+            lambda runtime: runtime.cpu.prepare(null_model()),
+        ],
+    ),
+    "request burst": (lambda model: model.request_burst(), [lambda burst: burst.execute(ONE)]),
+    "queue": (
+        lambda model: MessageQueue.create(8, 4),
+        [
+            lambda queue: queue.send(bytes(8)),
+            lambda queue: queue.receive(0, 0),
+            lambda queue: queue.receive_into(bytearray(8), 0, 0),
+            lambda queue: queue.counters(),
+            lambda queue: queue.begin_write(1),
+            lambda queue: queue.begin_read(1),
+            lambda queue: asyncio.run(queue.receive_async(0)),
+            lambda queue: queue.write(bytes(8)),
+            lambda queue: queue.read(1),
+            lambda queue: queue.available_to_read(),
+        ],
+    ),
+    "event flag": (
+        lambda model: EventFlag.from_buffer(memoryview(bytearray(8)), 0),
+        [lambda flag: flag.wait(1, 0), lambda flag: flag.wake(1)],
+    ),
 }
 
 

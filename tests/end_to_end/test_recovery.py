@@ -633,8 +633,8 @@ def test_LIFE_6_a_client_that_is_closed_while_it_recovers_keeps_no_driver() -> N
     started, go, again = threading.Event(), threading.Event(), client._connect_again
     assert again is not None
 
-    def slowly(deadline_ns: int | None, has_ended: Any) -> nnfmq.Client:
-        fresh = again(deadline_ns, has_ended)
+    def slowly(deadline_ns: int | None, is_closed: Any) -> nnfmq.Client:
+        fresh = again(deadline_ns, is_closed)
         started.set()
         go.wait(LIMIT_S)
         return fresh

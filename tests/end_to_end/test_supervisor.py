@@ -323,3 +323,15 @@ def test_an_idle_daemon_and_its_idle_workers_use_no_CPU(daemon: Daemon, client: 
     assert executes(client, 1)
     with Process(client.worker_pid) as worker:
         until(lambda: set(worker.states()) == {"S"} == set(daemon.process.states()), "all their threads sleep")
+
+
+def test_the_driver_counts_the_workers_that_die_and_not_those_whose_clients_leave(folder: Path) -> None:
+    with running_daemon(folder / "d.sock") as daemon, daemon.connect() as watching:
+        with daemon.connect(recover=True) as client:
+            with Process(client.worker_pid) as worker:
+                worker.kill()
+                worker.wait_for_end()
+            assert client.devices()
+            until(lambda: watching.statistics().dead_workers == 1, "the driver has counted it")
+        until(lambda: len(watching.statistics().clients) == 1, "the worker of the client has ended")
+        assert watching.statistics().dead_workers == 1

@@ -189,13 +189,15 @@ def test_a_model_says_what_executes_it_and_a_measurement_of_machine_code_rejects
     with held.daemon.connect() as client, client.device("compiled").prepare(NULL, preference=FAST) as model:
         assert (model.program, model.compiled_operations) == (ProgramKind.BASELINE, 0)
         with pytest.raises(nnfmq.GeneralFailure, match="a program of the kind BASELINE, not machine code"):
-            require_machine_code(model.device, model.program)
+            require_machine_code(model.device, model.program, 1)
     with plain.connect() as client:
         kinds = []
         for device in ("reference", "compiled", "compiled"):
             with client.device(device).prepare(logistics_model(2)) as model:
-                require_machine_code(device, model.program)
+                require_machine_code(device, model.program, model.compiled_operations)
                 kinds.append((model.program, model.compiled_operations))
+    with pytest.raises(nnfmq.GeneralFailure, match="the interpreter executes everything"):
+        require_machine_code("compiled", ProgramKind.COMPILED, 0)
     count = len(logistics_model(2).main.operations)
     assert kinds == [(ProgramKind.INTERPRETER, 0), (ProgramKind.COMPILED, count), (ProgramKind.CACHED, count)]
 

@@ -15,14 +15,14 @@ from nnfmq.observe.slot_writer import SlotWriter
 
 def test_the_header_tells_of_the_driver(area: memoryview) -> None:
     words = area.cast("Q")
-    for word in range(layout.MEMORY_LIMIT, layout.REJECTED_CLIENTS + 1):
+    for word in range(layout.MEMORY_LIMIT, layout.DEAD_WORKERS + 1):
         words[word] = 100 + word
     area[layout.DRIVER_VERSION * 8 : layout.DRIVER_VERSION * 8 + 5] = b"1.2.3"
     found = read_statistics(area)
     assert (found.pid, found.version, found.started_ns, found.clients) == (4321, "1.2.3", 1_000, ())
     assert found.uptime_ns == found.read_ns - 1_000
     assert (found.memory_limit_bytes, found.compile_server_pid, found.compile_requests) == (104, 110, 111)
-    assert found.rejected_clients == 112
+    assert (found.rejected_clients, found.dead_workers) == (112, 113)
     cache = found.cache
     assert (cache.limit_bytes, cache.programs, cache.size_bytes, cache.lookups, cache.hits) == (105, 106, 107, 108, 109)
 

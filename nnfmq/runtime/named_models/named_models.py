@@ -222,14 +222,11 @@ class NamedModels:
         before = self._connection
         if before is not None and before.is_open:
             return before
-        channel = self._connect(deadline_ns, self._has_ended, before is not None)
+        channel = self._connect(deadline_ns, lambda: self._is_closed, before is not None)
         self._connection = connection = RepositoryConnection.start(channel, self._on_change, self._on_lost)
         if self._is_closed:  # by another thread, meanwhile
             connection.close()
         return connection
-
-    def _has_ended(self) -> bool:
-        return self._is_closed
 
     # ------------------------------------------------------------------------------------------------ new versions
 

@@ -51,7 +51,7 @@ def client(executions: int = 0, **fields: Any) -> ClientStatistics:
 def driver(*clients: ClientStatistics, read_s: float = 11, **fields: Any) -> DriverStatistics:
     """Return a driver that started at 1 s, as read at `read_s`."""
     cache = CacheStatistics(3, 6 * MIB, 512 * MIB, 10, 7)
-    made = DriverStatistics(NO_PID + 2, "1.2.3", SECOND, int(read_s * SECOND), 1000 * MIB, 0, 4, 2, cache, clients)
+    made = DriverStatistics(NO_PID + 2, "1.2.3", SECOND, int(read_s * SECOND), 1000 * MIB, 0, 4, 2, 1, cache, clients)
     return replace(made, **fields)
 
 
