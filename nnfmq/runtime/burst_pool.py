@@ -1,6 +1,6 @@
 """BurstPool: bursts of one model that threads share.
 
-A burst executes one request at a time. The pool lends each burst to one thread at a time. The burst that was returned
+A burst executes one request at a time. The pool gives each burst to one thread at a time. The burst that was returned
 last is lent first: its receivers are the most likely still to poll.
 
 A loan ends with its `with` block, or when nothing refers to it any more, for instance because its thread has ended. The
@@ -162,7 +162,7 @@ class BurstPool(Uncopyable):
             return burst.execute(*inputs, out=out, measure=measure, timeout=remaining_s(deadline_ns))
 
     def put_back(self, lent: list[Burst]) -> None:
-        """Take the only burst out of `lent`; for loans."""
+        """Take the only burst out of the list; for loans."""
         try:
             self._free.extend(starmap(lent.pop, _ONCE))
         except IndexError:  # another thread has returned it meanwhile
