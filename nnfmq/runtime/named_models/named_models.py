@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -322,11 +322,20 @@ class NamedModels:
 
 def _check_arguments(name: str, version: int) -> None:
     """Raise InvalidArgument unless a request for this model and version can be sent."""
+    if not _is_a(ModelName, name):
+        allowed = "letters, digits, `_`, `.` and `-`, at most 64 characters, no `.` or `-` at the beginning"
+        raise InvalidArgument(f"{clipped(repr(name))} cannot be the name of a model: {allowed}")
+    if not _is_a(Version, version):
+        allowed = f"an integer from 1 to {2**31 - 1}, or 0 for the one that is served"
+        raise InvalidArgument(f"{clipped(repr(version))} cannot be a version of a model: {allowed}")
+
+
+def _is_a(type_: Any, value: object) -> bool:
     try:
-        msgspec.convert(name, ModelName)
-        msgspec.convert(version, Version)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{clipped(repr(name))}, version {version!r}, cannot be a model's: {error}") from error
+        msgspec.convert(value, type_)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _has_observers() -> bool:
