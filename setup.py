@@ -6,7 +6,7 @@ commands (`tools/man_pages.py`) and installed in share/man/man1.
 
 Every installation from a source tree, not only an editable one, leaves the compiled cores beside their sources as well:
 Python that runs in the tree imports the package from there, and would otherwise use the Python cores. Their file names
-contain the ABI, so those of several Pythons coexist. `nnfmq.core_selection` warns if the sources of one have changed.
+contain the ABI, so those of several Pythons coexist. `nnfmq.base.cores` warns if the sources of one have changed.
 """
 
 import runpy
@@ -51,7 +51,7 @@ class BuildInTree(build_ext):
 
     def _write_stamps(self) -> None:
         root = Path(__file__).resolve().parent
-        stamp = runpy.run_path(str(root / "nnfmq" / "build_stamp.py"))
+        stamp = runpy.run_path(str(root / "nnfmq" / "base" / "build_stamp.py"))
         for module in self.extensions:
             built = root / self.get_ext_filename(module.name)
             if built.is_file():

@@ -19,36 +19,34 @@ from nnfmq.hal import errors as _errors
 from nnfmq.hal.errors import *  # noqa: F403  its `__all__`, so that a new error is public as soon as it is defined
 
 if TYPE_CHECKING:
-    from nnfmq.audio import read_audio
-    from nnfmq.class_scores import ClassScore, read_labels, top_classes
-    from nnfmq.fence import Fence
-    from nnfmq.file_memory import FileMemory
+    from nnfmq.base.fence import Fence
+    from nnfmq.base.file_memory import FileMemory
+    from nnfmq.base.memory import Memory
+    from nnfmq.client.burst.controller import Burst
+    from nnfmq.client.burst.model_burst import ModelBurst
+    from nnfmq.client.burst.pool import BurstPool
+    from nnfmq.client.connection.client import Client
+    from nnfmq.client.connection.connect import connect
+    from nnfmq.client.connection.device import Device, DeviceInfo
+    from nnfmq.client.execution.asynchronous import PendingExecution
+    from nnfmq.client.execution.fenced import FencedExecution
+    from nnfmq.client.execution.reusable import Execution
+    from nnfmq.client.model.arrays import ExecutionInfo, Outputs
+    from nnfmq.client.model.buffer_allocation import allocate
+    from nnfmq.client.model.buffers import Buffer, copy
+    from nnfmq.client.model.compiled_model import CompiledModel
+    from nnfmq.client.model.prepared_model import PreparedModel
+    from nnfmq.client.named.models import ServedModel
+    from nnfmq.client.partitioned.devices import RuntimeDevice
+    from nnfmq.client.partitioned.runtime import Runtime
+    from nnfmq.client.run import run
     from nnfmq.hal.tensor_info import StateInfo, TensorInfo
     from nnfmq.hal.types import ExecutionPreference, FenceState
-    from nnfmq.images import read_photo
     from nnfmq.importers import LoadedModel, ModelMetadata, TensorMetadata, example_path, load
-    from nnfmq.memory import Memory
+    from nnfmq.media.audio import read_audio
+    from nnfmq.media.class_scores import ClassScore, read_labels, top_classes
+    from nnfmq.media.images import read_photo
     from nnfmq.model_builder.builder import ModelBuilder
-    from nnfmq.runtime.async_execution import PendingExecution
-    from nnfmq.runtime.buffer_allocation import allocate
-    from nnfmq.runtime.burst_controller import Burst
-    from nnfmq.runtime.burst_pool import BurstPool
-    from nnfmq.runtime.client import Client
-    from nnfmq.runtime.client_device import Device, DeviceInfo
-    from nnfmq.runtime.compiled_model import CompiledModel
-    from nnfmq.runtime.connect import connect
-    from nnfmq.runtime.devices.nnapi_runtime import Runtime
-    from nnfmq.runtime.devices.runtime_device import RuntimeDevice
-    from nnfmq.runtime.execution_result import ExecutionInfo
-    from nnfmq.runtime.fenced_execution import FencedExecution
-    from nnfmq.runtime.managed_buffer import Buffer
-    from nnfmq.runtime.memory_copy import copy
-    from nnfmq.runtime.model_burst import ModelBurst
-    from nnfmq.runtime.named_models.served_model import ServedModel
-    from nnfmq.runtime.one_call import run
-    from nnfmq.runtime.outputs import Outputs
-    from nnfmq.runtime.prepared_model import PreparedModel
-    from nnfmq.runtime.reusable_execution import Execution
 
     __version__: str
 
@@ -99,42 +97,42 @@ __all__.sort()
 
 if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__getattr__`
     _MODULES = {
-        "Burst": "nnfmq.runtime.burst_controller",
-        "ExecutionInfo": "nnfmq.runtime.execution_result",
-        **dict.fromkeys(("Device", "DeviceInfo"), "nnfmq.runtime.client_device"),
+        "Burst": "nnfmq.client.burst.controller",
+        "ExecutionInfo": "nnfmq.client.model.arrays",
+        **dict.fromkeys(("Device", "DeviceInfo"), "nnfmq.client.connection.device"),
         **dict.fromkeys(("LoadedModel", "ModelMetadata", "TensorMetadata", "example_path", "load"), "nnfmq.importers"),
-        "Buffer": "nnfmq.runtime.managed_buffer",
-        "BurstPool": "nnfmq.runtime.burst_pool",
-        "Client": "nnfmq.runtime.client",
-        "CompiledModel": "nnfmq.runtime.compiled_model",
-        "connect": "nnfmq.runtime.connect",
-        "copy": "nnfmq.runtime.memory_copy",
-        "allocate": "nnfmq.runtime.buffer_allocation",
-        "Execution": "nnfmq.runtime.reusable_execution",
-        "Fence": "nnfmq.fence",
+        "Buffer": "nnfmq.client.model.buffers",
+        "BurstPool": "nnfmq.client.burst.pool",
+        "Client": "nnfmq.client.connection.client",
+        "CompiledModel": "nnfmq.client.model.compiled_model",
+        "connect": "nnfmq.client.connection.connect",
+        "copy": "nnfmq.client.model.buffers",
+        "allocate": "nnfmq.client.model.buffer_allocation",
+        "Execution": "nnfmq.client.execution.reusable",
+        "Fence": "nnfmq.base.fence",
         **dict.fromkeys(("ExecutionPreference", "FenceState"), "nnfmq.hal.types"),
-        "FencedExecution": "nnfmq.runtime.fenced_execution",
-        "FileMemory": "nnfmq.file_memory",
-        "Memory": "nnfmq.memory",
+        "FencedExecution": "nnfmq.client.execution.fenced",
+        "FileMemory": "nnfmq.base.file_memory",
+        "Memory": "nnfmq.base.memory",
         "ModelBuilder": "nnfmq.model_builder.builder",
-        "ModelBurst": "nnfmq.runtime.model_burst",
-        "Outputs": "nnfmq.runtime.outputs",
-        "PendingExecution": "nnfmq.runtime.async_execution",
-        "PreparedModel": "nnfmq.runtime.prepared_model",
-        "Runtime": "nnfmq.runtime.devices.nnapi_runtime",
-        "RuntimeDevice": "nnfmq.runtime.devices.runtime_device",
-        "ServedModel": "nnfmq.runtime.named_models.served_model",
-        "run": "nnfmq.runtime.one_call",
-        "read_audio": "nnfmq.audio",
-        "read_photo": "nnfmq.images",
-        **dict.fromkeys(("ClassScore", "read_labels", "top_classes"), "nnfmq.class_scores"),
+        "ModelBurst": "nnfmq.client.burst.model_burst",
+        "Outputs": "nnfmq.client.model.arrays",
+        "PendingExecution": "nnfmq.client.execution.asynchronous",
+        "PreparedModel": "nnfmq.client.model.prepared_model",
+        "Runtime": "nnfmq.client.partitioned.runtime",
+        "RuntimeDevice": "nnfmq.client.partitioned.devices",
+        "ServedModel": "nnfmq.client.named.models",
+        "run": "nnfmq.client.run",
+        "read_audio": "nnfmq.media.audio",
+        "read_photo": "nnfmq.media.images",
+        **dict.fromkeys(("ClassScore", "read_labels", "top_classes"), "nnfmq.media.class_scores"),
         **dict.fromkeys(("StateInfo", "TensorInfo"), "nnfmq.hal.tensor_info"),
     }
 
     def __getattr__(name):
         """Import a public name when it is first used, and store it in the module."""
         if name == "__version__":
-            from nnfmq.installed_version import installed_version
+            from nnfmq.base.packages import installed_version
 
             return globals().setdefault(name, installed_version("nnfmq") or "0+unknown")
         if name not in _MODULES:

@@ -13,11 +13,11 @@ import sys
 def _start() -> int:
     if sys.argv[1:2] == ["--embedded"]:
         gc.disable()  # until the driver serves
-        from nnfmq.service.embedded_main import main as serve_embedded
+        from nnfmq.driver.process.embedded import main as serve_embedded
 
         serve_embedded(int(sys.argv[2]))  # never returns
     if sys.argv[1:2] == ["--compile"]:
-        from nnfmq.service.detached_compile import main as compile_models
+        from nnfmq.driver.compilation.unfinished import main as compile_models
 
         return compile_models(sys.argv[2:])
     from nnfmq.cli import main

@@ -24,7 +24,7 @@ from support.ray_cluster import output_of_ray, ray_folder, require_ray
 
 import nnfmq
 from nnfmq.hal import errors
-from nnfmq.repository.version_options import read_options
+from nnfmq.repository.version_import import read_options
 from nnfmq.serialize.repository_protocol import ModelState
 
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])

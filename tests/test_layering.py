@@ -41,30 +41,30 @@ def test_every_part_of_the_package_is_in_the_table() -> None:
 
 
 def test_client_and_driver_do_not_import_each_other() -> None:
-    assert "service" not in layering.LAYERS["runtime"]
-    assert "runtime" not in layering.LAYERS["service"]
+    assert "driver" not in layering.LAYERS["client"]
+    assert "client" not in layering.LAYERS["driver"]
 
 
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("hal.types", "from nnfmq.memory import Memory"),
+        ("hal.types", "from nnfmq.base.memory import Memory"),
         ("queue.core", "from nnfmq.hal.types import Model"),
         ("queue.core", "from nnfmq.hal import types"),
         ("queue.core", "from ..hal import types"),
-        ("runtime.client", "def f():\n    import nnfmq.service.session"),
+        ("client.run", "def f():\n    import nnfmq.driver.session.session"),
         (
-            "service.session",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from nnfmq.runtime import client",
+            "driver.session.session",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from nnfmq.client import client",
         ),
-        ("service.session", "from nnfmq import runtime"),
-        ("service.session", "import importlib\nimportlib.import_module('nnfmq.importers.tflite')"),
-        ("service.session", "import nnfmq"),
-        ("memory", "from nnfmq import connect"),
-        ("memory", "from . import channel"),
-        ("serialize.packets", "from nnfmq.serialize import datum\nfrom nnfmq.queue import layout"),
-        ("observe.log", "from nnfmq.hal.errors import NnfmqError"),
-        ("", "from nnfmq.service.device import DeviceBase"),
+        ("driver.session.session", "from nnfmq import client"),
+        ("driver.session.session", "import importlib\nimportlib.import_module('nnfmq.importers.tflite.model')"),
+        ("driver.session.session", "import nnfmq"),
+        ("base.memory", "from nnfmq import connect"),
+        ("hal.errors", "from nnfmq.base import channel"),
+        ("serialize.packets", "from nnfmq.serialize import packets\nfrom nnfmq.queue import layout"),
+        ("observe.log", "from nnfmq.base.memory import Memory"),
+        ("", "from nnfmq.driver.devices.device import DeviceBase"),
         ("plugins", "import sys"),
     ],
 )
@@ -77,9 +77,9 @@ def test_an_import_upward_is_found(module: str, text: str) -> None:
     [
         ("queue.core", "from nnfmq.hal import errors\nfrom nnfmq.hal.errors import QueueCorrupted"),
         ("queue.core", "from nnfmq.queue.layout import compute_layout\nfrom nnfmq.observe import logging"),
-        ("cli.run", "import nnfmq\nfrom nnfmq.service.supervisor import serve"),
-        ("", "from nnfmq.runtime.connect import connect\nfrom nnfmq.importers import tflite"),
-        ("runtime.client", "import numpy as np\nimport nnfmqtools"),
+        ("cli.run", "import nnfmq\nfrom nnfmq.driver.process.supervisor import serve"),
+        ("", "from nnfmq.client.connection.connect import connect\nfrom nnfmq.importers import tflite"),
+        ("client.run", "import numpy as np\nimport nnfmqtools"),
     ],
 )
 def test_an_import_downward_is_allowed(module: str, text: str) -> None:
@@ -92,9 +92,7 @@ def test_a_relative_import_of_a_package_starts_at_the_package() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "line", ["import nnfmq.service", "from nnfmq.service cimport x", "    from nnfmq import runtime"]
-)
+@pytest.mark.parametrize("line", ["import nnfmq.driver", "from nnfmq.driver cimport x", "    from nnfmq import client"])
 def test_imports_of_a_cython_file_are_read(line: str) -> None:
     text = f"cdef extern from 'x.h':\n    pass\n{line}"
     assert complaints(layering.upward_imports, [Source("queue._core", text, is_cython=True)]) != []
@@ -126,19 +124,19 @@ def test_a_package_that_imports_its_modules_is_no_cycle() -> None:
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("runtime.client", "import socket"),
-        ("service.supervisor", "def f():\n    from socket import socketpair"),
-        ("service.supervisor", "peer.recvmsg(1)"),
+        ("client.run", "import socket"),
+        ("driver.process.supervisor", "def f():\n    from socket import socketpair"),
+        ("driver.process.supervisor", "peer.recvmsg(1)"),
         ("queue._pycore", "import mmap"),
-        ("channel", "import os\nos.memfd_create('x')"),
-        ("channel", "from os import memfd_create as m\nx = memfd_create"),
+        ("base.channel", "import os\nos.memfd_create('x')"),
+        ("base.channel", "from os import memfd_create as m\nx = memfd_create"),
         ("serialize.control_protocol", "import pickle"),
-        ("service.session", "import multiprocess"),
-        ("service.supervisor", "import multiprocessing.connection"),
-        ("service.session", "import subprocess"),
-        ("service.compile_jobs", "import os\nos.fork()"),
+        ("driver.session.session", "import multiprocess"),
+        ("driver.process.supervisor", "import multiprocessing.connection"),
+        ("driver.session.session", "import subprocess"),
+        ("driver.compilation.jobs", "import os\nos.fork()"),
         ("engines.compiled.jit", "from os import fork\nfork()"),
-        ("memory", "import ctypes"),
+        ("base.memory", "import ctypes"),
     ],
 )
 def test_an_import_of_a_private_module_is_found(module: str, text: str) -> None:
@@ -148,11 +146,11 @@ def test_an_import_of_a_private_module_is_found(module: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("channel", "import socket"),
-        ("memory", "import mmap, os\nos.memfd_create('x')"),
+        ("base.channel", "import socket"),
+        ("base.memory", "import mmap, os\nos.memfd_create('x')"),
         ("queue._pycore", "import ctypes"),
-        ("service.child_process", "import os\nos.fork()"),
-        ("runtime.embedded_driver", "import subprocess"),
+        ("driver.process.children", "import os\nos.fork()"),
+        ("client.connection.embedded", "import subprocess"),
     ],
 )
 def test_an_import_of_the_public_module_is_allowed(module: str, text: str) -> None:

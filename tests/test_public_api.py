@@ -153,7 +153,7 @@ def test_importing_nnfmq_loads_no_heavy_module(tmp_path: Path) -> None:
 
 def test_importing_nnfmq_loads_neither_numpy_nor_client_modules(tmp_path: Path) -> None:
     loaded = in_a_new_python("import json, sys, nnfmq; print(json.dumps(list(sys.modules)))", tmp_path)
-    assert [name for name in ("numpy", "msgspec", "nnfmq.channel", "nnfmq.runtime") if name in loaded] == []
+    assert [name for name in ("numpy", "msgspec", "nnfmq.base.channel", "nnfmq.client") if name in loaded] == []
 
 
 def test_a_client_that_loads_and_executes_a_model_imports_nothing_of_the_driver(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_a_client_that_loads_and_executes_a_model_imports_nothing_of_the_driver(
         "nnfmq.connect, nnfmq.Burst, nnfmq.PreparedModel; print(json.dumps(list(sys.modules)))"
     )
     loaded = in_a_new_python(code, tmp_path)
-    unwanted = [f"nnfmq.{part}" for part in ("operations", "engines", "service")]
-    unwanted += ["zipfile", "html", "shutil", "subprocess", "numpy.ma", "nnfmq.execution_observers"]
+    unwanted = [f"nnfmq.{part}" for part in ("operations", "engines", "driver")]
+    unwanted += ["zipfile", "html", "shutil", "subprocess", "numpy.ma", "nnfmq.observe.executions"]
     assert [name for name in unwanted if name in loaded] == []
 
 
@@ -172,7 +172,7 @@ def test_a_client_that_loads_and_executes_a_model_imports_nothing_of_the_driver(
 def test_importing_another_runtime_s_interface_loads_only_what_starts_a_driver(module: str, tmp_path: Path) -> None:
     code = f"import json, sys, nnfmq.compat.{module}; print(json.dumps(list(sys.modules)))"
     loaded = in_a_new_python(code, tmp_path)
-    unwanted = ("msgspec", "onnx", "nnfmq.importers", "nnfmq.runtime.client", "subprocess")
+    unwanted = ("msgspec", "onnx", "nnfmq.importers", "nnfmq.client.connection.client", "subprocess")
     assert [name for name in unwanted if name in loaded] == []
 
 
@@ -196,7 +196,7 @@ interpreter = Interpreter(str(Path(nnfmq.__file__).parent / "data" / "digits.tfl
 print(json.dumps(events))
 """
     events = in_a_new_python(code, tmp_path)
-    for later in ("nnfmq.runtime.client", "nnfmq.importers", "nnfmq.importers.tflite"):
+    for later in ("nnfmq.client.connection.client", "nnfmq.importers", "nnfmq.importers.tflite.model"):
         assert events.index("driver") < events.index(later), later
 
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nnfmq.base.processes import descendants
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.measure.failures import BenchmarkFailed
-from nnfmq.observe.process_usage import descendants
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
 
 Report = dict[str, Any]
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "performance"

@@ -20,10 +20,10 @@ from itertools import pairwise
 from typing import Any
 
 import nnfmq
-from nnfmq.execution_plan.plan import MAIN, ExecutionPlan, ExecutionStep, OperandKey
+from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
-from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
+from nnfmq.planning.plan import MAIN, ExecutionPlan, ExecutionStep, OperandKey
 
 SIZES = (1024, 4096, 1 << 20)
 _WARM_UP = 200

@@ -51,6 +51,7 @@ from bench_support import (
 from generated_models import generate_model
 
 import nnfmq
+from nnfmq.base.processes import descendants
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.hal.types import (
     DataLocation,
@@ -63,15 +64,14 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
 )
-from nnfmq.measure import cpu_pinning
-from nnfmq.measure.failures import BenchmarkFailed
-from nnfmq.measure.listening_driver import Daemon, started_daemon
-from nnfmq.measure.load_report import cpu_model
-from nnfmq.measure.percentiles import percentile
-from nnfmq.observe.process_usage import descendants
+from nnfmq.lab import placement
+from nnfmq.lab.bench.report import cpu_model
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.listening_driver import Daemon, started_daemon
+from nnfmq.lab.statistics import percentile
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import Client
+    from nnfmq.client.connection.client import Client
 
 
 # ---- what the clients do
@@ -102,7 +102,7 @@ def phase_main(connection: Connection, job: PhaseJob) -> None:
     """
     set_time_limit(job.limit_s)
     if job.cpus:
-        cpu_pinning.pin_to(0, job.cpus)
+        placement.pin_to(0, job.cpus)
     work = PHASES[job.phase](job)
     try:
         connection.send((os.getpid(), next(work)))
@@ -179,7 +179,7 @@ def decoding(job: PhaseJob) -> Work:
 
 def write_message(path: Path, message_bytes: int) -> None:
     """Write an encoded model of at least `message_bytes` to `path`."""
-    from nnfmq.serialize.model_codec import encode_model
+    from nnfmq.serialize.models import encode_model
 
     operand = Operand(OperandType.TENSOR_FLOAT32, (1, 2, 3, 4), 0.0, 0, LifeTime.TEMPORARY_VARIABLE)
 
@@ -256,8 +256,8 @@ def silent_main(connection: Connection, socket: str, count: int, limit_s: int) -
     The first half is opened at once; then "half" is sent, and the second half opened, while the parent goes on. At the
     end the number of the opened connections is sent.
     """
-    from nnfmq.channel import Channel
-    from nnfmq.deadlines import deadline_after
+    from nnfmq.base.channel import Channel
+    from nnfmq.base.deadlines import deadline_after
 
     set_time_limit(limit_s)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -320,8 +320,8 @@ def neighbour_main(connection: Connection, job: PhaseJob) -> None:
     set_time_limit(job.limit_s)
     try:
         with _connect(job) as client:
-            cpu_pinning.pin_to(0, job.cpus)
-            cpu_pinning.pin_to(client.worker_pid, job.cpus)
+            placement.pin_to(0, job.cpus)
+            placement.pin_to(client.worker_pid, job.cpus)
             with _small_burst(client) as burst:
                 connection.send(client.worker_pid)
                 while True:
@@ -572,12 +572,12 @@ def neighbour(plan: IsolationPlan) -> list[dict[str, Any]]:
     Raises:
         BenchmarkFailed: If this process may use only one CPU.
     """
-    cpus = cpu_pinning.two_cpus()
+    cpus = placement.two_cpus()
     if cpus is None or cpus.client is None or cpus.driver is None:
         raise BenchmarkFailed("section neighbour needs two CPUs")
     others, own = cpus.client, cpus.driver
     _pin_driver(plan, {others})
-    cpu_pinning.pin_to(0, {others})
+    placement.pin_to(0, {others})
     try:
         job = replace(plan.job, cpus=(own,))
         with started_processes([(neighbour_main, (job,))], duplex=True, context=plan.context) as (connection,):
@@ -586,8 +586,8 @@ def neighbour(plan: IsolationPlan) -> list[dict[str, Any]]:
             _pin_all(descendants(worker), {others})
             return [_neighbour_row(plan, connection, phase, others) for phase in plan.phases if phase != "idle"]
     finally:
-        cpu_pinning.pin_to(0, cpu_pinning.ALLOWED)
-        _pin_driver(plan, cpu_pinning.ALLOWED)
+        placement.pin_to(0, placement.ALLOWED)
+        _pin_driver(plan, placement.ALLOWED)
 
 
 def _pin_driver(plan: IsolationPlan, cpus: Iterable[int]) -> None:
@@ -598,7 +598,7 @@ def _pin_driver(plan: IsolationPlan, cpus: Iterable[int]) -> None:
 def _pin_all(pids: Iterable[int], cpus: Iterable[int]) -> None:
     for pid in pids:
         with suppress(FileNotFoundError):  # it has exited
-            cpu_pinning.pin_to(pid, cpus)
+            placement.pin_to(pid, cpus)
 
 
 def _neighbour_row(plan: IsolationPlan, connection: Connection, phase: str, others: int) -> dict[str, Any]:
@@ -644,8 +644,10 @@ SECTIONS: dict[str, Callable[[IsolationPlan], Any]] = {
 }
 COMPILED = "models/mobilenet_v2_1.0_224_quant.tflite"
 _MEMORY_MIB, _MEMORY_PER_MESSAGE, _MEMORY_PER_POOL = 1024, 64, 4  # that the driver may take: enough for the phases
-_PRELOADED = ["numpy", "nnfmq.runtime.client", "nnfmq.runtime.connect", "nnfmq.runtime.burst_controller",
-              "nnfmq.importers.tflite"]  # fmt: skip
+_PRELOADED = [
+    "numpy", "nnfmq.client.connection.client", "nnfmq.client.connection.connect", "nnfmq.client.burst.controller",
+    "nnfmq.importers.tflite.model",
+]  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

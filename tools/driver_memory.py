@@ -39,10 +39,10 @@ from bench_support import (
     upper_limit,
 )
 
-from nnfmq.measure.failures import BenchmarkFailed
-from nnfmq.measure.listening_driver import Daemon, started_daemon
-from nnfmq.measure.process_memory import ProcessMemory, command_of, memory_of, open_memfd_bytes
-from nnfmq.observe.process_usage import descendants
+from nnfmq.base.processes import descendants
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.listening_driver import Daemon, started_daemon
+from nnfmq.lab.placement import ProcessMemory, command_of, memory_of, open_memfd_bytes
 
 HERE = Path(__file__).parent
 MIB = 1 << 20

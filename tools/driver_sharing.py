@@ -43,12 +43,12 @@ from bench_support import (
 import nnfmq
 from nnfmq.hal.errors import MissedDeadline, NnfmqError
 from nnfmq.hal.types import ExecutionPreference
-from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
-from nnfmq.measure.listening_driver import started_daemon
-from nnfmq.measure.load_report import cpu_model
-from nnfmq.measure.peers import PeerJob, opened_peer
-from nnfmq.measure.percentiles import percentile
-from nnfmq.measure.steps import random_input
+from nnfmq.lab.bench.peers import PeerJob, opened_peer
+from nnfmq.lab.bench.report import cpu_model
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerUnavailable
+from nnfmq.lab.bench.steps import random_input
+from nnfmq.lab.listening_driver import started_daemon
+from nnfmq.lab.statistics import percentile
 
 # ---- clients
 

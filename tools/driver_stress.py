@@ -34,6 +34,7 @@ import numpy as np
 from bench_support import ChildProcess, started_child
 
 import nnfmq
+from nnfmq.base.processes import descendants
 from nnfmq.cli.console import console, print_json, table
 from nnfmq.hal.types import (
     DataLocation,
@@ -46,10 +47,9 @@ from nnfmq.hal.types import (
     Priority,
     Subgraph,
 )
-from nnfmq.measure.failures import BenchmarkFailed
-from nnfmq.measure.listening_driver import started_daemon
-from nnfmq.measure.process_memory import memory_of
-from nnfmq.observe.process_usage import descendants
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.listening_driver import started_daemon
+from nnfmq.lab.placement import memory_of
 
 # ---- one client process
 

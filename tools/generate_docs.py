@@ -25,10 +25,11 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from nnfmq import operations, settings
+from nnfmq import operations
+from nnfmq.base import settings
 from nnfmq.hal.types import OperandType
 from nnfmq.operations import HAL_DECLARATIONS, Declaration
-from nnfmq.operations.signature import ANY, Overload, Parameter, Role
+from nnfmq.operations.declaration import ANY, Overload, Parameter, Role
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference" / "operations"
 COMMAND = "python tools/generate_docs.py"
@@ -38,7 +39,7 @@ SHARED = (
     "shapes",
     "quantization",
     "fixed_point",
-    "prepare",
+    "preparation",
     "bounding_boxes",
 )  # their ids are explained at the end of the page
 EVERYWHERE = ("R2", "R3", "R4", "R5")
@@ -168,7 +169,7 @@ def shared_texts() -> dict[str, str]:
 def _checked(declaration: Declaration) -> Iterator[tuple[str, str]]:
     """Yield (id, module) for each constraint that the shape rule or a plan checks."""
     if declaration.same_quantization:
-        yield "Q7", "prepare"
+        yield "Q7", "preparation"
     seen: set[int] = set()
     for start in (declaration.shape, *(variant.plan for variant in declaration.variants)):
         yield from _reachable(start, seen)

@@ -41,9 +41,9 @@ from nnfmq.hal.types import (
     operand_bytes,
 )
 from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.lab.roofline import compute_op_cost
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.op_cost import compute_op_cost
-from nnfmq.operations.signature import Shape, match
+from nnfmq.operations.declaration import Shape, match
 
 HEAD_WIDTH = 64
 DTYPES = ("float32", "int8")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from nnfmq import settings
+from nnfmq.base import settings
 from nnfmq.cli import COMMANDS, EXIT_STATUSES
 from nnfmq.cli.command_tree import Argument, CommandHelp, command_tree, one_line
 

@@ -28,9 +28,9 @@ from typing import NamedTuple
 import numpy as np
 
 import nnfmq
+from nnfmq.client.model.arrays import Array
 from nnfmq.hal.types import ExecutionPreference, FusedActivationFunc
-from nnfmq.measure.steps import random_input
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.lab.bench.steps import random_input
 
 Run = Callable[[], object]
 

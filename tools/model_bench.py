@@ -81,14 +81,14 @@ from model_bench_runners import (
     run_interleaved,
 )
 
+from nnfmq.base.packages import installed_version
 from nnfmq.cli.console import open_client
+from nnfmq.driver.cache.programs import cache_disabled
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.installed_version import installed_version
-from nnfmq.measure import cpu_pinning
-from nnfmq.measure.failures import BenchmarkFailed
-from nnfmq.measure.load_report import cpu_model
-from nnfmq.measure.process_memory import wait_until_idle
-from nnfmq.service.caching.program_cache import cache_disabled
+from nnfmq.lab import placement
+from nnfmq.lab.bench.report import cpu_model
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.placement import wait_until_idle
 
 # ---- sections
 
@@ -132,12 +132,12 @@ class BenchmarkPlan:
 
 def compute_cpus(threads: int) -> tuple[int, ...]:
     """Return the CPUs on which `threads` threads compute."""
-    return tuple(sorted(cpu_pinning.ALLOWED)[:threads])
+    return tuple(sorted(placement.ALLOWED)[:threads])
 
 
 def client_cpu_set(threads: int) -> tuple[int, ...]:
     """Return the CPU for a burst's client: the next one after the computing CPUs, or all if there is none."""
-    allowed = sorted(cpu_pinning.ALLOWED)
+    allowed = sorted(placement.ALLOWED)
     return (allowed[threads],) if len(allowed) > threads else tuple(allowed)
 
 
@@ -151,7 +151,7 @@ def _in_process(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int
 
 def thread_counts() -> range:
     """Return the numbers of threads with which runners are compared: 1, and 2 if two CPUs are allowed."""
-    return range(1, min(THREADS, len(cpu_pinning.ALLOWED)) + 1)
+    return range(1, min(THREADS, len(placement.ALLOWED)) + 1)
 
 
 # ---- models
@@ -209,7 +209,7 @@ def cost(plan: BenchmarkPlan) -> list[dict[str, Any]]:
     """
     rows = []
     for model in plan.models:
-        for threads in range(1, min(THREADS, len(cpu_pinning.ALLOWED) - 1) + 1):
+        for threads in range(1, min(THREADS, len(placement.ALLOWED) - 1) + 1):
             found = _polling(
                 plan, plan.path(model.file), threads, COST_COUNT, f"cost of {model.name}", with_shared=True
             )
@@ -242,7 +242,7 @@ def _polling(
 def compiling(plan: BenchmarkPlan) -> list[dict[str, Any]]:
     """Measure a burst without load, and while another client's model is compiled by the same driver on other CPUs."""
     executed, compiled = (plan.path(name) for name in COMPILING)
-    trial, allowed = plan.trial(COMPILING_COUNT, trials=1), sorted(cpu_pinning.ALLOWED)
+    trial, allowed = plan.trial(COMPILING_COUNT, trials=1), sorted(placement.ALLOWED)
     own, others = ((allowed[0],), (allowed[1],)) if len(allowed) < 4 else ((allowed[0],), (allowed[2],))
     client = own if len(allowed) < 4 else (allowed[1],)
     samples: dict[str, list[list[int]]] = {"unloaded": [], "under_load": []}
@@ -310,8 +310,8 @@ def _compiling_main(connection: Connection, job: RunnerJob) -> None:
     set_time_limit(job.limit_s)
     try:
         with open_client(job.connect) as client:
-            cpu_pinning.pin_to(client.worker_pid, job.cpus)
-            cpu_pinning.pin_to(0, job.client_cpus)
+            placement.pin_to(client.worker_pid, job.cpus)
+            placement.pin_to(0, job.client_cpus)
             device, model = client.device("compiled"), load_source(job.source)
             device.prepare(model, preference=SUSTAINED).close()
             connection.send(_Compiler((client.worker_pid,)))
@@ -370,7 +370,7 @@ def _point(plan: BenchmarkPlan, kind: str, dtype: str, what: str, value: int) ->
 
 
 def _threads(plan: BenchmarkPlan, model: ModelBenchmark) -> dict[str, Any]:
-    path, counts = plan.path(model.file), range(1, len(cpu_pinning.ALLOWED) + 1)
+    path, counts = plan.path(model.file), range(1, len(placement.ALLOWED) + 1)
     kinds = {BURST: _burst, IN_PROCESS: _in_process}
     jobs = {runner_name(kind, n): make(plan, path, n) for n in counts for kind, make in kinds.items()}
     found = run_interleaved(jobs, plan.trial(SCALING_COUNT), plan.rounds, lambda name: plan.advance(f"threads: {name}"))
@@ -425,10 +425,10 @@ CEILINGS = {
 
 def _ceilings_main(connection: Connection, limit_s: int) -> None:
     set_time_limit(limit_s)
-    from nnfmq.engines.compiled.roofline import measure_ceilings
     from nnfmq.engines.compiled.thread_pool import ThreadPool
+    from nnfmq.lab.roofline import measure_ceilings
 
-    cpu_pinning.pin_to(0, compute_cpus(1))
+    placement.pin_to(0, compute_cpus(1))
     ceilings = measure_ceilings(ThreadPool(0))
     connection.send({f"{name}_per_s": 1e9 * ceilings[kind].one_thread for name, kind in CEILINGS.items()})
     connection.close()
@@ -449,9 +449,9 @@ NEEDS_TWO_CPUS = frozenset(("cost", "compiling", "scaling"))
 def count_trials(name: str, plan: BenchmarkPlan) -> int:
     """Return how often a section advances the progress bar."""
     threads = len(thread_counts())
-    pairs = {"cost": len(plan.models) * min(THREADS, len(cpu_pinning.ALLOWED) - 1)}
+    pairs = {"cost": len(plan.models) * min(THREADS, len(placement.ALLOWED) - 1)}
     pairs["scaling"] = len(KINDS) * len(TYPES) * sum(len(plan.series_values(values)) for values in (SIZES, CHANNELS))
-    pairs["scaling"] += len(cpu_pinning.ALLOWED) * any(model.file == THREADS_MODEL for model in plan.models)
+    pairs["scaling"] += len(placement.ALLOWED) * any(model.file == THREADS_MODEL for model in plan.models)
     trials = TRIALS_PER_ROUND * plan.rounds
     if name in pairs:
         return (3 if name == "cost" else 2) * pairs[name] * trials
@@ -469,7 +469,7 @@ def _runner_count(model: ModelBenchmark) -> int:
 
 def polling_windows() -> dict[str, str]:
     """Return the polling window by section."""
-    from nnfmq import settings
+    from nnfmq.base import settings
 
     window_us = settings.BURST_SERVER_POLLING_WINDOW.default
     default = f"default ({window_us} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)"
@@ -544,7 +544,7 @@ def measure(arguments: argparse.Namespace, _: Path) -> Report:
 
 
 def _supported_sections(sections: Sequence[str]) -> tuple[list[str], list[str]]:
-    if cpu_pinning.two_cpus() is not None:
+    if placement.two_cpus() is not None:
         return list(sections), []
     skipped = [f"{name}: only one CPU is allowed, and both ends poll" for name in sections if name in NEEDS_TWO_CPUS]
     return [name for name in sections if name not in NEEDS_TWO_CPUS], skipped
@@ -562,11 +562,11 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "python": platform.python_version(),
         "packages": {name: installed_version(name) for name in PACKAGES},
         "core": core.core_name,
-        "cpus_allowed": sorted(cpu_pinning.ALLOWED),
+        "cpus_allowed": sorted(placement.ALLOWED),
         "cpus_used": {
             format_threads(n): {"computing": compute_cpus(n), "client": client_cpu_set(n)} for n in thread_counts()
         },
-        "client_shares_cpus": len(cpu_pinning.ALLOWED) <= threads,
+        "client_shares_cpus": len(placement.ALLOWED) <= threads,
         "polling_window": polling_windows(),
         "load_before": [round(value, 2) for value in load],
         "clock": "time.perf_counter_ns, around the step: write the input, execute, read the output",

@@ -44,16 +44,16 @@ from generated_models import GeneratedModel
 import nnfmq
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.hal.program_kind import require_machine_code
+from nnfmq.hal.preparation import require_machine_code
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionPreference
-from nnfmq.measure import cpu_pinning
-from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
-from nnfmq.measure.load_measurement import rotated
-from nnfmq.measure.peers import PEERS, PeerJob, opened_peer
-from nnfmq.measure.percentiles import percentile
-from nnfmq.measure.process_memory import wait_until_idle
-from nnfmq.measure.steps import Array, Runner, fastest_variant, make_step, random_input, states_of, timed
+from nnfmq.lab import placement
+from nnfmq.lab.bench.measurement import rotated
+from nnfmq.lab.bench.peers import PEERS, PeerJob, opened_peer
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerUnavailable
+from nnfmq.lab.bench.steps import Array, Runner, fastest_variant, make_step, random_input, states_of, timed
+from nnfmq.lab.placement import wait_until_idle
+from nnfmq.lab.statistics import percentile
 
 if TYPE_CHECKING:
     pass
@@ -188,7 +188,7 @@ def _compute(job: RunnerJob, model: Any, shared: _SharedArrays) -> None:
 
     parent, status = os.getppid(), 1
     try:
-        cpu_pinning.pin_to(0, job.cpus)
+        placement.pin_to(0, job.cpus)
         execution = prepare(model.model).bind(shared.inputs, shared.outputs)
         seen = 0
         with np.errstate(all="ignore"):
@@ -223,7 +223,7 @@ def child_main(connection: Connection, job: RunnerJob) -> None:
     """Report that the runner is ready, then run the requested trials and send their times in ns. Entry point."""
     set_time_limit(job.limit_s)
     try:
-        cpu_pinning.pin_to(0, job.client_cpus or job.cpus)
+        placement.pin_to(0, job.client_cpus or job.cpus)
         with RUNNERS[job.kind](job) as runner:
             _serve(connection, job, runner)
     except RunnerUnavailable as missing:
@@ -282,7 +282,7 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
     model = load_source(job.source)
     with ExitStack() as stack:
         client = stack.enter_context(open_client(job.connect))
-        cpu_pinning.pin_to(client.worker_pid, job.cpus)  # the size of its thread pool follows its affinity
+        placement.pin_to(client.worker_pid, job.cpus)  # the size of its thread pool follows its affinity
         device = client.device("compiled")
         begin = time.perf_counter()
         prepared = stack.enter_context(device.prepare(model, preference=SUSTAINED, timeout=job.limit_s))
@@ -290,13 +290,13 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
         details = {"prepare_s": time.perf_counter() - begin, "threads": len(job.cpus)}
         # When a burst is created, each process decides by the number of its allowed CPUs whether it polls.
         for pid in (0, client.worker_pid):
-            cpu_pinning.pin_process(pid, None)
+            placement.pin_process(pid, None)
         burst = stack.enter_context(prepared.burst())
         inputs = inputs_for(model.inputs)
         for buffer, array in zip(burst.inputs, inputs, strict=True):
             buffer[...] = array
-        cpu_pinning.pin_to(client.worker_pid, job.cpus)
-        cpu_pinning.pin_to(0, job.client_cpus)
+        placement.pin_to(client.worker_pid, job.cpus)
+        placement.pin_to(0, job.client_cpus)
         outputs = burst.outputs
 
         def run() -> None:

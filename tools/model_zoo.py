@@ -47,7 +47,7 @@ from bench_support import call_in_child, markdown_table, replaced
 from rich.console import Console
 from rich.table import Table
 
-from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
 
 # ---- the files of the models
 
@@ -344,7 +344,7 @@ def _examine(job: Mapping[str, Any], result: dict[str, Any]) -> None:
 def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterator[Callable[[Sequence[Array]], Any]]:
     """Load the model and yield the function that runs it; its results are valid until the next call."""
     import nnfmq
-    from nnfmq.hal.program_kind import require_machine_code
+    from nnfmq.hal.preparation import require_machine_code
 
     bound: dict[str | int, tuple[int, ...]] = {name: shape for name, shape, _ in peer.inputs if shape}
     try:

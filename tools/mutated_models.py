@@ -98,10 +98,10 @@ class Side:
 
 def serve_nnfmq(connection: Connection, device: str) -> None:
     """Answer with ("ran", (inputs, outputs, resident memory)), ("rejected", message) or ("error", what was raised)."""
-    from nnfmq.conformance.targets import CompilingEngine, Interpreter
+    from nnfmq.client.model.handle import initial_values
     from nnfmq.hal.errors import NnfmqError
     from nnfmq.importers import load
-    from nnfmq.runtime.model_state import initial_values
+    from nnfmq.lab.conformance.targets import CompilingEngine, Interpreter
     from nnfmq.validation import validate_model
 
     warnings.simplefilter("error")

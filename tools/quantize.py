@@ -42,9 +42,10 @@ from nnfmq.cli.console import console, print_json, table
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.hal.types import OperandType
-from nnfmq.importers import tflite_file, tflite_schema
-from nnfmq.importers.flatbuffer_verifier import Table, Vector
-from nnfmq.validation.model_validation import validate_model
+from nnfmq.importers.tflite import file as tflite_file
+from nnfmq.importers.tflite import flatbuffers
+from nnfmq.importers.tflite.flatbuffers import Table, Vector
+from nnfmq.validation.models import validate_model
 
 Array = npt.NDArray[Any]
 QMIN, QMAX, WEIGHT_QMAX = -128, 127, 127
@@ -262,7 +263,7 @@ def read(data: bytes) -> Graph:
     file = tflite_file.read(data)
     if file.subgraph_count != 1:
         raise InvalidArgument(f"{file.subgraph_count} subgraphs: only models of exactly one are supported")
-    tables = {table.name: table for table in tflite_schema.OPTIONS.values()}
+    tables = {table.name: table for table in flatbuffers.OPTIONS.values()}
     operators = tuple(_read_operator(operator, tables) for operator in file.operators())
     kept = _used_tensors(operators, file.inputs, file.outputs)
     tensors = [_read_tensor(file.tensor(index)) for index in kept]

@@ -48,14 +48,13 @@ from bench_support import (
 )
 from queue_transports import DEFAULT_NS, MEMORIES, POLLING_NS, RoundJob, Sample, child_main
 
+from nnfmq.base.packages import installed_version
 from nnfmq.cli.console import new_file
-from nnfmq.installed_version import installed_version
-from nnfmq.measure import cpu_pinning
-from nnfmq.measure.failures import RunnerUnavailable
-from nnfmq.measure.latency_charts import percentile_chart
-from nnfmq.measure.latency_page import conditions_list, html_table, latency_page, legend
-from nnfmq.measure.load_report import cpu_model
-from nnfmq.measure.percentiles import percentile, percentile_steps
+from nnfmq.lab import placement as cpu_pinning
+from nnfmq.lab.bench.page import conditions_list, html_table, latency_page, legend, percentile_chart
+from nnfmq.lab.bench.report import cpu_model
+from nnfmq.lab.bench.runner_protocol import RunnerUnavailable
+from nnfmq.lab.statistics import percentile, percentile_steps
 
 # ---- rows
 

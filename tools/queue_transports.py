@@ -43,7 +43,7 @@ from bench_support import CLIENT_WINDOW, SERVER_WINDOW, ChildProcess, set_time_l
 
 import nnfmq
 import nnfmq.queue
-from nnfmq import settings
+from nnfmq.base import settings
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.hal.types import (
     DataLocation,
@@ -58,9 +58,9 @@ from nnfmq.hal.types import (
     RequestArgument,
     Subgraph,
 )
-from nnfmq.measure import cpu_pinning
-from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
-from nnfmq.measure.steps import Array, timed
+from nnfmq.lab import placement
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerUnavailable
+from nnfmq.lab.bench.steps import Array, timed
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
 from nnfmq.queue.hybrid_polling import PollingWindow
@@ -94,7 +94,7 @@ def compile_c_pingpong(folder: Path) -> Path:
 
 
 def run_c_pingpong(
-    program: Path, count: int, warm_up: int, cpus: cpu_pinning.Cpus, limit_s: int, mode: str = "spin"
+    program: Path, count: int, warm_up: int, cpus: placement.Cpus, limit_s: int, mode: str = "spin"
 ) -> list[int]:  # fmt: skip
     """Run the C ping-pong once and return its `count` round trips in ns.
 
@@ -128,7 +128,7 @@ class RoundJob:
     candidate: str
     count: int
     warm_up: int
-    cpus: cpu_pinning.Cpus
+    cpus: placement.Cpus
     folder: Path
     limit_s: int
     window_ns: int = DEFAULT_NS
@@ -172,7 +172,7 @@ def _serve(results: Connection, limit_s: int, cpu: int | None, parent: int, serv
     set_time_limit(limit_s)
     if os.getppid() != parent:
         return
-    cpu_pinning.pin_process(0, cpu)
+    placement.pin_process(0, cpu)
     try:
         serve(lambda: results.send(None), results)
     except (NnfmqError, ImportError, OSError) as error:
@@ -490,9 +490,9 @@ def memory_trips(memory_count: int, count: int) -> list[int]:
     If the memories alternate, every request differs from the one before, so that the driver has to decode it and bind
     it again.
     """
+    from nnfmq.base.memory import Memory
     from nnfmq.hal.feature_levels import FeatureLevel
-    from nnfmq.memory import Memory
-    from nnfmq.runtime.hidl.iburst_context import configure_burst
+    from nnfmq.lab.hidl import configure_burst
 
     with ExitStack() as stack:
         client = stack.enter_context(nnfmq.connect(embedded=True))
@@ -634,7 +634,7 @@ def _round_trip_candidate(make: Callable[[RoundJob], Transport]) -> Callable[[Ro
     def run(job: RoundJob) -> Sample:
         transport = make(job)
         with forked(job, job.cpus.driver, lambda ready, _: transport.serve(ready)) as (process, _):
-            cpu_pinning.pin_process(0, job.cpus.client)
+            placement.pin_process(0, job.cpus.client)
             send, receive = transport.connect()
             _round_trips(send, receive, job.window_ns, job.warm_up)
             samples = _round_trips(send, receive, job.window_ns, job.count)
@@ -670,7 +670,7 @@ def _working(job: RoundJob) -> Sample:
     """Measure the overhead: each round trip minus the work in it, as measured by the server."""
     queues = Queues(job.window_ns)
     with forked(job, job.cpus.driver, lambda ready, _: queues.serve_working(ready, job.work_ns)):
-        cpu_pinning.pin_process(0, job.cpus.client)
+        placement.pin_process(0, job.cpus.client)
         _overheads(queues, job, job.warm_up)
         wall, cpu = _clock(), time.process_time_ns()
         samples = _overheads(queues, job, job.count)
@@ -713,7 +713,7 @@ def _stream(quantum: int, count: int, batch: int, has_checksum: bool) -> Callabl
 
         batches = [os.urandom(batch * quantum) for _ in range(16)]
         with queue, forked(job, job.cpus.driver, read) as (_, results):
-            cpu_pinning.pin_process(0, job.cpus.client)
+            placement.pin_process(0, job.cpus.client)
             send, crc, begin = queue.send, 0, _clock()
             for index in range(job.count):
                 data = batches[index & 15]
@@ -740,7 +740,7 @@ def _stream_os_pipe(job: RoundJob) -> Sample:
         results.send(_clock())
 
     with forked(job, job.cpus.driver, read) as (_, results):
-        cpu_pinning.pin_process(0, job.cpus.client)
+        placement.pin_process(0, job.cpus.client)
         begin = _clock()
         for _ in range(job.count):
             os.write(write_end, REQUEST)
@@ -755,7 +755,7 @@ def _idle(job: RoundJob) -> Sample:
     """Measure, from outside, a process that waits in receive after its polling window has passed."""
     queues = Queues(job.window_ns)
     with forked(job, job.cpus.driver, lambda ready, _: queues.serve(ready)) as (process, _):
-        cpu_pinning.pin_process(0, job.cpus.client)
+        placement.pin_process(0, job.cpus.client)
         send, receive = queues.connect()
         _round_trips(send, receive, job.window_ns, job.warm_up)
         time.sleep(0.2 + job.window_ns / 1e9)
@@ -786,8 +786,8 @@ def _null_burst(*, is_copied: bool) -> Callable[[RoundJob], Sample]:
             prepared.burst() as burst,
         ):
             # Pinning comes last: when a burst is created, a process that may use one CPU decides not to poll.
-            cpu_pinning.pin_process(0, job.cpus.client)
-            cpu_pinning.pin_process(client.worker_pid, job.cpus.driver)
+            placement.pin_process(0, job.cpus.client)
+            placement.pin_process(client.worker_pid, job.cpus.driver)
             inputs = [np.ones(info.shape, info.dtype) for info in prepared.inputs]
             for target, array in zip(burst.inputs, inputs, strict=True):
                 target[...] = array
@@ -814,7 +814,7 @@ def _codec(name: str) -> Callable[[RoundJob], Sample]:
             codec = codecs.load(name)
         except ImportError:
             raise RunnerUnavailable(f"the {name} codec is not built here") from None
-        cpu_pinning.pin_process(0, job.cpus.client)
+        placement.pin_process(0, job.cpus.client)
         found = samples(codec)
         return Sample(metrics={f"{name} µs": statistics.median(times) / 1000 for name, times in found.items()})
 
@@ -831,7 +831,7 @@ def _memories(count: int) -> Callable[[RoundJob], Sample]:
 @contextmanager
 def busy_cpu(limit_s: int, cpu: int | None) -> Iterator[None]:
     """Run a process that computes on `cpu` meanwhile. The calling process must be able to fork."""
-    job = RoundJob("busy CPU", 0, 0, cpu_pinning.Cpus(None, None), Path(), limit_s)
+    job = RoundJob("busy CPU", 0, 0, placement.Cpus(None, None), Path(), limit_s)
 
     def compute(ready: Callable[[], None], _: Connection) -> None:
         ready()
@@ -844,7 +844,7 @@ def busy_cpu(limit_s: int, cpu: int | None) -> Iterator[None]:
 
 def _under_load(candidate: Callable[[RoundJob], Sample]) -> Callable[[RoundJob], Sample]:
     def run(job: RoundJob) -> Sample:
-        with busy_cpu(job.limit_s, cpu_pinning.choose("apart", 0).client):
+        with busy_cpu(job.limit_s, placement.choose("apart", 0).client):
             return candidate(job)
 
     return run

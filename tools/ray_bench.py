@@ -47,12 +47,12 @@ from generated_models import FLOAT_CHANNELS, FLOAT_SIZE, float_model
 from ray_nodes import started_nodes, started_serve
 
 import nnfmq
-from nnfmq.measure.failures import BenchmarkFailed
-from nnfmq.measure.listening_driver import started_daemon
-from nnfmq.measure.load_report import cpu_model
-from nnfmq.measure.percentiles import percentile
-from nnfmq.measure.process_memory import ProcessMemory, command_of, memory_of
-from nnfmq.observe.process_usage import descendants
+from nnfmq.base.processes import descendants
+from nnfmq.lab.bench.report import cpu_model
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.listening_driver import started_daemon
+from nnfmq.lab.placement import ProcessMemory, command_of, memory_of
+from nnfmq.lab.statistics import percentile
 
 # ---- a started cluster
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from bench_support import interrupt_on_sigterm
 
-from nnfmq.observe.process_usage import descendants
+from nnfmq.base.processes import descendants
 
 FAST_DETECTION: Mapping[str, int] = {
     "health_check_initial_delay_ms": 1000,

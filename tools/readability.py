@@ -1,8 +1,9 @@
 """How readable a source tree is, in numbers: `python tools/readability.py [--root DIR] [--json]`.
 
-Counts modules, lines and the length of functions; import cycles between modules, as the layering test finds them; names
-of modules and classes that are defined more than once; docstrings whose subject is a relative clause ("What …", "Return
-what …", "None where …"); and the terms of `retired_terms.toml` that are left in names and prose.
+Counts modules, lines, the lines of imports, modules with one importer, the depth of packages and of chains of imports,
+and the length of functions; import cycles between modules, as the layering test finds them; names of classes that are
+defined more than once; docstrings whose subject is a relative clause ("What …", "Return what …", "None where …"); and
+the terms of `retired_terms.toml` that are left in names and prose.
 
 Nothing is imported or run. With `--check` the exit status is 1 if a limit in `LIMITS` is exceeded; `--terms` lists each
 remaining term with the places where it occurs. `--root` measures another checkout, for instance an older one.
@@ -38,7 +39,7 @@ SEARCHED = ("nnfmq", "tools", "tests", "docs", "README.md", "CONTRIBUTING.md")
 UNSEARCHED = re.compile(
     r"/_(core|codec|pool|recorder|trace_core)\.c$|glossary|readability|docs/(reference/)?operations|requirements\.md"
 )
-LIMITS = {"cycles": 0, "duplicate module names": 0, "duplicate class names": 0, "terms left": 20}
+LIMITS = {"cycles": 0, "duplicate class names": 0, "terms left": 20}
 
 RIDDLES = (
     re.compile(r"^\W*(What|Who|Whoever|Whose|Which|Where|How)\b(?![^.?]*\?)"),
@@ -101,11 +102,48 @@ def function_lengths(found: Sequence[Source]) -> list[int]:
     return sorted(layering.body_lines(f) for f in functions if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-def duplicate_modules(found: Sequence[Source]) -> list[str]:
-    """Return the base names that modules in different packages share; `__init__` and `__main__` do not count."""
-    names = [module.module.rpartition(".")[2] for module in found if not module.is_package]
-    counts = Counter(name for name in names if not name.startswith("__"))
-    return sorted(name for name, count in counts.items() if count > 1)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+def import_lines(found: Sequence[Source]) -> int:
+    """Return the number of lines that import statements take."""
+    imports = (node for module in found for node in ast.walk(module.tree()) if isinstance(node, _IMPORTS))
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in imports)
+
+
+def imports_in_functions(found: Sequence[Source]) -> list[str]:
+    """Return the import statements inside functions, as `module:line`."""
+    places = {
+        f"{module.module}:{node.lineno}"
+        for module in found
+        for function in ast.walk(module.tree())
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, _IMPORTS)
+    }
+    return sorted(places)
+
+
+def of_one_importer(found: Sequence[Source]) -> list[str]:
+    """Return the modules that exactly one other module imports."""
+    importers: Counter[str] = Counter()
+    for targets in layering.import_graph(list(found)).values():
+        importers.update(targets)
+    return sorted(name for name, count in importers.items() if count == 1)
+
+
+def levels(found: Sequence[Source], package: str) -> int:
+    """Return the length of the longest chain of imports within `package`, in modules."""
+    graph = layering.import_graph(list(found))
+    depth: dict[str, int] = {}
+
+    def below(name: str) -> int:
+        if name not in depth:
+            inside = [target for target in graph[name] if target.split(".")[0] == package]
+            depth[name] = 1 + max(map(below, inside), default=0)
+        return depth[name]
+
+    return max((below(name) for name in graph if name.split(".")[0] == package), default=0)
 
 
 def duplicate_classes(found: Sequence[Source]) -> list[str]:
@@ -214,12 +252,18 @@ def measure(root: Path) -> dict[str, object]:
         "modules": len(found),
         "modules in engines": sum(module.module.startswith("engines.") for module in found),
         "lines": sum(len(module.text.splitlines()) for module in found),
+        "lines of imports": import_lines(found),
+        "imports in functions": imports_in_functions(found),
+        "modules with one importer": of_one_importer(found),
+        "depth of packages": max(module.module.count(".") + 1 for module in found),
+        "levels in client": levels(found, "client"),
+        "levels in driver": levels(found, "driver"),
+        "modules below 60 lines": [module.module for module in found if len(module.text.splitlines()) < 60],
         "functions": len(lengths),
         "function p50": percentile(lengths, 0.5),
         "function p90": percentile(lengths, 0.9),
         "functions of 1 line": sum(length == 1 for length in lengths),
         "cycles": layering.cycles(found),
-        "duplicate module names": duplicate_modules(found),
         "duplicate class names": duplicate_classes(found),
         "docstrings without a subject": riddles(found),
         "terms left": [f"{term.old}: {len(term.in_names)} names, {len(term.in_prose)} lines" for term in in_package],

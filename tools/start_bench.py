@@ -33,9 +33,9 @@ from typing import Any
 from bench_support import parser_for
 
 import nnfmq
+from nnfmq.driver.cache.programs import cache_disabled
 from nnfmq.hal.types import ExecutionPreference
-from nnfmq.measure.listening_driver import started_daemon
-from nnfmq.service.caching.program_cache import cache_disabled
+from nnfmq.lab.listening_driver import started_daemon
 
 # ---- from the first import to the first result
 

@@ -1,4 +1,4 @@
-"""Export a .tflite model to ONNX, in the form that ONNX Runtime executes fastest; see nnfmq/measure/onnx_export.py.
+"""Export a .tflite model to ONNX, in the form that ONNX Runtime executes fastest; see nnfmq/lab/bench/onnx_export.py.
 
 python tools/tflite_to_onnx.py model.tflite model.onnx
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nnfmq
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.measure.onnx_export import export_to_onnx
+from nnfmq.lab.bench.onnx_export import export_to_onnx
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

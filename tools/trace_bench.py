@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 
 from bench_support import call_in_child
 
-from nnfmq.channel import Channel
-from nnfmq.child_environment import child_environment
+from nnfmq.base.channel import Channel
+from nnfmq.base.processes import child_environment
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
 
 # ---- the switch
@@ -158,7 +158,7 @@ class TraceSwitch:
 
 def client_functions() -> list[FunctionType]:
     """Return the functions of a burst's execution that have trace points."""
-    from nnfmq.runtime.burst_controller import Burst
+    from nnfmq.client.burst.controller import Burst
 
     functions: list[Any] = [Burst._execute]
     return functions
@@ -166,9 +166,9 @@ def client_functions() -> list[FunctionType]:
 
 def driver_functions() -> list[FunctionType]:
     """Return the functions of the driver that have trace points and run for each execution over a burst."""
+    from nnfmq.driver.execution.burst import BurstServer
     from nnfmq.engines.compiled.executor import CompiledPartition
     from nnfmq.engines.execution import BoundSteps
-    from nnfmq.service.burst_server import BurstServer
 
     functions: list[Any] = [BurstServer._receive_and_handle, BoundSteps.run, CompiledPartition.__call__]
     return functions
@@ -176,7 +176,7 @@ def driver_functions() -> list[FunctionType]:
 
 def counting_functions() -> list[FunctionType]:
     """Return the functions of the driver that count the executions over a burst."""
-    from nnfmq.service.burst_server import BurstServer
+    from nnfmq.driver.execution.burst import BurstServer
 
     functions: list[Any] = [BurstServer._handle]
     return functions
@@ -184,8 +184,8 @@ def counting_functions() -> list[FunctionType]:
 
 def _obey(commands: socket.socket) -> None:
     """Switch this process as the commands say, until the client has exited. The first comes after its StartTrace."""
+    from nnfmq.driver.process.trace import WORKER_TRACE
     from nnfmq.observe.trace_points import TRACING
-    from nnfmq.service.worker_trace import WORKER_TRACE
 
     command = commands.recv(1)
     recorder, records = TRACING.recorder, WORKER_TRACE.switch
@@ -202,7 +202,7 @@ def _obey(commands: socket.socket) -> None:
 
 def run_driver(control_fd: int, commands_fd: int) -> None:
     """Be an embedded driver at these descriptors. Never returns."""
-    from nnfmq.service import embedded_main, embedded_session
+    from nnfmq.driver.process import embedded, embedded_session
 
     run_session = vars(embedded_session)["run_session"]
 
@@ -211,7 +211,7 @@ def run_driver(control_fd: int, commands_fd: int) -> None:
         run_session(*arguments)
 
     vars(embedded_session)["run_session"] = run
-    embedded_main.main(control_fd)
+    embedded.main(control_fd)
 
 
 # ---- the program
@@ -229,16 +229,16 @@ _COSTS = {
 def measure(device: str, operations: int, rounds: int) -> dict[str, float]:
     """Return the medians of one process pair, in ns: times in each state, and differences. Needs $NNFMQ_TRACE."""
     import nnfmq
-    from nnfmq.measure import cpu_pinning
+    from nnfmq.lab import placement
 
     with ExitStack() as stack:
         commands = stack.enter_context(_switched_driver())
         client = stack.enter_context(nnfmq.connect(embedded=True, wait_ready=True))
         prepared = stack.enter_context(client.device(device).prepare(_model(operations), preference="sustained_speed"))
         burst: Any = stack.enter_context(prepared.burst(polling_window_us=_POLL_US))
-        cpus = cpu_pinning.choose("apart", 0)
-        cpu_pinning.pin_process(0, cpus.client)
-        cpu_pinning.pin_process(client.driver_pid, cpus.driver)
+        cpus = placement.choose("apart", 0)
+        placement.pin_process(0, cpus.client)
+        placement.pin_process(client.driver_pid, cpus.driver)
         trace = burst._trace
         switch = TraceSwitch(client_functions(), lambda is_on: setattr(burst, "_trace", trace if is_on else None))
         burst.inputs[0][...] = 1
@@ -255,10 +255,10 @@ def measure(device: str, operations: int, rounds: int) -> dict[str, float]:
 @contextmanager
 def _switched_driver() -> Iterator[socket.socket]:
     """Let embedded drivers be this program with --driver; yield the socket for its commands."""
-    from nnfmq.runtime import embedded_driver
+    from nnfmq.client.connection import embedded
 
     own, peer = socket.socketpair()
-    usual, program = embedded_driver.start_embedded_driver, __file__
+    usual, program = embedded.start_embedded_driver, __file__
 
     def started(variables: Mapping[str, str]) -> tuple[Channel, subprocess.Popen[bytes]]:
         client_end, driver_end = Channel.pair()
@@ -270,11 +270,11 @@ def _switched_driver() -> Iterator[socket.socket]:
         return client_end, process
 
     with own, peer:
-        embedded_driver.start_embedded_driver = started
+        embedded.start_embedded_driver = started
         try:
             yield own
         finally:
-            embedded_driver.start_embedded_driver = usual
+            embedded.start_embedded_driver = usual
 
 
 def _switch(commands: socket.socket, switch: TraceSwitch, state: str) -> None:

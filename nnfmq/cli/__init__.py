@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
-from nnfmq import settings
-from nnfmq.cli.argument_parser import ArgumentParser
-from nnfmq.cli.help_text import HelpFormatter
+from nnfmq.base import settings
+from nnfmq.base.packages import installed_version
+from nnfmq.cli.parser import ArgumentParser, HelpFormatter
 from nnfmq.hal.errors import NnfmqError, UnsupportedModel
-from nnfmq.installed_version import installed_version
 
 COMMANDS = {
     "demo": "classify handwritten digits in a private driver",

@@ -1,7 +1,7 @@
 """`nnfmq bench`: measure the latency of a model under load, in several execution modes, and beside other runtimes.
 
-The measurements are those of `nnfmq.measure`: this module parses the options, reads the inputs, and prints. It has the
-names of perf_analyzer and of TFLite's benchmark_model for the same options, which --help does not list.
+The measurements are those of `nnfmq.lab.bench`: this module parses the options, reads the inputs, and prints. It has
+the names of perf_analyzer and of TFLite's benchmark_model for the same options, which --help does not list.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nnfmq.base.processes import allowed_cpus
 from nnfmq.cli.console import add_connect_argument, at_least_one, console, from_zero, new_file, print_json
 from nnfmq.cli.model_file import add_model_arguments, load_model, shapes_of
-from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import nearest
 
 if TYPE_CHECKING:
     from nnfmq.cli.inputs import Array
     from nnfmq.importers import LoadedModel
-    from nnfmq.measure.load_measurement import LoadMeasurements
-    from nnfmq.measure.load_plan import LoadPlan
+    from nnfmq.lab.bench.measurement import LoadMeasurements
+    from nnfmq.lab.bench.plan import LoadPlan
 
 EXAMPLES = """\
 examples:
@@ -194,10 +194,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
     1: a measurement failed, or no load is within --latency-threshold, or a result is slower than the baseline.
     """
-    from nnfmq.measure.failures import BenchmarkFailed
-    from nnfmq.measure.load_measurement import measure_plan
-    from nnfmq.measure.load_report import build_report, machine
-    from nnfmq.measure.run_comparison import compare_runners, compare_with_baseline
+    from nnfmq.lab.bench.measurement import measure_plan
+    from nnfmq.lab.bench.report import build_report, compare_runners, compare_with_baseline, machine
+    from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
 
     if arguments.enable_op_profiling and arguments.device not in (None, *_PROFILED):
         allowed = " and ".join(_PROFILED)
@@ -237,7 +236,7 @@ def _read_baseline(path: Path) -> Any:
 
 
 def _plan(arguments: argparse.Namespace, model: LoadedModel) -> LoadPlan:
-    from nnfmq.measure.load_plan import LoadPlan
+    from nnfmq.lab.bench.plan import LoadPlan
 
     count, threshold = arguments.count, arguments.latency_threshold
     return LoadPlan(
@@ -283,7 +282,7 @@ def _inputs(arguments: argparse.Namespace, model: LoadedModel) -> list[list[Arra
 def _profiled(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequence[Array]) -> dict[str, Any]:
     """Return the times of the operations, measured in this process as `nnfmq profile` does."""
     from nnfmq.cli.profile import profile_report
-    from nnfmq.runtime.model_state import initial_values
+    from nnfmq.client.model.handle import initial_values
 
     options = argparse.Namespace(
         model=arguments.model, device=arguments.device or _PROFILED[0], threads=arguments.threads, runs=None,
@@ -308,11 +307,11 @@ def shown_progress(no_color: bool) -> Iterator[Any]:
 
 def _write(arguments: argparse.Namespace, report: dict[str, Any], found: LoadMeasurements) -> None:
     """Write the files that the options name."""
-    from nnfmq.measure import report_files
+    from nnfmq.lab.bench import report as report_files
 
     results, runners = report["results"], list(dict.fromkeys(result["runner"] for result in report["results"]))
     if arguments.html is not None:
-        from nnfmq.measure.latency_page import render_page
+        from nnfmq.lab.bench.page import render_page
 
         arguments.html.write_text(render_page(report), encoding="utf-8")
     if arguments.csv is not None:

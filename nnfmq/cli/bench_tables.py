@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import table
-from nnfmq.measure.report_files import ratio_text, result_names, time_text
+from nnfmq.lab.bench.report import ratio_text, result_names, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from nnfmq import settings
+from nnfmq.base import settings
+from nnfmq.base.settings import candidates, nearest
 from nnfmq.cli.console import console, print_json, table
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.settings.configuration_file import candidates, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console

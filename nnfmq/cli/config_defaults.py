@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nnfmq import settings
+from nnfmq.base import settings
 from nnfmq.hal.errors import InvalidArgument
 
 __all__ = ["COMPUTED", "DESCRIBED", "computed_default"]
@@ -26,7 +26,7 @@ def computed_default(setting: settings.Setting[Any]) -> object:
 
 
 def _socket() -> str:
-    from nnfmq.paths import SOCKET_NAME, runtime_directory
+    from nnfmq.base.paths import SOCKET_NAME, runtime_directory
 
     return str(runtime_directory() / SOCKET_NAME)
 
@@ -47,19 +47,19 @@ def _target() -> str | None:
 
 
 def _devices() -> str:
-    from nnfmq.service.device_configuration import PACKAGED_DEVICES
+    from nnfmq.driver.devices.configuration import PACKAGED_DEVICES
 
     return str(PACKAGED_DEVICES)
 
 
 def _memory_mib() -> int:
-    from nnfmq.service.memory_quota import total_limit_bytes
+    from nnfmq.driver.memory.quota import total_limit_bytes
 
     return total_limit_bytes() // _MIB
 
 
 def _client_memory_mib() -> int:
-    from nnfmq.service.memory_quota import quota_limit_bytes
+    from nnfmq.driver.memory.quota import quota_limit_bytes
 
     return quota_limit_bytes() // _MIB
 

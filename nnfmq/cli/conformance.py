@@ -23,9 +23,9 @@ from nnfmq.cli.console import add_connect_argument, at_least_one, console, new_f
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nnfmq.conformance.results import Summary
-    from nnfmq.conformance.runner import Settings, Source
-    from nnfmq.conformance.targets import PlanCounts
+    from nnfmq.lab.conformance.results import Summary
+    from nnfmq.lab.conformance.runner import Settings, Source
+    from nnfmq.lab.conformance.targets import PlanCounts
 
 EXAMPLES = """\
 examples:
@@ -123,9 +123,9 @@ def _pattern(text: str) -> str:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the tests, write and print the results; return 0 if all passed, 1 if not, 2 for wrong usage."""
-    from nnfmq.conformance.runner import Settings
-    from nnfmq.conformance.testmodels import FormatError
-    from nnfmq.service.caching.program_cache import cache_disabled
+    from nnfmq.driver.cache.programs import cache_disabled
+    from nnfmq.lab.conformance.runner import Settings
+    from nnfmq.lab.conformance.testmodels import FormatError
 
     if mistake := _mistake(arguments):
         print(f"nnfmq: error: {mistake}", file=sys.stderr)
@@ -167,8 +167,8 @@ def _mistake(arguments: argparse.Namespace) -> str:
 
 def _extract(arguments: argparse.Namespace) -> int:
     """Write the test models of a checkout; return 0 if no specification failed, else 1, or 2 for a wrong folder."""
-    from nnfmq.conformance.specifications import extract_all, find_specifications
-    from nnfmq.conformance.testmodels import FormatError
+    from nnfmq.lab.conformance.specifications import extract_all, find_specifications
+    from nnfmq.lab.conformance.testmodels import FormatError
 
     [folder] = arguments.paths
     try:
@@ -210,8 +210,8 @@ def _dump_folder(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _sources(arguments: argparse.Namespace) -> list[Source]:
-    from nnfmq.conformance.random_classes import batches
-    from nnfmq.conformance.testmodels import FormatError, find_files
+    from nnfmq.lab.conformance.random_graphs import batches
+    from nnfmq.lab.conformance.testmodels import FormatError, find_files
 
     if not arguments.paths and not arguments.random_graphs:
         raise FormatError(
@@ -223,9 +223,9 @@ def _sources(arguments: argparse.Namespace) -> list[Source]:
 
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> Summary:
-    from nnfmq.conformance.results import Summary
-    from nnfmq.conformance.runner import count, run_sources
-    from nnfmq.conformance.testmodels import FormatError
+    from nnfmq.lab.conformance.results import Summary
+    from nnfmq.lab.conformance.runner import count, run_sources
+    from nnfmq.lab.conformance.testmodels import FormatError
 
     sources = _sources(arguments)
     total = count(sources, settings.pattern)
@@ -276,7 +276,7 @@ def _write(arguments: argparse.Namespace, summary: Summary, duration_ns: int) ->
         known |= {"partition": arguments.partition} if arguments.partition else {}
         arguments.json.write_text(json.dumps({**known, **summary.as_json()}, indent=2) + "\n", encoding="utf-8")
     if arguments.html is not None:
-        from nnfmq.conformance.html_report import render
+        from nnfmq.lab.conformance.results import render
 
         arguments.html.write_text(render(summary, _subject(arguments)), encoding="utf-8")
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from nnfmq.runtime.client import Client
-    from nnfmq.runtime.devices.nnapi_runtime import Runtime
+    from nnfmq.client.connection.client import Client
+    from nnfmq.client.partitioned.runtime import Runtime
 
 _WIDTH_IN_A_FILE = 100
 _PROGRESS_DELAY_S = 0.3  # what takes less time shows no progress bar

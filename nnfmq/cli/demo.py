@@ -142,7 +142,7 @@ def _with_progress(inputs: Array, no_color: bool) -> Iterator[Array]:
 
 
 def _metrics(result: Classification, labels: Array) -> dict[str, Any]:
-    from nnfmq.measure.percentiles import distribution
+    from nnfmq.lab.statistics import distribution
 
     correct = sum(a == b for a, b in zip(result.predictions, labels.tolist(), strict=True))
     return {

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from nnfmq.cli.console import add_connect_argument, console, open_client, open_runtime, print_json, table
 
 if TYPE_CHECKING:
+    from nnfmq.client.connection.client import Client
+    from nnfmq.client.partitioned.devices import RuntimeDevice
     from nnfmq.hal.capabilities import Capabilities
-    from nnfmq.runtime.client import Client
-    from nnfmq.runtime.devices.runtime_device import RuntimeDevice
     from nnfmq.serialize.messages import DeviceInfo
 
 EXAMPLES = """\
@@ -102,7 +102,7 @@ def _query(device: RuntimeDevice) -> tuple[Capabilities | None, str | None]:
 
 
 def _driver_name(target: str | None) -> str:
-    from nnfmq.paths import default_socket
+    from nnfmq.base.paths import default_socket
 
     return "embedded" if target == "embedded" else Path(target or default_socket()).stem
 

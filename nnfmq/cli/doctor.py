@@ -19,14 +19,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from nnfmq import settings
+from nnfmq.base import settings
+from nnfmq.base.cores import REMEDY
+from nnfmq.base.packages import installed_version
+from nnfmq.base.processes import allowed_cpus, cpu_quota
+from nnfmq.base.settings import candidates
 from nnfmq.cli.console import console, print_json, progress_bar, table
 from nnfmq.cli.devices import query_capabilities
-from nnfmq.core_selection import REMEDY
-from nnfmq.cpu_allowance import allowed_cpus, cpu_quota
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument, NnfmqError
-from nnfmq.installed_version import installed_version
-from nnfmq.settings.configuration_file import candidates
 
 EXAMPLES = """\
 examples:
@@ -183,7 +183,7 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _try_memory(*, one_writer: bool) -> None:
-    from nnfmq.memory import Memory
+    from nnfmq.base.memory import Memory
 
     Memory.create(1, "nnfmq-doctor", one_writer=one_writer).close()
 
@@ -224,7 +224,7 @@ def _limits() -> Iterator[Finding]:
     memory = _first_line("/sys/fs/cgroup/memory.max")
     value = f"{int(memory) // _MIB:,} MiB" if memory and memory.isdigit() else "unlimited"
     yield Finding("limits", "memory of this control group", value)
-    from nnfmq.service.memory_quota import quota_limit_bytes, total_limit_bytes
+    from nnfmq.driver.memory.quota import quota_limit_bytes, total_limit_bytes
 
     limits = f"{total_limit_bytes() // _MIB:,} MiB, one client {quota_limit_bytes() // _MIB:,} MiB"
     yield Finding("limits", "memory of a driver's clients", limits)
@@ -274,8 +274,8 @@ def _extras() -> Iterator[Finding]:
 
 def _driver() -> Iterator[Finding]:
     import nnfmq
+    from nnfmq.base.paths import check_socket_directory, default_socket
     from nnfmq.hal.types import DeviceStatus
-    from nnfmq.paths import check_socket_directory, default_socket
 
     path = default_socket()
     try:
@@ -308,14 +308,14 @@ def _driver() -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    from nnfmq.service.caching import program_cache
+    from nnfmq.driver.cache import programs
 
-    limit = program_cache.cache_limit_bytes()
+    limit = programs.cache_limit_bytes()
     if not limit:
         yield Finding("driver", "cached programs", f"none: {settings.CACHE_MIB.effective().origin} is 0")
         return
     try:
-        sizes = program_cache.entry_sizes()
+        sizes = programs.entry_sizes()
     except (NnfmqError, OSError) as error:
         remedy = "follow the message; until then each model is compiled again"
         yield Finding("driver", "cached programs", str(error), FindingState.LIMITED, remedy)

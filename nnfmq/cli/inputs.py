@@ -1,4 +1,6 @@
-"""Files as model inputs: .npy arrays, photos (`nnfmq.images`), recordings (`nnfmq.audio`), or little-endian elements.
+"""Files as model inputs: .npy arrays, photos (`nnfmq.media.images`), recordings (`nnfmq.media.audio`), or elements.
+
+Files with other suffixes have little-endian elements.
 
 Shape and dtype are checked here, before a driver is contacted, so that messages name the file. A batch dimension of 1
 may be missing; float64 is converted to float32; nothing else is converted.
@@ -13,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnfmq import audio
 from nnfmq.cli.console import shape_text
+from nnfmq.client.model.arrays import with_batch_dimension
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import counted
-from nnfmq.images import SUFFIXES, Normalization, read_image, read_photo
-from nnfmq.runtime.array_checks import with_batch_dimension
+from nnfmq.media import audio
+from nnfmq.media.images import SUFFIXES, Normalization, read_image, read_photo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nnfmq.cli.statistics_sample import DriverSample
-    from nnfmq.runtime.client import Client
+    from nnfmq.cli.statistics import DriverSample
+    from nnfmq.client.connection.client import Client
 
 EXAMPLES = """\
 examples:
@@ -80,7 +80,7 @@ class DriverReader:
 
     def read(self) -> DriverSample | None:
         """Return a sample; None if no driver runs, or it does not let this user read."""
-        from nnfmq.cli.statistics_sample import take_sample
+        from nnfmq.cli.statistics import take_sample
         from nnfmq.hal.errors import DeadObject, NnfmqError
 
         for _ in range(2):  # the driver may have been replaced since the last scrape

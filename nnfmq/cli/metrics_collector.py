@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from nnfmq.cli.statistics_sample import DriverSample
-from nnfmq.observe.latency_histogram import LatencyHistogram
+from nnfmq.cli.statistics import DriverSample
+from nnfmq.observe.statistics_layout import LatencyHistogram
 
 if TYPE_CHECKING:
     from nnfmq.observe.driver_statistics import ClientStatistics, ModelStatistics

@@ -11,7 +11,7 @@ import importlib
 import re
 from pathlib import Path
 
-from nnfmq import settings
+from nnfmq.base import settings
 from nnfmq.cli.console import at_least_one, from_zero, new_file, seconds
 
 EXAMPLES = """\

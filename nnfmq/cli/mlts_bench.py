@@ -16,9 +16,9 @@ from nnfmq.cli.console import console, print_json, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nnfmq.mlts.backends import Backend
-    from nnfmq.mlts.model_list import ScoringModel
-    from nnfmq.mlts.scoring import ScoringResult
+    from nnfmq.lab.mlts.backends import Backend
+    from nnfmq.lab.mlts.models import ScoringModel
+    from nnfmq.lab.mlts.scoring import ScoringResult
 
 _METRIC_NAMES = {
     "max_mel_cep_distortion": "distortion",
@@ -29,9 +29,9 @@ _METRIC_NAMES = {
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the benchmark; return 1 if a test failed or exceeds a limit, 2 for wrong usage, else 0."""
-    from nnfmq.mlts.model_list import MODELS
-    from nnfmq.mlts.scoring import ScoringOptions, run_benchmark
-    from nnfmq.service.caching.program_cache import cache_disabled
+    from nnfmq.driver.cache.programs import cache_disabled
+    from nnfmq.lab.mlts.models import MODELS
+    from nnfmq.lab.mlts.scoring import ScoringOptions, run_benchmark
 
     models = [model for model in MODELS if _matches(arguments.only, model.name)]
     if problem := _usage_problem(arguments, len(models)):
@@ -71,9 +71,8 @@ def _usage_problem(arguments: argparse.Namespace, count: int) -> str:
 
 def _backends(arguments: argparse.Namespace) -> tuple[list[Backend], str]:
     """Return LiteRT, if it is there, and the devices; and why LiteRT is missing."""
-    from nnfmq.cpu_allowance import allowed_cpus
-    from nnfmq.mlts.backends import DriverBackend, chosen_devices
-    from nnfmq.mlts.litert_backend import LiteRtBackend, missing_reason
+    from nnfmq.base.processes import allowed_cpus
+    from nnfmq.lab.mlts.backends import DriverBackend, LiteRtBackend, chosen_devices, missing_reason
 
     target = "embedded" if arguments.connect is None else arguments.connect
     devices: list[Backend] = [DriverBackend(name, target) for name in chosen_devices(arguments.device, target)]
@@ -88,14 +87,14 @@ def _backends(arguments: argparse.Namespace) -> tuple[list[Backend], str]:
 def _write(arguments: argparse.Namespace, results: Sequence[Sequence[ScoringResult]], missing: str) -> None:
     subject = describe_run()
     if arguments.csv is not None:
-        from nnfmq.mlts import scoring_csv
+        from nnfmq.lab.mlts import scoring_report
 
         flat = [result for test in results for result in test]
-        arguments.csv.write_text(scoring_csv.render(flat, subject), encoding="utf-8")
+        arguments.csv.write_text(scoring_report.render_csv(flat, subject), encoding="utf-8")
     if arguments.html is not None:
-        from nnfmq.mlts import scoring_page
+        from nnfmq.lab.mlts import scoring_report
 
-        arguments.html.write_text(scoring_page.render(results, subject, missing), encoding="utf-8")
+        arguments.html.write_text(scoring_report.render(results, subject, missing), encoding="utf-8")
     if arguments.json:
         print_json(
             {
@@ -141,7 +140,7 @@ def progress_of_tests(no_color: bool) -> Iterator[Callable[[int, int, str], None
 
 
 def _print(screen: Console, results: Sequence[Sequence[ScoringResult]], missing: str) -> None:
-    from nnfmq.mlts.scoring import OK
+    from nnfmq.lab.mlts.scoring import OK
 
     there = [[result for result in test if result.status == OK] for test in results]
     if any(there):
@@ -177,7 +176,7 @@ def _accuracy(result: ScoringResult) -> str:
 
 
 def _print_compilations(screen: Console, tests: Sequence[Sequence[ScoringResult]]) -> None:
-    from nnfmq.mlts.backends import FROM_CACHE, SAVING, WITHOUT_CACHE
+    from nnfmq.lab.mlts.backends import FROM_CACHE, SAVING, WITHOUT_CACHE
 
     times = table("model, ms", "backend", ">compile", ">saving", ">cached", ">start", ">KB")
     for result in (result for test in tests for result in test if result.compilation):
@@ -190,7 +189,7 @@ def _print_compilations(screen: Console, tests: Sequence[Sequence[ScoringResult]
 
 
 def _print_missing(screen: Console, results: Sequence[Sequence[ScoringResult]]) -> None:
-    from nnfmq.mlts.scoring import MISSING
+    from nnfmq.lab.mlts.scoring import MISSING
 
     absent = [test[0] for test in results if test[0].status == MISSING]
     if absent:

@@ -15,8 +15,8 @@ from nnfmq.cli.mlts_bench import describe_run, progress_of_tests
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nnfmq.mlts.crash_list import CrashTest
-    from nnfmq.mlts.crash_runner import CrashOptions, CrashResult
+    from nnfmq.lab.mlts.crash_runner import CrashOptions, CrashResult
+    from nnfmq.lab.mlts.crash_tests import CrashTest
 
 _SELF_TEST_S = 1.0
 _SELF_TEST_GRACE_S = 5.0
@@ -24,7 +24,7 @@ _SELF_TEST_GRACE_S = 5.0
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the tests; return 1 if one has another outcome than expected, 2 for wrong usage, else 0."""
-    from nnfmq.mlts.crash_list import SELF_TESTS, chosen_tests
+    from nnfmq.lab.mlts.crash_tests import SELF_TESTS, chosen_tests
 
     tests = list(SELF_TESTS) if arguments.self_test else chosen_tests(arguments.only)
     if problem := _usage_problem(arguments, len(tests)):
@@ -52,8 +52,8 @@ def _usage_problem(arguments: argparse.Namespace, count: int) -> str:
 
 def _run(arguments: argparse.Namespace, tests: Sequence[CrashTest]) -> list[CrashResult]:
     from nnfmq.hal.errors import InvalidArgument
-    from nnfmq.mlts.crash_runner import list_devices, run_suite
-    from nnfmq.mlts.stress_models import candidates
+    from nnfmq.lab.mlts.crash_runner import list_devices, run_suite
+    from nnfmq.lab.mlts.stress_models import candidates
 
     options = _options(arguments)
     there = list_devices(options)
@@ -73,8 +73,8 @@ def _run(arguments: argparse.Namespace, tests: Sequence[CrashTest]) -> list[Cras
 
 
 def _options(arguments: argparse.Namespace) -> CrashOptions:
-    from nnfmq.mlts.crash_runner import CrashOptions
-    from nnfmq.mlts.driver_watch import RunningDriver
+    from nnfmq.lab.mlts.crash_runner import CrashOptions
+    from nnfmq.lab.mlts.driver_watch import RunningDriver
 
     if arguments.dump is not None:
         arguments.dump.mkdir(parents=True, exist_ok=True)
@@ -92,13 +92,13 @@ def _options(arguments: argparse.Namespace) -> CrashOptions:
 def _write(arguments: argparse.Namespace, results: Sequence[CrashResult]) -> None:
     subject = describe_run()
     if arguments.csv is not None:
-        from nnfmq.mlts import crash_page
+        from nnfmq.lab.mlts import crash_report
 
-        arguments.csv.write_text(crash_page.render_csv(results, subject), encoding="utf-8")
+        arguments.csv.write_text(crash_report.render_csv(results, subject), encoding="utf-8")
     if arguments.html is not None:
-        from nnfmq.mlts import crash_page
+        from nnfmq.lab.mlts import crash_report
 
-        arguments.html.write_text(crash_page.render(results, subject), encoding="utf-8")
+        arguments.html.write_text(crash_report.render(results, subject), encoding="utf-8")
     if arguments.json:
         failed = sum(result.has_failed for result in results)
         print_json({"run": subject, "failed": failed, "results": [result.as_json() for result in results]})

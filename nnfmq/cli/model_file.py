@@ -11,7 +11,7 @@ from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from nnfmq.importers import LoadedModel
-    from nnfmq.importers.unknown_shapes import UnknownShapes
+    from nnfmq.importers.loaded_model import UnknownShapes
 
 __all__ = ["SizesNeeded", "add_model_arguments", "load_model", "shapes_of"]
 
@@ -45,7 +45,7 @@ def load_model(arguments: argparse.Namespace) -> LoadedModel:
         OSError: If the file cannot be read.
     """
     import nnfmq
-    from nnfmq.importers.unknown_shapes import UnknownShapes
+    from nnfmq.importers.loaded_model import UnknownShapes
 
     try:
         return nnfmq.load(arguments.model, shapes=shapes_of(arguments), signature=arguments.signature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nnfmq.cli.console import error_console, table
 from nnfmq.hal.errors import UnsupportedModel
-from nnfmq.importers.problems import grouped
+from nnfmq.importers.loaded_model import grouped
 
 __all__ = ["print_problems"]
 

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nnfmq.base.processes import allowed_cpus
 from nnfmq.cli.console import at_least_one, compiling, console, from_zero, new_file, print_json, progress_bar
 from nnfmq.cli.model_file import add_model_arguments, load_model
-from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nnfmq.engines.profiling import Profile
     from nnfmq.hal.tensor_info import TensorInfo
     from nnfmq.importers import LoadedModel
-    from nnfmq.operations.signature import Shape
+    from nnfmq.operations.declaration import Shape
 
 EXAMPLES = """\
 examples:
@@ -77,7 +77,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return 2
     if "numpy" not in sys.modules:
         os.environ.update(dict.fromkeys(_BLAS, "1"))  # as in the driver
-    from nnfmq.runtime.model_state import initial_values
+    from nnfmq.client.model.handle import initial_values
     from nnfmq.validation import validate_model
 
     model = load_model(arguments)
@@ -175,8 +175,8 @@ def profile_report(arguments: argparse.Namespace, model: LoadedModel, inputs: Se
     if not has_llvmlite:
         program, times = _measured(arguments, model, inputs, runs)
         return build(model.model.main, program, times, None, {**conditions, "threads": 1, "target": None})
-    from nnfmq.engines.compiled.roofline import measure_ceilings
     from nnfmq.engines.compiled.target import host_target
+    from nnfmq.lab.roofline import measure_ceilings
 
     with _limited_pool(arguments.threads) as pool:
         ceilings = measure_ceilings(pool)
@@ -207,7 +207,7 @@ def _measured(
     import numpy as np
 
     from nnfmq.engines.profiling import measure
-    from nnfmq.operations.signature import NUMPY_TYPES
+    from nnfmq.operations.declaration import NUMPY_TYPES
 
     program, main = _prepared(arguments, model), model.model.main
     dtypes = [NUMPY_TYPES[main.operands[index].type] for index in (*main.input_indexes, *main.output_indexes)]
@@ -222,9 +222,9 @@ def _prepared(arguments: argparse.Namespace, model: LoadedModel) -> Program:
 
     if arguments.device == "reference":
         return interpreter.prepare(model.model)
-    from nnfmq.engines.compiled.local_compilation import compile_in_process
+    from nnfmq.client.connection.prepare_arguments import compile_notice
+    from nnfmq.engines.compiled.kernel_compilation import compile_in_process
     from nnfmq.engines.compiled.partition import prepare
-    from nnfmq.runtime.compile_notice import compile_notice
 
     model_name = arguments.model.name
     with compiling(arguments.no_color, model_name) as bar, compile_notice(model_name, bar) as progress:

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 from nnfmq.engines.profiling import Profile, SteppedPartition, Timings
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, Subgraph, is_scalar
+from nnfmq.lab.roofline import OpCost, compute_op_cost
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.if_while import FIRST_OUTER_INPUT
-from nnfmq.operations.op_cost import OpCost, compute_op_cost
-from nnfmq.operations.signature import NUMPY_TYPES, Shape, match
+from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
+from nnfmq.operations.declaration import NUMPY_TYPES, Shape, match
 
 if TYPE_CHECKING:
     from nnfmq.engines.compiled.executor import CompiledPartition
     from nnfmq.engines.compiled.memory_plan import Allocation, PartitionLaunch
-    from nnfmq.engines.compiled.roofline import Ceiling
     from nnfmq.engines.interpreter import Program
+    from nnfmq.lab.roofline import Ceiling
 
 __all__ = ["build"]
 

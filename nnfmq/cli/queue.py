@@ -189,8 +189,8 @@ def _seconds(text: str) -> float:
 
 
 def _create(arguments: argparse.Namespace) -> int:
+    from nnfmq.base.posix_shm import names
     from nnfmq.cli import queue_snapshot
-    from nnfmq.posix_shm import names
     from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, create_named, remove_named
 
     flavor = UNSYNCHRONIZED if arguments.unsynchronized else SYNCHRONIZED
@@ -238,9 +238,9 @@ def _read(arguments: argparse.Namespace) -> int:
 
 
 def _watch(arguments: argparse.Namespace) -> int:
-    from nnfmq.cli import queue_watch
+    from nnfmq.cli import queue_snapshot
 
-    return queue_watch.watch(arguments)
+    return queue_snapshot.watch(arguments)
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ _LIMIT_NS = 10 * 10**9
 
 def bench(arguments: argparse.Namespace) -> int:
     """Create the two queues, measure, print, remove the queues; return the exit status."""
-    from nnfmq.measure.percentiles import distribution  # imports NumPy, which the second process does not need
+    from nnfmq.lab.statistics import distribution  # imports NumPy, which the second process does not need
 
     name = arguments.name or f"/nnfmq-bench-{os.getpid()}"
     window_ns = PollingWindow.controller(arguments.window).ns

@@ -1,6 +1,6 @@
 """`nnfmq record`: run a command, and write the executions of its processes to a file.
 
-The recorder is part of the client library (`nnfmq.recording.recorder`); this command sets its environment variables,
+The recorder is part of the client library (`nnfmq.recording.writer`); this command sets its environment variables,
 passes signals on, and reports on stderr what was recorded. stdin, stdout and stderr remain the command's.
 """
 
@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnfmq import settings
+from nnfmq.base import settings
 from nnfmq.cli.console import new_file
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from nnfmq.recording.recording_reader import RecordingFile
+    from nnfmq.recording.reader import RecordingFile
 
 EXAMPLES = """\
 examples:
@@ -76,7 +76,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _remove_earlier(path: Path) -> None:
     """Remove an earlier recording. Raises InvalidArgument if there is another file of that name."""
-    from nnfmq.recording.recording_format import is_recording
+    from nnfmq.recording.format import is_recording
 
     if not path.exists() and not path.is_symlink():
         return
@@ -127,7 +127,7 @@ def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def report_recordings(paths: list[Path]) -> None:
     """Print a line about each recording on stderr."""
-    from nnfmq.recording.recording_reader import RecordingFile
+    from nnfmq.recording.reader import RecordingFile
 
     if not paths[0].exists():
         print("nnfmq: nothing was recorded: the command prepared no model with nnfmq", file=sys.stderr)

@@ -1,7 +1,7 @@
 """`nnfmq replay`: run the executions of a recording again; compare outputs and latencies with the recorded ones.
 
-`nnfmq.replaying` does the work. Exit status 0: all outputs are equal within the tolerance; 1: one differs, an execution
-failed, or the driver died.
+`nnfmq.lab.replay` does the work. Exit status 0: all outputs are equal within the tolerance; 1: one differs, an
+execution failed, or the driver died.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from nnfmq.hal.errors import InvalidArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nnfmq.recording.recording_reader import RecordingFile
-    from nnfmq.replaying.replayer import ReplayedExecution, ReplayOptions, ReplayOutcome
+    from nnfmq.lab.replay import ReplayedExecution, ReplayOptions, ReplayOutcome
+    from nnfmq.recording.reader import RecordingFile
 
 EXAMPLES = """\
 examples:
@@ -65,11 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _argument(name: str) -> Callable[[str], Any]:
-    """Return an argparse type that calls a parser of `nnfmq.replaying`, which is imported only then."""
+    """Return an argparse type that calls a parser of `nnfmq.lab.replay`, which is imported only then."""
 
     def parse(text: str) -> Any:
-        from nnfmq.replaying.output_comparison import parse_tolerance
-        from nnfmq.replaying.replay_schedule import parse_speed
+        from nnfmq.lab.replay import parse_speed, parse_tolerance
 
         try:
             return {"parse_speed": parse_speed, "parse_tolerance": parse_tolerance}[name](text)
@@ -81,7 +80,7 @@ def _argument(name: str) -> Callable[[str], Any]:
 
 def _rate(text: str) -> Any:
     """Argparse type: executions per second."""
-    from nnfmq.replaying.replay_schedule import ReplaySpeed
+    from nnfmq.lab.replay import ReplaySpeed
 
     try:
         rate = float(text)
@@ -94,8 +93,8 @@ def _rate(text: str) -> Any:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Replay, print the report, and return the exit status."""
-    from nnfmq.recording.recording_reader import RecordingFile
-    from nnfmq.replaying.replayer import replay, replayable
+    from nnfmq.lab.replay import replay, replayable
+    from nnfmq.recording.reader import RecordingFile
 
     options = _options(arguments)
     with RecordingFile(arguments.recording) as recording:
@@ -115,9 +114,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> ReplayOptions:
-    from nnfmq.replaying.output_comparison import DEFAULT_TOLERANCE
-    from nnfmq.replaying.replay_schedule import ORIGINAL_SPEED
-    from nnfmq.replaying.replayer import ReplayOptions
+    from nnfmq.lab.replay import DEFAULT_TOLERANCE, ORIGINAL_SPEED, ReplayOptions
 
     return ReplayOptions(
         _default(arguments.speed, ORIGINAL_SPEED),
@@ -134,8 +131,8 @@ def _default(value: _ValueT | None, default: _ValueT) -> _ValueT:
 def _report(recording: RecordingFile, outcome: ReplayOutcome) -> dict[str, Any]:
     """Return the report as JSON has it."""
     from nnfmq.hal.errors import ErrorStatus
-    from nnfmq.measure.percentiles import distribution
-    from nnfmq.replaying.replayer import replayable
+    from nnfmq.lab.replay import replayable
+    from nnfmq.lab.statistics import distribution
 
     wanted = replayable(recording)
     done = sorted(outcome.executions, key=lambda execution: execution.recorded.record)

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nnfmq.cli.inputs import Array
-    from nnfmq.images import Normalization
+    from nnfmq.client.model.compiled_model import CompiledModel
     from nnfmq.importers import LoadedModel
-    from nnfmq.runtime.compiled_model import CompiledModel
+    from nnfmq.media.images import Normalization
 
 EXAMPLES = """\
 examples:
@@ -108,8 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Read the files, execute the model, print the result; return the exit status."""
-    from nnfmq.class_scores import metadata_labels, read_labels
     from nnfmq.cli.inputs import read_steps
+    from nnfmq.media.class_scores import metadata_labels, read_labels
 
     model = load_model(arguments)
     normalizations = photo_normalizations(model, arguments.normalize)
@@ -212,7 +212,7 @@ def _save(path: Path, outputs: Sequence[Array]) -> None:
 
 
 def _output(array: Array, info: Any, labels: list[str] | None, top: int) -> dict[str, Any]:
-    from nnfmq.class_scores import real_values
+    from nnfmq.media.class_scores import real_values
 
     real = real_values(array, info)
     summary = {"name": info.name, "shape": list(array.shape), "dtype": str(array.dtype)}
@@ -222,7 +222,7 @@ def _output(array: Array, info: Any, labels: list[str] | None, top: int) -> dict
 
 
 def _top(scores: Array, labels: list[str] | None, top: int) -> list[dict[str, Any]]:
-    from nnfmq.class_scores import top_classes
+    from nnfmq.media.class_scores import top_classes
 
     return [
         {"class": each.class_id, "score": each.score} | ({} if labels is None else {"label": each.label})

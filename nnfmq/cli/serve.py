@@ -1,6 +1,6 @@
 """`nnfmq serve`: run the driver in the foreground until SIGTERM or Ctrl-C.
 
-`nnfmq.service.supervisor` does the work; this command prints the socket's path once clients can connect.
+`nnfmq.driver.process.supervisor` does the work; this command prints the socket's path once clients can connect.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives; return the exit status."""
-    from nnfmq.service.supervisor import serve
+    from nnfmq.driver.process.supervisor import serve
 
     return serve(
         arguments.socket,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nnfmq.cli.console import console, print_json, table
 
 if TYPE_CHECKING:
-    from nnfmq.cli.statistics_sample import Activity
+    from nnfmq.cli.statistics import Activity
     from nnfmq.serialize.repository_protocol import ModelEntry
 
 _REPOSITORY_S = 2.0  # for the reply of the model repository
@@ -34,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Print a driver's state; return the exit status. Raises DeviceUnavailable if no driver runs."""
     import nnfmq
-    from nnfmq.cli.served_models import read_served_models
-    from nnfmq.cli.statistics_sample import Activity, take_sample
+    from nnfmq.cli.statistics import Activity, read_served_models, take_sample
 
     with nnfmq.connect(arguments.connect, embedded=False, recover=False) as client:
         activity = Activity(take_sample(client))
@@ -61,7 +60,7 @@ def _entry_json(entry: ModelEntry) -> dict[str, object]:
 
 
 def _print(activity: Activity, served: list[ModelEntry] | None, problem: str, no_color: bool) -> None:
-    from nnfmq.cli.statistics_tables import client_rows, driver_lines, failure_lines, model_rows, served_rows
+    from nnfmq.cli.statistics import client_rows, driver_lines, failure_lines, model_rows, served_rows
 
     screen = console(no_color)
     for name, text in driver_lines(activity.now):

@@ -1,6 +1,6 @@
 """`nnfmq stress`: measure a model under disturbances, and name the cause of each of the worst requests from evidence.
 
-The measurements are those of `nnfmq.stress`: this module parses the options, reads the model, and prints.
+The measurements are those of `nnfmq.lab.stress`: this module parses the options, reads the model, and prints.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nnfmq.cli.model_file import add_model_arguments, load_model, shapes_of
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from nnfmq.measure.runner_protocol import RunnerJob
-    from nnfmq.stress.self_test import ConfusionMatrix
+    from nnfmq.lab.bench.runner_protocol import RunnerJob
+    from nnfmq.lab.stress.self_test import ConfusionMatrix
 
 EXAMPLES = """\
 examples:
@@ -90,7 +90,7 @@ def execute(arguments: argparse.Namespace) -> int:
     1: a measurement failed; or in the self-test fewer than 90 % were right, or a cause was named without a disturbance,
     or no run was without one because other programs disturbed them all.
     """
-    from nnfmq.measure.failures import BenchmarkFailed
+    from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
 
     if arguments.connect == "embedded":
         raise InvalidArgument("--connect embedded: give the socket of `nnfmq serve`, or none for a driver of its own")
@@ -109,7 +109,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _job(arguments: argparse.Namespace) -> RunnerJob:
     """Return the job of the clients, for the first mode."""
     from nnfmq.cli.profile import random_inputs
-    from nnfmq.measure.runner_protocol import RunnerJob, to_messages
+    from nnfmq.lab.bench.runner_protocol import RunnerJob, to_messages
 
     model = load_model(arguments)
     inputs = to_messages([random_inputs(model.inputs, arguments.seed)])
@@ -120,10 +120,10 @@ def _job(arguments: argparse.Namespace) -> RunnerJob:
 
 
 def _stress(arguments: argparse.Namespace) -> int:
-    from nnfmq.measure.load_report import machine
-    from nnfmq.stress.attribution import Thresholds
-    from nnfmq.stress.scenarios import ScenarioPlan, run_scenarios
-    from nnfmq.stress.stress_report import scenario_report
+    from nnfmq.lab.bench.report import machine
+    from nnfmq.lab.stress.attribution import Thresholds
+    from nnfmq.lab.stress.report import scenario_report
+    from nnfmq.lab.stress.trial import ScenarioPlan, run_scenarios
 
     plan = ScenarioPlan(
         _job(arguments), arguments.mode, arguments.clients, arguments.window, arguments.cpus, arguments.load,
@@ -150,11 +150,11 @@ def _stress(arguments: argparse.Namespace) -> int:
 def _write(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
     """Write the files that the options name."""
     if arguments.html is not None:
-        from nnfmq.stress.stress_page import render_stress_page
+        from nnfmq.lab.stress.report import render_stress_page
 
         arguments.html.write_text(render_stress_page(report), encoding="utf-8")
     if arguments.trace is not None:
-        from nnfmq.stress.stress_report import chrome_trace
+        from nnfmq.lab.stress.report import chrome_trace
 
         arguments.trace.write_text(json.dumps(chrome_trace(report["scenarios"])), encoding="utf-8")
 
@@ -177,11 +177,10 @@ def _self_test(arguments: argparse.Namespace) -> int:
 def _tested(arguments: argparse.Namespace) -> ConfusionMatrix:
     """Run the self-test and return its matrix."""
     import nnfmq
-    from nnfmq.measure import cpu_pinning
-    from nnfmq.stress.scenarios import driver_socket
-    from nnfmq.stress.self_test import ConfusionMatrix, combinations_of, run_self_test, unavailable_causes
-    from nnfmq.stress.stress_clients import started_clients
-    from nnfmq.stress.stress_trial import TrialSetup
+    from nnfmq.lab import placement
+    from nnfmq.lab.stress.clients import started_clients
+    from nnfmq.lab.stress.self_test import ConfusionMatrix, combinations_of, run_self_test, unavailable_causes
+    from nnfmq.lab.stress.trial import TrialSetup, driver_socket
 
     arguments.model = arguments.model or nnfmq.example_path("digits.tflite")
     matrix, job = ConfusionMatrix(), _job(arguments)
@@ -193,7 +192,7 @@ def _tested(arguments: argparse.Namespace) -> ConfusionMatrix:
         unavailable = unavailable_causes(folder, client.pid)
         matrix.skipped = {name: reason for name, reason in unavailable.items() if name in arguments.only}
         names = [name for name in arguments.only if name not in unavailable]
-        setup = TrialSetup(socket, [cpu_pinning.two_cpus() or cpu_pinning.choose("apart", 0)], folder)
+        setup = TrialSetup(socket, [placement.two_cpus() or placement.choose("apart", 0)], folder)
         plans = combinations_of(names)
         for disturbances, named, repetitions in run_self_test(
             client, setup, plans, arguments.runs, arguments.seed, progress

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from nnfmq.cli.console import console, print_json, table
 
 if TYPE_CHECKING:
-    from nnfmq.cli.served_models import ServedModels
-    from nnfmq.cli.statistics_sample import Activity
-    from nnfmq.runtime.client import Client
+    from nnfmq.cli.statistics import Activity, ServedModels
+    from nnfmq.client.connection.client import Client
 
 _CONNECT_S = 1.0  # to the next driver
 _REPOSITORY_S = 2.0  # for the reply of the model repository
@@ -56,7 +55,7 @@ def _interval(text: str) -> float:
 def execute(arguments: argparse.Namespace) -> int:
     """Show the view until the user quits, or print it once; return the exit status."""
     import nnfmq
-    from nnfmq.cli.served_models import read_served_models
+    from nnfmq.cli.statistics import read_served_models
 
     problem = _usage_problem(arguments)
     if problem:
@@ -83,7 +82,7 @@ def _usage_problem(arguments: argparse.Namespace) -> str:
 
 
 def _one_interval(client: Client, interval: float) -> Activity:
-    from nnfmq.cli.statistics_sample import Activity, take_sample
+    from nnfmq.cli.statistics import Activity, take_sample
 
     before = take_sample(client)
     time.sleep(interval)
@@ -91,20 +90,20 @@ def _one_interval(client: Client, interval: float) -> Activity:
 
 
 def _served_json(served: ServedModels, activity: Activity) -> dict[str, object]:
-    from nnfmq.cli.served_models import served_activities
+    from nnfmq.cli.statistics import served_activities
 
     rows = None if served.entries is None else [row.as_json() for row in served_activities(served.entries, activity)]
     return {"served": rows, "served_problem": served.problem or None}
 
 
 def _print(activity: Activity, served: ServedModels, no_color: bool) -> None:
-    from nnfmq.cli.served_models import served_activities
-    from nnfmq.cli.statistics_tables import (
+    from nnfmq.cli.statistics import (
         burst_rows,
         client_rows,
         duration_text,
         model_rows,
         rate_text,
+        served_activities,
         served_activity_rows,
     )
 

@@ -15,23 +15,27 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
 from nnfmq.cli import describe
-from nnfmq.cli.served_models import ServedModels, read_served_models, served_activities
-from nnfmq.cli.statistics_sample import Activity, DriverSample, take_sample
-from nnfmq.cli.statistics_tables import (
+from nnfmq.cli.statistics import (
+    Activity,
+    DriverSample,
     Rows,
+    ServedModels,
     burst_rows,
     client_rows,
     duration_text,
     model_rows,
     rate_text,
+    read_served_models,
+    served_activities,
     served_activity_rows,
     share_text,
     size_text,
+    take_sample,
 )
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, NnfmqError
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import Client
+    from nnfmq.client.connection.client import Client
 
 _READ_S = 0.5  # of each reading, which waits as long if no driver runs
 _TABLES = ("served", "clients", "models", "bursts")

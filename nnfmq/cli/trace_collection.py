@@ -17,15 +17,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnfmq import settings
-from nnfmq.channel import NO_WAIT, Channel, Listener
+from nnfmq.base import settings
+from nnfmq.base.channel import NO_WAIT, Channel, Listener
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.types import Protection
-from nnfmq.memory import Memory
-from nnfmq.observe.trace_model import RingReader, Trace, merged
+from nnfmq.observe.trace_files import RingReader, Trace, merged
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import Client
+    from nnfmq.client.connection.client import Client
 
 __all__ = ["WorkerRings", "read_file", "trace_command", "trace_driver", "traced_driver"]
 
@@ -40,7 +40,7 @@ def read_file(path: Path) -> Trace:
         OSError: If it cannot be read.
         InvalidArgument: If it is no trace.
     """
-    from nnfmq.observe.chrome_trace import read_trace
+    from nnfmq.observe.trace_files import read_trace
 
     try:
         return read_trace(path)
@@ -59,7 +59,7 @@ def trace_command(command: Sequence[str]) -> tuple[Trace, int]:
     Raises:
         OSError: If it cannot be started.
     """
-    from nnfmq.runtime.client_trace import SOCKET_PREFIX
+    from nnfmq.client.connection.trace import SOCKET_PREFIX
 
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnfmq-trace-"))
@@ -214,7 +214,7 @@ class WorkerRings:
 
     def read(self) -> None:
         """Read the rings of all workers that record."""
-        from nnfmq.service.trace_area import ACTIVE, AREA_RING_BYTES, ring_offset, slots_of
+        from nnfmq.driver.process.trace import ACTIVE, AREA_RING_BYTES, ring_offset, slots_of
 
         for slot in range(1, 1 + slots_of(len(self._view))):
             if not self._view[ACTIVE + slot]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.compiled_model import CompiledModel
+    from nnfmq.client.model.compiled_model import CompiledModel
 
 __all__ = ["what_ran", "what_ran_text"]
 

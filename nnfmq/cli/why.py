@@ -22,8 +22,8 @@ from nnfmq.cli.console import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nnfmq.observe.slow_requests import Explanation, Stage
-    from nnfmq.observe.trace_model import Trace
+    from nnfmq.observe.trace_analysis import Explanation, Stage
+    from nnfmq.observe.trace_files import Trace
 
 _WIDE = 60
 
@@ -53,7 +53,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if (arguments.file is None) == (arguments.duration is None):
         print("nnfmq: error: give either the file of a trace, or --duration S for a running driver", file=sys.stderr)
         return 2
-    from nnfmq.observe.slow_requests import explain, requests_of
+    from nnfmq.observe.trace_analysis import explain, requests_of
 
     trace = _trace(arguments)
     count, found = len(requests_of(trace)), explain(trace, arguments.count)

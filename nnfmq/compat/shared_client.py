@@ -23,11 +23,11 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.runtime.connect import connect
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import Client  # `connect` imports it while an embedded driver starts
+    from nnfmq.client.connection.client import Client  # `connect` imports it while an embedded driver starts
 
 __all__ = ["DriverShare"]
 

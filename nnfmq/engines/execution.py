@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from msgspec import Struct
 
-from nnfmq.engines.memory_budget import Charge
+from nnfmq.engines.memory import Charge
 from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
@@ -29,7 +29,7 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.types import LoopTimeoutDurationNs, Operand, OutputShape, Subgraph, is_scalar
 from nnfmq.observe.trace_core import StepTrace
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
-from nnfmq.operations.signature import NUMPY_TYPES, Shape
+from nnfmq.operations.declaration import NUMPY_TYPES, Shape
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ExecutionFrame: TypeAlias = list[Any]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines import memory_budget
+from nnfmq.engines import memory
 from nnfmq.engines.execution import (
     DEFAULT_RUN_OPTIONS,
     InputSpec,
@@ -20,10 +20,10 @@ from nnfmq.engines.execution import (
     is_compatible_shape,
     value_bytes,
 )
-from nnfmq.engines.memory_budget import Charge
+from nnfmq.engines.memory import Charge
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import Model, OutputShape, is_scalar
-from nnfmq.operations.signature import NUMPY_TYPES, Array
+from nnfmq.operations.declaration import NUMPY_TYPES, Array
 
 Function = Callable[[Sequence[Array | None]], Sequence[Array]]
 
@@ -56,7 +56,7 @@ class FunctionProgram:
             raise InvalidArgument(f"{len(inputs)} inputs given, the model has {len(self._inputs)}")
         for expected, array in zip(self._inputs, inputs, strict=True):
             expected.check(array)
-        return _FunctionExecution(self, inputs, outputs, memory_budget.charge(self._result_bytes))
+        return _FunctionExecution(self, inputs, outputs, memory.charge(self._result_bytes))
 
     def run(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
         """Call the function, copy its results to `outputs` and return their shapes.

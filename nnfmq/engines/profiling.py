@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundSteps, ExecutionFrame
 from nnfmq.engines.interpreter import Program, ProgramStep
-from nnfmq.operations.signature import Shape
+from nnfmq.operations.declaration import Shape
 
 __all__ = ["Profile", "SteppedPartition", "Timings", "measure"]
 

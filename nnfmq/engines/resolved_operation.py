@@ -11,9 +11,9 @@ from msgspec import Struct
 from nnfmq.engines.execution import LEDGER_SLOT, ExecutionFrame, StepFunction, dtype_of
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, Operation, is_scalar
-from nnfmq.operations.prepare import ShapedOp, infer_shapes, tensor_of
+from nnfmq.operations.declaration import Match, Parameter, Role, Run, Tensor
+from nnfmq.operations.preparation import ShapedOp, infer_shapes, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT
-from nnfmq.operations.signature import Match, Parameter, Role, Run, Tensor
 
 __all__ = ["DynamicStep", "ResolvedOp", "with_label"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
-from nnfmq.hal.extension_codes import AIDL_PREFIX_BITS, HIDL_PREFIX_BITS, is_extension
+from nnfmq.hal.extensions import AIDL_PREFIX_BITS, HIDL_PREFIX_BITS, is_extension
 from nnfmq.hal.operation_type import LAST_OPERATION_OF_LEVEL
 from nnfmq.hal.summaries import nearest
 from nnfmq.hal.types import (

@@ -100,7 +100,7 @@ def dtype_name(operand_type: OperandType) -> str:
 def operand_info(
     operand: Operand, name: str = "", extension_types: Mapping[OperandType, ElementInfo] | None = None
 ) -> TensorInfo:
-    """Return the TensorInfo of an operand; `extension_types` describes the operand types of extensions.
+    """Return the TensorInfo of an operand; `nnfmq.client.connection.device` describes the operand types of extensions.
 
     Raises:
         InvalidArgument: If the operand's type has no NumPy element type.

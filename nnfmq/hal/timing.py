@@ -8,7 +8,7 @@ conventions exist at four edges, and only the functions here convert to and from
 - the limits in messages (deadlines and durations): nanoseconds, and -1 for "no limit", which is None elsewhere;
 - the public interface: seconds as float, and None for "no limit".
 
-Timeouts become deadlines of the monotonic clock in `nnfmq.deadlines`.
+Timeouts become deadlines of the monotonic clock in `nnfmq.base.deadlines`.
 
 Source: HIDL 1.2 `Timing`, AIDL `Timing.aidl` and `IPreparedModel.aidl`.
 """

@@ -262,7 +262,7 @@ def has_unspecified_dimensions(operand_type: OperandType, dimensions: Sequence[i
 
 
 class Pool(Protocol):
-    """A memory pool of a Model or Request: `nnfmq.memory.Memory`, or a test double."""
+    """A memory pool of a Model or Request: `nnfmq.base.memory.Memory`, or a test double."""
 
     @property
     def size_bytes(self) -> int:

@@ -8,11 +8,10 @@ from importlib import import_module
 import numpy as np
 from msgspec.structs import replace
 
+from nnfmq.data import example_path
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
-from nnfmq.importers.examples import example_path
 from nnfmq.importers.file_format import TFLITE_IMPORTER, ModelSource, SourceArgument, importer_of, read_source
-from nnfmq.importers.loaded_model import LoadedModel, ModelMetadata, TensorMetadata
-from nnfmq.importers.unknown_shapes import UnknownShapes
+from nnfmq.importers.loaded_model import LoadedModel, ModelMetadata, TensorMetadata, UnknownShapes
 
 __all__ = ["LoadedModel", "ModelMetadata", "SourceArgument", "TensorMetadata", "example_path", "load", "load_source"]
 

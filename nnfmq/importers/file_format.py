@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct, field
 
+from nnfmq.base.memory import PrivateBytes
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.memory import PrivateBytes
 
 __all__ = [
     "TFLITE_IMPORTER", "FileContent", "ModelSource", "Shapes", "SourceArgument", "checked_shapes", "importer_of",
@@ -31,10 +31,10 @@ SourceArgument: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryv
 Shapes: TypeAlias = Mapping[str | int, Sequence[int]]
 """New shapes of inputs, by name or by index."""
 
-TFLITE_IMPORTER = "nnfmq.importers.tflite"
+TFLITE_IMPORTER = "nnfmq.importers.tflite.model"
 _IMPORTERS = {
     "a TensorFlow Lite file": TFLITE_IMPORTER,
-    "an ONNX model": "nnfmq.importers.onnx_model",
+    "an ONNX model": "nnfmq.importers.onnx.model",
 }
 """The module that imports each supported format."""
 _SUPPORTED = "models are read from TensorFlow Lite files (.tflite) and ONNX files (.onnx)"

@@ -14,14 +14,22 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nnfmq.hal.alignment import aligned_offset
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, is_extension
+from nnfmq.hal.extensions import (
+    NAME,
+    SIXTEEN_BIT,
+    TENSOR_INT64,
+    ExtensionCodes,
+    TfliteOperation,
+    extension_prefix,
+    flat_shape,
+    is_extension,
+    operation_code,
+    widened,
+)
+from nnfmq.hal.models import aligned_offset, without_unused_operands
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tflite_codes import NAME, SIXTEEN_BIT, TENSOR_INT64, TfliteOperation, operation_code
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, Subgraph, element_bytes
-from nnfmq.hal.unused_operands import without_unused_operands
-from nnfmq.hal.wider_operations import flat_shape, widened
 
 __all__ = ["GraphBuilder"]
 
@@ -159,7 +167,7 @@ class GraphBuilder:
 
     def _with_indices(self, operation_type: OperationType, inputs: list[int], outputs: list[int]) -> None:
         # Imports all operations, which few models need: 3 MiB of an application.
-        from nnfmq.importers.index_types import indices_of, results_of_32_bits
+        from nnfmq.importers.shape_inference import indices_of, results_of_32_bits
 
         operands, casts = self._operands, []
         for position in indices_of(operation_type, [operands[index] for index in inputs]):
@@ -175,7 +183,7 @@ class GraphBuilder:
     def _index(self, wide: int) -> int:
         """Return a TENSOR_INT64 as INT32."""
         if wide not in self._indices:
-            from nnfmq.importers.index_types import saturated
+            from nnfmq.importers.shape_inference import saturated
 
             operand = self._operands[wide]
             if operand.lifetime == LifeTime.CONSTANT_COPY:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.types import LifeTime, Operand, Operation
-from nnfmq.operations import REGISTRY, signature
-from nnfmq.operations.prepare import ShapedOp, infer_shapes, tensor_of
+from nnfmq.hal.extensions import TENSOR_INT64
+from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation
+from nnfmq.operations import REGISTRY, declaration
+from nnfmq.operations.preparation import ShapedOp, infer_shapes, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT
 
-__all__ = ["output_shapes", "require_plan"]
+__all__ = ["indices_of", "output_shapes", "require_plan", "results_of_32_bits", "saturated"]
 
 _POSITIONS = ("indices", "lookups")  # attributes of which shape rules only use the shape; 0 is always valid
 
@@ -50,30 +52,69 @@ def require_plan(operation: Operation, operands: Sequence[Operand], contents: Ma
 
 def _shaped(
     operation: Operation, operands: Sequence[Operand], contents: Mapping[int, bytes | memoryview]
-) -> tuple[ShapedOp, list[signature.Tensor | None]]:
+) -> tuple[ShapedOp, list[declaration.Tensor | None]]:
     """Return an operation with its outputs' shapes, and its weights."""
     outputs = [operands[index] for index in operation.outputs]
     inputs = [operands[index] for index in operation.inputs]
-    match = signature.match(REGISTRY[operation.type], inputs, outputs)
+    match = declaration.match(REGISTRY[operation.type], inputs, outputs)
     if match.variant.plan is None:
         raise InvalidArgument(f"{match.declaration.name} of these types cannot be resized")
     pairs = list(zip(match.parameters, inputs, strict=True))
     arguments = [_argument(parameter, operand, contents) for parameter, operand in pairs]
-    weights = [a for (parameter, _), a in zip(pairs, arguments, strict=True) if parameter.role is signature.Role.WEIGHT]
+    weights = [
+        a for (parameter, _), a in zip(pairs, arguments, strict=True) if parameter.role is declaration.Role.WEIGHT
+    ]
     return infer_shapes(match, arguments, outputs), weights
 
 
 def _argument(
-    parameter: signature.Parameter, operand: Operand, contents: Mapping[int, bytes | memoryview]
-) -> signature.Tensor | None:
+    parameter: declaration.Parameter, operand: Operand, contents: Mapping[int, bytes | memoryview]
+) -> declaration.Tensor | None:
     """Return what a shape rule takes: attributes with their values. Raises InvalidArgument if one is computed."""
     if operand.lifetime == LifeTime.NO_VALUE:
         return None
-    value, dtype = None, signature.NUMPY_TYPES[operand.type]
+    value, dtype = None, declaration.NUMPY_TYPES[operand.type]
     if operand.lifetime == LifeTime.CONSTANT_COPY:
         value = np.frombuffer(contents[operand.location.offset], dtype).reshape(operand.dimensions)
     elif parameter.name in _POSITIONS:
         value = np.zeros(operand.dimensions, dtype)
-    elif parameter.role is signature.Role.ATTRIBUTE:
+    elif parameter.role is declaration.Role.ATTRIBUTE:
         raise InvalidArgument(f"the shape of its result depends on its {parameter.name}, which is not a constant")
     return tensor_of(operand, operand.dimensions, value)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Indices and sizes of 64 bits for operations that take INT32, and results of INT32 as 64 bits.
+
+
+_I32 = OperandType.TENSOR_INT32
+_LIMITS = np.iinfo(np.int32)
+
+
+def indices_of(operation: OperationType, inputs: Sequence[Operand]) -> list[int]:
+    """Return the positions of the TENSOR_INT64 arguments that an operation takes as INT32, whatever its other types."""
+    if operation not in REGISTRY:  # of a plug-in
+        return []
+    expanded = (overload.expand(len(inputs)) for overload in REGISTRY[operation].overloads)
+    parameters = [found[0] for found in expanded if found is not None]
+    return [
+        position
+        for position, operand in enumerate(inputs)
+        if operand.type == TENSOR_INT64 and parameters and all(each[position].type == _I32 for each in parameters)
+    ]
+
+
+def results_of_32_bits(operation: OperationType, outputs: Sequence[Operand]) -> list[int]:
+    """Return the positions of the TENSOR_INT64 outputs that an operation returns as INT32."""
+    if operation not in REGISTRY:
+        return []
+    types, _ = REGISTRY[operation].expand_outputs(len(outputs)) or ((), 0)
+    pairs = enumerate(zip(types, outputs, strict=False))
+    return [at for at, (kind, operand) in pairs if kind == _I32 and operand.type == TENSOR_INT64]
+
+
+def saturated(content: bytes | memoryview) -> bytes:
+    """Return the elements of a TENSOR_INT64 as INT32: those beyond it become its limits, which no extent reaches."""
+    wide = np.frombuffer(content, "<i8")
+    narrow: bytes = np.clip(wide, _LIMITS.min, _LIMITS.max).astype("<i4").tobytes()
+    return narrow

@@ -8,18 +8,23 @@ wrong model is invalid after `finish`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
-from nnfmq.file_memory import FileMemory
+from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.memory import Memory
+from nnfmq.base.ownership import Uncopyable
 from nnfmq.graphs.graph_dump import graph_dump
-from nnfmq.hal.architecture_hash import model_architecture_hash
 from nnfmq.hal.errors import BadState, InvalidArgument
-from nnfmq.hal.extension_codes import is_extension
-from nnfmq.hal.summaries import code_name, tensor_text
+from nnfmq.hal.extensions import Code, extension_code, extension_prefix, extension_type, is_extension
+from nnfmq.hal.models import model_architecture_hash, round_up
+from nnfmq.hal.summaries import clipped, code_name, tensor_text
 from nnfmq.hal.tensor_info import TensorInfo, dtype_name, operand_info
 from nnfmq.hal.types import (
     ChannelQuant,
@@ -30,23 +35,166 @@ from nnfmq.hal.types import (
     OperandType,
     Operation,
     OperationType,
+    Pool,
     Subgraph,
 )
-from nnfmq.memory import Memory
-from nnfmq.model_builder.argument_checks import to_code, to_indexes, to_integer, to_integers, to_real
-from nnfmq.model_builder.constant_values import IMMEDIATELY_COPIED_MAX_BYTES, ConstantValues
-from nnfmq.model_builder.operand_types import DescribedExtension, OperandTypes
-from nnfmq.model_builder.preparation_for_compilation import prepare_for_compilation
-from nnfmq.model_builder.subgraph_merging import SubgraphMerging
-from nnfmq.model_builder.value_conversion import OperandValue, value_bytes
+from nnfmq.model_builder.constants import IMMEDIATELY_COPIED_MAX_BYTES, ConstantValues
+from nnfmq.model_builder.operand_types import (
+    DescribedExtension,
+    OperandTypes,
+    to_code,
+    to_indexes,
+    to_integer,
+    to_integers,
+    to_real,
+)
+from nnfmq.model_builder.simplification import prepare_for_compilation
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import match
-from nnfmq.uncopyable import Uncopyable
-from nnfmq.validation.model_validation import validate_channel_quant
-from nnfmq.validation.rules import require
-from nnfmq.validation.subgraph_boundaries import require_counts
+from nnfmq.operations.declaration import match
+from nnfmq.validation.models import require_counts, validate_channel_quant
+from nnfmq.validation.values import require
 
-__all__ = ["ModelBuilder"]
+__all__ = ["ModelBuilder", "OperandValue", "SubgraphMerging", "value_bytes"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# SubgraphMerging: several finished models as the subgraphs of one.
+
+
+_ALIGNMENT = 4  # of constants within each model, and so of its constants as a whole
+
+
+@dataclass(slots=True)
+class SubgraphMerging:
+    """Collects the subgraphs, constants and pools of models that IF and WHILE of another model call.
+
+    A model that is added twice is there once. `types` has the extension codes of the model that calls them.
+    """
+
+    types: OperandTypes
+    subgraphs: list[Subgraph] = field(default_factory=list)
+    values: bytearray = field(default_factory=bytearray)
+    pools: list[Pool] = field(default_factory=list)
+    _models: list[tuple[Model, int]] = field(default_factory=list)
+
+    def add(self, model: Model) -> int:
+        """Return the index of the main subgraph of a finished model among `subgraphs`."""
+        known = next((index for added, index in self._models if added is model), None)
+        if known is not None:
+            return known
+        first = len(self.subgraphs)
+        self.values += bytes(round_up(len(self.values), _ALIGNMENT) - len(self.values))
+        relocation = _Relocation(len(self.values), self._pool_indexes(model), first + 1, self._prefixes(model))
+        self.subgraphs += [relocation.moved(subgraph) for subgraph in (model.main, *model.referenced)]
+        self.values += model.operand_values
+        self._models.append((model, first))
+        return first
+
+    def _pool_indexes(self, model: Model) -> list[int]:
+        """Return the index of each pool of a model among `pools`, to which it adds those that are new."""
+        indexes = []
+        for pool in model.pools:
+            if not any(pool is known for known in self.pools):
+                self.pools.append(pool)
+            indexes.append(next(index for index, known in enumerate(self.pools) if known is pool))
+        return indexes
+
+    def _prefixes(self, model: Model) -> dict[int, int]:
+        return {entry.prefix: self.types.prefix(entry.name) for entry in model.extensions}
+
+
+@dataclass(frozen=True, slots=True)
+class _Relocation:
+    """The locations of a model's constants, pools and referenced subgraphs in another one, and its prefixes there."""
+
+    values_offset: int
+    pools: list[int]
+    first_referenced: int
+    prefixes: Mapping[int, int]
+
+    def moved(self, subgraph: Subgraph) -> Subgraph:
+        """Return a subgraph that refers to the other model's parts."""
+        operations = tuple(replace(operation, type=self._code(operation.type)) for operation in subgraph.operations)
+        return replace(subgraph, operands=tuple(map(self._operand, subgraph.operands)), operations=operations)
+
+    def _operand(self, operand: Operand) -> Operand:
+        location = operand.location
+        if operand.lifetime == LifeTime.CONSTANT_COPY:
+            location = replace(location, offset=self.values_offset + location.offset)
+        elif operand.lifetime == LifeTime.CONSTANT_REFERENCE:
+            location = replace(location, pool_index=self.pools[location.pool_index])
+        elif operand.lifetime == LifeTime.SUBGRAPH:
+            location = replace(location, offset=self.first_referenced + location.offset)
+        return replace(operand, type=self._code(operand.type), location=location)
+
+    def _code(self, code: Code) -> Code:
+        if not is_extension(code):
+            return code
+        return type(code)(extension_code(self.prefixes[extension_prefix(code)], extension_type(code)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Conversion of an application's values to the bytes of a constant.
+
+
+OperandValue: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[Any] | Sequence[Any] | float"
+"""The bytes of a value, an array with the operand's dtype and shape, or Python numbers."""
+_NUMBER_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # kinds of Python numbers that fit a kind of elements
+
+
+def value_bytes(value: OperandValue, dtype: str | None, shape: tuple[int, ...], where: str) -> memoryview:
+    """Return the bytes of a constant (format "B"): a view of bytes or of a contiguous array, otherwise a copy.
+
+    Args:
+        value: Bytes are taken as they are. An array must have `dtype` and `shape`. Python numbers are converted.
+        dtype: NumPy's name of the operand's elements; None if it has none, then only bytes are allowed.
+        shape: The operand's dimensions.
+        where: Begins the messages of errors.
+
+    Raises:
+        InvalidArgument: If an array has another dtype or shape, or numbers do not fit.
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _as_bytes(value, where)
+    if dtype is None:
+        raise InvalidArgument(f"{where}: only bytes can be its value, not {_shown(value)} (N-API-3)")
+    array = value if isinstance(value, np.ndarray) else _from_numbers(value, np.dtype(dtype), where)
+    if array.dtype != np.dtype(dtype) or array.shape != shape:
+        received = f"{array.dtype} {array.shape}"
+        raise InvalidArgument(f"{where}: the value is an array of {received}, it must be {dtype} {shape} (N-API-3)")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _as_bytes(value: bytes | bytearray | memoryview, where: str) -> memoryview:
+    try:
+        return memoryview(value).cast("B")
+    except TypeError as error:
+        raise InvalidArgument(f"{where}: the value is a memoryview that is not contiguous (N-API-3)") from error
+
+
+def _from_numbers(value: Sequence[Any] | float, dtype: np.dtype[Any], where: str) -> npt.NDArray[Any]:
+    """Return Python numbers as an array of `dtype`; integers are not rounded, nor cut."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidArgument(f"{where}: the value {_shown(value)} has rows of different lengths (N-API-3)") from error
+    if array.dtype.kind not in _NUMBER_KINDS.get(dtype.kind, ""):
+        raise InvalidArgument(f"{where}: the value {_shown(value)} does not fit {dtype} (N-API-3)")
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    is_equal = converted == array if dtype.kind in "iu" else np.isfinite(converted) == np.isfinite(array)
+    if not np.all(is_equal):
+        raise InvalidArgument(f"{where}: the value {_shown(value)} is out of the range of {dtype} (N-API-3)")
+    return converted
+
+
+def _shown(value: object) -> str:
+    return clipped(repr(value), 60)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# ModelBuilder: builds a model operand by operand, with the calls, states and errors of NNAPI.
+
 
 Boundary: TypeAlias = Sequence[int] | Mapping[str, int]
 """The operands that are inputs or outputs, in order, or by name."""

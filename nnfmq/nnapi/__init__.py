@@ -16,13 +16,11 @@ Applications that are new use `nnfmq.connect` and `PreparedModel`, which need fe
 """
 
 from nnfmq.hal.capabilities import DurationCode, PriorityCode
-from nnfmq.nnapi.burst_builder import BurstBuilder
-from nnfmq.nnapi.compilation_builder import CompilationBuilder
-from nnfmq.nnapi.device_memory import DeviceMemory, copy_memory
+from nnfmq.nnapi.burst import BurstBuilder
+from nnfmq.nnapi.compilation import CompilationBuilder
 from nnfmq.nnapi.event import Event
-from nnfmq.nnapi.execution_builder import ExecutionBuilder, get_default_loop_timeout, get_maximum_loop_timeout
-from nnfmq.nnapi.file_descriptor_memory import create_memory_from_fd
-from nnfmq.nnapi.memory_builder import MemoryBuilder
+from nnfmq.nnapi.execution import ExecutionBuilder, get_default_loop_timeout, get_maximum_loop_timeout
+from nnfmq.nnapi.memory import DeviceMemory, MemoryBuilder, copy_memory, create_memory_from_fd
 
 __all__ = [
     "BurstBuilder",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
+from nnfmq.client.connection.device import Device
+from nnfmq.client.partitioned.devices import RuntimeDevice
+from nnfmq.client.partitioned.runtime import Runtime
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles, OperandPerformance, PerformanceInfo
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ExtensionOperandTypeInformation
-from nnfmq.nnapi.chosen_devices import ChosenDevice, driver_device, extension_names
-from nnfmq.nnapi.required_arguments import required
-from nnfmq.runtime.client_device import Device
-from nnfmq.runtime.devices.nnapi_runtime import Runtime
-from nnfmq.runtime.devices.runtime_device import RuntimeDevice
+from nnfmq.nnapi.checks import required
+from nnfmq.nnapi.compilation import ChosenDevice, driver_device, extension_names
 
 __all__ = [
     "PerformanceInfoCode",

@@ -3,17 +3,153 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from nnfmq.fence import Fence, HasFileno
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
-from nnfmq.hal.types import FenceState
-from nnfmq.nnapi.execution_progress import RunningComputation
-from nnfmq.nnapi.required_arguments import required
-from nnfmq.uncopyable import Uncopyable
+from nnfmq.base.fence import Fence, HasFileno
+from nnfmq.base.ownership import Uncopyable
+from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, NnfmqError, OutputInsufficientSize
+from nnfmq.hal.timing import NO_TIMING, Timing
+from nnfmq.hal.types import FenceState, OutputShape
+from nnfmq.nnapi.arguments import PendingResult
+from nnfmq.nnapi.checks import required
 
-__all__ = ["Event"]
+__all__ = ["Event", "ExecutionOutcome", "ExecutionProgress", "RunningComputation"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# ExecutionProgress: whether an execution is prepared, running or completed, and with what result.
+
+
+_CLAIM = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionOutcome:
+    """The result of an execution: the outputs' shapes, its times from the launch and from the last fence, its error."""
+
+    shapes: tuple[OutputShape, ...] = ()
+    launched: Timing = NO_TIMING
+    fenced: Timing = NO_TIMING
+    error: NnfmqError | None = None
+
+    @classmethod
+    def of_error(cls, error: NnfmqError) -> ExecutionOutcome:
+        """Return the outcome of an execution that has failed; the shapes are known if an output was too small."""
+        shapes = tuple(error.output_shapes) if isinstance(error, OutputInsufficientSize) else ()
+        return cls(shapes, error=error)
+
+    @classmethod
+    def of_shapes(
+        cls, shapes: Sequence[tuple[int, ...]], launched: Timing, fenced: Timing | None = None
+    ) -> ExecutionOutcome:
+        """Return the outcome of an execution that has succeeded; `fenced` is None if it had no dependencies."""
+        return cls(tuple(map(OutputShape, shapes)), launched, launched if fenced is None else fenced)
+
+
+class RunningComputation(Uncopyable):
+    """An asynchronous computation, for which any thread may wait. The first to find it done collects its outcome.
+
+    Args:
+        pending: Its result.
+        collect: Called once, when it is done: completes the execution and returns the outcome.
+    """
+
+    def __init__(self, pending: PendingResult, collect: Callable[[], ExecutionOutcome]) -> None:
+        self._pending = pending
+        self._collect = collect
+        self._lock = threading.Lock()
+        self._outcome: ExecutionOutcome | None = None
+
+    def done(self) -> bool:
+        """Return whether the computation has succeeded or failed. Does not block."""
+        return self._outcome is not None or self._pending.done()
+
+    def outcome(self) -> ExecutionOutcome:
+        """Return the outcome; blocks until the computation is done."""
+        if self._outcome is None:
+            self._pending.wait()
+            with self._lock:
+                if self._outcome is None:
+                    self._outcome = self._collect()
+        return self._outcome
+
+
+class ExecutionProgress:
+    """The state of an execution: being prepared, running, or completed with an outcome. Thread-safe.
+
+    A computation claims the execution with `begin`, and ends its claim with `complete` or `release`. As in
+    `nnfmq.base.ownership`, the claim is an object, so that an exception of a signal handler leaves none behind.
+    """
+
+    def __init__(self) -> None:
+        self.is_reusable = False
+        self.running: RunningComputation | None = None
+        self._claims: dict[int, object] = {}
+        self._outcome: ExecutionOutcome | None = None
+
+    def begin(self, function: str, claim: object) -> None:
+        """Claim the execution for a computation.
+
+        Raises:
+            BadState: If it is running, or was computed and is not reusable.
+        """
+        self._settle()
+        if self._claims.setdefault(_CLAIM, claim) is not claim:
+            raise BadState(f"{function}: this execution is running; wait for it, or make another one")
+        if self._outcome is not None and not self.is_reusable:
+            raise BadState(f"{function}: this execution was computed, and is not reusable: see set_reusable")
+
+    def complete(self, claim: object, outcome: ExecutionOutcome) -> ExecutionOutcome:
+        """Store and return the outcome of the computation that has this claim, and end the claim."""
+        if self._claims.get(_CLAIM) is claim:
+            self._outcome, self.running = outcome, None
+            self.release(claim)
+        return outcome
+
+    def release(self, claim: object) -> bool:
+        """End a claim, and return True; False if the execution has another claim, or none."""
+        has_claim = self._claims.get(_CLAIM) is claim
+        if has_claim:
+            del self._claims[_CLAIM]
+        return has_claim
+
+    def _settle(self) -> None:
+        """Collect the outcome of an asynchronous computation that is done."""
+        running = self.running
+        if running is not None and running.done():
+            running.outcome()
+
+    def is_running(self) -> bool:
+        """Return whether a computation is in progress."""
+        self._settle()
+        return bool(self._claims)
+
+    def require_preparation(self, function: str) -> None:
+        """Require that no computation was started.
+
+        Raises:
+            BadState: If one was.
+        """
+        if self.is_running() or self._outcome is not None:
+            raise BadState(f"{function}: a computation was started; make another execution for other settings")
+
+    def require_completed(self, function: str) -> ExecutionOutcome:
+        """Return the outcome.
+
+        Raises:
+            BadState: If the execution is being prepared or is running.
+        """
+        if self.is_running() or self._outcome is None:
+            raise BadState(f"{function}: this execution is not completed; compute it, and wait for its event")
+        return self._outcome
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Event: NNAPI's event, of an asynchronous computation or of a fence that the application has imported.
 
 
 class Event(Uncopyable):

@@ -2,15 +2,57 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nnfmq.nnapi.user_count import UserCount
-from nnfmq.uncopyable import Uncopyable
+from nnfmq.base.ownership import Uncopyable
+from nnfmq.hal.errors import BadState
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.compiled_model import CompiledModel
+    from nnfmq.client.model.compiled_model import CompiledModel
 
-__all__ = ["SharedModel"]
+__all__ = ["SharedModel", "UserCount"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# UserCount: when to close what several objects share.
+
+
+class UserCount:
+    """The number of users of something that is closed when the last one has released it. Thread-safe.
+
+    There is one user at first. `what` names it in errors.
+    """
+
+    def __init__(self, what: str, close: Callable[[], object]) -> None:
+        self._what = what
+        self._close = close
+        self._lock = threading.Lock()
+        self._count = 1
+
+    def acquire(self) -> None:
+        """Add a user, which calls `release` once.
+
+        Raises:
+            BadState: If the last user has released it.
+        """
+        with self._lock:
+            if not self._count:
+                raise BadState(f"this {self._what} is closed")
+            self._count += 1
+
+    def release(self) -> None:
+        """Remove a user; after the last one, close what they shared."""
+        with self._lock:
+            self._count -= 1
+            is_last = self._count == 0
+        if is_last:
+            self._close()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# SharedModel: a compiled model that several objects of this package use.
 
 
 class SharedModel(Uncopyable):

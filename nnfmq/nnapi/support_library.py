@@ -11,17 +11,15 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, Protocol
 
+from nnfmq.client.partitioned.devices import RuntimeDevice
+from nnfmq.client.partitioned.runtime import Runtime
 from nnfmq.model_builder.builder import ModelBuilder
 from nnfmq.nnapi import device_queries as queries
-from nnfmq.nnapi.burst_builder import BurstBuilder
-from nnfmq.nnapi.compilation_builder import CompilationBuilder
-from nnfmq.nnapi.device_memory import copy_memory
+from nnfmq.nnapi.burst import BurstBuilder
+from nnfmq.nnapi.compilation import CompilationBuilder
 from nnfmq.nnapi.event import Event
-from nnfmq.nnapi.execution_builder import ExecutionBuilder, get_default_loop_timeout, get_maximum_loop_timeout
-from nnfmq.nnapi.file_descriptor_memory import create_memory_from_fd
-from nnfmq.nnapi.memory_builder import MemoryBuilder
-from nnfmq.runtime.devices.nnapi_runtime import Runtime
-from nnfmq.runtime.devices.runtime_device import RuntimeDevice
+from nnfmq.nnapi.execution import ExecutionBuilder, get_default_loop_timeout, get_maximum_loop_timeout
+from nnfmq.nnapi.memory import MemoryBuilder, copy_memory, create_memory_from_fd
 from nnfmq.telemetry import register
 
 __all__ = ["FUNCTIONS", "NOT_ON_LINUX", "free"]

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nnfmq.observe import statistics_layout as layout
-from nnfmq.observe.latency_histogram import LatencyHistogram
 from nnfmq.observe.recorder_core import snapshot
-from nnfmq.observe.statistics_layout import WORD_BYTES
+from nnfmq.observe.statistics_layout import WORD_BYTES, LatencyHistogram
 
 __all__ = [
     "BurstStatistics",

@@ -1,13 +1,13 @@
 """The core that writes and reads the statistics area: `_recorder` (Cython) or `_pyrecorder` (Python).
 
-It is selected at import, as `nnfmq.core_selection` documents. Callers import the classes and functions from here.
+It is selected at import, as `nnfmq.base.cores` documents. Callers import the classes and functions from here.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nnfmq.core_selection import CorePair
+from nnfmq.base.cores import CorePair
 
 __all__ = ["CORES", "BurstRecorder", "ModelRecorder", "begin_change", "end_change", "snapshot"]
 

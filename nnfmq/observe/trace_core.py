@@ -1,6 +1,6 @@
 """The core that writes and reads trace rings: `_trace_core` (compiled) or `_pytrace_core` (Python).
 
-It is selected at import, as `nnfmq.core_selection` documents. Callers import the names from here.
+It is selected at import, as `nnfmq.base.cores` documents. Callers import the names from here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from nnfmq.core_selection import CorePair
+from nnfmq.base.cores import CorePair
 
 __all__ = ["ExchangeTrace", "StepTrace", "TraceRing", "available", "copy_names", "copy_records", "load"]
 

@@ -1,7 +1,7 @@
 """The trace points of this process: they write slices to one ring while `TRACING.recorder` is not None.
 
 Hot paths look at `TRACING.recorder`, which costs a few nanoseconds, and use its `ring`; others use `recorded`. A name
-is AOSP's tag, `[NN_<layer>_<phase>]`, and a detail; `phase_table` has the layers and the phases. (OBS-7)
+is AOSP's tag, `[NN_<layer>_<phase>]`, and a detail; `trace_analysis` has the layers and the phases. (OBS-7)
 """
 
 from __future__ import annotations

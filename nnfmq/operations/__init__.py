@@ -13,8 +13,7 @@ from functools import partial
 from importlib import import_module
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.registry import REGISTRY, Declarations
-from nnfmq.operations.signature import Declaration
+from nnfmq.operations.declaration import REGISTRY, Declaration, Declarations
 from nnfmq.operations.tflite_extension import install_families
 
 __all__ = ["FAMILIES", "HAL_DECLARATIONS", "REGISTRY", "Declaration", "family", "load_all"]
@@ -25,26 +24,26 @@ FAMILIES: Mapping[str, str] = {
     "binary_arithmetic": "ADD SUB MUL DIV POW",
     "bounding_boxes": "AXIS_ALIGNED_BBOX_TRANSFORM GENERATE_PROPOSALS",
     "comparison": "EQUAL GREATER GREATER_EQUAL LESS LESS_EQUAL NOT_EQUAL LOGICAL_AND LOGICAL_OR LOGICAL_NOT",
+    "control_flow": "IF WHILE",
     "convolution": "CONV_2D DEPTHWISE_CONV_2D",
     "detection": "BOX_WITH_NMS_LIMIT DETECTION_POSTPROCESSING",
     "fill_rank": "FILL RANK",
     "fully_connected": "FULLY_CONNECTED",
-    "gather_topk": "GATHER EMBEDDING_LOOKUP HASHTABLE_LOOKUP TOPK_V2",
+    "gather": "GATHER EMBEDDING_LOOKUP HASHTABLE_LOOKUP TOPK_V2",
     "grouped_conv": "GROUPED_CONV_2D",
-    "if_while": "IF WHILE",
     "keypoints": "HEATMAP_MAX_KEYPOINT",
-    "l2_lrn_instance_norm": "L2_NORMALIZATION LOCAL_RESPONSE_NORMALIZATION INSTANCE_NORMALIZATION",
+    "lsh_projection": "LSH_PROJECTION",
     "lstm": "LSTM UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM",
     "min_max_select": "MAXIMUM MINIMUM SELECT",
     "multinomial": "RANDOM_MULTINOMIAL",
+    "normalization": "L2_NORMALIZATION LOCAL_RESPONSE_NORMALIZATION INSTANCE_NORMALIZATION",
     "padding": "PAD PAD_V2 MIRROR_PAD",
     "permute": "TRANSPOSE REVERSE TILE CHANNEL_SHUFFLE",
-    "pool_2d": "AVERAGE_POOL_2D L2_POOL_2D MAX_POOL_2D",
-    "projection": "LSH_PROJECTION",
+    "pooling": "AVERAGE_POOL_2D L2_POOL_2D MAX_POOL_2D",
     "quantize_cast": "QUANTIZE DEQUANTIZE CAST",
     "quantized_16bit_lstm": "QUANTIZED_16BIT_LSTM",
     "quantized_lstm": "QUANTIZED_LSTM",
-    "reduce_argmax": "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD REDUCE_SUM ARGMAX ARGMIN",
+    "reduction": "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD REDUCE_SUM ARGMAX ARGMIN",
     "reshape_concat": "RESHAPE SQUEEZE EXPAND_DIMS CONCATENATION PACK",
     "resizing": "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR",
     "rnn_svdf": "RNN UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF",

@@ -16,19 +16,7 @@ import numpy as np
 
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import fixed_point, fixed_point16
-from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.kernel_adapters import fp16_via_fp32, lut8, stateless, via_lut8
-from nnfmq.operations.quantization import (
-    OutputMultipliers,
-    all_quantized_values,
-    dtype_range,
-    float_activation_range,
-    quantized_range,
-    requantizer,
-    require_quantization,
-)
-from nnfmq.operations.shapes import broadcast_shapes, require, same_shape, same_shape_up_to_rank_4
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     F16,
     F32,
     FLOAT16,
@@ -48,6 +36,18 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.kernel_adapters import fp16_via_fp32, lut8, stateless, via_lut8
+from nnfmq.operations.quantization import (
+    OutputMultipliers,
+    all_quantized_values,
+    dtype_range,
+    float_activation_range,
+    quantized_range,
+    requantizer,
+    require_quantization,
+)
+from nnfmq.operations.shapes import broadcast_shapes, require, same_shape, same_shape_up_to_rank_4
 
 CLAMP_RANGES: Mapping[OperationType, tuple[float, float]] = {
     OperationType.RELU: float_activation_range(FusedActivationFunc.RELU),

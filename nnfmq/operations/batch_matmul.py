@@ -11,11 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.fixed_point import ints
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.quantization import OutputMultipliers, requantizer
-from nnfmq.operations.shapes import require, require_rank
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     AIDL_V2,
     BOOL,
     F16,
@@ -32,6 +28,10 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.fixed_point import ints
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.quantization import OutputMultipliers, requantizer
+from nnfmq.operations.shapes import require, require_rank
 
 
 def batch_matmul_shape(left: Shape, right: Shape, *, adjoint_left: bool, adjoint_right: bool) -> Shape:

@@ -16,17 +16,7 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
-from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
-from nnfmq.operations.quantization import (
-    OutputMultipliers,
-    all_quantized_values,
-    float_activation_range,
-    quantized_activation_range,
-    requantizer,
-)
-from nnfmq.operations.shapes import broadcast_shapes, broadcast_shapes_up_to_rank_4, require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     F16,
     F32,
     I32,
@@ -46,6 +36,16 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
+from nnfmq.operations.quantization import (
+    OutputMultipliers,
+    all_quantized_values,
+    float_activation_range,
+    quantized_activation_range,
+    requantizer,
+)
+from nnfmq.operations.shapes import broadcast_shapes, broadcast_shapes_up_to_rank_4, require
 
 Multiplier: TypeAlias = tuple[int, int]  # output multiplier and shift
 

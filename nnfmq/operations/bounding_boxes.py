@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.kernel_adapters import dequantized
-from nnfmq.operations.shapes import DATA_DEPENDENT, require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     BOOL,
     F16,
     F32,
@@ -42,6 +40,8 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import dequantized
+from nnfmq.operations.shapes import DATA_DEPENDENT, require
 
 BOXES, SIGNED_BOXES = OperandType.TENSOR_QUANT16_ASYMM, OperandType.TENSOR_QUANT16_SYMM
 

@@ -12,10 +12,7 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import stateless
-from nnfmq.operations.quantization import dequantized_values
-from nnfmq.operations.shapes import broadcast_shapes, same_shape
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     B8,
     F16,
     F32,
@@ -32,6 +29,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.quantization import dequantized_values
+from nnfmq.operations.shapes import broadcast_shapes, same_shape
 
 COMPARISONS: Mapping[OperationType, np.ufunc] = {
     OperationType.EQUAL: np.equal,

@@ -19,18 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.packed_matmul import (
-    PackedMatmul,
-    float_epilogue,
-    float_matmul,
-    pack_exact_matrix,
-    quantized_epilogue,
-    quantized_matmul,
-)
-from nnfmq.operations.quantization import Epilogue, output_scale_level
-from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     BOOL,
     F16,
     F32,
@@ -54,6 +43,17 @@ from nnfmq.operations.signature import (
     overload,
     weight,
 )
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.packed_matmul import (
+    PackedMatmul,
+    float_epilogue,
+    float_matmul,
+    pack_exact_matrix,
+    quantized_epilogue,
+    quantized_matmul,
+)
+from nnfmq.operations.quantization import Epilogue, output_scale_level
+from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
 
 _BAND_BYTES = 1 << 19  # of patches or accumulators: with the results about half of a CPU's L2 cache
 

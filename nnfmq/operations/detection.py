@@ -1,7 +1,7 @@
 """BOX_WITH_NMS_LIMIT and DETECTION_POSTPROCESSING: non-maximum suppression (NMS) of scored boxes.
 
 Class 0 is the background and never detected. Of boxes with equal scores the first one comes first; TFLite leaves that
-undefined. X1 to X5 are explained in `bounding_boxes`.
+undefined. X1 to X5 are explained there.
 
 BOX_WITH_NMS_LIMIT         C1 the kernel is 0 (hard), 1 (linear) or 2 (gaussian)   C2 batch indices ascend from 0
 DETECTION_POSTPROCESSING   C3 scales are positive   C4 thresholds are not negative   C5 limits are positive
@@ -17,8 +17,7 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.bounding_boxes import BOXES, hard_suppression, overlaps, plan_boxes, require_ordered
-from nnfmq.operations.shapes import DATA_DEPENDENT, require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     BOOL,
     F16,
     F32,
@@ -37,6 +36,7 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.shapes import DATA_DEPENDENT, require
 
 Decay: TypeAlias = Callable[[Array], Array]  # overlaps with a better box -> factors of the scores
 Suppression: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]  # scores and boxes -> scores and indices kept

@@ -18,8 +18,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extension_codes import (
+from nnfmq.hal.extensions import (
     HIDL_PREFIX_BITS,
+    NAME,
     Code,
     Extension,
     ExtensionCodes,
@@ -30,10 +31,8 @@ from nnfmq.hal.extension_codes import (
     is_extension,
     named_code,
 )
-from nnfmq.hal.tflite_codes import NAME
 from nnfmq.hal.types import EXTENSION_TYPES, ExtensionNameAndPrefix, Model, OperandType, OperationType, Subgraph
-from nnfmq.operations.registry import REGISTRY
-from nnfmq.operations.signature import NUMPY_TYPES, Declaration, ParameterType
+from nnfmq.operations.declaration import NUMPY_TYPES, REGISTRY, Declaration, ParameterType
 
 __all__ = [
     "INSTALLED",

@@ -10,8 +10,7 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     B8,
     F16,
     F32,
@@ -34,6 +33,7 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.shapes import require
 
 
 def fill_shape(*, dimensions: Array, value: float) -> Shape:

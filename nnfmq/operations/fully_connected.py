@@ -11,11 +11,7 @@ import math
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.packed_matmul import PackedMatmul, float_matmul, quantized_matmul
-from nnfmq.operations.quantization import output_scale_level
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     F16,
     F32,
     I32,
@@ -35,6 +31,10 @@ from nnfmq.operations.signature import (
     overload,
     weight,
 )
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.packed_matmul import PackedMatmul, float_matmul, quantized_matmul
+from nnfmq.operations.quantization import output_scale_level
+from nnfmq.operations.shapes import require
 
 
 def fully_connected_shape(input: Shape, weights: Shape, bias: Shape, *, activation: int) -> Shape:

@@ -23,9 +23,9 @@ from nnfmq.operations.convolution import (
     require_channel_dim,
     variants,
 )
+from nnfmq.operations.declaration import V1_2, Array, Declaration, Run, Shape, Tensor, attribute, overload
 from nnfmq.operations.packed_matmul import PackedMatmul, float_matmul, quantized_matmul
 from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
-from nnfmq.operations.signature import V1_2, Array, Declaration, Run, Shape, Tensor, attribute, overload
 
 
 def grouped_shape(

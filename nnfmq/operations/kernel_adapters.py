@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from nnfmq.operations.signature import Array, Plan, Run, Tensor
+from nnfmq.operations.declaration import Array, Plan, Run, Tensor
 
 _FLOAT32 = np.dtype("<f4")
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.bounding_boxes import BOXES, plan_boxes, require_ordered
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     BOOL,
     F16,
     F32,
@@ -31,6 +30,7 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.shapes import require
 
 _MAX_SHIFT = np.float32(1.5)
 

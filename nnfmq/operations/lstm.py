@@ -12,6 +12,27 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations.declaration import (
+    BOOL,
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    V1_0,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Parameter,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    attribute,
+    data,
+    overload,
+)
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.lstm_cell import (
     GATES,
@@ -33,27 +54,6 @@ from nnfmq.operations.recurrent_sequences import (
     time_major_shape,
 )
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
-    BOOL,
-    F16,
-    F32,
-    FLOAT16,
-    FLOAT32,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Parameter,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
 
 T = TypeVar("T")
 Represent: TypeAlias = Callable[[Array], Array]  # applied to all rows that are multiplied by weights

@@ -24,8 +24,8 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.operations.activation import logistic
+from nnfmq.operations.declaration import Array, Parameter, ParameterType, Shape, Tensor, weight
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import Array, Parameter, ParameterType, Shape, Tensor, weight
 
 T = TypeVar("T")
 Gates: TypeAlias = tuple[T | None, T | None, T | None, T | None]  # of the input, forget, cell and output gate

@@ -15,10 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import lut8, stateless
-from nnfmq.operations.quantization import requantized_values
-from nnfmq.operations.shapes import broadcast_shapes, require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     B8,
     F16,
     F32,
@@ -37,6 +34,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import lut8, stateless
+from nnfmq.operations.quantization import requantized_values
+from nnfmq.operations.shapes import broadcast_shapes, require
 
 Adapt: TypeAlias = Callable[[Array], Array]
 

@@ -18,9 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     F16,
     F32,
     I32,
@@ -35,6 +33,8 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.shapes import require
 
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))

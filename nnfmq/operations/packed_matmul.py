@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from nnfmq.operations.declaration import Array, Tensor
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.prepacked import cached_prepack
+from nnfmq.operations.preparation import cached_prepack
 from nnfmq.operations.quantization import (
     EXACT_FLOAT32,
     Epilogue,
@@ -26,7 +27,6 @@ from nnfmq.operations.quantization import (
     requantization_scales,
     requantizer,
 )
-from nnfmq.operations.signature import Array, Tensor
 
 
 class PackedMatmul(Struct, frozen=True):

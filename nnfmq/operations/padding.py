@@ -18,10 +18,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.quantization import dtype_range
-from nnfmq.operations.reshape_concat import data_movement_variants
-from nnfmq.operations.shapes import require, require_rank
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     AIDL_V3,
     F16,
     F32,
@@ -44,6 +41,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.quantization import dtype_range
+from nnfmq.operations.reshape_concat import data_movement_variants
+from nnfmq.operations.shapes import require, require_rank
 
 
 class MirrorMode(IntEnum):

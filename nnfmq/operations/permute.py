@@ -11,21 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations.declaration import AIDL_V3, I32, V1_1, V1_2, Array, Declaration, Shape, attribute, data, overload
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.reshape_concat import data_movement_variants
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
-from nnfmq.operations.signature import (
-    AIDL_V3,
-    I32,
-    V1_1,
-    V1_2,
-    Array,
-    Declaration,
-    Shape,
-    attribute,
-    data,
-    overload,
-)
 
 
 def transpose_shape(input: Shape, *, permutation: Array | None = None) -> Shape:

@@ -25,9 +25,9 @@ from msgspec import Struct
 
 from nnfmq.hal.types import FusedActivationFunc, Operand
 from nnfmq.operations import fixed_point
+from nnfmq.operations.declaration import Q8, V1_0, V1_2, Array, Tensor
 from nnfmq.operations.fixed_point import Ints
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import Q8, V1_0, V1_2, Array, Tensor
 
 Epilogue: TypeAlias = Callable[[Array, Array], None]  # (accumulators, output): fills the output
 

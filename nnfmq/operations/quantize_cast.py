@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.kernel_adapters import via_lut8
-from nnfmq.operations.quantization import dequantized_values, dtype_range
-from nnfmq.operations.shapes import same_shape, same_shape_up_to_rank_4
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     B8,
     F16,
     F32,
@@ -36,6 +33,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import via_lut8
+from nnfmq.operations.quantization import dequantized_values, dtype_range
+from nnfmq.operations.shapes import same_shape, same_shape_up_to_rank_4
 
 
 def plan_quantize(input: Tensor, *, output: Tensor) -> Run:

@@ -20,12 +20,7 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
-from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
-from nnfmq.operations.fixed_point16 import high_mul, logistic_table, lut16, saturated, tanh_table
-from nnfmq.operations.lstm_cell import gate_parameters
-from nnfmq.operations.quantization import require_quantization
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     I32,
     Q8,
     Q16S,
@@ -39,6 +34,11 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
+from nnfmq.operations.fixed_point16 import high_mul, logistic_table, lut16, saturated, tanh_table
+from nnfmq.operations.lstm_cell import gate_parameters
+from nnfmq.operations.quantization import require_quantization
+from nnfmq.operations.shapes import require
 
 _ROWS = (0, 2, 1, 3)  # the gates' order in the matrix: input, cell, forget, output
 _STATE_BITS = 4

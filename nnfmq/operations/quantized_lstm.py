@@ -21,12 +21,7 @@ from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
-from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
-from nnfmq.operations.fixed_point16 import ONE_Q0, logistic_table, lut16, saturated, tanh_table
-from nnfmq.operations.l2_lrn_instance_norm import inverse_square_root
-from nnfmq.operations.lstm_cell import GATES, TENSOR_COUNT, LstmTensors, cell_parameters, check_cell, gate_parameters
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     FLOAT32,
     I32,
     INT32,
@@ -44,6 +39,11 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
+from nnfmq.operations.fixed_point16 import ONE_Q0, logistic_table, lut16, saturated, tanh_table
+from nnfmq.operations.lstm_cell import GATES, TENSOR_COUNT, LstmTensors, cell_parameters, check_cell, gate_parameters
+from nnfmq.operations.normalization import inverse_square_root
+from nnfmq.operations.shapes import require
 
 Shapes: TypeAlias = tuple[Shape, ...]
 Tensors: TypeAlias = tuple[Tensor, ...]

@@ -17,8 +17,8 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import Struct
 
+from nnfmq.operations.declaration import Array, Shape
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import Array, Shape
 
 RunSequence: TypeAlias = Callable[..., tuple[Array, ...]]  # (steps, auxiliary steps, *states) -> results, then states
 

@@ -18,10 +18,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.kernel_adapters import lut8, stateless
-from nnfmq.operations.quantization import dtype_range
-from nnfmq.operations.shapes import normalize_axis, require, require_rank
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     AIDL_V2,
     F16,
     F32,
@@ -43,6 +40,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import lut8, stateless
+from nnfmq.operations.quantization import dtype_range
+from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
 
 def data_movement_variants(plan: Plan, since: int, int32: int | None = None) -> tuple[Variant, ...]:

@@ -18,10 +18,7 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.quantization import EXACT_FLOAT32
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     BOOL,
     F16,
     F32,
@@ -44,6 +41,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.quantization import EXACT_FLOAT32
+from nnfmq.operations.shapes import require
 
 _ONE, _HALF = np.float32(1), np.float32(0.5)
 

@@ -22,17 +22,7 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.lstm_cell import ACTIVATIONS, unchanged
-from nnfmq.operations.recurrent_sequences import (
-    Linking,
-    bidirectional_shapes,
-    run_bidirectional,
-    swap_time_batch,
-    time_major_shape,
-)
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     BOOL,
     F16,
     F32,
@@ -52,6 +42,16 @@ from nnfmq.operations.signature import (
     overload,
     weight,
 )
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.lstm_cell import ACTIVATIONS, unchanged
+from nnfmq.operations.recurrent_sequences import (
+    Linking,
+    bidirectional_shapes,
+    run_bidirectional,
+    swap_time_batch,
+    time_major_shape,
+)
+from nnfmq.operations.shapes import require
 
 Shapes: TypeAlias = tuple[Shape, ...]
 Tensors: TypeAlias = tuple[Tensor, ...]

@@ -21,10 +21,7 @@ from msgspec import Struct
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.bounding_boxes import BOXES, require_batches, require_box_scale, require_ordered
-from nnfmq.operations.kernel_adapters import dequantize_array, fp16_via_fp32
-from nnfmq.operations.quantization import dtype_range
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     BOOL,
     F16,
     F32,
@@ -46,6 +43,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import dequantize_array, fp16_via_fp32
+from nnfmq.operations.quantization import dtype_range
+from nnfmq.operations.shapes import require
 
 _BLOCK_ELEMENTS = 1 << 18  # samples times channels that are gathered at a time
 _WEIGHT_UNIT = np.float32(1) / np.float32(255)

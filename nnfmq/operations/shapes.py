@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import PaddingScheme
-from nnfmq.operations.signature import Shape
+from nnfmq.operations.declaration import Shape
 
 DATA_DEPENDENT = -1
 MAX_DIMENSIONS = 32

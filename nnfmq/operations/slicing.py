@@ -17,10 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import stateless
-from nnfmq.operations.reshape_concat import data_movement_variants
-from nnfmq.operations.shapes import normalize_axis, require, require_rank
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     I32,
     V1_1,
     V1_2,
@@ -33,6 +30,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.reshape_concat import data_movement_variants
+from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
 
 def _require_vectors(input: Shape, **vectors: Array) -> None:

@@ -14,11 +14,7 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
-from nnfmq.operations.fixed_point import Ints
-from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
-from nnfmq.operations.quantization import dtype_range, require_quantization
-from nnfmq.operations.shapes import normalize_axis, require, require_rank
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     F16,
     F32,
     FLOAT16,
@@ -38,6 +34,10 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.fixed_point import Ints
+from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
+from nnfmq.operations.quantization import dtype_range, require_quantization
+from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
 
 def softmax_shape(input: Shape, *, beta: float, axis: int = -1) -> Shape:

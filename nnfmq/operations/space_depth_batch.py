@@ -15,10 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.kernel_adapters import stateless
-from nnfmq.operations.reshape_concat import data_movement_variants
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     BOOL,
     I32,
     Q8,
@@ -34,6 +31,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.reshape_concat import data_movement_variants
+from nnfmq.operations.shapes import require
 
 
 def _require_image(input: Shape) -> None:

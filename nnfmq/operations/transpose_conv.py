@@ -23,10 +23,10 @@ from msgspec.structs import replace
 
 from nnfmq.hal.types import OperationType, PaddingScheme
 from nnfmq.operations.convolution import EXPLICIT, LAYOUT, OPERANDS, require_channel_dim, variants
+from nnfmq.operations.declaration import I32, V1_2, Array, Declaration, Run, Shape, Tensor, attribute, overload
 from nnfmq.operations.packed_matmul import bound_accumulator, float_epilogue, quantized_epilogue
 from nnfmq.operations.quantization import Epilogue, dtype_range
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import I32, V1_2, Array, Declaration, Run, Shape, Tensor, attribute, overload
 
 
 class TransposedConvDimension(Struct, frozen=True):

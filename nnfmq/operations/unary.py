@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless, via_lut8
-from nnfmq.operations.quantization import dequantized_values, dtype_range
-from nnfmq.operations.shapes import same_shape, same_shape_up_to_rank_4
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     AIDL_V3,
     F16,
     F32,
@@ -33,6 +30,11 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless, via_lut8
+from nnfmq.operations.quantization import dequantized_values, dtype_range
+from nnfmq.operations.shapes import same_shape, same_shape_up_to_rank_4
+
+__all__ = ["ERFC_POLYNOMIAL", "complementary_error_function", "rsqrt"]
 
 
 def rsqrt(input: Array) -> Array:
@@ -98,3 +100,22 @@ DECLARATIONS = (
         shape=same_shape_up_to_rank_4,
     ),
 )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The complementary error function, which NumPy does not have.
+
+
+ERFC_POLYNOMIAL = (
+    -1.26551223, 1.00002368, 0.37409196, 0.0967841895, -0.186288062, 0.278868084, -1.135204, 1.48851589, -0.822152234,
+    0.170872778,
+)  # fmt: skip
+"""Coefficients of log(erfc(x) / t) + x² in t = 1 / (1 + x / 2), lowest power first: a Chebyshev fit on [0, 1]."""
+
+
+def complementary_error_function(x: Array) -> Array:
+    """Return 1 - erf(x) of float64 values from 0 up, to 1.2e-7 of itself: e to a polynomial of 1 / (1 + x / 2)."""
+    t = 1 / (1 + 0.5 * x)
+    exponent = np.polynomial.polynomial.polyval(t, ERFC_POLYNOMIAL)
+    result: Array = t * np.exp(exponent - x * x)
+    return result

@@ -5,13 +5,11 @@ got the descriptor and the memory's fd by some other channel.
 """
 
 from nnfmq.queue.core import core_name, core_path, core_reason
-from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag
+from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag, PeerDeathFlag
 from nnfmq.queue.hybrid_polling import PollingWindow
 from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, Grantor, MQDescriptor
-from nnfmq.queue.message_queue import MessageQueue, Overflow
+from nnfmq.queue.message_queue import MessageQueue, Overflow, Transaction
 from nnfmq.queue.named_queue import create_named, named_queues, open_named, remove_named
-from nnfmq.queue.peer_death import PeerDeathFlag
-from nnfmq.queue.transaction import Transaction
 
 __all__ = [
     "NOT_EMPTY",

@@ -26,6 +26,7 @@ from errno import EAGAIN, EINTR, ETIMEDOUT
 from time import monotonic_ns
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from nnfmq.base.ownership import Uncopyable
 from nnfmq.hal.errors import BadState, DeadObject, InvalidArgument, QueueCorrupted
 from nnfmq.queue.futex import (
     ALL_BITS,
@@ -39,7 +40,6 @@ from nnfmq.queue.futex import (
 )
 from nnfmq.queue.hybrid_polling import POLL, SLEEP, WaitEstimator
 from nnfmq.queue.layout import QueueLayout
-from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from errno import EAGAIN, EINTR
 from typing import TYPE_CHECKING, TypeVar
 
-from nnfmq.deadlines import has_passed, remaining_s
+from nnfmq.base.deadlines import has_passed, remaining_s
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.queue import futex
 from nnfmq.queue._pycore import READER, WRITER

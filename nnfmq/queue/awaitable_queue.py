@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from nnfmq.deadlines import deadline_after
+from nnfmq.base.deadlines import deadline_after
 from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag
 
 if TYPE_CHECKING:

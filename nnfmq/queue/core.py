@@ -1,6 +1,6 @@
 """The core that runs the queues: `_core` (Cython) or `_pycore` (Python). Selected once, at import.
 
-`nnfmq.core_selection` documents how. `core_name`, `core_path` and `core_reason` are for display; `load` returns a core
+`nnfmq.base.cores` documents how. `core_name`, `core_path` and `core_reason` are for display; `load` returns a core
 by its name, for tests and for processes whose core must not depend on the environment.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
-from nnfmq.core_selection import CorePair
+from nnfmq.base.cores import CorePair
 
 if TYPE_CHECKING:
     from nnfmq.queue import _pycore

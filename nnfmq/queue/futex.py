@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from errno import EAGAIN, EINTR, EINVAL, ETIMEDOUT
 from typing import Protocol
 
-from nnfmq.deadlines import CLOCK_MAX_NS
+from nnfmq.base.deadlines import CLOCK_MAX_NS
 
 ALL_BITS = 0xFFFFFFFF
 

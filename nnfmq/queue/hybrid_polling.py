@@ -13,7 +13,7 @@ import os
 
 from msgspec import Struct
 
-from nnfmq import settings
+from nnfmq.base import settings
 from nnfmq.hal.errors import InvalidArgument
 
 _WINDOW_MAX_US = 10**9

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nnfmq import posix_shm
+from nnfmq.base import posix_shm
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.queue import descriptor_formats, layout
 from nnfmq.queue.core import ACTIVE_CORE, Core
@@ -21,7 +21,7 @@ from nnfmq.queue.layout import SYNCHRONIZED, MQDescriptor
 from nnfmq.queue.message_queue import MessageQueue, Overflow
 
 if TYPE_CHECKING:
-    from nnfmq.queue.peer_death import PeerDeathFlag
+    from nnfmq.queue.event_flag import PeerDeathFlag
 
 
 def create_named(

@@ -18,11 +18,10 @@ def _start(arguments: list[str]) -> None:
 
         import_in_child(int(arguments[1]), Path(arguments[2]))
         return
-    from nnfmq.channel import Listener
-    from nnfmq.repository.driver_models import DriverModels
-    from nnfmq.repository.model_directory import ModelDirectory
-    from nnfmq.repository.model_repository import ModelRepository
-    from nnfmq.repository.repository_server import RepositoryServer
+    from nnfmq.base.channel import Listener
+    from nnfmq.repository.models import DriverModels, ModelDirectory
+    from nnfmq.repository.repository import ModelRepository
+    from nnfmq.repository.server import RepositoryServer
 
     _, fd, socket, directory = arguments
     server = RepositoryServer(Listener.adopt(int(fd)))

@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from nnfmq.channel import Channel
-from nnfmq.child_environment import child_environment
-from nnfmq.deadlines import deadline_after
-from nnfmq.file_memory import FileMemory
+from nnfmq.base.channel import Channel
+from nnfmq.base.deadlines import deadline_after
+from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.memory import sealed_size
+from nnfmq.base.processes import child_environment
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, ProtocolError, error_for_status
 from nnfmq.hal.types import Protection
-from nnfmq.memory import sealed_size
 from nnfmq.repository.version_import import ImportedModel, ImportFailed, decode_result
 
 __all__ = ["ImportCrashed", "ImportedVersion", "import_in_process"]

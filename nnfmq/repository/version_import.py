@@ -12,29 +12,155 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
+from nnfmq.base.memory import Memory
+from nnfmq.base.processes import request_signal_at_parent_exit
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError, ProtocolError, status_for_error
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
-from nnfmq.hal.types import LifeTime, Model, Protection, Subgraph
+from nnfmq.hal.types import DEFAULT_PREFERENCE, ExecutionPreference, LifeTime, Model, Priority, Protection, Subgraph
 from nnfmq.importers import LoadedModel, load
 from nnfmq.importers.file_format import Shapes
-from nnfmq.memory import Memory
-from nnfmq.parent_exit import request_signal_at_parent_exit
-from nnfmq.repository.version_options import VersionOptions, read_options
 from nnfmq.serialize.messages import MAX_TEXT
 from nnfmq.serialize.messages.common import MemoryData, MemoryList
-from nnfmq.serialize.model_codec import encode_model
+from nnfmq.serialize.models import encode_model
 
-__all__ = ["MODEL_FILES", "ImportFailed", "ImportedModel", "decode_result", "import_in_child", "import_version"]
+__all__ = [
+    "FILE_NAME",
+    "MODEL_FILES",
+    "ImportFailed",
+    "ImportedModel",
+    "VersionOptions",
+    "decode_result",
+    "import_in_child",
+    "import_version",
+    "read_options",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The options of a version: the file `model.toml` beside its model (docs/reference/model-options.md).
+
+
+FILE_NAME = "model.toml"
+_BYTES_MAX = 64 * 1024
+_DEVICE_CHARACTERS_MAX = 256
+_BATCH_MAX = 65536
+_SHAPES_MAX, _RANK_MAX, _SIZE_MAX = 256, 32, 2**31 - 1
+_SHOWN_CHARACTERS = 80
+
+
+class VersionOptions(msgspec.Struct, frozen=True):
+    """What a version's `model.toml` sets, or the defaults.
+
+    `device` is empty for the best available one. `signature` is None for a file's first subgraph. `shapes` has new
+    shapes of inputs, by name. `batch` is 1 unless the model's inputs get this first dimension.
+    """
+
+    device: str = ""
+    preference: int = DEFAULT_PREFERENCE
+    priority: int = Priority.MEDIUM
+    batch: int = 1
+    signature: str | None = None
+    shapes: dict[str, tuple[int, ...]] = {}
+
+
+class _Key(NamedTuple):
+    """What a key allows; `value` converts a value to that of the option, None = it is not allowed."""
+
+    allowed: str
+    value: Callable[[Any], object]
+
+
+_PREFERENCES = {
+    "low_power": ExecutionPreference.LOW_POWER,
+    "fast_single_answer": ExecutionPreference.FAST_SINGLE_ANSWER,
+    "sustained_speed": ExecutionPreference.SUSTAINED_SPEED,
+}
+_PRIORITIES = {"low": Priority.LOW, "medium": Priority.MEDIUM, "high": Priority.HIGH}
+
+
+def _text(value: Any) -> object:
+    return value if isinstance(value, str) and 0 < len(value) <= _DEVICE_CHARACTERS_MAX else None
+
+
+def _batch(value: Any) -> object:
+    return value if _is_size(value) and value <= _BATCH_MAX else None
+
+
+def _shapes(value: Any) -> object:
+    is_table = isinstance(value, dict) and 0 < len(value) <= _SHAPES_MAX
+    return (
+        {name: tuple(shape) for name, shape in value.items()}
+        if is_table and all(map(_is_shape, value.values()))
+        else None
+    )
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _RANK_MAX and all(map(_is_size, value))
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _SIZE_MAX  # a bool is no size
+
+
+def _one_of(names: Mapping[str, int]) -> _Key:
+    return _Key(", ".join(map(repr, names)), lambda value: names.get(value) if isinstance(value, str) else None)
+
+
+_KEYS: dict[str, _Key] = {
+    "device": _Key("the name of a device of the driver", _text),
+    "preference": _one_of(_PREFERENCES),
+    "priority": _one_of(_PRIORITIES),
+    "batch": _Key(f"an integer from 1 to {_BATCH_MAX}", _batch),
+    "signature": _Key("the name of a signature of the model file", _text),
+    "shapes": _Key("a table of shapes by the names of inputs, each an array of integers of at least 1", _shapes),
+}
+
+
+def read_options(folder: Path) -> VersionOptions:
+    """Return the options of the version in `folder`; the defaults if it has no such file. Blocks.
+
+    Raises:
+        InvalidArgument: If the file is not valid; the message names the key, the value and what is allowed.
+        OSError: If the file cannot be read.
+    """
+    try:
+        with (folder / FILE_NAME).open("rb") as file:
+            data = file.read(_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return VersionOptions()
+    if len(data) > _BYTES_MAX:
+        raise InvalidArgument(f"{FILE_NAME} has more than {_BYTES_MAX} bytes")
+    try:
+        table = msgspec.toml.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgument(f"{FILE_NAME} is no TOML: {error}") from None
+    return VersionOptions(**{name: _checked(name, value) for name, value in table.items()})
+
+
+def _checked(name: str, value: object) -> Any:
+    key = _KEYS.get(name)
+    if key is None:
+        raise InvalidArgument(f"{FILE_NAME}: there is no key {name!r}; allowed: {', '.join(_KEYS)}")
+    checked = key.value(value)
+    if checked is None:
+        raise InvalidArgument(f"{FILE_NAME}: {name} is {repr(value)[:_SHOWN_CHARACTERS]}; allowed: {key.allowed}")
+    return checked
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Import of a version: its files to the HAL's model, with all constants in one memory. Runs in a child process.
+
 
 MODEL_FILES = ("model.tflite", "model.onnx")
 _OOM_SCORE_ADJ = "500"  # of 1000: if memory runs out, the kernel kills this process before the others of the driver
@@ -42,7 +168,7 @@ _log = logging.getLogger("nnfmq.repository")
 
 
 class ImportedModel(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """A version's model as `model_codec.encode_model` returns it, its interface, and its options.
+    """A version's model as `serialize.models.encode_model` returns it, its interface, and its options.
 
     The fds of the memories `pools` come with the message.
     """

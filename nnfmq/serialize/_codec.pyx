@@ -1,5 +1,5 @@
 # cython: language_level=3, embedsignature=True, binding=False
-"""The compiled packet codec. `_pycodec` is the same in Python and specifies it; `datum` documents the records.
+"""The compiled packet codec. `_pycodec` is the same in Python and specifies it; `packets` documents the records.
 
 It pays if consecutive requests of a burst differ, so that each has to be decoded: with the null model over two or eight
 memories in turn, the p50 of a round trip is 57 µs instead of 91 µs (docs/explanation/performance.md). If all requests
@@ -32,7 +32,7 @@ from libc.stdint cimport UINT64_MAX, int32_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from nnfmq.hal import errors, timing as timing_module, types
-from nnfmq.serialize import _pycodec as pycodec, datum, packets
+from nnfmq.serialize import _pycodec as pycodec, packets
 
 cdef extern from *:
     """
@@ -105,7 +105,7 @@ cdef extern from *:
     PyObject *Py_True
     PyObject *Py_False
 
-cdef enum:  # as in `datum`
+cdef enum:  # as in `packets`
     RECORD = 24
     PACKET = 0
     INPUT = 1
@@ -120,7 +120,7 @@ cdef enum:  # as in `datum`
     LAST_HIDL_STATUS = 4
     MAX_RECORDS = 1 << 26  # larger packets, which fit into no ring, are left to the Python codec
 
-assert RECORD == datum.DATUM_BYTES
+assert RECORD == packets.DATUM_BYTES
 
 cdef object RequestArgument = types.RequestArgument
 cdef object DataLocation = types.DataLocation

@@ -6,7 +6,7 @@ above the number of records left, a field out of its range or a surplus record m
 (ProtocolError, with the byte offset). Padding is ignored. Whether a well-formed packet fits a model is decided by
 `validation` and by the burst's slots.
 
-The encoder packs a whole packet in one call of `struct`, with a format that is built from the tables of `datum` once
+The encoder packs a whole packet in one call of `struct`, with a format that is built from the tables of `packets` once
 for each combination of ranks. `DataLocation.padding` does not exist in HIDL: it is not sent, and decodes as 0.
 
 Callers import `codec`, which selects one of the two implementations.
@@ -22,7 +22,7 @@ from typing import Any
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
 from nnfmq.hal.timing import NO_TIMING, Timing, from_packet_duration, to_packet_duration
 from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument
-from nnfmq.serialize.datum import (
+from nnfmq.serialize.packets import (
     DATUM_BYTES,
     EXECUTION_TIMING,
     INPUT_DIMENSION,
@@ -35,9 +35,11 @@ from nnfmq.serialize.datum import (
     RESULT_DIMENSION,
     RESULT_OPERAND,
     RESULT_PACKET,
+    BytesLike,
     DatumVariant,
+    RequestPacket,
+    ResultPacket,
 )
-from nnfmq.serialize.packets import BytesLike, RequestPacket, ResultPacket
 
 LAST_PACKET_STATUS = ErrorStatus.INVALID_ARGUMENT  # HAL 1.0 has 0 to 4; a HIDL 1.2 burst sends later ones as 2
 _LAST_RECORD = 1  # measureTiming or executionTiming: no count of the packet includes it

@@ -1,6 +1,6 @@
 """The packet codec in use: `_codec` (compiled) or `_pycodec` (Python), which have the same functions.
 
-It is selected at import, as `nnfmq.core_selection` documents; `codec_name`, `codec_path` and `codec_reason` report the
+It is selected at import, as `nnfmq.base.cores` documents; `codec_name`, `codec_path` and `codec_reason` report the
 choice. Callers import the functions from here, and the types of their values from `packets`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from nnfmq.core_selection import CorePair
+from nnfmq.base.cores import CorePair
 
 __all__ = [
     "available",

@@ -22,9 +22,9 @@ from typing import Self
 
 from msgspec import Struct
 
-from nnfmq.deadlines import deadline_after, has_passed, remaining_ms, remaining_s
+from nnfmq.base.deadlines import deadline_after, has_passed, remaining_ms, remaining_s
+from nnfmq.base.ownership import Uncopyable
 from nnfmq.hal.errors import DeviceUnavailable, MissedDeadlineTransient
-from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["DriverPhase", "DriverProcess", "DriverState"]
 

@@ -1,6 +1,6 @@
 """InferenceService: what an inference server does, whatever the protocol and whoever computes.
 
-`inference_protocol` (HTTP and gRPC) calls it; `model_server` implements it over a driver.
+`inference_protocol` (HTTP and gRPC) calls it; `server` implements it over a driver.
 """
 
 from __future__ import annotations

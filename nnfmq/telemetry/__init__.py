@@ -8,16 +8,10 @@
 lines of JSON to a sink at a limited rate. `$NNFMQ_TELEMETRY` does that without a change to the application.
 """
 
-from nnfmq.telemetry.telemetry_callbacks import TelemetryRegistration, register
-from nnfmq.telemetry.telemetry_logger import TelemetryLogger
-from nnfmq.telemetry.telemetry_records import (
-    CompilationRecord,
-    DataClass,
-    ExecutionRecord,
-    TelemetryMode,
-    TelemetryRecord,
-)
-from nnfmq.telemetry.telemetry_sinks import FileSink, SocketSink, TelemetrySink
+from nnfmq.telemetry.callbacks import TelemetryRegistration, register
+from nnfmq.telemetry.logger import TelemetryLogger
+from nnfmq.telemetry.records import CompilationRecord, DataClass, ExecutionRecord, TelemetryMode, TelemetryRecord
+from nnfmq.telemetry.sinks import FileSink, SocketSink, TelemetrySink
 
 __all__ = [
     "CompilationRecord",

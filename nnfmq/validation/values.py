@@ -8,9 +8,12 @@ The client validates the values that a driver sends with the same functions (VAL
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.capabilities import (
     BYTE_SIZE_OF_CACHE_TOKEN,
@@ -21,8 +24,9 @@ from nnfmq.hal.capabilities import (
     PerformanceInfo,
 )
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
-from nnfmq.hal.extension_codes import HIDL_PREFIX_BITS, Extension, extension_prefix, is_extension, is_extension_name
+from nnfmq.hal.extensions import HIDL_PREFIX_BITS, Extension, extension_prefix, is_extension, is_extension_name
 from nnfmq.hal.feature_levels import FeatureLevel, introduced_in, number_of_consumers
+from nnfmq.hal.tensor_info import ElementInfo
 from nnfmq.hal.timing import NO_TIME, Timing
 from nnfmq.hal.types import (
     BASE_MAX,
@@ -32,16 +36,23 @@ from nnfmq.hal.types import (
     ExtensionNameAndPrefix,
     LoopTimeoutDurationNs,
     MeasureTiming,
+    Model,
+    Operand,
     OperandType,
     OutputShape,
     Pool,
     Priority,
     Subgraph,
     TokenValuePair,
+    is_scalar,
+    merge_dimensions,
 )
-from nnfmq.validation.rules import require
 
 __all__ = [
+    "DescribedType",
+    "element_info",
+    "require",
+    "validate_buffer",
     "validate_buffer_desc",
     "validate_buffer_roles",
     "validate_cache_counts",
@@ -64,6 +75,24 @@ __all__ = [
     "validate_priority",
     "validate_timing",
 ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The check that all validators share.
+
+
+def require(condition: bool, rule: str, message: str) -> None:
+    """Raise InvalidArgument with `message` and the rule's id, unless `condition` holds.
+
+    `rule` is an id from docs/contributing/requirements.md, such as N-MOD-2.
+    """
+    if not condition:
+        raise InvalidArgument(f"{message} ({rule})")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Validation of HAL values other than models and requests, in the order in which the HAL declares the types.
+
 
 V1_0, V1_2, V1_3 = FeatureLevel.V1_0, FeatureLevel.V1_2, FeatureLevel.V1_3
 Code = TypeVar("Code", bound=IntEnum)
@@ -287,3 +316,115 @@ def validate_hints(hints: Sequence[TokenValuePair], extensions: Sequence[Extensi
         known = extension_prefix(token) in prefixes
         require(known, "N-VAL-22", f"hints: the prefix of token {token:#x} is not declared, declared are {prefixes}")
     return FeatureLevel.AIDL_V4 if hints or extensions else V1_0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Validation of a managed buffer's description and roles against the models that it is allocated for.
+#
+# Rules: N-DOM-1, 6, 7 (checked by `validate_buffer_roles`), N-DOM-4, 5 (a role that does not exist), N-DOM-8 to 12
+# (roles that disagree), N-DOM-13 to 15 (a description that disagrees with the roles). The caller checks that the models
+# were prepared by the same device.
+
+
+def validate_buffer(
+    desc: BufferDesc, models: Sequence[Model], inputs: Sequence[BufferRole], outputs: Sequence[BufferRole]
+) -> Operand:
+    """Return the operand that the buffer stores in all of its roles; 0 and () are dimensions that stay unknown.
+
+    Raises:
+        InvalidArgument: If a role does not exist, roles disagree, or `desc` disagrees with them.
+    """
+    validate_buffer_desc(desc)
+    validate_buffer_roles(inputs, outputs)
+    operands = [*_operands(models, inputs, "input"), *_operands(models, outputs, "output")]
+    name, merged = operands[0]
+    for other_name, other in operands[1:]:
+        merged = _merge(merged, other, f"{name} and {other_name}")
+    return _apply_desc(merged, desc)
+
+
+def _operands(models: Sequence[Model], roles: Sequence[BufferRole], kind: str) -> Iterator[tuple[str, Operand]]:
+    for role in roles:
+        count = len(models)
+        require(
+            role.model_index < count, "N-DOM-4", f"{kind} role: model index {role.model_index}, {count} models given"
+        )
+        main = models[role.model_index].main
+        indexes = main.input_indexes if kind == "input" else main.output_indexes
+        name = f"{kind} {role.io_index} of model {role.model_index}"
+        require(role.io_index < len(indexes), "N-DOM-5", f"{name}: the model has {len(indexes)} {kind}s")
+        yield name, main.operands[indexes[role.io_index]]
+
+
+def _merge(first: Operand, other: Operand, names: str) -> Operand:
+    """Return `first` with the dimensions that either operand knows. All else must be equal."""
+    require(first.type == other.type, "N-DOM-8", f"{names} have types {first.type.name} and {other.type.name}")
+    require(first.scale == other.scale, "N-DOM-9", f"{names} have scales {first.scale} and {other.scale}")
+    points = first.zero_point, other.zero_point
+    require(points[0] == points[1], "N-DOM-10", f"{names} have zero points {points[0]} and {points[1]}")
+    extras = [(operand.channel_quant, operand.extension_data) for operand in (first, other)]
+    require(extras[0] == extras[1], "DOM-3", f"{names} have different extra parameters")
+    dimensions = merge_dimensions(first.dimensions, other.dimensions)
+    if dimensions is None:
+        rule = "N-DOM-12" if len(first.dimensions) == len(other.dimensions) else "N-DOM-11"
+        raise InvalidArgument(f"{names} have dimensions {first.dimensions} and {other.dimensions} ({rule})")
+    return replace(first, dimensions=dimensions)
+
+
+def _apply_desc(operand: Operand, desc: BufferDesc) -> Operand:
+    scalar = is_scalar(operand.type)
+    require(not scalar or not desc.dimensions, "N-DOM-15", f"a scalar buffer with dimensions {desc.dimensions}")
+    dimensions = merge_dimensions(operand.dimensions, desc.dimensions)
+    if dimensions is None:
+        rule = "N-DOM-14" if len(operand.dimensions) == len(desc.dimensions) else "N-DOM-13"
+        raise InvalidArgument(
+            f"buffer dimensions {desc.dimensions} requested, the roles have {operand.dimensions} ({rule})"
+        )
+    return replace(operand, dimensions=dimensions)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The element types of extensions, as a device describes them. The peer that does is not trusted.
+
+
+_NUMERIC_KINDS = "biufc"  # NumPy's kinds of numeric elements: no pointers, no structures
+
+
+class DescribedType(Protocol):
+    """An operand type of an extension, as `DeviceInfo` has it."""
+
+    @property
+    def type(self) -> int:
+        """The type's number within its extension."""
+        ...
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it has dimensions."""
+        ...
+
+    @property
+    def byte_size(self) -> int:
+        """The size of an element in bytes."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name of the element type."""
+        ...
+
+
+def element_info(extension: str, kind: DescribedType) -> ElementInfo:
+    """Return NumPy's element type of an operand type of `extension`.
+
+    Raises:
+        InvalidArgument: If NumPy has no numeric element of that name and size.
+    """
+    try:
+        dtype = np.dtype(kind.dtype)
+    except (TypeError, ValueError, SyntaxError):
+        dtype = None
+    if dtype is None or dtype.kind not in _NUMERIC_KINDS or dtype.itemsize != kind.byte_size:
+        text = f"elements of {kind.dtype!r} in {kind.byte_size} bytes"
+        raise InvalidArgument(f"{text} for type {kind.type} of {extension}")
+    return ElementInfo(kind.dtype, not kind.is_tensor)

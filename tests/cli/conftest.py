@@ -20,7 +20,7 @@ from nnfmq.hal.capabilities import (
     with_performance,
 )
 from nnfmq.hal.errors import DeviceUnavailable
-from nnfmq.hal.program_kind import ProgramKind
+from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import DeviceStatus, OperandType
 

@@ -15,10 +15,10 @@ import pytest
 from support.drivers import until
 
 import nnfmq
+from nnfmq.base.processes import descendants
 from nnfmq.cli import command_parser, main
-from nnfmq.engines.compiled import roofline
-from nnfmq.measure.listening_driver import started_daemon
-from nnfmq.observe.process_usage import descendants
+from nnfmq.lab import roofline
+from nnfmq.lab.listening_driver import started_daemon
 
 DIGITS = str(nnfmq.example_path("digits.tflite"))
 QUICK = ("--device", "reference", "--count", "20", "--warm-up", "2", "--connect", "embedded")

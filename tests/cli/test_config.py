@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nnfmq import settings
+from nnfmq.base import settings
 from nnfmq.cli import main
 
 Capture = pytest.CaptureFixture[str]
@@ -66,7 +66,7 @@ def test_defaults_that_depend_on_the_machine_are_computed(capsys: Capture, monke
     assert found["socket"]["value"] == "/run/xdg/nnfmq/nnfmq.sock"
     assert found["XDG_CACHE_HOME"]["value"] == "/home/somebody/.cache"
     assert found["client_memory_mib"]["value"] == 5
-    assert found["devices"]["value"].endswith("/nnfmq/service/devices.toml")
+    assert found["devices"]["value"].endswith("/nnfmq/driver/devices/devices.toml")
     assert found["core"]["value"] in ("compiled", "python")
     assert (found["extensions"]["value"], found["extensions"]["default"]) == (None, "all installed")
     assert {report["source"] for name, report in found.items() if name in ("socket", "devices")} == {"default"}

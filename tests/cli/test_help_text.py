@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from nnfmq.cli.help_text import HelpFormatter
+from nnfmq.cli.parser import HelpFormatter
 
 LISTING = "demo     classify the digits of a data set\nprofile  time each operation"
 EXAMPLE = "  nnfmq run mobilenet.tflite --input photo.jpg --labels labels.txt"

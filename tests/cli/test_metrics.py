@@ -29,7 +29,7 @@ from support.model_folders import add_version, adder
 import nnfmq
 from nnfmq.cli import main, metrics
 from nnfmq.cli.metrics_endpoint import Endpoint, ListenAddress, listen_address
-from nnfmq.cli.statistics_sample import DriverSample
+from nnfmq.cli.statistics import DriverSample
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure
 from nnfmq.observe import statistics_layout as layout
 
@@ -158,7 +158,7 @@ def test_labels_with_quotes_and_newlines_are_escaped() -> None:
 
 
 def test_cpu_and_memory_of_a_worker_are_series() -> None:
-    from nnfmq.cli.statistics_sample import take_sample
+    from nnfmq.cli.statistics import take_sample
 
     fake = FakeClient(driver(client(1, worker_pid=os.getpid())))
     scraped = Scraped()

@@ -16,7 +16,7 @@ from support.commands import started
 from support.drivers import LIMIT_S, Process, opened, running_daemon, short_folder, until
 
 from nnfmq.cli import main
-from nnfmq.mlts import litert_backend
+from nnfmq.lab.mlts import backends
 
 QUANT = "^mobilenet_v1_0.25_128_quant$"
 SHORT = ("--duration", "0.001", "--warm-up", "0.001")
@@ -77,7 +77,7 @@ def test_missing_models_and_a_missing_litert_are_reported(
     columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setattr(litert_backend, "missing_reason", lambda: "LiteRT is not installed")
+    monkeypatch.setattr(backends, "missing_reason", lambda: "LiteRT is not installed")
     assert run("bench", "--data", tmp_path, "--only", "asr|tts", *SHORT, "--device", "reference") == 0
     out = capsys.readouterr().out.replace("\n", " ")
     assert "LiteRT is not installed" in out and "2 of 2 tests are missing" in out
@@ -87,7 +87,7 @@ def test_missing_models_and_a_missing_litert_are_reported(
 def test_the_reason_for_a_missing_litert_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
     monkeypatch.delitem(sys.modules, "ai_edge_litert.interpreter", raising=False)
-    assert "pip install 'nnfmq[bench]'" in litert_backend.missing_reason()
+    assert "pip install 'nnfmq[bench]'" in backends.missing_reason()
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -177,10 +177,10 @@ def test_TST_11_another_outcome_than_expected_is_status_1(
 ) -> None:
     from dataclasses import replace
 
-    from nnfmq.mlts import crash_list
+    from nnfmq.lab.mlts import crash_tests
 
-    test = replace(crash_list.SELF_TESTS[1], expected=crash_list.CrashOutcome.SUCCESS)
-    monkeypatch.setattr(crash_list, "SELF_TESTS", (test,))
+    test = replace(crash_tests.SELF_TESTS[1], expected=crash_tests.CrashOutcome.SUCCESS)
+    monkeypatch.setattr(crash_tests, "SELF_TESTS", (test,))
     page = tmp_path / "crash.html"
     assert run("crash", "--self-test", "--html", page) == 1
     out = capsys.readouterr().out

@@ -15,8 +15,8 @@ from support.small_models import two_adds, with_operand
 
 import nnfmq
 from nnfmq.cli import main
-from nnfmq.cli.model.model_description import describe_model
-from nnfmq.cli.model.model_inspection import InspectedModel
+from nnfmq.cli.model.inspection import InspectedModel
+from nnfmq.cli.model.show import describe_model
 
 DIGITS = nnfmq.example_path("digits.tflite")
 OPERATIONS = ["CONV_2D", "MAX_POOL_2D", "CONV_2D", "MAX_POOL_2D", "FULLY_CONNECTED", "SOFTMAX"]

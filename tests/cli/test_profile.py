@@ -20,15 +20,15 @@ from support.control_flow_models import branching
 from support.small_models import INPUT, OUTPUT, TEMPORARY, graph, one_operation, scalar
 
 import nnfmq
+from nnfmq.base.processes import allowed_cpus
 from nnfmq.cli import main, profile
-from nnfmq.cli.profile_charts import arena, colours_of
+from nnfmq.cli.profile_page import arena, colours_of
 from nnfmq.cli.profile_tables import computed_by, operations_table
-from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.engines import profiling
-from nnfmq.engines.compiled import roofline
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.types import Model, Operand, OperandType, Operation, OperationType
 from nnfmq.importers import LoadedModel
+from nnfmq.lab import roofline
 
 F32, I32 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_INT32
 DIGITS = nnfmq.example_path("digits.tflite")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from nnfmq.cli import console, demo, doctor, main, profile, queue_bench, run
-from nnfmq.importers.examples import example_path
+from nnfmq.data import example_path
 
 Reports = dict[str, list[tuple[int, int]]]
 DIGITS = str(example_path("digits.tflite"))

@@ -17,7 +17,7 @@ import pytest
 from support.commands import LIMIT_S, started
 from support.named import fresh_name
 
-from nnfmq import posix_shm
+from nnfmq.base import posix_shm
 from nnfmq.cli import main, queue_bench
 from nnfmq.cli.queue_snapshot import QueueSnapshot, bits_text
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient

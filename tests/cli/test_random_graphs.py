@@ -12,8 +12,8 @@ import pytest
 from support import model_lines
 
 from nnfmq.cli import main
-from nnfmq.conformance import driver_targets, targets
-from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest
+from nnfmq.lab.conformance import driver_targets, targets
+from nnfmq.lab.conformance.targets import ExecutionOutput, ExecutionRequest
 
 CHOSEN = ("--random-graphs", "--classes", "later", "--filter", "reverse.*seed_[0-3]$")
 
@@ -146,6 +146,6 @@ def test_classes_and_seeds_that_do_not_exist_are_rejected(
 
 def test_the_command_accepts_all_classes() -> None:
     from nnfmq.cli.conformance import _CLASSES, _USUAL_CLASSES
-    from nnfmq.conformance.random_classes import FAMILIES, SEEDS, USUAL_FAMILIES
+    from nnfmq.lab.conformance.random_graphs import FAMILIES, SEEDS, USUAL_FAMILIES
 
     assert (_CLASSES, _USUAL_CLASSES, SEEDS) == (FAMILIES, USUAL_FAMILIES, (0, 49))

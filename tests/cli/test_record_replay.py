@@ -19,8 +19,8 @@ from support.recordings import execution, tensors, write_recording
 from nnfmq.cli import main
 from nnfmq.cli.record import report_recordings
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.recording.recording_reader import RecordingFile
-from nnfmq.recording.recording_writer import RecordingWriter
+from nnfmq.recording.reader import RecordingFile
+from nnfmq.recording.writer import RecordingWriter
 
 Capture = pytest.CaptureFixture[str]
 APP = """

@@ -17,13 +17,19 @@ from support.activity import MIB, FakeClient, burst, client, driver, model
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 
 import nnfmq
-from nnfmq.channel import Listener
+from nnfmq.base.channel import Listener
+from nnfmq.base.paths import models_socket
 from nnfmq.cli import main
-from nnfmq.cli.served_models import served_activities
-from nnfmq.cli.statistics_sample import Activity, take_sample
-from nnfmq.cli.statistics_tables import burst_rows, duration_text, rate_text, size_text
+from nnfmq.cli.statistics import (
+    Activity,
+    burst_rows,
+    duration_text,
+    rate_text,
+    served_activities,
+    size_text,
+    take_sample,
+)
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure, MissedDeadlineTransient, NnfmqError
-from nnfmq.paths import models_socket
 from nnfmq.serialize.repository_protocol import ModelEntry, ModelState
 
 Connect = Callable[..., FakeClient]

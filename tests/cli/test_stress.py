@@ -14,13 +14,13 @@ import pytest
 from support.drivers import until
 
 import nnfmq
+from nnfmq.base.processes import descendants
 from nnfmq.cli import command_parser, main, stress
-from nnfmq.measure import cpu_pinning
-from nnfmq.observe.process_usage import descendants
-from nnfmq.stress import self_test
-from nnfmq.stress.records import CAUSES
-from nnfmq.stress.scenarios import LOADS
-from nnfmq.stress.self_test import ConfusionMatrix, NamedCause
+from nnfmq.lab import placement
+from nnfmq.lab.stress import self_test
+from nnfmq.lab.stress.records import CAUSES
+from nnfmq.lab.stress.self_test import ConfusionMatrix, NamedCause
+from nnfmq.lab.stress.trial import LOADS
 
 DIGITS = str(nnfmq.example_path("digits.tflite"))
 LIMIT_S = 60
@@ -39,7 +39,7 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_names_in_the_help_are_those_of_the_loads_and_causes() -> None:
     assert tuple(LOADS) == stress._LOADS
     assert tuple(CAUSES) == stress._CAUSES
-    assert stress._PLACEMENTS == cpu_pinning.PLACEMENTS
+    assert stress._PLACEMENTS == placement.PLACEMENTS
 
 
 def test_lists_of_numbers_and_names() -> None:
@@ -250,9 +250,9 @@ def test_the_self_test_fails_below_90_percent_or_if_a_cause_is_named_without_a_d
 def test_causes_that_cannot_be_brought_about_are_left_out_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset({0}))
+    monkeypatch.setattr(placement, "ALLOWED", frozenset({0}))
     monkeypatch.setattr(self_test, "can_reclaim", lambda folder: False)
-    monkeypatch.setattr("nnfmq.stress.cpu_groups._location", lambda pid: None)
+    monkeypatch.setattr("nnfmq.lab.stress.counters._location", lambda pid: None)
     found = self_test.unavailable_causes(tmp_path, 1)
     assert set(found) == {"cpu-worker", "memory", "throttling"}
     assert "one only" in found["cpu-worker"]

@@ -14,7 +14,7 @@ from support.tflite_files import Operator, Tensor, writer
 
 import nnfmq
 from nnfmq.cli import COMMANDS, main
-from nnfmq.importers.unknown_shapes import UnknownShapes
+from nnfmq.importers.loaded_model import UnknownShapes
 
 onnx = pytest.importorskip("onnx")
 

@@ -10,10 +10,9 @@ import pytest
 from support import trace_checks
 
 from nnfmq.cli import main, trace_collection
-from nnfmq.observe.chrome_trace import write_trace
+from nnfmq.driver.process.trace import ACTIVE, AREA_RING_BYTES, TraceArea, ring_offset
 from nnfmq.observe.trace_core import TraceRing
-from nnfmq.observe.trace_model import Slice, Trace
-from nnfmq.service.trace_area import ACTIVE, AREA_RING_BYTES, TraceArea, ring_offset
+from nnfmq.observe.trace_files import Slice, Trace, write_trace
 
 
 @pytest.fixture
@@ -115,7 +114,7 @@ def test_a_command_is_killed_if_its_trace_cannot_be_collected(tmp_path: Path, mo
 def test_what_a_process_sends_to_the_collector_besides_rings_is_ignored(tmp_path: Path) -> None:
     script = (
         "import os, pathlib\n"
-        "from nnfmq.channel import Channel\n"
+        "from nnfmq.base.channel import Channel\n"
         "channel = Channel.connect(pathlib.Path(os.environ['NNFMQ_TRACE'].removeprefix('socket:')))\n"
         "fd = os.open('/dev/null', os.O_RDONLY)\n"
         "channel.send(b'ring', [fd])\n"

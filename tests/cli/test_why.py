@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from nnfmq.cli import main
-from nnfmq.observe.chrome_trace import write_trace
+from nnfmq.observe.trace_files import CpuWait, Slice, Trace, write_trace
 from nnfmq.observe.trace_layout import request_base
-from nnfmq.observe.trace_model import CpuWait, Slice, Trace
 
 
 def request(number: int, at: int, wake: int) -> list[Slice]:

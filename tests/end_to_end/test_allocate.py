@@ -12,7 +12,7 @@ from support.drivers import LIMIT_S, Daemon, Process, running_daemon
 from support.models import add_model, relu_model, unsized_relu_model
 
 import nnfmq
-from nnfmq.memory import Memory
+from nnfmq.base.memory import Memory
 
 FOUR, SUM = np.array([1, 2, 3, 4], np.float32), [2, 4, 6, 8]
 

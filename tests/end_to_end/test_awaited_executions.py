@@ -17,11 +17,11 @@ from support.models import gather_model, null_model
 from support.stateful_models import stream
 
 import nnfmq
-from nnfmq.fence import Fence
+from nnfmq.base.fence import Fence
 from nnfmq.hal.types import HalExecutionMode
 from nnfmq.queue import aio
-from nnfmq.recording.recorder import ExecutionRecorder
-from nnfmq.recording.recording_reader import RecordingFile
+from nnfmq.recording.reader import RecordingFile
+from nnfmq.recording.writer import ExecutionRecorder
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:

@@ -12,10 +12,10 @@ from support.drivers import LIMIT_S, until
 from support.models import add_model, gather_model, relu_model, relus_model
 
 import nnfmq
-from nnfmq.file_memory import FileMemory
+from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadline, NnfmqError
 from nnfmq.hal.types import DataLocation, FenceState, Request, RequestArgument
-from nnfmq.memory import Memory
 
 Mode = Callable[[nnfmq.PreparedModel, Request], object]
 FOUR = np.array([1, 2, 3, 4], np.float32)

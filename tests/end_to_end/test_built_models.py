@@ -14,10 +14,10 @@ from support.rebuilt import rebuilt
 from support.vts_models import one_of_each_type
 
 import nnfmq
-from nnfmq.conformance.cases import PASSED, run_test
-from nnfmq.conformance.driver_targets import Driver
-from nnfmq.conformance.targets import Prepared
 from nnfmq.hal.types import Model
+from nnfmq.lab.conformance.cases import PASSED, run_test
+from nnfmq.lab.conformance.driver_targets import Driver
+from nnfmq.lab.conformance.targets import Prepared
 
 F32, LARGE = "TENSOR_FLOAT32", 64  # more than 128 bytes
 X = np.arange(LARGE, dtype=np.float32)

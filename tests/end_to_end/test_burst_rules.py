@@ -15,12 +15,12 @@ from support.drivers import LIMIT_S, InThread, Process, until, wait_until_waitin
 from support.models import add_model, pool_bytes, relus_model, request_for, slow_model
 
 import nnfmq
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Model, OutputShape
-from nnfmq.memory import Memory
+from nnfmq.lab import hidl
 from nnfmq.queue import MessageQueue
-from nnfmq.runtime import hidl
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import decode_result
 

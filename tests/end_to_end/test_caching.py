@@ -21,10 +21,10 @@ from support.models import pool_bytes, request_for, weighty_model
 from support.plugins import add_plugin, path_with
 
 import nnfmq
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionPreference, MeasureTiming, Model, OperationType, Priority
-from nnfmq.memory import Memory
-from nnfmq.runtime import hidl
+from nnfmq.lab import hidl
 
 ADD = chain(OperationType.ADD)
 ONE = np.ones(1, np.float32)
@@ -42,9 +42,9 @@ os.pwrite = pwrite
 SAVING_DEVICE = """
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal.capabilities import NumberOfCacheFiles
-from nnfmq.service.caching import interpreter_cache_format
-from nnfmq.service.caching.compilation_cache import CacheContents
-from nnfmq.service.device import DeviceBase
+from nnfmq.driver.cache import interpreter_cache_format
+from nnfmq.driver.cache.files import CacheContents
+from nnfmq.driver.devices.device import DeviceBase
 
 
 class Saving(DeviceBase):

@@ -11,7 +11,7 @@ from support.models import null_model
 from support.plugins import path_with
 
 COUNTING = """
-from nnfmq.service import burst_server, driver_prepared_model
+from nnfmq.driver import burst_server, driver_prepared_model
 
 for module in (burst_server, driver_prepared_model):
     def counting(real=module.monotonic_ns):

@@ -17,8 +17,8 @@ from support.execution_modes import fenced, in_a_task, of_a_pool, reusable
 from support.models import null_model
 
 import nnfmq
-from nnfmq.runtime import connect as connecting
-from nnfmq.runtime.cpu_fallback import CpuFallback
+from nnfmq.client.connection import connect as connecting
+from nnfmq.client.model.cpu_fallback import CpuFallback
 
 SOON_S = 5.0
 """The longest time that a call may take that has nothing to wait for, on a busy machine; waits for a driver take 10."""

@@ -13,7 +13,7 @@ from support.forking import fork
 from support.models import null_model
 
 import nnfmq
-from nnfmq import watcher
+from nnfmq.base import watcher
 from nnfmq.compat.shared_client import DriverShare
 
 OWNS_NOTHING_AT_EXIT = """

@@ -20,8 +20,8 @@ from support.drivers import LIMIT_S, Daemon, Process, until
 from support.models import add_model, add_relu_model, invalid_model, relu_model, unsupported_model
 
 import nnfmq
+from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.types import ExtensionNameAndPrefix, Model, OperandType, TokenValuePair
-from nnfmq.runtime.prepared_model import PreparedModel
 
 CPU = "nnapi-reference"
 Start = Callable[..., Daemon]
@@ -278,11 +278,11 @@ def test_PART_8_strict_slicing_reaches_the_plan(
 ) -> None:
     start("relus")
     asked = []
-    from nnfmq.runtime.compilation import compile_model
+    from nnfmq.client.partitioned import compilation
 
-    make_plan = compile_model.make_plan
+    make_plan = compilation.make_plan
     monkeypatch.setattr(
-        compile_model, "make_plan", lambda *arguments: asked.append(arguments[2]) or make_plan(*arguments)
+        compilation, "make_plan", lambda *arguments: asked.append(arguments[2]) or make_plan(*arguments)
     )
     for value in ("0", "1"):
         monkeypatch.setenv("NNFMQ_STRICT_SLICING", value)

@@ -15,14 +15,15 @@ from support.kept_records import Records
 from support.models import add_model, add_relu_model, invalid_model
 
 import nnfmq
-from nnfmq import telemetry, verbose_log
-from nnfmq.execution_plan.plan_text import plan_text
-from nnfmq.hal.architecture_hash import model_architecture_hash
+from nnfmq import telemetry
+from nnfmq.base import verbose_log
+from nnfmq.client.model.cpu_fallback import CpuFallback
 from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.models import model_architecture_hash
+from nnfmq.observe.trace_files import RingReader
 from nnfmq.observe.trace_layout import ring_bytes
-from nnfmq.observe.trace_model import RingReader
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
-from nnfmq.runtime.cpu_fallback import CpuFallback
+from nnfmq.planning.text import plan_text
 from nnfmq.telemetry import TelemetryMode
 
 Start = Callable[..., Daemon]

@@ -21,14 +21,14 @@ from support.drivers import LIMIT_S, Daemon, InThread, Process, app, opened, run
 from support.models import logistics_model
 
 import nnfmq
-from nnfmq import settings
-from nnfmq.cpu_allowance import allowed_cpus
+from nnfmq.base import settings
+from nnfmq.base.processes import allowed_cpus
+from nnfmq.driver.compilation.jobs import PROCESSES_MAX
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, MissedDeadlineTransient
 from nnfmq.hal.types import ExecutionPreference, Model
 from nnfmq.serialize import messages
-from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service.compile_jobs import PROCESSES_MAX
+from nnfmq.serialize.models import encode_model
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
 
@@ -215,14 +215,14 @@ def test_a_preparation_outlives_the_compile_server_and_its_processes(client: nnf
 
 SERVE_IMPATIENTLY = """
 import pathlib, sys
-from nnfmq.service import compile_relay, supervisor
+from nnfmq.driver import compile_relay, supervisor
 setattr(compile_relay, sys.argv[2], float(sys.argv[3]))
 supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
 """
 
 
 def impatient_daemon(folder: Path, name: str, seconds: float) -> AbstractContextManager[Daemon]:
-    """Run a daemon without a driver cache, with another value of a limit of `compile_relay`."""
+    """Run a daemon without a driver cache, with another value of a limit of `nnfmq.driver.compilation.server`."""
     path = folder / "impatient.sock"
     arguments = ["-P", "-c", SERVE_IMPATIENTLY, path, name, str(seconds)]
     return running_daemon(path, environment={settings.CACHE_MIB.variable: "0"}, arguments=arguments)

@@ -15,7 +15,7 @@ from support.machine_code import machine_code
 
 import nnfmq
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure
-from nnfmq.hal.program_kind import ProgramKind
+from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference
 
 SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # nothing but machine code

@@ -15,7 +15,7 @@ from support.drivers import LIMIT_S, running_daemon, short_folder
 from support.models import relu_model
 
 import nnfmq
-from nnfmq import settings
+from nnfmq.base import settings
 
 TENSOR_BYTES = 4 << 20
 DEVICES = '[[device]]\nname = "test-only"\nengine = "reference"\n'

@@ -16,7 +16,7 @@ import pytest
 from support.drivers import one
 
 import nnfmq
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
 from nnfmq.queue import EventFlag, MessageQueue
 
 

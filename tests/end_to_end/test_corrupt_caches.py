@@ -21,10 +21,10 @@ from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 from support.models import pool_bytes, relu_model, request_for, weighty_model
 from support.protocol import ProtocolPeer
 
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionConfig, Model, OperationType
-from nnfmq.memory import Memory
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
 

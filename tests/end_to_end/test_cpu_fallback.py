@@ -21,11 +21,11 @@ from support.models import add_model, pool_bytes, request_for
 from support.stateful_models import stream
 
 import nnfmq
-from nnfmq.fence import Fence
+from nnfmq.base.fence import Fence
+from nnfmq.client import fallback_thread
+from nnfmq.client.connection.device import Device
+from nnfmq.client.model.cpu_fallback import CpuFallback
 from nnfmq.hal.types import DataLocation, FenceState, Request, RequestArgument
-from nnfmq.runtime import fallback_thread
-from nnfmq.runtime.client_device import Device
-from nnfmq.runtime.cpu_fallback import CpuFallback
 
 ONE = four(1)
 Execute = Callable[[nnfmq.PreparedModel, Any], float]

@@ -24,8 +24,8 @@ from support.small_models import two_adds
 from support.stateful_models import stream
 
 import nnfmq
-from nnfmq.runtime.cpu_fallback import CpuFallback
-from nnfmq.runtime.restart_limit import RestartLimit
+from nnfmq.client.connection.recovery import RestartLimit
+from nnfmq.client.model.cpu_fallback import CpuFallback
 
 
 @pytest.fixture

@@ -23,17 +23,17 @@ from support.protocol import ProtocolPeer
 from support.vts_models import is_legal, one_of_each
 
 import nnfmq
-from nnfmq.channel import Channel
-from nnfmq.conformance.testmodels import TestModel
-from nnfmq.deadlines import deadline_after
+from nnfmq.base.channel import Channel
+from nnfmq.base.deadlines import deadline_after
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, PerformanceInfo, performance_of
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import DeviceType, Model, OperandType, OperationType
+from nnfmq.lab import hidl
+from nnfmq.lab.conformance.testmodels import TestModel
 from nnfmq.operations import HAL_DECLARATIONS
-from nnfmq.runtime import hidl
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
-from nnfmq.serialize.model_codec import encode_model
+from nnfmq.serialize.models import encode_model
 
 NONE, FAILED, INVALID = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE, ErrorStatus.INVALID_ARGUMENT
 UNAVAILABLE = ErrorStatus.DEVICE_UNAVAILABLE
@@ -53,7 +53,7 @@ from nnfmq.hal.capabilities import Capabilities, OperandPerformance, Performance
 from nnfmq.hal.capabilities import uniform_capabilities, with_performance
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import OperandType
-from nnfmq.service.device import DeviceBase
+from nnfmq.driver.devices.device import DeviceBase
 
 
 class Figures(DeviceBase):

@@ -17,7 +17,7 @@ from nnfmq.hal.capabilities import CPU_PERFORMANCE, PerformanceInfo, performance
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperandType, Operation, OperationType
-from nnfmq.runtime import hidl
+from nnfmq.lab import hidl
 
 HIDL = [FeatureLevel.V1_0, FeatureLevel.V1_1, FeatureLevel.V1_2, FeatureLevel.V1_3]
 FIGURES = {

@@ -17,9 +17,9 @@ from support.drivers import Process, app, opened, until
 from support.forking import fork
 
 import nnfmq
-from nnfmq.service import device_configuration
+from nnfmq.driver.devices import configuration
 
-PACKAGED = Path(device_configuration.__file__).with_name("devices.toml")
+PACKAGED = Path(configuration.__file__).with_name("devices.toml")
 
 
 class Gate:

@@ -24,7 +24,7 @@ from support.drivers import LIMIT_S, Daemon, Process, one, until
 from support.models import null_model
 
 import nnfmq
-from nnfmq.runtime import garbage
+from nnfmq.client.connection import garbage
 
 Children = Callable[[], set[str]]
 

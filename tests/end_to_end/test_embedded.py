@@ -25,7 +25,7 @@ print(burst.execute(one(4.5))[0][0], flush=True)
 TELLING_DEVICE = """
 import gc
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.service.device import DeviceBase
+from nnfmq.driver.devices.device import DeviceBase
 
 
 class Telling(DeviceBase):
@@ -38,11 +38,11 @@ class Telling(DeviceBase):
 
 IMPORTED_AT_THE_FORK = """
 import sys
-from nnfmq.channel import Channel
-from nnfmq.service import compile_jobs, embedded_main
+from nnfmq.base.channel import Channel
+from nnfmq.driver import compile_jobs, embedded_main
 
 def tell(_client):
-    print(*["numpy" in sys.modules, "nnfmq.service.session" in sys.modules])
+    print(*["numpy" in sys.modules, "nnfmq.driver.session.session" in sys.modules])
     raise SystemExit
 
 compile_jobs.start_compile_server = tell

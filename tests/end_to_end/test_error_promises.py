@@ -19,7 +19,7 @@ from support.models import add_model, null_model
 from support.stateful_models import stream
 
 import nnfmq
-from nnfmq.memory import Memory
+from nnfmq.base.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.queue.event_flag import EventFlag
 

@@ -21,9 +21,9 @@ from support.execution_modes import fenced, of_a_pool, reusable
 from support.models import null_model
 
 import nnfmq
-from nnfmq.runtime.burst_channel import BurstChannel
-from nnfmq.runtime.client_device import Device
-from nnfmq.runtime.cpu_fallback import CpuFallback
+from nnfmq.client.burst.channel import BurstChannel
+from nnfmq.client.connection.device import Device
+from nnfmq.client.model.cpu_fallback import CpuFallback
 
 Execute = Callable[[nnfmq.PreparedModel, Any], Any]
 

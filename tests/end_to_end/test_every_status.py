@@ -25,7 +25,7 @@ from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal.capabilities import PerformanceInfo, uniform_capabilities
 from nnfmq.hal.errors import ErrorStatus, error_for_status
 from nnfmq.hal.types import OperationType
-from nnfmq.service.device import DeviceBase
+from nnfmq.driver.devices.device import DeviceBase
 
 CODES = {int(status) for status in ErrorStatus if status}
 

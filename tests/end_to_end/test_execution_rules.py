@@ -20,10 +20,7 @@ from support.models import add_model, gather_model, pool_bytes, relu_model, requ
 from support.small_models import F32, one_operation, with_operand
 
 import nnfmq
-from nnfmq.conformance import testmodels
-from nnfmq.conformance.cases import PASSED, run_test
-from nnfmq.conformance.driver_targets import ALL_PATHS
-from nnfmq.conformance.execution_paths import open_target
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import (
@@ -42,8 +39,11 @@ from nnfmq.hal.types import (
     RequestArgument,
     TokenValuePair,
 )
-from nnfmq.memory import Memory
-from nnfmq.runtime import hidl
+from nnfmq.lab import hidl
+from nnfmq.lab.conformance import testmodels
+from nnfmq.lab.conformance.cases import PASSED, run_test
+from nnfmq.lab.conformance.driver_targets import ALL_PATHS
+from nnfmq.lab.conformance.runner import open_target
 
 ADD = add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]

@@ -33,8 +33,9 @@ from support.plugins import (
 from support.small_models import F32, I32, one_operation
 
 import nnfmq
-from nnfmq.hal.extension_codes import ExtensionCodes, extension_code
-from nnfmq.hal.tflite_codes import NAME as BUILTIN
+from nnfmq.base.memory import Memory
+from nnfmq.hal.extensions import NAME as BUILTIN
+from nnfmq.hal.extensions import ExtensionCodes, extension_code
 from nnfmq.hal.types import (
     DataLocation,
     ExecutionConfig,
@@ -48,7 +49,6 @@ from nnfmq.hal.types import (
     RequestArgument,
     TokenValuePair,
 )
-from nnfmq.memory import Memory
 
 DOCUMENT = (ROOT / "docs" / "how-to" / "write-an-operation.md").read_text()
 NUMBERS = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144]
@@ -58,7 +58,7 @@ F92 = 7540113804746346429  # the last one that fits 64 bits
 FAULTY_NAME = "com.example.faulty"
 FAULTY = """
 from nnfmq.operations.extensions import ExtensionType, VendorExtension, define_operation, define_type
-from nnfmq.operations.signature import F32, V1_2, Declaration, Variant, attribute, data, overload
+from nnfmq.operations.declaration import F32, V1_2, Declaration, Variant, attribute, data, overload
 
 class Surprise(Exception): pass
 

@@ -15,6 +15,7 @@ from support.rejected_operations import CASES, F32, TWO, Argument, Op
 from support.small_models import one_operation, with_main, with_operand
 
 import nnfmq
+from nnfmq.base.memory import Memory
 from nnfmq.hal.types import (
     DataLocation,
     LifeTime,
@@ -25,7 +26,6 @@ from nnfmq.hal.types import (
     RequestArgument,
     is_scalar,
 )
-from nnfmq.memory import Memory
 
 POOL_BYTES = 1 << 14
 SOFTMAX = one_operation(Op.SOFTMAX, [replace(F32, dimensions=(1, 2)), Operand(OperandType.FLOAT32)], TWO)

@@ -14,7 +14,7 @@ from support.models import null_model, slow_model
 
 import nnfmq
 from nnfmq import FenceState
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
 
 SIGNALED, ERROR = FenceState.SIGNALED, FenceState.ERROR
 

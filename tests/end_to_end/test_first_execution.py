@@ -20,7 +20,7 @@ from nnfmq.hal.types import ExecutionPreference
 
 NOTING = """
 from nnfmq.engines import interpreter
-from nnfmq.service import compile_jobs
+from nnfmq.driver import compile_jobs
 
 
 def note(owner, name):

@@ -12,7 +12,7 @@ from support.drivers import Program
 
 import nnfmq
 from nnfmq.cli import main
-from nnfmq.runtime import compile_notice
+from nnfmq.client.connection import prepare_arguments
 
 pytestmark = pytest.mark.skipif(find_spec("llvmlite") is None, reason="nothing is compiled without llvmlite")
 
@@ -21,7 +21,7 @@ import sys
 import numpy as np
 import nnfmq
 import nnfmq.compat.litert
-from nnfmq.runtime import compile_notice
+from nnfmq.client import compile_notice
 from support.models import relus_model
 
 compile_notice.DELAY_S = 0.0
@@ -61,7 +61,7 @@ def test_without_a_cache_nothing_is_said_of_later_starts(tmp_path: Path) -> None
 def test_nnfmq_run_says_it_if_stderr_is_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compile_notice, "DELAY_S", 0.0)
+    monkeypatch.setattr(prepare_arguments, "DELAY_S", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path))
     monkeypatch.delenv("NNFMQ_COMPILE_NOTICE")
     np.save(tmp_path / "image.npy", np.zeros((1, 8, 8, 1), np.float32))

@@ -11,7 +11,7 @@ from support.small_models import F32, I32, Q8, Q8S, one_operation, two_adds
 
 import nnfmq
 from nnfmq.hal.capabilities import LARGEST_FLOAT32
-from nnfmq.hal.tflite_codes import NAME as BUILTIN
+from nnfmq.hal.extensions import NAME as BUILTIN
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operand, OperandType, OperationType
 
 BASE_TYPES = set(OperandType) - {OperandType.SUBGRAPH}

@@ -18,7 +18,8 @@ from support.drivers import LIMIT_S, Daemon, Process
 from support.models import add_model, relu_model
 
 import nnfmq
-from nnfmq.file_memory import FileMemory
+from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.memory import Memory
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import (
@@ -35,8 +36,7 @@ from nnfmq.hal.types import (
     Request,
     RequestArgument,
 )
-from nnfmq.memory import Memory
-from nnfmq.runtime import hidl
+from nnfmq.lab import hidl
 
 NONE, INVALID, FAILED = ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE
 ADD, RELU, OPEN = add_model(), relu_model(), relu_model((0,))

@@ -13,7 +13,7 @@ from support import commands, model_lines
 from support.drivers import APPS, Daemon, Process, Program, opened, short_folder, until
 from support.small_models import two_adds
 
-from nnfmq import settings
+from nnfmq.base import settings
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

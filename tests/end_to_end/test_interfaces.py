@@ -16,6 +16,7 @@ from support.models import add_model, null_model, pool_bytes, request_for, slow_
 from support.places import ROOT
 
 import nnfmq
+from nnfmq.base.memory import Memory
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name
 from nnfmq.hal.types import (
     DataLocation,
@@ -27,9 +28,8 @@ from nnfmq.hal.types import (
     Request,
     RequestArgument,
 )
-from nnfmq.memory import Memory
-from nnfmq.runtime import hidl
-from nnfmq.validation.interface_conversion import convert_to
+from nnfmq.lab import hidl
+from nnfmq.validation.interface_versions import convert_to
 
 ADD = add_model()
 

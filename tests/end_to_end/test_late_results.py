@@ -14,7 +14,7 @@ from support.models import null_model
 from support.sessions import create_endless_request
 
 import nnfmq
-from nnfmq.deadlines import deadline_after
+from nnfmq.base.deadlines import deadline_after
 from nnfmq.serialize import messages
 
 SOON_S = 0.02

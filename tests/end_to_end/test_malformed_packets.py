@@ -23,15 +23,14 @@ from support.models import add_model, gather_model, relus_model, request_for
 from support.plugins import add_plugin, path_with
 
 import nnfmq
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import MeasureTiming, Model, OutputShape
-from nnfmq.memory import Memory
-from nnfmq.runtime import hidl
+from nnfmq.lab import hidl
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import decode_result
-from nnfmq.serialize.datum import DATUM_BYTES
-from nnfmq.serialize.packets import ResultPacket
+from nnfmq.serialize.packets import DATUM_BYTES, ResultPacket
 
 # A request of the null model: packet information, input, output, two pools, measure. Dimensions are the model's own.
 INFORMATION, INPUT, OUTPUT, FIRST_POOL, SECOND_POOL, MEASURE = range(6)
@@ -325,7 +324,7 @@ import numpy as np
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.service.device import DeviceBase
+from nnfmq.driver.devices.device import DeviceBase
 
 
 class Waiting(DeviceBase):  # writes -1 to its output, and computes when the last float of input 1 is not 0

@@ -16,9 +16,9 @@ from support.drivers import Process, one, until
 from support.models import null_model, place
 
 import nnfmq
+from nnfmq.base.memory import Memory
+from nnfmq.client.execution.synchronous import execute_request
 from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Protection, Request
-from nnfmq.memory import Memory
-from nnfmq.runtime.sync_execution import execute_request
 from nnfmq.serialize import messages
 
 NEEDED_BYTES = 4  # of the null model's input, and of its output

@@ -15,7 +15,7 @@ import nnfmq
 from nnfmq.hal.errors import ErrorStatus, ResourceExhausted, ResourceExhaustedPersistent, ResourceExhaustedTransient
 from nnfmq.hal.types import Model, Operand, Operation, OperationType
 from nnfmq.serialize import messages
-from nnfmq.serialize.model_codec import encode_model
+from nnfmq.serialize.models import encode_model
 
 MIB = 1 << 20
 LIMIT_MIB = 64

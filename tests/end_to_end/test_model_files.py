@@ -11,8 +11,8 @@ import pytest
 import nnfmq
 from nnfmq import ExecutionPreference
 from nnfmq.cli.inputs import read_input
+from nnfmq.client.connection.prepare_arguments import to_preference
 from nnfmq.hal.types import Priority
-from nnfmq.runtime.prepare_arguments import to_preference
 
 DIGITS = nnfmq.example_path("digits.tflite")
 DIGIT = np.load(nnfmq.example_path("digits.npz"))["images"][0].astype(np.float32).reshape(1, 8, 8, 1) / 16

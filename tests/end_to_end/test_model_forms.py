@@ -27,6 +27,7 @@ from support.small_models import (
 )
 
 import nnfmq
+from nnfmq.base.memory import Memory
 from nnfmq.hal.types import (
     ChannelQuant,
     DataLocation,
@@ -38,8 +39,7 @@ from nnfmq.hal.types import (
     Operation,
     OperationType,
 )
-from nnfmq.memory import Memory
-from nnfmq.serialize.model_codec import encode_model
+from nnfmq.serialize.models import encode_model
 
 REALS = np.array([1, 2], np.float32)
 PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL

@@ -27,8 +27,8 @@ from support.plugins import path_with
 from support.tflite_files import Tensor, single
 
 import nnfmq
+from nnfmq.base.paths import models_socket
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.paths import models_socket
 from nnfmq.serialize.repository_protocol import ListModels, ModelState, OpenModel, VersionChanged
 
 X = np.array([[0, 1, 2, 3]], np.float32)
@@ -51,10 +51,10 @@ if "--import" in sys.orig_argv:
         return real(folder)
     version_import.import_version = import_version
 if "--serve" in sys.orig_argv:
-    from nnfmq.repository import model_repository
+    from nnfmq.repository import repository as model_repository
     model_repository.LOOK_S, model_repository.RESTORE_PAUSE_S, model_repository.SLOW_LOAD_S = 0.1, 0.5, 1.0
 if "serve" in sys.orig_argv:
-    from nnfmq.service.handlers import model_calls
+    from nnfmq.driver.session import model_calls
     def prepare(context, message, *rest, real=model_calls._prepare_and_call_back):
         if message.name == "deadly":
             os.kill(os.getpid(), signal.SIGKILL)

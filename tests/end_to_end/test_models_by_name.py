@@ -18,11 +18,11 @@ from support.models import add_model, invalid_model, plus_model
 from support.small_models import with_constants
 
 import nnfmq
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
+from nnfmq.client.model.handle import ModelHandle
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import Model
 from nnfmq.observe.driver_statistics import ClientStatistics
-from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.serialize.repository_protocol import (
     ModelState,
     RepositoryMessage,

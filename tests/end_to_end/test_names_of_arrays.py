@@ -16,9 +16,9 @@ from support.models import add_model, relus_model
 from support.stateful_models import stream
 
 import nnfmq
+from nnfmq.client.connection.prepare_arguments import FinishedModel
 from nnfmq.hal.tensor_info import operand_info
 from nnfmq.hal.types import Model
-from nnfmq.runtime.prepare_arguments import FinishedModel
 
 ONE, TEN, SUM = (np.array(values, np.float32) for values in ([1, 2, 3, 4], [10, 20, 30, 40], [11, 22, 33, 44]))
 BY_NAME = {"right": TEN, "left": ONE}

@@ -9,7 +9,7 @@ import pytest
 from support.control_flow_models import nested
 
 import nnfmq
-from nnfmq.operations.called_subgraphs import NESTING_MAX
+from nnfmq.operations.control_flow import NESTING_MAX
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from support.models import add_model, invalid_model, null_model, unsized_relu_mo
 from support.nnapi_objects import SUM, adding, finished
 
 import nnfmq
+from nnfmq.client.connection.device import Device
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.nnapi import BurstBuilder, CompilationBuilder, ExecutionBuilder, PriorityCode
-from nnfmq.runtime.client_device import Device
 
 TOKEN = bytes(range(32))
 EXTENSION = "com.example.hints"

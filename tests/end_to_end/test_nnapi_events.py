@@ -14,11 +14,11 @@ from support.models import add_model, gather_model, unsized_relu_model
 from support.nnapi_objects import ONE, SUM, Floats, adding, finished, floats
 
 import nnfmq
-from nnfmq.fence import Fence, sync_wait
+from nnfmq.base.fence import Fence, sync_wait
+from nnfmq.base.memory import Memory
+from nnfmq.client.connection.device import Device
 from nnfmq.hal.types import FenceState
-from nnfmq.memory import Memory
 from nnfmq.nnapi import BurstBuilder, CompilationBuilder, DurationCode, Event, ExecutionBuilder
-from nnfmq.runtime.client_device import Device
 
 BYTES = 16
 

@@ -32,9 +32,10 @@ from support.nnapi_objects import (
 from support.small_models import F32, I32, one_operation
 
 import nnfmq
-from nnfmq.fence import sync_wait
+from nnfmq.base.fence import sync_wait
+from nnfmq.base.memory import Memory
+from nnfmq.client.connection.device import Device
 from nnfmq.hal.types import FenceState, Operand, OperandType, OperationType
-from nnfmq.memory import Memory
 from nnfmq.nnapi import (
     BurstBuilder,
     CompilationBuilder,
@@ -43,8 +44,7 @@ from nnfmq.nnapi import (
     get_default_loop_timeout,
     get_maximum_loop_timeout,
 )
-from nnfmq.nnapi.request_sender import RequestSender
-from nnfmq.runtime.client_device import Device
+from nnfmq.nnapi.arguments import RequestSender
 
 EXTENSION = "com.example.hints"
 BYTES = 16

@@ -15,10 +15,10 @@ from support.nnapi_objects import ONE, SUM, TEN, floats
 from support.plugins import NAME, add_fibonacci, path_with
 
 import nnfmq
+from nnfmq.base.memory import Memory
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, NumberOfCacheFiles, PriorityCode
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import DeviceType, ExecutionPreference, OperandType, Protection
-from nnfmq.memory import Memory
 from nnfmq.nnapi import device_queries as queries
 from nnfmq.nnapi.support_library import FUNCTIONS
 from nnfmq.telemetry import CompilationRecord, ExecutionRecord

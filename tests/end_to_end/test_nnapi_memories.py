@@ -15,9 +15,10 @@ from support.nnapi_objects import MODES, ONE, SUM, TEN, UNFENCED, Mode, adding, 
 from support.small_models import F32, I32, Q8, one_operation
 
 import nnfmq
-from nnfmq.file_memory import FileMemory
+from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.memory import Memory
+from nnfmq.client.connection.device import Device
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType, Protection
-from nnfmq.memory import Memory
 from nnfmq.nnapi import (
     CompilationBuilder,
     DeviceMemory,
@@ -27,7 +28,6 @@ from nnfmq.nnapi import (
     copy_memory,
     create_memory_from_fd,
 )
-from nnfmq.runtime.client_device import Device
 
 BYTES = 16
 AddRole = Callable[..., None]

@@ -14,11 +14,11 @@ from support.rebuilt import rebuilt
 from support.vts_models import one_of_each_type
 
 import nnfmq
-from nnfmq.conformance.criteria import compare_outputs
-from nnfmq.conformance.testmodels import TestModel, operation_types
 from nnfmq.hal.types import OperationType, OutputShape, is_scalar
+from nnfmq.lab.conformance.criteria import compare_outputs
+from nnfmq.lab.conformance.testmodels import TestModel, operation_types
 from nnfmq.nnapi import CompilationBuilder, ExecutionBuilder
-from nnfmq.nnapi.chosen_devices import ChosenDevice
+from nnfmq.nnapi.compilation import ChosenDevice
 
 
 def has_known_shapes(test: TestModel) -> bool:

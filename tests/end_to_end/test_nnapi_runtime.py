@@ -13,11 +13,11 @@ from support.nnapi_objects import MODES, ONE, SUM, TEN, Floats, Mode, adding, bu
 from support.small_models import F32, one_operation
 
 import nnfmq
+from nnfmq.base.memory import Memory
+from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.memory import Memory
 from nnfmq.nnapi import BurstBuilder, CompilationBuilder, DeviceMemory, ExecutionBuilder, MemoryBuilder, copy_memory
-from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
-from nnfmq.runtime.prepared_model import PreparedModel
 
 MINIMAL, REFERENCE = "sample-minimal", "reference"
 

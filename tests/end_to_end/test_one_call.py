@@ -18,7 +18,7 @@ from support.drivers import LIMIT_S
 from support.models import plus_model
 
 import nnfmq
-from nnfmq.runtime import one_call
+from nnfmq.client import run
 
 DIGITS, QUANTIZED = nnfmq.example_path("digits.tflite"), nnfmq.example_path("digits_quant.tflite")
 DIGIT = np.load(nnfmq.example_path("digits.npz"))["images"][0].astype(np.float32).reshape(1, 8, 8, 1) / 16
@@ -38,7 +38,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(nnfmq.Client, "prepare", noting)
     yield calls
-    one_call.close_kept()
+    run.close_kept()
 
 
 def test_a_model_is_prepared_once_for_each_file_content_and_shape(prepared: list[Any], tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_the_client_is_closed_at_exit_and_a_forked_child_has_its_own(tmp_path: P
 import os, warnings
 import numpy as np
 import nnfmq
-from nnfmq.runtime import one_call
+from nnfmq.client import one_call
 warnings.simplefilter("ignore")
 image = np.zeros((1, 8, 8, 1), np.float32)
 nnfmq.run({str(DIGITS)!r}, image)

@@ -86,9 +86,9 @@ def test_workers_have_the_devices_that_were_configured_when_their_driver_started
 SAVING = """
 from nnfmq.engines import interpreter
 from nnfmq.hal.capabilities import NumberOfCacheFiles
-from nnfmq.serialize.model_codec import decode_model, encode_model
-from nnfmq.service.caching.compilation_cache import CacheContents
-from nnfmq.service.device import DeviceBase
+from nnfmq.serialize.models import decode_model, encode_model
+from nnfmq.driver.cache.files import CacheContents
+from nnfmq.driver.devices.device import DeviceBase
 
 
 class Saving(DeviceBase):

@@ -18,9 +18,9 @@ from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds, with_operand
 
 import nnfmq
-from nnfmq.deadlines import CLOCK_MAX_NS
+from nnfmq.base.deadlines import CLOCK_MAX_NS
+from nnfmq.client.connection.connection import Connection
 from nnfmq.hal.types import DataLocation, ExecutionConfig, FenceState, Request, RequestArgument
-from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
 
 A = np.array([[1, 2], [3, 4]], np.float32)

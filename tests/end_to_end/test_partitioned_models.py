@@ -17,10 +17,10 @@ from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds
 
 import nnfmq
-from nnfmq.channel import Channel
-from nnfmq.execution_plan.plan import ExecutionPlan
+from nnfmq.base.channel import Channel
+from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.types import DataLocation, Request, RequestArgument
-from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
+from nnfmq.planning.plan import ExecutionPlan
 
 Prepare = Callable[[ExecutionPlan], PartitionedModel]
 

@@ -15,18 +15,18 @@ from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds
 
 import nnfmq
-from nnfmq import verbose_log
-from nnfmq.execution_observers import ObservedExecution
-from nnfmq.execution_plan.plan import ExecutionPlan
+from nnfmq.base import verbose_log
+from nnfmq.client.execution.observation import ObservedModel
+from nnfmq.client.model.cpu_fallback import CpuFallback
+from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import operand_info
 from nnfmq.hal.types import HalExecutionMode
+from nnfmq.observe.executions import ObservedExecution
+from nnfmq.observe.trace_files import RingReader, Slice
 from nnfmq.observe.trace_layout import ring_bytes
-from nnfmq.observe.trace_model import RingReader, Slice
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
-from nnfmq.runtime.cpu_fallback import CpuFallback
-from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
-from nnfmq.runtime.request_observation import ObservedModel
+from nnfmq.planning.plan import ExecutionPlan
 
 A = np.array([[1, 2], [3, 4]], np.float32)
 B = np.array([[10, 20], [30, 40]], np.float32)

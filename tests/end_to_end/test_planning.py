@@ -15,11 +15,11 @@ from support.planned import Array, run_plan
 from support.sketches import VECTOR, Sketch, chain
 
 import nnfmq
-from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
-from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep, GotoStep, IfStep, WhileStep
 from nnfmq.hal.capabilities import Capabilities
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name
 from nnfmq.hal.types import ExecutionPreference, Model, Operand, OperandType, OperationType
+from nnfmq.planning.partitioning import PlanOptions, make_plan
+from nnfmq.planning.plan import ExecutionPlan, ExecutionStep, GotoStep, IfStep, WhileStep
 
 ADD, EXP, FLOOR, HARD_SWISH, LOGISTIC, RELU = (
     OperationType.ADD,

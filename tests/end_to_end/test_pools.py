@@ -14,9 +14,9 @@ from support.models import add_model, null_model, pool_bytes, request_for
 from support.small_models import with_main, with_operand
 
 import nnfmq
-from nnfmq.fence import Fence
+from nnfmq.base.fence import Fence
+from nnfmq.base.memory import Memory
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Protection, Request, RequestArgument
-from nnfmq.memory import Memory
 
 TEN, AT = [10, 20, 30, 40], 4096
 BYTES = 16

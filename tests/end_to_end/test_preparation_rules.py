@@ -31,6 +31,7 @@ from support.models import (
 from support.small_models import F32, one_operation
 
 import nnfmq
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import (
     BufferToken,
@@ -46,8 +47,7 @@ from nnfmq.hal.types import (
     Request,
     RequestArgument,
 )
-from nnfmq.memory import Memory
-from nnfmq.runtime import hidl
+from nnfmq.lab import hidl
 
 NONE, INVALID, FAILED = ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE
 ADD = add_model()

@@ -13,12 +13,12 @@ from support.models import add_model, null_model
 from support.protocol import ProtocolPeer
 from support.sessions import HELLO, NO_LIMIT, create_endless_request, create_request, prepare_message
 
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionConfig, Model, Priority
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import PeerRole
-from nnfmq.serialize.model_codec import encode_model
+from nnfmq.serialize.models import encode_model
 
 THREADS = 4  # that a driver has for a client's calls
 EACH = 8

@@ -18,15 +18,15 @@ from support.protocol import ProtocolPeer
 from support.sessions import HELLO, assert_alive, prepare_message
 from support.small_models import one_operation, two_adds
 
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
+from nnfmq.base.memory import SHARED_SEALS
+from nnfmq.driver.memory.quota import UNCHARGED_BYTES
+from nnfmq.driver.session.calls import BURSTS_MAX
 from nnfmq.hal.errors import ErrorStatus, ResourceExhaustedTransient
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
-from nnfmq.memory import SHARED_SEALS
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import PeerRole, encode
-from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service.private_memory_limit import UNCHARGED_BYTES
-from nnfmq.service.session_context import BURSTS_MAX
+from nnfmq.serialize.models import encode_model
 
 MIB = 1 << 20
 LIMIT_BYTES = 64 * MIB

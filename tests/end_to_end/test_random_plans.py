@@ -20,14 +20,13 @@ from support.partitioned import MODES, STATUSES, Runtime, device_failing_with, i
 from support.planned import random_devices, run_whole
 
 import nnfmq
-from nnfmq.conformance import testmodels
-from nnfmq.conformance.random_classes import classes
-from nnfmq.conformance.random_graphs import generate
-from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
-from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep, GotoStep, IfStep, WhileStep
+from nnfmq.client.model.arrays import has_unknown_shape
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Model
-from nnfmq.runtime.tensor_layout import has_unknown_shape
+from nnfmq.lab.conformance import testmodels
+from nnfmq.lab.conformance.random_graphs import classes, generate
+from nnfmq.planning.partitioning import PlanOptions, make_plan
+from nnfmq.planning.plan import ExecutionPlan, ExecutionStep, GotoStep, IfStep, WhileStep
 
 _GRAPHS = [name for name, found in classes().items() if found.family in ("small", "quantized")]
 _SEEDS = range(300 if tiers.IS_DEEP else 12)

@@ -16,12 +16,12 @@ from support.sessions import HELLO, assert_alive, prepare_message
 from support.small_models import two_adds, with_constants, with_unused_operands
 
 import nnfmq
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.messages.common import memory_to_data
-from nnfmq.serialize.model_codec import encode_model
+from nnfmq.serialize.models import encode_model
 
 SIZE = 256 << 20
 TRIES = 10

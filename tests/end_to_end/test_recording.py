@@ -23,15 +23,15 @@ from support.recordings import arrays
 from support.stateful_models import two_rnns
 
 import nnfmq
-from nnfmq.execution_observers import ObservedExecution, observers
+from nnfmq.base.memory import Memory
+from nnfmq.client.burst.controller import Burst
+from nnfmq.client.execution.observation import ObservedModel, RequestObservation
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import DataLocation, HalExecutionMode, Request, RequestArgument
-from nnfmq.memory import Memory
-from nnfmq.recording.recorder import ExecutionRecorder
-from nnfmq.recording.recording_reader import RecordingFile
-from nnfmq.runtime.burst_controller import Burst
-from nnfmq.runtime.request_observation import ObservedModel, RequestObservation
+from nnfmq.observe.executions import ObservedExecution, observers
+from nnfmq.recording.reader import RecordingFile
+from nnfmq.recording.writer import ExecutionRecorder
 
 ONE, TEN, SUM = [1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0], [11.0, 22.0, 33.0, 44.0]
 Mode = HalExecutionMode

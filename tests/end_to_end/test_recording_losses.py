@@ -15,12 +15,12 @@ from support.models import add_model, invalid_model, null_model
 from support.recordings import arrays
 
 import nnfmq
-from nnfmq.execution_observers import observers
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.recording import recorder as recorder_module
-from nnfmq.recording import recording_writer
-from nnfmq.recording.recorder import ExecutionRecorder
-from nnfmq.recording.recording_reader import RecordingFile
+from nnfmq.observe.executions import observers
+from nnfmq.recording import writer
+from nnfmq.recording import writer as recorder_module
+from nnfmq.recording.reader import RecordingFile
+from nnfmq.recording.writer import ExecutionRecorder
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_application(
     with client.device("reference").prepare(null_model()) as model, model.burst() as burst:
         burst.execute(one(1))
         until(lambda: recorder._writer.executions == 1, "the first execution is written")
-        monkeypatch.setattr(recording_writer.os, "writev", no_space)
+        monkeypatch.setattr(writer.os, "writev", no_space)
         for number in range(5):
             assert burst.execute(one(number)) == (one(number),)
         assert client.device("reference").prepare(add_model()).handle.observed is None
@@ -102,7 +102,7 @@ def test_executions_that_wait_when_the_disk_is_full_are_dropped(
     with client.device("reference").prepare(null_model()) as model:
         for number in range(3):
             model.execute(one(number))
-        monkeypatch.setattr(recording_writer.os, "writev", no_space)
+        monkeypatch.setattr(writer.os, "writev", no_space)
         released.set()
         recorder.close()
         monkeypatch.undo()
@@ -127,7 +127,7 @@ def test_a_file_that_is_full_at_the_end_has_no_end_record(
     recorder: ExecutionRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(recording_writer.os, "writev", no_space)
+        patch.setattr(writer.os, "writev", no_space)
         recorder.close()
     assert "has no END record: No space left on device" in caplog.text
     with RecordingFile(recorder.path) as recording:

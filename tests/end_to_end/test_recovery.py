@@ -22,8 +22,8 @@ from support.small_models import one_operation
 from support.stateful_models import stream
 
 import nnfmq
+from nnfmq.client.model.cpu_fallback import CpuFallback
 from nnfmq.hal.types import DeviceStatus, Model, Operand, OperandType, OperationType
-from nnfmq.runtime.cpu_fallback import CpuFallback
 
 
 @pytest.fixture

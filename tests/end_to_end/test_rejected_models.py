@@ -25,8 +25,8 @@ from support.sessions import HELLO, NO_LIMIT, create_request, encoded, prepare, 
 from support.small_models import F32, OUTPUT, Q8S, TEMPORARY, two_adds, with_main, with_operand, with_operation
 from support.vts_models import FOLDER, SPECS, is_legal, one_of_each
 
-from nnfmq.channel import Channel
-from nnfmq.conformance import testmodels
+from nnfmq.base.channel import Channel
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import (
     ChannelQuant,
@@ -38,10 +38,10 @@ from nnfmq.hal.types import (
     OperandType,
     OperationType,
 )
-from nnfmq.memory import Memory
+from nnfmq.lab.conformance import testmodels
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import PeerRole
-from nnfmq.serialize.model_codec import encode_model
+from nnfmq.serialize.models import encode_model
 
 INVALID = ErrorStatus.INVALID_ARGUMENT
 REJECTED = (INVALID, INVALID, 0, INVALID)

@@ -21,7 +21,8 @@ from support.models import add_model, gather_model, pool_bytes, relu_model, requ
 from support.small_models import F32, nothing_left_model, one_operation, with_operand
 
 import nnfmq
-from nnfmq.fence import Fence
+from nnfmq.base.fence import Fence
+from nnfmq.base.memory import Memory
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import (
     BufferToken,
@@ -37,8 +38,7 @@ from nnfmq.hal.types import (
     Request,
     RequestArgument,
 )
-from nnfmq.memory import Memory
-from nnfmq.runtime import hidl
+from nnfmq.lab import hidl
 
 ADD = add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]

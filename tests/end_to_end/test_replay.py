@@ -15,16 +15,14 @@ from support.recordings import execution, preparation, tensors, write_recording
 from support.stateful_models import two_rnns
 
 import nnfmq
-from nnfmq.execution_observers import ObservedExecution
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import HalExecutionMode, LifeTime, Model
-from nnfmq.memory import Memory
-from nnfmq.recording.recorder import ExecutionRecorder
-from nnfmq.recording.recording_reader import RecordingFile
-from nnfmq.replaying.output_comparison import Tolerance
-from nnfmq.replaying.replay_schedule import ReplaySpeed
-from nnfmq.replaying.replayer import ReplayOptions, ReplayOutcome, replay, replayable
+from nnfmq.lab.replay import ReplayOptions, ReplayOutcome, ReplaySpeed, Tolerance, replay, replayable
+from nnfmq.observe.executions import ObservedExecution
+from nnfmq.recording.reader import RecordingFile
+from nnfmq.recording.writer import ExecutionRecorder
 
 FAST = ReplayOptions(ReplaySpeed("max"))
 
@@ -40,7 +38,7 @@ def test_an_execution_is_replayed_in_its_mode(
 ) -> None:
     path = write_recording(tmp_path / "a.nnrec", [execution(mode=mode)])
     reported: list[ObservedExecution] = []
-    monkeypatch.setattr("nnfmq.replaying.replayer._LastExecution.executed", lambda _self, found: reported.append(found))
+    monkeypatch.setattr("nnfmq.lab.replay._LastExecution.executed", lambda _self, found: reported.append(found))
     (done,) = replayed(client, path).executions
     assert (done.is_equal, done.status) == (True, ErrorStatus.NONE)
     assert {found.mode for found in reported} == {mode}  # the first one is the warm-up
@@ -194,7 +192,7 @@ def test_a_model_that_cannot_be_used_is_an_error(
 
 
 def test_bytes_that_are_no_model_are_an_error(client: nnfmq.Client, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("nnfmq.recording.recording_writer.encode_model", lambda _model: (b"\x91\xc0", ()))
+    monkeypatch.setattr("nnfmq.recording.writer.encode_model", lambda _model: (b"\x91\xc0", ()))
     path = write_recording(tmp_path / "a.nnrec", [execution()])
     with pytest.raises(nnfmq.InvalidArgument, match=r"a\.nnrec: model 0 cannot be read: 2 bytes are not a model"):
         replayed(client, path)
@@ -234,9 +232,9 @@ def test_an_interrupt_ends_the_replay(daemon: Daemon, tmp_path: Path, monkeypatc
     info = (TensorInfo("x", shape, "float32"),)
     prepared = replace(preparation(model), inputs=info, outputs=info)
     path = write_recording(tmp_path / "a.nnrec", [execution(inputs=None, outputs=None)], prepared, has_tensors=False)
-    monkeypatch.setattr("nnfmq.replaying.replayer._Lane.warm_up", lambda _self: None)
+    monkeypatch.setattr("nnfmq.lab.replay._Lane.warm_up", lambda _self: None)
     with daemon.connect() as client:
-        monkeypatch.setattr("nnfmq.replaying.replayer.threading.Thread", InterruptedThread)
+        monkeypatch.setattr("nnfmq.lab.replay.threading.Thread", InterruptedThread)
         with pytest.raises(KeyboardInterrupt):
             replayed(client, path)
 

@@ -9,8 +9,8 @@ from support.drivers import LIMIT_S, Daemon, InThread, Process, until
 from support.models import add_model, unsized_relu_model
 
 import nnfmq
-from nnfmq.fence import Fence
-from nnfmq.runtime.reusable_execution import Execution
+from nnfmq.base.fence import Fence
+from nnfmq.client.execution.reusable import Execution
 from nnfmq.serialize import messages
 
 INTERFACES = ["AIDL v4", "AIDL v3", "HIDL 1.3", "HIDL 1.0"]

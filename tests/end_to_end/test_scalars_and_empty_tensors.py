@@ -27,7 +27,7 @@ import nnfmq
 import nnfmq.compat.litert as our_litert
 import nnfmq.compat.onnxruntime as ours
 from nnfmq.cli import main
-from nnfmq.runtime.compiled_model import CompiledModel
+from nnfmq.client.model.compiled_model import CompiledModel
 
 litert: Any = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 

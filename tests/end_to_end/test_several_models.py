@@ -21,6 +21,7 @@ from support.models import pool_bytes, request_for
 from support.small_models import F32, INPUT, OUTPUT, TEMPORARY, graph, scalar, two_adds, with_main
 
 import nnfmq
+from nnfmq.driver.session.session import CALLS_MAX
 from nnfmq.hal.types import (
     DataLocation,
     ExecutionConfig,
@@ -32,7 +33,6 @@ from nnfmq.hal.types import (
     Pool,
     Protection,
 )
-from nnfmq.service.session import CALLS_MAX
 
 REALS = np.array([1, 2, 3, 4], np.float32)
 BYTES = REALS.nbytes

@@ -1,6 +1,6 @@
 """One copy of a program's constants for all workers of a daemon, also if workers or the daemon are killed.
 
-A worker stops itself where a test orders it to, at a function of `shared_cache_client`, or publishes altered
+A worker stops itself where a test orders it to, at a function of `nnfmq.driver.cache.shared`, or publishes altered
 memory instead of the program. The inodes in /proc/PID/maps show which process maps which memory.
 """
 
@@ -35,11 +35,11 @@ PROGRAM = "/memfd:nnfmq-program"
 
 HELD = """
 import fcntl, os, signal, subprocess, threading
-from nnfmq.memory import CONSTANT_SEALS, Memory
-from nnfmq.service import compile_relay
-from nnfmq.service.caching import shared_cache_client
-from nnfmq.service.caching import program_cache
-from nnfmq.service.caching.shared_cache_client import SharedCacheClient
+from nnfmq.base.memory import CONSTANT_SEALS, Memory
+from nnfmq.driver import compile_relay
+from nnfmq.driver.cache import shared_cache_client
+from nnfmq.driver.cache import program_cache
+from nnfmq.driver.cache.shared import SharedCacheClient
 
 compile_relay.IDLE_TIMEOUT_S = 0.2  # each test waits for the end of the compile server
 

@@ -19,22 +19,22 @@ from support.drivers import LIMIT_S, Daemon, Process, Program, app, one, running
 from support.models import null_model
 
 import nnfmq
-from nnfmq.channel import INLINE_BYTES, Channel
+from nnfmq.base.channel import INLINE_BYTES, Channel
+from nnfmq.driver.process.pending_clients import PROCESS_MAX
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
-from nnfmq.service.pending_clients import PROCESS_MAX
 
 SERVE = """
 import pathlib, sys
-from nnfmq.service import {module} as module, supervisor
+from nnfmq.driver import {module} as module, supervisor
 {change}
 supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {{path}}", flush=True))
 """
 
 CONNECT = """
 import pathlib, sys
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
 channels = [Channel.connect(pathlib.Path(sys.argv[1])) for _ in range(int(sys.argv[2]))]
 print("connected", flush=True)
 sys.stdin.readline()

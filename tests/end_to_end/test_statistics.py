@@ -16,10 +16,10 @@ from support.drivers import LIMIT_S, Daemon, Process, Program, one, running_daem
 from support.models import null_model, weighty_model
 
 import nnfmq
-from nnfmq.deadlines import deadline_after
+from nnfmq.base.deadlines import deadline_after
+from nnfmq.base.memory import F_SEAL_FUTURE_WRITE, Memory
 from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
 from nnfmq.hal.types import DataLocation, DeviceStatus, Request, RequestArgument
-from nnfmq.memory import F_SEAL_FUTURE_WRITE, Memory
 from nnfmq.observe.driver_statistics import (
     ClientCalls,
     ClientStatistics,

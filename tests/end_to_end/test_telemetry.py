@@ -19,11 +19,11 @@ from support.models import add_model, gather_model, invalid_model, null_model
 
 import nnfmq
 from nnfmq import telemetry
-from nnfmq.execution_observers import observers
 from nnfmq.hal.errors import ErrorStatus
+from nnfmq.observe.executions import observers
 from nnfmq.telemetry import DataClass, TelemetryMode
-from nnfmq.telemetry.telemetry_records import model_architecture_hash
-from nnfmq.telemetry.telemetry_sinks import open_sink
+from nnfmq.telemetry.records import model_architecture_hash
+from nnfmq.telemetry.sinks import open_sink
 
 ONE, TEN = [1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]
 
@@ -158,8 +158,8 @@ def test_a_callback_that_raises_harms_no_execution(client: nnfmq.Client, caplog:
 def test_a_callback_that_blocks_delays_no_execution_and_loses_records_alone(
     client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("nnfmq.telemetry.telemetry_callbacks.QUEUE_RECORDS_MAX", 10)
-    monkeypatch.setattr("nnfmq.telemetry.telemetry_callbacks._CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("nnfmq.telemetry.callbacks.QUEUE_RECORDS_MAX", 10)
+    monkeypatch.setattr("nnfmq.telemetry.callbacks._CLOSE_TIMEOUT_S", 0.01)
     released = threading.Event()
     registration = telemetry.register(lambda _record: released.wait(60))
     with client.device("reference").prepare(null_model()) as model, model.burst() as burst:
@@ -283,7 +283,7 @@ def test_in_another_process_closing_does_nothing(tmp_path: Path, monkeypatch: py
     logger = telemetry.TelemetryLogger(open_sink(str(tmp_path / "t.jsonl")))
     with logger, telemetry.register(logger) as registration:
         with monkeypatch.context() as patch:
-            patch.setattr("nnfmq.telemetry.telemetry_callbacks.os.getpid", lambda: 1)
+            patch.setattr("nnfmq.telemetry.callbacks.os.getpid", lambda: 1)
             registration.close(), logger.close()
         assert registration._thread.is_alive() and logger._thread.is_alive()
 

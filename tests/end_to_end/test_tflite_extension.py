@@ -11,7 +11,7 @@ from support.drivers import Daemon, running_daemon, short_folder
 from support.tflite_files import Operator, Tensor, writer
 
 import nnfmq
-from nnfmq.hal.tflite_codes import NAME
+from nnfmq.hal.extensions import NAME
 
 DEVICES = """
 [[device]]

@@ -20,7 +20,7 @@ from support.models import logistics_model, null_model
 from support.plugins import path_with
 
 import nnfmq
-from nnfmq.hal.program_kind import ProgramKind, require_machine_code
+from nnfmq.hal.preparation import ProgramKind, require_machine_code
 from nnfmq.hal.types import ExecutionPreference
 
 FAST, SUSTAINED = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
@@ -31,7 +31,7 @@ HELD = """
 import os
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.service.builtin_devices import CompiledDevice
+from nnfmq.driver.devices.builtin import CompiledDevice
 
 compile = CompiledDevice.compile
 

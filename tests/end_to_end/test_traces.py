@@ -15,9 +15,8 @@ from support.drivers import APPS, Daemon, Process, Program, app, one, until
 
 import nnfmq
 from nnfmq.cli.trace_collection import trace_driver, traced_driver
-from nnfmq.observe.chrome_trace import write_trace
+from nnfmq.observe.trace_files import Slice, write_trace
 from nnfmq.observe.trace_layout import worker_of
-from nnfmq.observe.trace_model import Slice
 from nnfmq.serialize import messages
 
 OPERATIONS = ["CONV_2D", "MAX_POOL_2D", "CONV_2D", "MAX_POOL_2D", "FULLY_CONNECTED", "SOFTMAX"]

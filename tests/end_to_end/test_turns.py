@@ -19,7 +19,7 @@ from support.drivers import LIMIT_S, Daemon, InThread, Process, running_daemon, 
 from support.models import slow_model
 
 import nnfmq
-from nnfmq.cpu_allowance import allowed_cpus
+from nnfmq.base.processes import allowed_cpus
 from nnfmq.hal.types import ExecutionPreference
 
 pytest.importorskip("llvmlite", exc_type=ImportError)

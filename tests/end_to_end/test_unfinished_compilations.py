@@ -17,7 +17,7 @@ from support.drivers import LIMIT_S, Daemon, Process, running_daemon, until
 from support.models import logistics_model
 
 import nnfmq
-from nnfmq.hal.program_kind import ProgramKind
+from nnfmq.hal.preparation import ProgramKind
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
 

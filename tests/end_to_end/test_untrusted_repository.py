@@ -15,7 +15,7 @@ from support.models import plus_model
 from support.small_models import with_constants
 
 import nnfmq
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.serialize.messages import MemoryData

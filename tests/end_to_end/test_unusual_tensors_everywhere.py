@@ -16,14 +16,13 @@ from support.plans import linear_plan
 from support.tflite_files import Operator, Tensor, writer
 
 import nnfmq
+from nnfmq.client.connection.device import Device
+from nnfmq.client.model.compiled_model import CompiledModel
+from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.types import DataLocation, Request, RequestArgument
-from nnfmq.recording.recorder import ExecutionRecorder
-from nnfmq.recording.recording_reader import RecordingFile
-from nnfmq.replaying.replay_schedule import ReplaySpeed
-from nnfmq.replaying.replayer import ReplayOptions, replay
-from nnfmq.runtime.client_device import Device
-from nnfmq.runtime.compiled_model import CompiledModel
-from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
+from nnfmq.lab.replay import ReplayOptions, ReplaySpeed, replay
+from nnfmq.recording.reader import RecordingFile
+from nnfmq.recording.writer import ExecutionRecorder
 
 litert: Any = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from support.drivers import Daemon, Process, app
 
-from nnfmq.verbose_log import TAGS
+from nnfmq.base.verbose_log import TAGS
 
 OPERATIONS = ["CONV_2D", "MAX_POOL_2D", "CONV_2D", "MAX_POOL_2D", "FULLY_CONNECTED", "SOFTMAX"]
 

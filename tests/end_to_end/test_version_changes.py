@@ -23,12 +23,12 @@ from support.models import plus_model, pool_bytes, request_for
 from support.small_models import INPUT, OUTPUT, TEMPORARY, graph, scalar
 
 import nnfmq
+from nnfmq.client.burst.variants import MovingBurst
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Request
 from nnfmq.observe.driver_statistics import ClientStatistics
-from nnfmq.recording.recorder import ExecutionRecorder
-from nnfmq.recording.recording_reader import RecordingFile
-from nnfmq.runtime.named_models.moving_burst import MovingBurst
+from nnfmq.recording.reader import RecordingFile
+from nnfmq.recording.writer import ExecutionRecorder
 
 VERSIONS = 25
 Call = Callable[[float], float]

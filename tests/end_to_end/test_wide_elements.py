@@ -13,10 +13,9 @@ from support.onnx_runtime import onnx
 
 import nnfmq
 import nnfmq.compat.onnxruntime as ours
-from nnfmq.recording.recorder import ExecutionRecorder
-from nnfmq.recording.recording_reader import RecordingFile
-from nnfmq.replaying.replay_schedule import ReplaySpeed
-from nnfmq.replaying.replayer import ReplayOptions, replay
+from nnfmq.lab.replay import ReplayOptions, ReplaySpeed, replay
+from nnfmq.recording.reader import RecordingFile
+from nnfmq.recording.writer import ExecutionRecorder
 
 make = onnx.helper.make_node
 FED = {

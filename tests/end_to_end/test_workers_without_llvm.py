@@ -12,10 +12,10 @@ from support.models import logistics_model
 from support.small_models import two_adds
 
 import nnfmq
-from nnfmq import settings
+from nnfmq.base import settings
+from nnfmq.data import example_path
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import ExecutionPreference, Model, OperandType
-from nnfmq.importers.examples import example_path
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
 

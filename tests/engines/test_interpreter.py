@@ -21,7 +21,6 @@ from support.small_models import (
     with_operation,
 )
 
-from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import Array, DynamicOutput
 from nnfmq.hal.errors import (
@@ -31,6 +30,7 @@ from nnfmq.hal.errors import (
     OutputInsufficientSize,
 )
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperationType, OutputShape
+from nnfmq.lab.conformance.testmodels import BytesPool
 from nnfmq.validation import validate_model
 
 ONES = np.ones((2, 2), np.float32)

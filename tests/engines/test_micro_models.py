@@ -21,9 +21,10 @@ import tflite
 from support.both_runners import Layers, Ours, Theirs, ours
 from support.tflite_differences import DIFFERENCES
 
-from nnfmq.importers import load, tflite_file
+from nnfmq.importers import load
+from nnfmq.importers.tflite import file as tflite_file
 from nnfmq.operations import packed_matmul, quantization
-from nnfmq.operations.signature import Tensor
+from nnfmq.operations.declaration import Tensor
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 

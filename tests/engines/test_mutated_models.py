@@ -18,7 +18,6 @@ from support.mutated_test_models import Draft, MutatedTest, mutated_tests
 from support.tiers import IS_DEEP
 from support.vts_models import one_of_each
 
-from nnfmq.conformance.testmodels import TestModel
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import (
     GeneralFailure,
@@ -28,6 +27,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.types import DataLocation, LifeTime, OperationType, is_scalar
+from nnfmq.lab.conformance.testmodels import TestModel
 from nnfmq.operations import HAL_DECLARATIONS
 from nnfmq.validation import validate_model
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from support.both_runners import Theirs, ours
 
-from nnfmq.images import read_image
+from nnfmq.media.images import read_image
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 pytest.importorskip("PIL", reason="Pillow is not installed")

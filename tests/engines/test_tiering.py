@@ -12,11 +12,11 @@ import pytest
 from support.executors import LIMIT_S
 from support.models import null_model
 
+from nnfmq.driver.compilation.jobs import tier_up
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import PreparedProgram, TieredProgram
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.service.background_compile import tier_up
 
 MODEL = null_model()
 ONE = np.ones(1, np.float32)

@@ -1,6 +1,6 @@
 """The HAL's test models in the interpreter: all of them, with the variants that AOSP derives.
 
-`nnfmq.conformance`, which is tested elsewhere, decides whether a model passes. Here every spec must pass.
+`nnfmq.lab.conformance`, which is tested elsewhere, decides whether a model passes. Here every spec must pass.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from support import places
 
-from nnfmq.conformance import testmodels, variants
-from nnfmq.conformance.cases import MODEL, PASSED, ConformanceResult, run_test
-from nnfmq.conformance.targets import Interpreter
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import Model
+from nnfmq.lab.conformance import testmodels
+from nnfmq.lab.conformance.cases import MODEL, PASSED, ConformanceResult, run_test
+from nnfmq.lab.conformance.targets import Interpreter
 from nnfmq.operations import HAL_DECLARATIONS
 from nnfmq.validation import validate_model
 
@@ -72,17 +72,17 @@ def test_TST_3_TST_4_outputs_are_within_the_tolerance_and_models_that_must_fail_
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_SHP_1_TST_5_outputs_of_unknown_shape_are_computed_and_reported(spec: str) -> None:
-    assert not_passed(spec, variants.UNKNOWN_OUTPUT_SHAPES) == []
+    assert not_passed(spec, testmodels.UNKNOWN_OUTPUT_SHAPES) == []
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_SHP_4_TST_5_a_buffer_that_is_one_byte_short_is_rejected_with_all_shapes(spec: str) -> None:
-    assert not_passed(spec, variants.INSUFFICIENT_OUTPUT) == []
+    assert not_passed(spec, testmodels.INSUFFICIENT_OUTPUT) == []
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_TST_12_uint8_models_pass_as_int8_models_with_outputs_128_lower(spec: str) -> None:
-    assert not_passed(spec, variants.INT8_COUPLING) == []
+    assert not_passed(spec, testmodels.INT8_COUPLING) == []
 
 
 def validation_error(model: Model) -> str:

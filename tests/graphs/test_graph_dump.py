@@ -9,10 +9,10 @@ import pytest
 from support.control_flow_models import branching
 from support.models import add_model, null_model
 
-from nnfmq import verbose_log
-from nnfmq.execution_plan.plan import MAIN, ExecutionPlan, ExecutionStep, IfStep, OperandKey
+from nnfmq.base import verbose_log
 from nnfmq.graphs.graph_dump import graph_dump
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
+from nnfmq.planning.plan import MAIN, ExecutionPlan, ExecutionStep, IfStep, OperandKey
 
 
 def dump(model: Model, plan: ExecutionPlan | None = None, name: str = "name") -> list[str]:

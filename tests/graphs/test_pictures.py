@@ -12,11 +12,10 @@ from support.models import add_model
 from support.small_models import with_constants
 
 import nnfmq
-from nnfmq.execution_plan.plan import MAIN, ExecutionPlan, ExecutionStep
 from nnfmq.graphs.graph_dump import graph_dump
-from nnfmq.graphs.graph_svg import graph_svg
-from nnfmq.graphs.operation_graph import operation_graph
+from nnfmq.graphs.picture import graph_svg, operation_graph
 from nnfmq.hal.types import Model
+from nnfmq.planning.plan import MAIN, ExecutionPlan, ExecutionStep
 
 pygraphviz = pytest.importorskip("pygraphviz", reason="pygraphviz is not installed")
 SVG = "{http://www.w3.org/2000/svg}"

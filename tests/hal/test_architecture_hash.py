@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from support.models import add_model, gather_model, unsized_relu_model, weighty_model
 
-from nnfmq.hal.architecture_hash import model_architecture_hash
+from nnfmq.hal.models import model_architecture_hash
 from nnfmq.hal.types import ChannelQuant, LifeTime, Model, Operand, OperandType, OperationType, Subgraph
 
 FIXED = Operand(OperandType.TENSOR_FLOAT32, (1, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, extension_type, is_extension, named_code
+from nnfmq.hal.extensions import ExtensionCodes, extension_prefix, extension_type, is_extension, named_code
 from nnfmq.hal.types import ExtensionNameAndPrefix, OperandType, OperationType
 from nnfmq.validation.values import validate_extensions
 

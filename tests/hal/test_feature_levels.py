@@ -7,7 +7,7 @@ import pytest
 from nnfmq.hal import errors
 from nnfmq.hal.capabilities import ResultCode, result_code_for_error, result_code_for_status, status_for_result_code
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
-from nnfmq.hal.extension_codes import extension_code, extension_prefix, extension_type, is_extension
+from nnfmq.hal.extensions import extension_code, extension_prefix, extension_type, is_extension
 from nnfmq.hal.feature_levels import (
     FeatureLevel,
     api_level,

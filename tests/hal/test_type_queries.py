@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnfmq.hal import capabilities, extension_codes, tensor_info, timing, types
-from nnfmq.hal.alignment import aligned_offset, alignment_for, round_up
+from nnfmq.hal import capabilities, extensions, tensor_info, timing, types
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extension_codes import extension_code, is_extension
+from nnfmq.hal.extensions import extension_code, is_extension
 from nnfmq.hal.feature_levels import number_of_consumers
+from nnfmq.hal.models import aligned_offset, alignment_for, round_up
 from nnfmq.hal.types import (
     Operand,
     OperandType,
@@ -23,7 +23,7 @@ from nnfmq.hal.types import (
     merge_dimensions,
     operand_bytes,
 )
-from nnfmq.validation.model_validation import operand_size
+from nnfmq.validation.models import operand_size
 
 F32, Q8 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM
 SIZES = {
@@ -159,7 +159,7 @@ VALUES = [
     types.OutputShape((2, 3)),
     timing.Timing(1, 2),
     capabilities.PerformanceInfo(1.0, 2.0),
-    extension_codes.Extension("com.example.name"),
+    extensions.Extension("com.example.name"),
     tensor_info.TensorInfo("image", (1, 2), "float32"),
 ]
 

@@ -69,10 +69,10 @@ def test_the_error_says_what_a_file_is_that_is_no_model(content: bytes, message:
 @pytest.mark.parametrize("producer", ["", "pytorch"])
 def test_an_onnx_model_is_recognized_by_its_fields(producer: str, cut: int) -> None:
     content = onnx_model(producer)
-    assert importer_of(content[: len(content) - cut]) == "nnfmq.importers.onnx_model"
+    assert importer_of(content[: len(content) - cut]) == "nnfmq.importers.onnx.model"
 
 
 def test_a_file_with_the_identifier_of_tensorflow_lite_is_imported_as_such() -> None:
-    assert importer_of(b"\x1c\0\0\0TFL3") == "nnfmq.importers.tflite"
+    assert importer_of(b"\x1c\0\0\0TFL3") == "nnfmq.importers.tflite.model"
     with pytest.raises(InvalidArgument, match="corrupt or truncated file"):
         load(b"\x1c\0\0\0TFL3")

@@ -11,10 +11,9 @@ import pytest
 import tflite
 from support import tflite_files
 
-from nnfmq.importers import tflite_schema
-from nnfmq.importers.flatbuffer_reader import TableReader
-from nnfmq.importers.flatbuffer_verifier import Field, Scalar, String, Table, Union, Vector, verify
-from nnfmq.importers.tflite_enumerations import BUILTIN_OPERATORS, TENSOR_TYPES
+from nnfmq.importers.tflite import flatbuffers
+from nnfmq.importers.tflite.file import BUILTIN_OPERATORS, TENSOR_TYPES
+from nnfmq.importers.tflite.flatbuffers import Field, Scalar, String, Table, TableReader, Union, Vector, verify
 
 MODELS = ["mobilenet_v1_0.25_128", "mobilenet_v2_1.0_224_quant", "tts_float"]
 
@@ -61,14 +60,14 @@ def _assert_equal_fields(found: TableReader, generated: Any, field: Field) -> in
 @pytest.mark.parametrize("name", MODELS)
 def test_the_models_have_the_fields_that_the_schema_package_reads(name: str, data_dir: Path) -> None:
     data = (data_dir / "models" / f"{name}.tflite").read_bytes()
-    found = TableReader.root(data, tflite_schema.MODEL)
-    assert assert_equal_tables(found, tflite.Model.GetRootAs(data, 0), tflite_schema.MODEL) > 500
+    found = TableReader.root(data, flatbuffers.MODEL)
+    assert assert_equal_tables(found, tflite.Model.GetRootAs(data, 0), flatbuffers.MODEL) > 500
 
 
 def test_a_model_with_every_kind_of_option_has_the_fields_that_the_schema_package_reads() -> None:
     data = tflite_files.everything()
-    found = TableReader.root(data, tflite_schema.MODEL)
-    assert assert_equal_tables(found, tflite.Model.GetRootAs(data, 0), tflite_schema.MODEL) > 250
+    found = TableReader.root(data, flatbuffers.MODEL)
+    assert assert_equal_tables(found, tflite.Model.GetRootAs(data, 0), flatbuffers.MODEL) > 250
 
 
 @pytest.mark.parametrize(

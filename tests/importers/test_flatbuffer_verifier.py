@@ -13,8 +13,8 @@ import tflite
 from support import tflite_files
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.importers import tflite_schema
-from nnfmq.importers.flatbuffer_verifier import Field, Scalar, String, Table, Union, Vector, verify
+from nnfmq.importers.tflite import flatbuffers
+from nnfmq.importers.tflite.flatbuffers import Field, Scalar, String, Table, Union, Vector, verify
 
 LEAF = Table("Leaf", (Field(4, "number", Scalar(4)),))
 ROOT = Table("Root", (
@@ -127,7 +127,7 @@ def _tables(table: Table) -> Iterator[Table]:
                 yield from members.values()
 
 
-FIELDS = [(table.name, field) for table in _tables(tflite_schema.MODEL) for field in table.fields]
+FIELDS = [(table.name, field) for table in _tables(flatbuffers.MODEL) for field in table.fields]
 FORMS = {
     "Int8": (1, "b"),
     "Uint8": (1, "B"),
@@ -155,9 +155,9 @@ def test_each_field_has_the_slot_that_the_schema_package_reads(table: str, field
 
 
 def test_the_union_members_have_the_numbers_of_the_schema_package() -> None:
-    numbers = {getattr(tflite.BuiltinOptions, table.name): table.name for table in tflite_schema.OPTIONS.values()}
-    assert numbers == {number: table.name for number, table in tflite_schema.OPTIONS.items()}
+    numbers = {getattr(tflite.BuiltinOptions, table.name): table.name for table in flatbuffers.OPTIONS.values()}
+    assert numbers == {number: table.name for number, table in flatbuffers.OPTIONS.items()}
 
 
 def test_a_written_model_passes_the_walk() -> None:
-    verify(tflite_files.everything(), tflite_schema.MODEL, tflite_schema.IDENTIFIER)
+    verify(tflite_files.everything(), flatbuffers.MODEL, flatbuffers.IDENTIFIER)

@@ -14,7 +14,7 @@ from support.tflite_files import Operator, Tensor, writer
 
 from nnfmq.importers import example_path, load
 from nnfmq.importers.graph_builder import GraphBuilder
-from nnfmq.importers.tflite_file import TfliteFile
+from nnfmq.importers.tflite.file import TfliteFile
 
 X = Tensor("x", (2, 3))
 

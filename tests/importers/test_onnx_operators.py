@@ -11,7 +11,7 @@ from support.onnx_forms import BY_REFERENCE, FORMS
 from support.onnx_runtime import onnx
 
 import nnfmq
-from nnfmq.importers.onnx_operators import CONVERTERS, onnx_quantized
+from nnfmq.importers.onnx.operators import CONVERTERS, quantized
 
 RNG = np.random.default_rng(15)
 
@@ -266,7 +266,7 @@ FIRST_OF_EACH = [next(case for case in CASES if case.operator == name) for name 
 
 def test_every_operator_of_the_table_has_a_case() -> None:
     without_reference = {"CumProd"}  # in ONNX Runtime
-    elsewhere = onnx_quantized.CONVERTERS.keys() | {"SimplifiedLayerNormalization"} | _IN_FORMS
+    elsewhere = quantized.CONVERTERS.keys() | {"SimplifiedLayerNormalization"} | _IN_FORMS
     of_onnx = {name for name in CONVERTERS if not name.startswith("com.microsoft.")}
     assert {case.operator for case in CASES} == of_onnx - elsewhere - without_reference
 

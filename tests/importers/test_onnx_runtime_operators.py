@@ -12,13 +12,7 @@ from support.onnx_files import OnnxCase, assert_close, expected, file_of, result
 from support.onnx_runtime import onnx, runtime
 
 import nnfmq
-from nnfmq.importers.onnx_operators import (
-    onnx_attention,
-    onnx_blockwise,
-    onnx_fused,
-    onnx_integer_products,
-    onnx_skip_normalization,
-)
+from nnfmq.importers.onnx.operators import attention, fused, quantization, quantized, skip_normalization
 
 RNG = np.random.default_rng(21)
 
@@ -158,11 +152,17 @@ def test_an_imported_operator_is_onnx_runtime_s(case: OnnxCase) -> None:
 def test_every_operator_of_these_modules_is_tested() -> None:
     qualified = [f"{each.attributes['domain']}.{each.operator}" for each in (*CASES, *INTEGER_CASES)]
     named = {name.removeprefix(".") for name in qualified}
-    modules = (onnx_attention, onnx_blockwise, onnx_fused, onnx_integer_products, onnx_skip_normalization)
+    tables = (
+        attention.CONVERTERS,
+        quantization._BLOCKWISE_CONVERTERS,
+        fused._FUSED_CONVERTERS,
+        quantized._INTEGER_PRODUCTS_CONVERTERS,
+        skip_normalization.CONVERTERS,
+    )
     without_reference = {"com.microsoft.BiasSplitGelu", "com.microsoft.GroupNorm"}  # on the CPU
     of_onnx = {"com.microsoft.GatherND", "com.microsoft.Pad", "com.microsoft.Trilu"}  # with the same meaning
     elsewhere = {"RMSNormalization"}  # with the operators of ONNX
-    assert named | without_reference | elsewhere == of_onnx | {name for module in modules for name in module.CONVERTERS}
+    assert named | without_reference | elsewhere == of_onnx | {name for table in tables for name in table}
 
 
 def test_split_gelu_is_that_of_its_definition() -> None:

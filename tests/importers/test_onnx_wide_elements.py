@@ -15,7 +15,7 @@ from support.onnx_files import OnnxCase, file_of
 from support.onnx_runtime import by_onnx, onnx
 
 from nnfmq.hal.errors import UnsupportedModel
-from nnfmq.hal.tflite_codes import TENSOR_INT64
+from nnfmq.hal.extensions import TENSOR_INT64
 from nnfmq.importers import load
 
 INTEGERS = ("int64", "uint64", "uint32")

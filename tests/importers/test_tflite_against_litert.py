@@ -14,7 +14,7 @@ from support.both_runners import Theirs, ours
 from support.tflite_cases import CASES, Case
 from support.tflite_extension_cases import CASES as EXTENSION_CASES
 
-from nnfmq.importers.tflite_operators import CONVERTERS, control_flow_ops, custom_ops, variable_ops
+from nnfmq.importers.tflite.operators import CONVERTERS, control_flow, custom
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 
@@ -23,7 +23,7 @@ STEPS = 3
 
 def test_every_operator_of_the_table_has_a_case() -> None:
     elsewhere = {"BROADCAST_ARGS", "DENSIFY", "RANGE", "RANK", "SEGMENT_SUM", "SHAPE", "UNIQUE", "WHERE"}
-    for module in (control_flow_ops, custom_ops, variable_ops):
+    for module in (control_flow, custom, control_flow):
         elsewhere |= set(module.CONVERTERS)
     assert {case.name for case in (*CASES, *EXTENSION_CASES)} | elsewhere == set(CONVERTERS)
 

@@ -17,8 +17,8 @@ from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType
 from nnfmq.importers import LoadedModel, load
-from nnfmq.importers.tflite_enumerations import BUILTIN_OPERATORS
-from nnfmq.importers.tflite_operators import CONVERTERS
+from nnfmq.importers.tflite.file import BUILTIN_OPERATORS
+from nnfmq.importers.tflite.operators import CONVERTERS
 
 Q8 = OperandType.TENSOR_QUANT8_ASYMM
 F32 = OperandType.TENSOR_FLOAT32

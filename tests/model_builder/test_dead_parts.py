@@ -7,11 +7,10 @@ from support.control_flow_models import branching, counting, named
 from support.models import add_model, relu_model
 from support.small_models import F32
 
-from nnfmq.conformance.testmodels import BytesPool
+from nnfmq.hal.models import without_unused_operands
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, Subgraph
-from nnfmq.hal.unused_operands import without_unused_operands
-from nnfmq.model_builder.dead_parts import without_dead_parts
-from nnfmq.model_builder.preparation_for_compilation import prepare_for_compilation
+from nnfmq.lab.conformance.testmodels import BytesPool
+from nnfmq.model_builder.simplification import prepare_for_compilation, without_dead_parts
 
 FIRST, SECOND, THIRD = (BytesPool(bytes([value]) * 16) for value in (1, 2, 3))
 

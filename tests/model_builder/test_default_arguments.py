@@ -10,13 +10,12 @@ from support.rebuilt import rebuilt
 from support.small_models import F32, I32, one_operation, with_operand
 from support.vts_models import FOLDER
 
-from nnfmq.conformance import testmodels
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, OperationType
-from nnfmq.model_builder import default_arguments
-from nnfmq.model_builder.default_arguments import without_default_arguments
-from nnfmq.model_builder.preparation_for_compilation import prepare_for_compilation
+from nnfmq.lab.conformance import testmodels
+from nnfmq.model_builder import simplification
+from nnfmq.model_builder.simplification import prepare_for_compilation, without_default_arguments
 from nnfmq.operations import HAL_DECLARATIONS
-from nnfmq.operations.signature import Declaration, Overload
+from nnfmq.operations.declaration import Declaration, Overload
 from nnfmq.validation import validate_model
 
 AOSP_CASES = """
@@ -84,13 +83,13 @@ def scalar_tails(declaration: Declaration) -> Iterator[tuple[Overload, int]]:
 
 def test_API_4_the_operations_are_those_with_optional_scalars_at_the_end() -> None:
     declared = {code for code, declaration in HAL_DECLARATIONS.items() if any(scalar_tails(declaration))}
-    assert declared == set(default_arguments._OPTIONAL)
+    assert declared == set(simplification._OPTIONAL)
     assert len(declared) == 14
 
 
 OVERLOADS = [
     pytest.param(code, overload, fewest, id=f"{code.name}-{len(overload.parameters)}")
-    for code in sorted(default_arguments._OPTIONAL)
+    for code in sorted(simplification._OPTIONAL)
     for overload, fewest in scalar_tails(HAL_DECLARATIONS[code])
 ]
 

@@ -12,8 +12,8 @@ import pytest
 from support.models import add_model
 
 import nnfmq
-from nnfmq.hal.architecture_hash import model_architecture_hash
-from nnfmq.hal.extension_codes import extension_code
+from nnfmq.hal.extensions import extension_code
+from nnfmq.hal.models import model_architecture_hash
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import (
     ChannelQuant,

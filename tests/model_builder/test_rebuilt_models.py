@@ -10,12 +10,12 @@ import pytest
 from support.rebuilt import rebuilt
 from support.vts_models import FOLDER, SPECS
 
-from nnfmq.conformance import testmodels
-from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest, Interpreter
-from nnfmq.conformance.testmodels import TestModel
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.hal.types import Model, OperationType
-from nnfmq.model_builder.preparation_for_compilation import prepare_for_compilation
+from nnfmq.lab.conformance import testmodels
+from nnfmq.lab.conformance.targets import ExecutionOutput, ExecutionRequest, Interpreter
+from nnfmq.lab.conformance.testmodels import TestModel
+from nnfmq.model_builder.simplification import prepare_for_compilation
 
 Outcome: TypeAlias = ExecutionOutput | ErrorStatus
 _ENDLESS_NS = 1_000_000

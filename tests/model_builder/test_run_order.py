@@ -11,8 +11,7 @@ from support.small_models import F32, INPUT, OUTPUT, TEMPORARY, with_operation
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ExtensionNameAndPrefix, LifeTime, Operand, Operation, OperationType, Subgraph
-from nnfmq.model_builder.preparation_for_compilation import prepare_for_compilation
-from nnfmq.model_builder.run_order import in_run_order
+from nnfmq.model_builder.simplification import in_run_order, prepare_for_compilation
 
 VALUE = Operand(F32, (2, 2))
 

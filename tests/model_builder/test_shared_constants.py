@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from nnfmq.model_builder.shared_constants import SharedConstants
+from nnfmq.model_builder.constants import SharedConstants
 
 
 @pytest.mark.parametrize("is_cyclic", [False, True])

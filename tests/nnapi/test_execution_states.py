@@ -8,10 +8,10 @@ from support.drivers import InThread
 import nnfmq
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.timing import NO_TIMING
-from nnfmq.nnapi.execution_progress import ExecutionOutcome, ExecutionProgress, RunningComputation
-from nnfmq.nnapi.extension_attributes import ExtensionAttributes
-from nnfmq.nnapi.request_sender import PendingResult
-from nnfmq.nnapi.user_count import UserCount
+from nnfmq.nnapi.arguments import PendingResult
+from nnfmq.nnapi.checks import ExtensionAttributes
+from nnfmq.nnapi.event import ExecutionOutcome, ExecutionProgress, RunningComputation
+from nnfmq.nnapi.shared_model import UserCount
 
 DONE = ExecutionOutcome.of_shapes([(2, 3)], NO_TIMING)
 

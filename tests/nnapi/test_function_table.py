@@ -10,9 +10,9 @@ from support.places import ROOT
 
 import nnfmq
 from nnfmq import nnapi, telemetry
+from nnfmq.client.partitioned.devices import RuntimeDevice
 from nnfmq.nnapi import device_queries
 from nnfmq.nnapi.support_library import FUNCTIONS, NOT_ON_LINUX, free
-from nnfmq.runtime.devices.runtime_device import RuntimeDevice
 
 PAGE = ROOT / "docs" / "reference" / "nnapi.md"
 TABLE = re.compile(r"^### `(?P<prefix>\w+_)…`\n(?P<rows>.*?)(?=^###|\Z)", re.M | re.S)

@@ -8,7 +8,7 @@ import pytest
 
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.recorder_core import CORES
-from nnfmq.observe.slot_writer import SlotWriter
+from nnfmq.observe.statistics_writer import SlotWriter
 
 
 @pytest.fixture(params=CORES.available())

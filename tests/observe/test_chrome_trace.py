@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from support import trace_checks
 
-from nnfmq.observe.chrome_trace import read_trace, write_trace
+from nnfmq.observe.trace_files import CpuWait, Slice, Trace, read_trace, write_trace
 from nnfmq.observe.trace_layout import request_base
-from nnfmq.observe.trace_model import CpuWait, Slice, Trace
 
 REQUEST = request_base(30, 2) | 7
 

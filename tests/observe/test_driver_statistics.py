@@ -10,7 +10,7 @@ from nnfmq.observe import driver_statistics
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.driver_statistics import ClientCalls, client_calls, read_statistics
 from nnfmq.observe.recorder_core import begin_change
-from nnfmq.observe.slot_writer import SlotWriter
+from nnfmq.observe.statistics_writer import SlotWriter
 
 
 def test_the_header_tells_of_the_driver(area: memoryview) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnfmq.observe import statistics_layout as layout
-from nnfmq.observe.latency_histogram import LatencyHistogram
+from nnfmq.observe.statistics_layout import LatencyHistogram
 
 DURATIONS = st.lists(st.integers(1_000, 10**10), min_size=1, max_size=50)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nnfmq.observe.process_usage import command_name, process_usage
+from nnfmq.base.processes import command_name, process_usage
 
 NO_PID = 2**22 + 1  # above the kernel's limit
 

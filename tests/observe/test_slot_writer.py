@@ -8,7 +8,7 @@ import time
 
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.driver_statistics import ClientStatistics, read_statistics
-from nnfmq.observe.slot_writer import SlotWriter, unpublished_burst
+from nnfmq.observe.statistics_writer import SlotWriter, unpublished_burst
 
 
 def client_of(area: memoryview) -> ClientStatistics:

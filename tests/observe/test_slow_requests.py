@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nnfmq.observe.slow_requests import STAGES, explain, requests_of
+from nnfmq.observe.trace_analysis import STAGES, explain, requests_of
+from nnfmq.observe.trace_files import CpuWait, Slice, Trace
 from nnfmq.observe.trace_layout import burst_of, packet_of, request_base, worker_of
-from nnfmq.observe.trace_model import CpuWait, Slice, Trace
 
 CLIENT, DRIVER = (1, 11), (2, 22)
 

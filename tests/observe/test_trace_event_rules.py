@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from support.trace_event_rules import violations
 
-from nnfmq.observe.chrome_trace import write_trace
+from nnfmq.observe.trace_files import CpuWait, Slice, Trace, write_trace
 from nnfmq.observe.trace_layout import request_base
-from nnfmq.observe.trace_model import CpuWait, Slice, Trace
 
 REQUEST = request_base(30, 2) | 7
 PLACES = {"M": 0, "X": 1, "s": 4, "f": 5, "i": 8}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 
 from nnfmq.observe.trace_core import TraceRing
+from nnfmq.observe.trace_files import CpuWait, RingReader, Slice, Trace, merged
 from nnfmq.observe.trace_layout import STANDARD_NAMES, WAITED, ring_bytes
-from nnfmq.observe.trace_model import CpuWait, RingReader, Slice, Trace, merged
 
 WAITED_ID = STANDARD_NAMES.index(WAITED) + 1
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nnfmq.observe import trace_points
-from nnfmq.observe.phase_table import tag_of
+from nnfmq.observe.trace_analysis import tag_of
+from nnfmq.observe.trace_files import RingReader, Trace
 from nnfmq.observe.trace_layout import ring_bytes
-from nnfmq.observe.trace_model import RingReader, Trace
 from nnfmq.observe.trace_points import TRACING, TraceRecorder, call_tag, recorded
 from nnfmq.serialize import control_protocol, messages
 

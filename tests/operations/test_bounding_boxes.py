@@ -15,9 +15,9 @@ from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, OperandType, OperationType
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.bounding_boxes import hard_suppression, overlaps
+from nnfmq.operations.declaration import NUMPY_TYPES, V1_2, V1_3, match
 from nnfmq.operations.kernel_adapters import dequantize_array
-from nnfmq.operations.prepare import tensor_of
-from nnfmq.operations.signature import NUMPY_TYPES, V1_2, V1_3, match
+from nnfmq.operations.preparation import tensor_of
 
 Array = npt.NDArray[Any]
 

@@ -20,7 +20,7 @@ from nnfmq.operations import (
     fill_rank,
     min_max_select,
     quantize_cast,
-    reduce_argmax,
+    reduction,
     softmax,
     unary,
 )
@@ -121,7 +121,7 @@ def test_every_constrained_operation_of_these_families_is_in_a_list() -> None:
         quantize_cast,
         binary_arithmetic,
         fill_rank,
-        reduce_argmax,
+        reduction,
         min_max_select,
         softmax,
         unary,

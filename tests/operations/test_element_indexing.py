@@ -20,9 +20,9 @@ from support.small_models import scalar
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.partition import prepare as compiling
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.tflite_codes import NAME, PREFIX, TfliteOperation, operation_code
+from nnfmq.hal.extensions import NAME, PREFIX, TfliteOperation, operation_code
 from nnfmq.hal.types import ExtensionNameAndPrefix, Operand
-from nnfmq.operations.signature import NUMPY_TYPES
+from nnfmq.operations.declaration import NUMPY_TYPES
 from nnfmq.validation import validate_model
 
 Array = NDArray[Any]

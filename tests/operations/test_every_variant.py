@@ -22,13 +22,13 @@ from nnfmq.operations import (
     fill_rank,
     min_max_select,
     quantize_cast,
-    reduce_argmax,
+    reduction,
     softmax,
     unary,
 )
 from nnfmq.operations.activation import CLAMP_RANGES
-from nnfmq.operations.prepare import prepare, tensor_of
-from nnfmq.operations.signature import AIDL_V3, NUMPY_TYPES, V1_3, Declaration, Parameter, Role, Variant, match
+from nnfmq.operations.declaration import AIDL_V3, NUMPY_TYPES, V1_3, Declaration, Parameter, Role, Variant, match
+from nnfmq.operations.preparation import prepare, tensor_of
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +38,7 @@ FAMILIES = (
     quantize_cast,
     binary_arithmetic,
     fill_rank,
-    reduce_argmax,
+    reduction,
     min_max_select,
     softmax,
     unary,

@@ -10,17 +10,15 @@ import pytest
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import PaddingScheme
+from nnfmq.operations.declaration import Tensor
 from nnfmq.operations.shapes import DATA_DEPENDENT
-from nnfmq.operations.signature import Tensor
 from nnfmq.operations.tflite_extension import (
-    custom_images,
     dynamic_sizes,
-    eight_bit_arithmetic,
-    element_indexing,
+    eight_bits,
     indexing,
-    landmarks,
+    matrices,
+    mediapipe,
     segments,
-    spectral,
     suppression,
     volumes,
 )
@@ -43,9 +41,9 @@ VOLUME = {"padding_scheme": SAME, "activation": 0} | {
 
 Rule = tuple[Callable[..., Any], dict[str, Any], Any]
 RULES: dict[str, Rule] = {
-    "MAX_POOL_WITH_ARGMAX": (custom_images.pool_shapes, {"input": (1, 4, 6, 3)} | WINDOW, ((1, 2, 3, 3),) * 2),
+    "MAX_POOL_WITH_ARGMAX": (mediapipe.pool_shapes, {"input": (1, 4, 6, 3)} | WINDOW, ((1, 2, 3, 3),) * 2),
     "MAX_UNPOOL": (
-        custom_images.unpool_shape,
+        mediapipe.unpool_shape,
         {"input": (1, 2, 3, 3), "positions": (1, 2, 3, 3)} | WINDOW,
         (1, 4, 6, 3),
     ),
@@ -64,7 +62,7 @@ RULES: dict[str, Rule] = {
         (4, 3),
     ),
     "SCATTER_ND_UPDATE": (
-        element_indexing.scatter_nd_update_shape,
+        indexing.scatter_nd_update_shape,
         {"input": (4, 3), "indices": (7, 1), "updates": (7, 3), "reduction": 0},
         (4, 3),
     ),
@@ -89,17 +87,17 @@ RULES: dict[str, Rule] = {
         (4, 3, 2),
     ),
     "TRANSFORM_LANDMARKS": (
-        landmarks.transformed_shape,
+        mediapipe.transformed_shape,
         {"landmarks": (1, 6), "matrix": (4, 4), "dimensions": 3},
         (1, 6),
     ),
     "TRANSFORM_TENSOR": (
-        landmarks.cropped_shape,
+        mediapipe.cropped_shape,
         {"image": (1, 8, 9, 3), "matrix": (1, 16), "size": ints(4, 5)},
         (1, 4, 5, 3),
     ),
     "LANDMARKS_TO_TRANSFORM_MATRIX": (
-        landmarks.matrix_shape,
+        mediapipe.matrix_shape,
         {"landmarks": (1, 12), "subset": ints(2, 3), "left": 0, "right": 1, "height": 8, "width": 9,
          "scale_x": 1.5, "scale_y": 1.5},
         (1, 4, 4),
@@ -111,7 +109,7 @@ RULES: dict[str, Rule] = {
         (6, 2),
     ),
     "MATRIX_SET_DIAG": (segments.matrix_set_diag_shape, {"matrix": (2, 4, 3), "diagonal": (2, 3)}, (2, 4, 3)),
-    "RFFT2D": (spectral.rfft2d_shape, {"input": (2, 8, 8), "lengths": ints(4, 8)}, (2, 4, 5)),
+    "RFFT2D": (matrices.rfft2d_shape, {"input": (2, 8, 8), "lengths": ints(4, 8)}, (2, 4, 5)),
     "CONV_3D": (
         volumes.conv_3d_shape,
         {"input": (1, 4, 5, 6, 3), "filter": (2, 2, 2, 3, 7), "bias": (7,)} | VOLUME,
@@ -270,7 +268,7 @@ def test_a_negative_decay_of_scores_is_rejected() -> None:
 
 def test_a_divisor_of_0_is_rejected() -> None:
     tensor = Tensor((3,), np.dtype(np.int8), 0.5, 7)
-    divide = eight_bit_arithmetic.plan_div(tensor, tensor, output=tensor, activation=0)
+    divide = eight_bits.plan_div(tensor, tensor, output=tensor, activation=0)
     assert divide(np.int8([9, 9, 5]), np.int8([8, 11, 6])).tolist() == [11, 8, 11]
     with pytest.raises(GeneralFailure, match=r"\(C2\)$"):
         divide(np.int8([9, 9, 5]), np.int8([8, 7, 6]))

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from support.plugins import FLOAT_N, FLOATS, Fibonacci, tables_as_they_were
 from support.small_models import F32, one_operation, two_adds
 
+from nnfmq.driver.devices.registry import load_devices
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.extension_codes import ExtensionCodes, extension_code
+from nnfmq.hal.extensions import ExtensionCodes, extension_code
 from nnfmq.hal.types import (
     ExtensionNameAndPrefix,
     Model,
@@ -24,6 +25,7 @@ from nnfmq.hal.types import (
     is_scalar,
     operand_bytes,
 )
+from nnfmq.operations.declaration import V1_2, Array, Declaration, Run, Shape, Tensor, Variant, data, overload, weight
 from nnfmq.operations.extensions import (
     ExtensionType,
     VendorExtension,
@@ -34,8 +36,6 @@ from nnfmq.operations.extensions import (
 )
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import V1_2, Array, Declaration, Run, Shape, Tensor, Variant, data, overload, weight
-from nnfmq.service.device_registry import load_devices
 from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_extensions
 

@@ -11,7 +11,7 @@ from support.small_models import with_main, with_operand, with_operation
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import LifeTime, Model, OperandType, OperationType
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import match
+from nnfmq.operations.declaration import match
 from nnfmq.validation import validate_model
 
 IF, WHILE = OperationType.IF, OperationType.WHILE

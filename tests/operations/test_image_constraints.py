@@ -24,11 +24,11 @@ from nnfmq.operations import (
     detection,
     grouped_conv,
     keypoints,
-    l2_lrn_instance_norm,
+    normalization,
     roi,
     transpose_conv,
 )
-from nnfmq.operations.signature import NUMPY_TYPES
+from nnfmq.operations.declaration import NUMPY_TYPES
 
 F32, I32, INT8 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_INT32, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 UINT8, UINT16 = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT16_ASYMM
@@ -271,7 +271,7 @@ def is_empty(array: npt.NDArray[Any]) -> bool:
 
 @pytest.mark.parametrize(
     "family",
-    [bounding_boxes, detection, grouped_conv, keypoints, batch_matmul, l2_lrn_instance_norm, roi, transpose_conv],
+    [bounding_boxes, detection, grouped_conv, keypoints, batch_matmul, normalization, roi, transpose_conv],
     ids=lambda f: f.__name__,
 )
 def test_every_constraint_that_a_family_explains_is_violated(family: Any) -> None:

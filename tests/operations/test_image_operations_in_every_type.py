@@ -23,9 +23,9 @@ from support.image_examples import (
 )
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.prepare import prepare, tensor_of
+from nnfmq.operations.declaration import NUMPY_TYPES, Declaration, Overload, Role, Variant, match
+from nnfmq.operations.preparation import prepare, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT
-from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Overload, Role, Variant, match
 
 Array = npt.NDArray[Any]
 

@@ -11,8 +11,8 @@ from support.executed import executed
 
 from nnfmq.hal.types import Operand, OperandType, OperationType
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.l2_lrn_instance_norm import inverse_square_root
-from nnfmq.operations.signature import match
+from nnfmq.operations.declaration import match
+from nnfmq.operations.normalization import inverse_square_root
 
 Array = npt.NDArray[Any]
 

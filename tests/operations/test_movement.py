@@ -16,7 +16,7 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, OperationType
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import V1_0, V1_1, V1_2, V1_3, match
+from nnfmq.operations.declaration import V1_0, V1_1, V1_2, V1_3, match
 from nnfmq.operations.space_depth_batch import batch_to_space
 
 Array = npt.NDArray[Any]

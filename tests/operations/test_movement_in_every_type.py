@@ -17,14 +17,14 @@ from support.executed import Argument, executed
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, OperandType, is_scalar
-from nnfmq.operations import gather_topk, padding, permute, reshape_concat, resizing, slicing, space_depth_batch
-from nnfmq.operations.prepare import prepare, tensor_of
-from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Overload, Parameter, Role, Variant, match
+from nnfmq.operations import gather, padding, permute, reshape_concat, resizing, slicing, space_depth_batch
+from nnfmq.operations.declaration import NUMPY_TYPES, Declaration, Overload, Parameter, Role, Variant, match
+from nnfmq.operations.preparation import prepare, tensor_of
 
 Array = npt.NDArray[Any]
 Definition = Callable[..., Any]
 
-FAMILIES = (permute, space_depth_batch, gather_topk, padding, resizing, reshape_concat, slicing)
+FAMILIES = (permute, space_depth_batch, gather, padding, resizing, reshape_concat, slicing)
 DECLARATIONS = {d.name: d for family in FAMILIES for d in family.DECLARATIONS if d.name != "RESIZE_BILINEAR"}
 ZERO_POINTS = {OperandType.TENSOR_QUANT8_ASYMM: 7, OperandType.TENSOR_QUANT8_ASYMM_SIGNED: -3}
 HITS = Operand(OperandType.TENSOR_QUANT8_ASYMM, (), 1.0, 0)

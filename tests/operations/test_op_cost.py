@@ -9,9 +9,9 @@ import pytest
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import LifeTime, OperationType
 from nnfmq.importers import load
+from nnfmq.lab.roofline import MULTIPLY_ADDS, OpCost, compute_op_cost
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.op_cost import MULTIPLY_ADDS, OpCost, compute_op_cost
-from nnfmq.operations.signature import Match, Shape, match
+from nnfmq.operations.declaration import Match, Shape, match
 
 GATES = ("input", "forget", "cell", "output")
 LSTM = {

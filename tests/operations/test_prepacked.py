@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.operations.prepacked import PrepackedWeights, cached_prepack
-from nnfmq.operations.signature import Array
+from nnfmq.operations.declaration import Array
+from nnfmq.operations.preparation import PrepackedWeights, cached_prepack
 
 
 def group(number: int) -> tuple[Array, ...]:

@@ -14,7 +14,7 @@ from support.small_models import graph, scalar
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, OperationType
-from nnfmq.operations.farmhash import fingerprint64
+from nnfmq.operations.lsh_projection import fingerprint64
 from nnfmq.validation import validate_model
 
 Array = npt.NDArray[Any]

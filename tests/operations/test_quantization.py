@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.operations import fixed_point
+from nnfmq.operations.declaration import Tensor
 from nnfmq.operations.fixed_point import ints
 from nnfmq.operations.quantization import OutputMultipliers, quantize, quantized_activation_range, requantizer
-from nnfmq.operations.signature import Tensor
 
 UINT8, INT8 = np.dtype("u1"), np.dtype("i1")
 

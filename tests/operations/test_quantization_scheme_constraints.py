@@ -12,10 +12,10 @@ from support.small_models import one_operation, vector
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.hal.tflite_codes import NAME, PREFIX, TfliteOperation, operation_code
+from nnfmq.hal.extensions import NAME, PREFIX, TfliteOperation, operation_code
 from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, Operand, OperandType
 from nnfmq.operations.lstm_cell import TENSOR_COUNT
-from nnfmq.operations.tflite_extension.integer_recurrent import lstm_shape, svdf_shape
+from nnfmq.operations.tflite_extension.recurrent import lstm_shape, svdf_shape
 
 F32, I32, Q8S, Q16S = (
     OperandType.TENSOR_FLOAT32,

@@ -13,8 +13,8 @@ from support.by_name import Use
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import OperandType, OperationType
+from nnfmq.operations.declaration import Tensor
 from nnfmq.operations.quantized_lstm import QuantizedLayerNorm
-from nnfmq.operations.signature import Tensor
 
 Array = npt.NDArray[Any]
 Quantization = tuple[float, int]

@@ -14,7 +14,7 @@ from support.tiers import IS_DEEP
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations import REGISTRY, lstm, quantized_16bit_lstm, quantized_lstm, rnn_svdf
-from nnfmq.operations.signature import NUMPY_TYPES, Parameter, Role, Variant
+from nnfmq.operations.declaration import NUMPY_TYPES, Parameter, Role, Variant
 
 TIME, BATCH, INPUT, CELLS, MEMORY = 3, 2, 5, 4, 2
 CODES = [d.code for family in (lstm, quantized_16bit_lstm, quantized_lstm, rnn_svdf) for d in family.DECLARATIONS]

@@ -9,7 +9,7 @@ import pytest
 from support.plugins import tables_as_they_were
 
 from nnfmq import operations
-from nnfmq.hal.tflite_codes import DTYPES, TfliteOperation, operation_code
+from nnfmq.hal.extensions import DTYPES, TfliteOperation, operation_code
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import HAL_DECLARATIONS, REGISTRY, tflite_extension
 from nnfmq.operations.extensions import ExtensionType, VendorExtension, install

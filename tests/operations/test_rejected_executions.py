@@ -13,10 +13,10 @@ from support.executed import executed
 from support.rejected_operations import CASES, F32, Q8, TWO, Argument, Array, Op
 from support.small_models import one_operation, with_main, with_operand
 
-from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import DataLocation, LifeTime, Operand, OperandType, OperationType, Request, RequestArgument
+from nnfmq.lab.conformance.testmodels import BytesPool
 from nnfmq.validation import validate_model, validate_request
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nnfmq.memory import Memory
+from nnfmq.base.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
 

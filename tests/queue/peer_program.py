@@ -11,7 +11,7 @@ import time
 from hashlib import sha256
 from typing import Any
 
-from nnfmq.memory import Memory
+from nnfmq.base.memory import Memory
 from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
 
 LIMIT_NS = 20 * 10**9

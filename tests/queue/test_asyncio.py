@@ -25,7 +25,7 @@ from msgspec.structs import astuple
 from support.forking import fork
 from support.places import ROOT
 
-from nnfmq import watcher
+from nnfmq.base import watcher
 from nnfmq.hal.errors import DeadObject, InvalidArgument, QueueCorrupted
 from nnfmq.queue import NOT_EMPTY, UNSYNCHRONIZED, MessageQueue, aio, futex
 

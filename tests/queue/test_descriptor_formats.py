@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
-from nnfmq.memory import Memory
 from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, Grantor, MessageQueue, MQDescriptor, descriptor_formats
 from nnfmq.queue.core import Core
 

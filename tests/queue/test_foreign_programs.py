@@ -22,7 +22,7 @@ import pytest
 from support.named import fresh_name
 from support.places import ROOT
 
-from nnfmq import posix_shm
+from nnfmq.base import posix_shm
 from nnfmq.queue import NOT_EMPTY, NOT_FULL, UNSYNCHRONIZED, MessageQueue, create_named, named_queues, remove_named
 from nnfmq.queue import core as cores
 

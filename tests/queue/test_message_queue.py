@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
-from nnfmq.memory import Memory
 from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
 from nnfmq.queue.core import Core
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.named import fresh_name
 
-from nnfmq import posix_shm
+from nnfmq.base import posix_shm
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted, ResourceExhaustedTransient
 from nnfmq.queue import (
     SYNCHRONIZED,
@@ -312,7 +312,7 @@ CREATOR = """
 import sys
 from nnfmq.queue import create_named
 from nnfmq.queue import named_queue
-from nnfmq.memory import Memory
+from nnfmq.base.memory import Memory
 
 def wait_here(*_, **__):
     print("here", flush=True)

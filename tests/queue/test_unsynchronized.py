@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.queues import CORES, Setup
 
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
-from nnfmq.memory import Memory
 from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, MessageQueue, Overflow
 from nnfmq.queue.core import Core
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 from support.tiers import IS_DEEP
 
-from nnfmq.memory import Memory
+from nnfmq.base.memory import Memory
 from nnfmq.queue import NOT_EMPTY, NOT_FULL, UNSYNCHRONIZED, MessageQueue
 from nnfmq.queue import core as cores
 

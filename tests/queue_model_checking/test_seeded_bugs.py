@@ -12,7 +12,7 @@ from support.explorer.program import Violation
 from support.explorer.scenarios import dying, flags, overwriting, streaming, waiting_on_a_dead_peer
 from support.explorer.search import Scenario, explore
 
-from nnfmq.watcher import DeathRecipients
+from nnfmq.base.watcher import DeathRecipients
 
 WRONG_DATA = "came"
 NO_END = "nothing can end this"

@@ -17,10 +17,9 @@ from support.recordings import arrays, execution, preparation, tensors, write_re
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import HalExecutionMode
-from nnfmq.recording.recorder import ExecutionRecorder
-from nnfmq.recording.recording_reader import RecordingFile
-from nnfmq.recording.recording_writer import RecordingWriter, create_recording_file
-from nnfmq.serialize.model_codec import decode_model
+from nnfmq.recording.reader import RecordingFile
+from nnfmq.recording.writer import ExecutionRecorder, RecordingWriter, create_recording_file
+from nnfmq.serialize.models import decode_model
 
 HEADER, FILE_HEADER = struct.Struct("<IQII"), struct.Struct("<8sII")
 SESSION, DATA, MODEL, EXECUTION, END = range(1, 6)
@@ -253,7 +252,7 @@ def test_no_recording_is_overwritten(tmp_path: Path) -> None:
 def test_contents_are_written_again_after_the_writer_has_forgotten_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nnfmq.recording.recording_writer._DIGESTS_MAX", 1)
+    monkeypatch.setattr("nnfmq.recording.writer._DIGESTS_MAX", 1)
     made = write_recording(tmp_path / "a.nnrec", [execution(), execution()])
     assert [kind for kind, _ in records(made.read_bytes())].count(DATA) == 7
     with RecordingFile(made) as recording:
@@ -263,7 +262,7 @@ def test_contents_are_written_again_after_the_writer_has_forgotten_them(
 def test_a_write_that_the_kernel_cuts_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = write_recording(tmp_path / "a.nnrec", [execution()]).read_bytes()
     write = os.write
-    monkeypatch.setattr("nnfmq.recording.recording_writer.os.writev", lambda fd, parts: write(fd, parts[0][:7]))
+    monkeypatch.setattr("nnfmq.recording.writer.os.writev", lambda fd, parts: write(fd, parts[0][:7]))
     cut = write_recording(tmp_path / "b.nnrec", [execution()]).read_bytes()
     assert [payload for _, payload in records(cut)][1:] == [payload for _, payload in records(whole)][1:]
 

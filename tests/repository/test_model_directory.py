@@ -10,8 +10,8 @@ from typing import get_args
 
 import pytest
 
-from nnfmq.repository import model_directory
-from nnfmq.repository.model_directory import ModelDirectory
+from nnfmq.repository import models
+from nnfmq.repository.models import ModelDirectory
 from nnfmq.serialize import repository_protocol
 
 
@@ -29,7 +29,7 @@ def test_the_names_are_those_of_the_protocol() -> None:
     pattern = re.compile(meta.pattern)
     for name in ("a", "A.b-c_9", "_x", "9", ".a", "-a", "a b", "a/b", "ä", "", "a\n", "x" * 64, "x" * 65):
         is_allowed = bool(pattern.search(name)) and len(name) <= meta.max_length
-        assert bool(model_directory._NAME.fullmatch(name)) == is_allowed, name
+        assert bool(models._NAME.fullmatch(name)) == is_allowed, name
 
 
 def test_models_and_versions_are_directories_or_links_to_them(tmp_path: Path, folder: Path) -> None:

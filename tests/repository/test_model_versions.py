@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nnfmq.repository.model_directory import FileState, VersionState
-from nnfmq.repository.model_versions import CRASHES_MAX, PAUSE_MAX_S, LoadFailure, ModelVersions
+from nnfmq.repository.models import FileState, VersionState
+from nnfmq.repository.repository import CRASHES_MAX, PAUSE_MAX_S, LoadFailure, ModelVersions
 from nnfmq.serialize.repository_protocol import ModelState
 
 NOW = 1_000_000.0  # seconds since the epoch

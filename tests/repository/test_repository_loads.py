@@ -14,12 +14,11 @@ import pytest
 from support.drivers import until
 
 import nnfmq
-from nnfmq.repository import model_repository
+from nnfmq.repository import repository
 from nnfmq.repository.import_process import ImportCrashed, ImportedVersion
-from nnfmq.repository.model_directory import ModelDirectory, VersionState
-from nnfmq.repository.model_repository import LOADS_MAX, ModelRepository
-from nnfmq.repository.version_import import ImportedModel
-from nnfmq.repository.version_options import VersionOptions
+from nnfmq.repository.models import ModelDirectory, VersionState
+from nnfmq.repository.repository import LOADS_MAX, ModelRepository
+from nnfmq.repository.version_import import ImportedModel, VersionOptions
 from nnfmq.serialize.repository_protocol import ModelDescription, ModelEntry, ModelState
 
 
@@ -88,7 +87,7 @@ class Setup:
         self._lock = threading.Condition()
         self._ended: dict[str, Exception | None] = {}
         self.running: list[str] = []
-        monkeypatch.setattr(model_repository, "import_in_process", self._import)
+        monkeypatch.setattr(repository, "import_in_process", self._import)
         directory = ModelDirectory(path)
         self.repository = ModelRepository(directory, self.driver, self.server)  # type: ignore[arg-type]
 
@@ -230,7 +229,7 @@ def test_an_older_version_is_loaded_if_the_newest_one_takes_long_and_none_is_ser
     setup.wait_for_imports("m/2")
     setup.look()
     setup.wait_for_imports("m/2")
-    monkeypatch.setattr(model_repository, "SLOW_LOAD_S", 0.0)
+    monkeypatch.setattr(repository, "SLOW_LOAD_S", 0.0)
     setup.look()
     setup.wait_for_imports("m/1", "m/2")
     setup.end("m/2")
@@ -241,7 +240,7 @@ def test_an_older_version_is_loaded_if_the_newest_one_takes_long_and_none_is_ser
 
 
 def test_while_a_version_is_served_only_one_is_loaded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_repository, "SLOW_LOAD_S", 0.0)
+    monkeypatch.setattr(repository, "SLOW_LOAD_S", 0.0)
     setup.add("m", 1)
     setup.look()
     setup.end("m/1")
@@ -332,7 +331,7 @@ def test_models_are_prepared_again_after_the_worker_has_died_but_not_all_the_tim
         "model b is not prepared in advance: the worker has died again",
     ]
     setup.driver.error = None
-    setup.repository._restore_at_s -= model_repository.RESTORE_PAUSE_S
+    setup.repository._restore_at_s -= repository.RESTORE_PAUSE_S
     setup.look()
     assert [name for name, _ in setup.driver.prepared] == ["a", "b", "a", "b"]
     assert [prepared.closed for _, prepared in setup.driver.prepared] == [True, True, False, False]

@@ -15,15 +15,15 @@ from support.drivers import short_folder, until
 from support.model_folders import RepositoryPeer
 
 import nnfmq
-from nnfmq.channel import Channel, Listener
-from nnfmq.file_memory import FileMemory
+from nnfmq.base.channel import Channel, Listener
+from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.memory import Memory, sealed_size
+from nnfmq.base.paths import models_socket
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Protection
-from nnfmq.memory import Memory, sealed_size
-from nnfmq.paths import models_socket
-from nnfmq.repository import repository_server
-from nnfmq.repository.repository_server import RepositoryServer
+from nnfmq.repository import server as repository_server
+from nnfmq.repository.server import RepositoryServer
 from nnfmq.serialize import repository_protocol
 from nnfmq.serialize.messages.common import MemoryData
 from nnfmq.serialize.repository_protocol import (
@@ -250,7 +250,7 @@ def test_all_processes_together_have_a_limited_number_of_connections(
 
 
 def test_other_users_are_rejected(server: RepositoryServer, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nnfmq.channel import Credentials
+    from nnfmq.base.channel import Credentials
 
     monkeypatch.setattr(Channel, "peer", lambda _self: Credentials(1, os.getuid() + 1, 0))
     with RepositoryPeer(path) as peer:

@@ -16,18 +16,18 @@ from support.model_folders import adder
 from support.tflite_files import Operator, Tensor, floats, single, writer
 
 import nnfmq
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
+from nnfmq.base.memory import CONSTANT_SEALS, Memory
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import LifeTime, Model, Protection
 from nnfmq.importers import LoadedModel
-from nnfmq.memory import CONSTANT_SEALS, Memory
 from nnfmq.repository import import_process, version_import
 from nnfmq.repository.import_process import ImportCrashed, import_in_process
 from nnfmq.repository.version_import import ImportedModel, ImportFailed, decode_result, import_version
-from nnfmq.serialize.model_codec import decode_model
-from nnfmq.validation.model_validation import validate_model
+from nnfmq.serialize.models import decode_model
+from nnfmq.validation.models import validate_model
 
 
 def version(folder: Path, content: bytes, options: str = "") -> Path:
@@ -238,7 +238,7 @@ def run_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(import_process.subprocess, "Popen", popen)
 
 
-SEND = "import sys, os, signal, fcntl\nfrom nnfmq.channel import Channel\nc = Channel.adopt(int(sys.argv[1]))\n"
+SEND = "import sys, os, signal, fcntl\nfrom nnfmq.base.channel import Channel\nc = Channel.adopt(int(sys.argv[1]))\n"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_memory_that_is_not_what_the_child_says_is_rejected(
 ) -> None:
     code = SEND + (
         "import msgspec\nfrom nnfmq.repository.version_import import *\n"
-        "from nnfmq.repository.version_options import VersionOptions\n"
+        "from nnfmq.repository.version_import import VersionOptions\n"
         "from nnfmq.serialize.messages.common import MemoryData\n"
         "fd = os.memfd_create('m', os.MFD_ALLOW_SEALING)\nos.write(fd, bytes(8))\n"
         f"fcntl.fcntl(fd, fcntl.F_ADD_SEALS, {seals})\n"
@@ -316,7 +316,7 @@ def test_a_child_ends_with_its_parent_in_the_middle_of_an_import(is_stopped: boo
         "v.import_in_child(int(sys.argv[1]), Path(sys.argv[2]))"
     )
     parent = (
-        "import subprocess, sys\nfrom nnfmq.channel import Channel\nnear, far = Channel.pair()\n"
+        "import subprocess, sys\nfrom nnfmq.base.channel import Channel\nnear, far = Channel.pair()\n"
         f"child = subprocess.Popen([sys.executable, '-P', '-c', {child!r}, str(far.fileno()), {str(tmp_path)!r}],"
         " pass_fds=[far.fileno()])\nprint(child.pid, flush=True)\nchild.wait()"
     )

@@ -8,7 +8,7 @@ import pytest
 
 import nnfmq
 from nnfmq.hal.types import ExecutionPreference, Priority
-from nnfmq.repository.version_options import FILE_NAME, VersionOptions, read_options
+from nnfmq.repository.version_import import FILE_NAME, VersionOptions, read_options
 
 
 def options(folder: Path, text: str | bytes) -> VersionOptions:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nnfmq.hal.types import DataLocation, RequestArgument
-from nnfmq.serialize.burst_deadline import DeadlineWord, is_marked, marked
 from nnfmq.serialize.codec import decode_request, encode_request
 from nnfmq.serialize.execution_stats import STATS_BYTES
+from nnfmq.serialize.packets import DeadlineWord, is_marked, marked
 
 
 def test_BUR_18_a_marked_packet_has_the_same_request() -> None:

@@ -9,8 +9,7 @@ import pytest
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.hal.types import MeasureTiming
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.connection_state import ConnectionState
-from nnfmq.serialize.control_protocol import PeerRole, Phase
+from nnfmq.serialize.control_protocol import ConnectionState, PeerRole, Phase
 from nnfmq.serialize.messages import Message
 
 CLIENT, DRIVER = PeerRole.CLIENT, PeerRole.DRIVER

@@ -591,7 +591,7 @@ def test_arguments_and_shapes_out_of_range_are_invalid_arguments() -> None:
 
 KNOWN = """
 import msgspec
-import nnfmq.service.session
+import nnfmq.driver.session.session
 from nnfmq.hal import capabilities, types
 
 def is_inspected(kind):

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from nnfmq.serialize import datum
-from nnfmq.serialize.datum import DATUM_BYTES, DatumVariant
+from nnfmq.serialize import packets
+from nnfmq.serialize.packets import DATUM_BYTES, DatumVariant
 
 REQUEST_FORMATS = [
     "<B3xIIII4x", "<B3xB3xIIII", "<B3xI16x", "<B3xB3xIIII", "<B3xI16x", "<B3xi16x", "<B3xi16x",
@@ -25,24 +25,24 @@ def offsets_of(layout: str) -> list[int]:
 @pytest.mark.parametrize(
     ("variant", "layout"),
     [
-        *zip(datum.REQUEST_VARIANTS, REQUEST_FORMATS, strict=True),
-        *zip(datum.RESULT_VARIANTS, RESULT_FORMATS, strict=True),
+        *zip(packets.REQUEST_VARIANTS, REQUEST_FORMATS, strict=True),
+        *zip(packets.RESULT_VARIANTS, RESULT_FORMATS, strict=True),
     ],
 )
 def test_BUR_7_BUR_8_a_variant_has_the_offsets_of_the_specification(variant: DatumVariant, layout: str) -> None:
     assert [0, *(field.offset for field in variant.fields)] == offsets_of(layout)
 
 
-@pytest.mark.parametrize("variant", [*datum.REQUEST_VARIANTS, *datum.RESULT_VARIANTS], ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", [*packets.REQUEST_VARIANTS, *packets.RESULT_VARIANTS], ids=lambda v: v.name)
 def test_every_variant_fills_one_record(variant: DatumVariant) -> None:
     assert variant.layout.size == DATUM_BYTES == 24
 
 
-@pytest.mark.parametrize("variants", [datum.REQUEST_VARIANTS, datum.RESULT_VARIANTS])
+@pytest.mark.parametrize("variants", [packets.REQUEST_VARIANTS, packets.RESULT_VARIANTS])
 def test_discriminators_count_from_zero_in_order(variants: tuple[DatumVariant, ...]) -> None:
     assert [variant.discriminator for variant in variants] == list(range(len(variants)))
 
 
 def test_an_unknown_field_has_no_offset() -> None:
     with pytest.raises(KeyError):
-        datum.RESULT_OPERAND.offset_of("hasNoValue")
+        packets.RESULT_OPERAND.offset_of("hasNoValue")

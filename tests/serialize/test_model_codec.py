@@ -27,7 +27,7 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
 )
-from nnfmq.serialize.model_codec import SLICE_RECORDS, decode_model, encode_model
+from nnfmq.serialize.models import SLICE_RECORDS, decode_model, encode_model
 from nnfmq.validation import validate_model
 
 
@@ -101,7 +101,7 @@ def is_rejected(data: bytes) -> bool:
 FIRST_USE = """
 import sys
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
-from nnfmq.serialize.model_codec import decode_model, encode_model
+from nnfmq.serialize.models import decode_model, encode_model
 
 operands = tuple(Operand(OperandType.TENSOR_FLOAT32, (2,), lifetime=kind)
                  for kind in (LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT))

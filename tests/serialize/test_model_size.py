@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from nnfmq.hal.errors import ProtocolError
-from nnfmq.serialize.model_codec import decode_model
-from nnfmq.serialize.model_size import decoded_model_bytes
+from nnfmq.serialize.models import decode_model, decoded_model_bytes
 
 COUNT = 20_000
 LOCATION = [0, 0, 0, 0]

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from support import places
 
-from nnfmq.serialize import control_protocol, datum, execution_stats, messages, repository_protocol
+from nnfmq.serialize import control_protocol, execution_stats, messages, packets, repository_protocol
 from nnfmq.serialize.codec import decode_request
 from nnfmq.serialize.control_protocol import FD_COUNTS, REPLIES, TRANSITIONS, PeerRole, Phase
-from nnfmq.serialize.datum import DatumVariant
 from nnfmq.serialize.messages import Message
+from nnfmq.serialize.packets import DatumVariant
 
 Row = tuple[str, ...]
 CODES = {"B": "u8", "I": "u32", "i": "i32", "Q": "u64"}
@@ -111,7 +111,7 @@ def test_the_data_inside_messages_are_as_documented(tables: list[list[Row]]) -> 
 
 def test_the_records_are_as_documented(tables: list[list[Row]]) -> None:
     documented = table(tables, "kind", "record", "fields at bytes")
-    assert documented == [*rows_of_records(datum.REQUEST_VARIANTS), *rows_of_records(datum.RESULT_VARIANTS)]
+    assert documented == [*rows_of_records(packets.REQUEST_VARIANTS), *rows_of_records(packets.RESULT_VARIANTS)]
 
 
 def test_the_execution_statistics_are_as_documented(tables: list[list[Row]]) -> None:

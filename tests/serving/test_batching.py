@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from support.served_models import run
 
-from nnfmq.deadlines import deadline_after
+from nnfmq.base.deadlines import deadline_after
 from nnfmq.hal.errors import DeadObject, GeneralFailure, MissedDeadlineTransient, ResourceExhaustedTransient
-from nnfmq.serving.batching import RowBatcher
-from nnfmq.serving.burst_lanes import BurstLanes
-from nnfmq.serving.model_providers import ProvidedModel
+from nnfmq.serving.execution import BurstLanes, RowBatcher
+from nnfmq.serving.providers import ProvidedModel
 
 Array = Any
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.served_models import run
 
-from nnfmq.deadlines import deadline_after
+from nnfmq.base.deadlines import deadline_after
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, ResourceExhaustedTransient
-from nnfmq.serving.burst_lanes import BurstLanes
+from nnfmq.serving.execution import BurstLanes
 
 
 class Lent:

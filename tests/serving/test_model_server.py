@@ -19,6 +19,7 @@ from support.served_models import ModelsInMemory, TestModel, adding, named, posi
 from support.stateful_models import stream
 
 import nnfmq
+from nnfmq.client.connection.prepare_arguments import FinishedModel
 from nnfmq.hal.errors import (
     DeadObject,
     InvalidArgument,
@@ -27,10 +28,9 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.queue import aio
-from nnfmq.runtime.prepare_arguments import FinishedModel
 from nnfmq.serving.inference_service import InferenceTensorMetadata, InferResponse, ServerMetadata
-from nnfmq.serving.model_providers import ModelFiles
-from nnfmq.serving.model_server import ModelServer, ServerOptions
+from nnfmq.serving.providers import ModelFiles
+from nnfmq.serving.server import ModelServer, ServerOptions
 
 MODELS = {"positive": TestModel(positive()), "adding": TestModel(adding()), "rows": TestModel(positive((4, 3)), 4)}
 

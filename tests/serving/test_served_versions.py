@@ -15,7 +15,7 @@ from support.served_models import request, run
 
 from nnfmq.hal.errors import DeadObject, ModelNotFound
 from nnfmq.serving.driver_process import DriverProcess
-from nnfmq.serving.model_server import ModelServer, ServerOptions, open_server
+from nnfmq.serving.server import ModelServer, ServerOptions, open_server
 
 GIVEN = {"x": np.zeros((1, SIZE), np.float32)}
 

@@ -16,7 +16,7 @@ from support.recordings import execution, preparation
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.telemetry import TelemetryLogger, TelemetryMode
-from nnfmq.telemetry.telemetry_aggregation import (
+from nnfmq.telemetry.logger import (
     KEYS_MAX,
     NO_DURATIONS,
     AggregateValue,
@@ -25,7 +25,7 @@ from nnfmq.telemetry.telemetry_aggregation import (
     aggregate_of,
     entry_fields,
 )
-from nnfmq.telemetry.telemetry_records import compilation_record, execution_record
+from nnfmq.telemetry.records import compilation_record, execution_record
 
 LONG_S = 86400.0
 LIMIT_S = 60.0
@@ -208,7 +208,7 @@ def test_OBS_4_a_sink_that_fails_loses_its_lines_alone(caplog: pytest.LogCapture
 def test_OBS_4_a_sink_that_blocks_does_not_keep_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nnfmq.telemetry.telemetry_logger._CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("nnfmq.telemetry.logger._CLOSE_TIMEOUT_S", 0.01)
     released = threading.Event()
     sink = Collected()
     sink.write = lambda _line: released.wait(LIMIT_S)  # type: ignore[method-assign, return-value]

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from support.models import add_model
 from support.recordings import execution, preparation
 
-from nnfmq.hal.architecture_hash import model_architecture_hash
-from nnfmq.hal.device_choice import DeviceChoice
+from nnfmq.hal.models import model_architecture_hash
+from nnfmq.hal.preparation import DeviceChoice
 from nnfmq.hal.types import (
     HalExecutionMode,
     LifeTime,
@@ -22,7 +22,7 @@ from nnfmq.hal.types import (
     Subgraph,
 )
 from nnfmq.telemetry import CompilationRecord, DataClass, ExecutionRecord, TelemetryMode, register
-from nnfmq.telemetry.telemetry_records import compilation_record, data_class, execution_record
+from nnfmq.telemetry.records import compilation_record, data_class, execution_record
 
 T = OperandType
 OTHERS = [T.INT32, T.UINT32, T.BOOL, T.TENSOR_INT32, T.TENSOR_BOOL8, T.SUBGRAPH, T.OEM, T.TENSOR_OEM_BYTE]

@@ -26,9 +26,9 @@ from support.drivers import short_folder, until
 from support.places import ROOT
 
 import nnfmq
-from nnfmq.measure import cpu_pinning, process_memory
-from nnfmq.observe import process_usage
-from nnfmq.serialize.model_codec import decode_model
+from nnfmq.base import processes
+from nnfmq.lab import placement
+from nnfmq.serialize.models import decode_model
 
 LIMIT_S = 200
 MIB = 1 << 20
@@ -101,8 +101,8 @@ def test_an_interrupt_ends_busy_clients_and_removes_all_files(folder: Path, numb
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         assert "come and go" in process.stderr.readline()
-        until(lambda: len(process_usage.descendants(process.pid)) > 3, "the clients start")
-        pids = process_usage.descendants(process.pid)
+        until(lambda: len(processes.descendants(process.pid)) > 3, "the clients start")
+        pids = processes.descendants(process.pid)
         process.send_signal(number)
         assert process.wait(LIMIT_S) == 130
     assert [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == []
@@ -113,11 +113,11 @@ def test_an_interrupt_ends_busy_clients_and_removes_all_files(folder: Path, numb
 
 
 def test_private_memory_is_read_after_it_was_written() -> None:
-    before = process_memory.memory_of(os.getpid())
+    before = placement.memory_of(os.getpid())
     size = 16 * MIB
     with mmap.mmap(-1, size, mmap.MAP_PRIVATE) as memory:  # malloc could reuse memory that was freed before
         memory.write(b"1" * size)
-        after = process_memory.memory_of(os.getpid())
+        after = placement.memory_of(os.getpid())
     assert before is not None and after is not None
     assert after.private_dirty - before.private_dirty >= size - MIB
     assert after.pss - before.pss >= size - MIB
@@ -127,21 +127,21 @@ def test_private_memory_is_read_after_it_was_written() -> None:
 def test_a_process_that_has_exited_has_no_memory_and_no_children() -> None:
     with subprocess.Popen(["true"]) as process:
         pass
-    assert process_memory.memory_of(process.pid) is None
-    assert process_usage.descendants(process.pid) == []
-    assert process_memory.command_of(process.pid) == ""
+    assert placement.memory_of(process.pid) is None
+    assert processes.descendants(process.pid) == []
+    assert placement.command_of(process.pid) == ""
 
 
 def test_shared_memory_counts_once_mapped_or_not() -> None:
-    before = process_memory.open_memfd_bytes([os.getpid()])
+    before = placement.open_memfd_bytes([os.getpid()])
     with nnfmq.Memory.create(4 * MIB) as memory:
         memory.view[:] = bytes([1]) * (4 * MIB)
         fd = os.dup(memory.fileno())
         try:
-            assert process_memory.open_memfd_bytes([os.getpid(), os.getpid()]) - before == 4 * MIB
+            assert placement.open_memfd_bytes([os.getpid(), os.getpid()]) - before == 4 * MIB
         finally:
             os.close(fd)
-    assert process_memory.open_memfd_bytes([os.getpid()]) == before
+    assert placement.open_memfd_bytes([os.getpid()]) == before
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_connects_are_measured_alone_and_beside_silent_connections(folder: Path)
     assert found["failed"] + found["beside_ms"]["count"] == 3
 
 
-@pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="needs two CPUs")
+@pytest.mark.skipif(placement.two_cpus() is None, reason="needs two CPUs")
 def test_a_neighbour_is_measured_alone_and_beside_a_phase(folder: Path) -> None:
     words = ("--sections", "neighbour", "--phases", "copying,idle", "--seconds", "0.2")
     (row,) = reported(folder, "isolation", *SMALL, *words)["neighbour"]
@@ -206,8 +206,8 @@ def test_an_interrupt_ends_all_processes_and_removes_all_files(
         words[1:] = commands.ignoring_signals(*words[1:])
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
-        until(lambda: len(process_usage.descendants(process.pid)) > 3, "the driver and a client start")
-        pids = process_usage.descendants(process.pid)
+        until(lambda: len(processes.descendants(process.pid)) > 3, "the driver and a client start")
+        pids = processes.descendants(process.pid)
         process.send_signal(number)
         process.stderr.read()
         assert process.wait(LIMIT_S) == 130

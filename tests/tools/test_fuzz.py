@@ -20,9 +20,9 @@ from support.fuzzing import corpus
 from support.fuzzing.driver_level import run_driver
 from support.places import ROOT
 
+from nnfmq.driver.devices.device import DeviceBase
+from nnfmq.driver.execution.prepared_model import MappedExecution
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.service.device import DeviceBase
-from nnfmq.service.driver_prepared_model import MappedExecution
 
 LIMIT_S = 240
 needs_atheris = pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")

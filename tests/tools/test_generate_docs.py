@@ -8,7 +8,7 @@ import generate_docs as tool
 import pytest
 from support.places import ROOT
 
-from nnfmq import settings
+from nnfmq.base import settings
 from nnfmq.operations import HAL_DECLARATIONS
 
 VIOLATED = sorted(

@@ -10,7 +10,8 @@ from pathlib import Path
 import man_pages as tool
 import pytest
 
-from nnfmq import cli, settings
+from nnfmq import cli
+from nnfmq.base import settings
 from nnfmq.cli import command_tree
 
 PAGES = tool.pages("1.2.3")

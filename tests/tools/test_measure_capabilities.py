@@ -16,11 +16,11 @@ import pytest
 from support.places import ROOT
 
 import nnfmq
+from nnfmq.driver.devices.configuration import read_configuration
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, PerformanceInfo, performance_of
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import OperandType
-from nnfmq.measure.steps import random_input
-from nnfmq.service.device_configuration import read_configuration
+from nnfmq.lab.bench.steps import random_input
 
 TOOL = ROOT / "tools" / "measure_capabilities.py"
 LIMIT_S = 120

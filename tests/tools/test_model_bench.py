@@ -42,14 +42,14 @@ from support.small_models import F32, one_operation
 import nnfmq
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.measure import cpu_pinning
-from nnfmq.measure.failures import BenchmarkFailed
-from nnfmq.measure.load_measurement import rotated
-from nnfmq.measure.process_memory import wait_until_idle
-from nnfmq.measure.steps import fastest_variant, make_step, timed
+from nnfmq.lab import placement
+from nnfmq.lab.bench.measurement import rotated
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.bench.steps import fastest_variant, make_step, timed
+from nnfmq.lab.placement import wait_until_idle
 
 LIMIT_S = 300
-needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one CPU allowed: both sides poll")
+needs_two_cpus = pytest.mark.skipif(placement.two_cpus() is None, reason="one CPU allowed: both sides poll")
 needs_llvmlite = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="llvmlite is not installed")
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -99,7 +99,7 @@ def test_models_and_cost_are_reported(data_dir: Path) -> None:
         assert runner["output_difference"] < 1e-5  # all runners execute the same model on the same input
     if "LiteRT, 1 thread" in row["runners"]:
         assert row["runners"]["LiteRT, 1 thread"]["delegate"] == "XNNPACK"
-    assert [cost["threads"] for cost in report["cost"]] == list(range(1, min(2, len(cpu_pinning.ALLOWED) - 1) + 1))
+    assert [cost["threads"] for cost in report["cost"]] == list(range(1, min(2, len(placement.ALLOWED) - 1) + 1))
     assert {"target", "cpus_used", "polling_window", "client_shares_cpus"} <= set(report["conditions"])
 
 
@@ -336,7 +336,7 @@ def test_targets_are_listed_with_the_label_of_their_row() -> None:
 
 
 def test_the_client_of_a_burst_has_its_own_cpu_if_one_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset((2, 3, 5)))
+    monkeypatch.setattr(placement, "ALLOWED", frozenset((2, 3, 5)))
     assert (compute_cpus(2), client_cpu_set(2)) == ((2, 3), (5,))
     assert (compute_cpus(3), client_cpu_set(3)) == ((2, 3, 5), (2, 3, 5))
 
@@ -369,7 +369,7 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_progress_bar_has_the_number_of_trials(
     section: str, divisor: int, cpus: int, fake_trials: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset(range(cpus)))
+    monkeypatch.setattr(placement, "ALLOWED", frozenset(range(cpus)))
     seen: list[str] = []
     plan = BenchmarkPlan(Path(), MODELS, 3, divisor, 1, seen.append)
     SECTIONS[section](plan)
@@ -377,7 +377,7 @@ def test_the_progress_bar_has_the_number_of_trials(
 
 
 def test_the_cost_is_measured_if_the_client_has_a_cpu(fake_trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset(range(3)))
+    monkeypatch.setattr(placement, "ALLOWED", frozenset(range(3)))
     rows = SECTIONS["cost"](BenchmarkPlan(Path(), MODELS[:2], 1, 1, 1, lambda _: None))
     assert [(row["model"], row["threads"]) for row in rows] == [(m.name, n) for m in MODELS[:2] for n in (1, 2)]
 

@@ -30,7 +30,7 @@ from support.litert_models import reference
 from support.places import ROOT
 
 import nnfmq
-from nnfmq.images import read_image
+from nnfmq.media.images import read_image
 
 Array = npt.NDArray[Any]
 CALIBRATION, PHOTOS = range(30), range(100, 300)

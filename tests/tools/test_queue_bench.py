@@ -22,12 +22,12 @@ from support.under_test import core_name
 
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import LifeTime
-from nnfmq.measure import cpu_pinning
-from nnfmq.measure.failures import RunnerUnavailable
+from nnfmq.lab import placement
+from nnfmq.lab.bench.runner_protocol import RunnerUnavailable
 from nnfmq.serialize import codec
 
 LIMIT_S = 120
-needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one CPU allowed: both sides poll")
+needs_two_cpus = pytest.mark.skipif(placement.two_cpus() is None, reason="one CPU allowed: both sides poll")
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 needs_compiled = pytest.mark.skipif(core_name() != "compiled", reason="measures the compiled core")
 
@@ -129,7 +129,7 @@ sys.path.insert(0, {str(ROOT / "tools")!r})
 from pathlib import Path
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import LifeTime
-from nnfmq.measure import cpu_pinning
+from nnfmq.lab.bench import cpu_pinning
 import queue_transports as server
 job = server.RoundJob("it", 1, 1, cpu_pinning.Cpus(None, None), Path("."), 30)
 try:
@@ -328,7 +328,7 @@ def test_round_trips_alternate_between_memories() -> None:
 @pytest.mark.parametrize("mode", ["spin", "futex"])
 def test_the_c_ping_pong_prints_every_round_trip(tmp_path: Path, mode: str) -> None:
     program = queue_transports.compile_c_pingpong(tmp_path)
-    found = queue_transports.run_c_pingpong(program, 200, 10, cpu_pinning.choose("apart", 0), LIMIT_S, mode)
+    found = queue_transports.run_c_pingpong(program, 200, 10, placement.choose("apart", 0), LIMIT_S, mode)
     assert len(found) == 200
     assert min(found) > 0
 
@@ -337,7 +337,7 @@ def test_the_c_ping_pong_prints_every_round_trip(tmp_path: Path, mode: str) -> N
 def test_the_c_ping_pong_ends_at_its_limit(tmp_path: Path) -> None:
     program = queue_transports.compile_c_pingpong(tmp_path)
     with pytest.raises(RunnerUnavailable, match="ended with -14"):
-        queue_transports.run_c_pingpong(program, 10**8, 10, cpu_pinning.choose("apart", 0), 1)
+        queue_transports.run_c_pingpong(program, 10**8, 10, placement.choose("apart", 0), 1)
 
 
 def test_the_null_model_reshapes_one_float() -> None:

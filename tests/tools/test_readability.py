@@ -30,9 +30,24 @@ def test_function_lengths_leave_out_the_docstring() -> None:
     assert readability.function_lengths([Source("a", text)]) == [1, 2]
 
 
-def test_two_modules_of_one_name_in_different_packages_are_found() -> None:
-    found = [Source("a.model", ""), Source("b.model", ""), Source("b", "", is_package=True), Source("c.b", "")]
-    assert readability.duplicate_modules(found) == ["model"]
+IMPORTING = [
+    Source("client.a", "from nnfmq.client.b import x\nfrom nnfmq.hal import (\n    errors,\n)\n"),
+    Source("client.b", "def f():\n    from nnfmq.hal import errors\n"),
+    Source("hal.errors", ""),
+]
+
+
+def test_imports_are_counted_by_lines_and_those_in_functions_are_listed() -> None:
+    assert readability.import_lines(IMPORTING) == 5
+    assert readability.imports_in_functions(IMPORTING) == ["client.b:2"]
+
+
+def test_modules_that_one_other_module_imports_are_found() -> None:
+    assert readability.of_one_importer(IMPORTING) == ["client.b"]
+
+
+def test_levels_are_the_longest_chain_of_imports_within_a_package() -> None:
+    assert (readability.levels(IMPORTING, "client"), readability.levels(IMPORTING, "hal")) == (2, 1)
 
 
 def test_two_public_classes_of_one_name_are_found() -> None:

@@ -23,14 +23,14 @@ import nnfmq
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
-from nnfmq.measure.steps import random_input
-from nnfmq.operations.signature import NUMPY_TYPES
+from nnfmq.lab.bench.steps import random_input
+from nnfmq.operations.declaration import NUMPY_TYPES
 
 onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed")
 runtime: Any = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 import tflite_to_onnx  # noqa: E402  it imports onnx
 
-from nnfmq.measure.onnx_export import OnnxExport, export_to_onnx  # noqa: E402
+from nnfmq.lab.bench.onnx_export import OnnxExport, export_to_onnx  # noqa: E402
 
 FLOAT_TOLERANCE = 1e-4
 MAX_DIFFERENCE = {  # of quantized values, over a whole model, on the inputs below

@@ -12,7 +12,7 @@ from support.small_models import F32, INPUT, OUTPUT, Q8, TEMPORARY, graph, scala
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ChannelQuant, Model, Operand, Operation, OperationType
-from nnfmq.validation.buffer_desc import validate_buffer
+from nnfmq.validation.values import validate_buffer
 
 CODES = two_adds(Q8, 0.5, 3)
 

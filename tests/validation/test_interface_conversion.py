@@ -27,7 +27,7 @@ from nnfmq.hal.types import (
     RequestArgument,
 )
 from nnfmq.validation import validate_model
-from nnfmq.validation.interface_conversion import compliant_with, convert_to
+from nnfmq.validation.interface_versions import compliant_with, convert_to
 
 L = FeatureLevel
 INT64 = OperandType(7 << 16)

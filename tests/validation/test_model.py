@@ -23,7 +23,6 @@ from support.small_models import (
     with_operation,
 )
 
-from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import LAST_OPERATION_OF_LEVEL
 from nnfmq.hal.types import (
@@ -36,6 +35,7 @@ from nnfmq.hal.types import (
     Operation,
     OperationType,
 )
+from nnfmq.lab.conformance.testmodels import BytesPool
 from nnfmq.validation import validate_model
 
 NOT_FINITE = (float("nan"), float("inf"))

@@ -15,9 +15,9 @@ from support.model_mutations import FAMILIES, mutants
 from support.small_models import two_adds
 from support.vts_models import FOLDER, SPECS, one_of_each
 
-from nnfmq.conformance import testmodels
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import Model
+from nnfmq.lab.conformance import testmodels
 from nnfmq.operations import HAL_DECLARATIONS
 from nnfmq.validation import validate_model
 

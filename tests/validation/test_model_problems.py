@@ -14,9 +14,9 @@ from support.models import add_model, null_model
 from support.small_models import two_adds, with_main, with_operand, with_operation
 from support.vts_models import one_of_each
 
-from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import DataLocation, ExtensionNameAndPrefix, LifeTime, Model, OperandType, OperationType, Subgraph
+from nnfmq.lab.conformance.testmodels import BytesPool
 from nnfmq.validation import model_problems, validate_model
 
 

@@ -28,10 +28,10 @@ from support.small_models import (
 )
 from support.vts_models import one_of_each
 
-from nnfmq.conformance.testmodels import BytesPool
+from nnfmq.base.memory import Memory
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extension_codes import extension_code
+from nnfmq.hal.extensions import extension_code
 from nnfmq.hal.types import (
     ChannelQuant,
     DataLocation,
@@ -44,8 +44,8 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
 )
-from nnfmq.memory import Memory
-from nnfmq.serialize.model_codec import decode_model, encode_model
+from nnfmq.lab.conformance.testmodels import BytesPool
+from nnfmq.serialize.models import decode_model, encode_model
 from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_consumers
 

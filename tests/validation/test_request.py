@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 from support.small_models import two_adds, with_main, with_operand
 
-from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import BufferToken, DataLocation, OperandType, Request, RequestArgument
+from nnfmq.lab.conformance.testmodels import BytesPool
 from nnfmq.validation import validate_request
 
 MODEL = two_adds()

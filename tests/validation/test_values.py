@@ -9,11 +9,10 @@ import pytest
 from msgspec.structs import replace
 from support.small_models import two_adds
 
-from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal import capabilities
 from nnfmq.hal.capabilities import BufferDesc, BufferRole, OperandPerformance, PerformanceInfo
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
-from nnfmq.hal.extension_codes import Extension, ExtensionOperandTypeInformation
+from nnfmq.hal.extensions import Extension, ExtensionOperandTypeInformation
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import (
     DeviceStatus,
@@ -26,6 +25,7 @@ from nnfmq.hal.types import (
     Priority,
     TokenValuePair,
 )
+from nnfmq.lab.conformance.testmodels import BytesPool
 from nnfmq.validation import values
 
 GOOD = capabilities.uniform_capabilities(PerformanceInfo(0.5, 0.25))

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from nnfmq.driver.devices.device import DeviceBase
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.engines.interpreter import load_constant
 from nnfmq.hal.types import Model, OperandType, Operation, OperationType, Subgraph
-from nnfmq.service.device import DeviceBase
 
 
 class Mine(DeviceBase):

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 import nnfmq
-from nnfmq.hal.extension_codes import ExtensionCodes
+from nnfmq.hal.extensions import ExtensionCodes
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, Subgraph
 
 NAME = "com.example.fibonacci"

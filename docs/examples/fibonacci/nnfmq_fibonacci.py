@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from nnfmq.operations.declaration import F32, V1_2, Declaration, Run, Shape, Tensor, Variant, attribute, overload
 from nnfmq.operations.extensions import ExtensionType, VendorExtension, define_operation, define_type
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import F32, V1_2, Declaration, Run, Shape, Tensor, Variant, attribute, overload
 
 N_MAX = 186
 INT64, QUANT64_ASYMM = define_type(0, "INT64"), define_type(1, "QUANT64_ASYMM")

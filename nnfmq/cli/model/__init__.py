@@ -1,6 +1,6 @@
 """`nnfmq model`: look at a model file, draw it, and validate it by the HAL's rules.
 
-This module declares the options of the actions; `model_show`, `model_graph` and `model_validate` perform them. Besides
+This module declares the options of the actions; `model.show`, `model.graph` and `model.validate` perform them. Besides
 .tflite and .onnx files they read test models of the HAL's suite (.jsonl, .jsonl.gz).
 """
 
@@ -10,7 +10,7 @@ import argparse
 import importlib
 
 from nnfmq.cli.console import new_file
-from nnfmq.cli.model.model_plan import add_plan_arguments
+from nnfmq.cli.model.plan import add_plan_arguments
 from nnfmq.cli.model_file import add_model_arguments
 
 EXAMPLES = """\
@@ -48,7 +48,7 @@ _SUMMARIES = {
     "validate": "print every rule of the HAL that a model violates",
 }
 _PLANNED = "plan for this device only; may be repeated (default: all devices)"
-_MODULES = {"show": "model_show", "dot": "model_graph", "svg": "model_graph", "validate": "model_validate"}
+_MODULES = {"show": "show", "dot": "graph", "svg": "graph", "validate": "validate"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

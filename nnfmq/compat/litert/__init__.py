@@ -5,9 +5,14 @@
 Every public name of `ai_edge_litert.interpreter` 2.3 is here. docs/how-to/move-a-litert-script.md lists what differs.
 """
 
-from nnfmq.compat.litert.litert_delegates import Delegate, OpResolverType, load_delegate
-from nnfmq.compat.litert.litert_interpreter import InterpreterWithCustomOps, LiteRtInterpreter
-from nnfmq.compat.litert.litert_signatures import SignatureRunner
+from nnfmq.compat.litert.interpreter import (
+    Delegate,
+    InterpreterWithCustomOps,
+    LiteRtInterpreter,
+    OpResolverType,
+    SignatureRunner,
+    load_delegate,
+)
 
 Interpreter = LiteRtInterpreter
 

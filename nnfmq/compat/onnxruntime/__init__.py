@@ -6,11 +6,11 @@ is used. docs/how-to/move-an-onnx-runtime-script.md lists what differs.
 
 from typing import Any, NoReturn
 
-from nnfmq.compat.onnxruntime import capi
 from nnfmq.compat.onnxruntime.capi import onnxruntime_pybind11_state
-from nnfmq.compat.onnxruntime.ort_binding import IOBinding
-from nnfmq.compat.onnxruntime.ort_environment import VERSION as __version__
-from nnfmq.compat.onnxruntime.ort_environment import (
+from nnfmq.compat.onnxruntime.environment import (
+    UNAVAILABLE_CLASSES,
+    UNAVAILABLE_MODULES,
+    OrtMemoryInfo,
     create_and_register_allocator,
     create_and_register_allocator_v2,
     disable_telemetry_events,
@@ -32,13 +32,13 @@ from nnfmq.compat.onnxruntime.ort_environment import (
     set_seed,
     unregister_execution_provider_library,
 )
-from nnfmq.compat.onnxruntime.ort_interface import NodeArg
-from nnfmq.compat.onnxruntime.ort_interface import OrtModelMetadata as ModelMetadata
-from nnfmq.compat.onnxruntime.ort_options import OrtRunOptions as RunOptions
-from nnfmq.compat.onnxruntime.ort_options import SessionOptions
-from nnfmq.compat.onnxruntime.ort_providers import OrtMemoryInfo
-from nnfmq.compat.onnxruntime.ort_session import InferenceSession
-from nnfmq.compat.onnxruntime.ort_types import (
+from nnfmq.compat.onnxruntime.environment import VERSION as __version__
+from nnfmq.compat.onnxruntime.interface import NodeArg
+from nnfmq.compat.onnxruntime.interface import OrtModelMetadata as ModelMetadata
+from nnfmq.compat.onnxruntime.options import OrtRunOptions as RunOptions
+from nnfmq.compat.onnxruntime.options import SessionOptions
+from nnfmq.compat.onnxruntime.session import InferenceSession
+from nnfmq.compat.onnxruntime.types import (
     ExecutionMode,
     ExecutionOrder,
     GraphOptimizationLevel,
@@ -53,8 +53,7 @@ from nnfmq.compat.onnxruntime.ort_types import (
     OrtMemType,
     OrtSparseFormat,
 )
-from nnfmq.compat.onnxruntime.ort_value import OrtDevice, OrtValue, copy_tensors
-from nnfmq.compat.onnxruntime.unavailable import UNAVAILABLE_CLASSES, UNAVAILABLE_MODULES
+from nnfmq.compat.onnxruntime.values import IOBinding, OrtDevice, OrtValue, copy_tensors
 
 package_name, version, cuda_version = "nnfmq", __version__, ""
 

@@ -23,8 +23,8 @@ from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from nnfmq.client.burst.model_burst import ModelBurst
     from nnfmq.importers import LoadedModel
-    from nnfmq.runtime.model_burst import ModelBurst
 
 __all__ = ["Array", "OutputForm", "ShapePlan", "ShapePlans", "bindings"]
 

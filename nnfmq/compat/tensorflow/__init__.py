@@ -5,8 +5,6 @@ import nnfmq.compat.tensorflow as tf
 
 from typing import NoReturn
 
-from nnfmq.compat.tensorflow import lite
-
 __all__ = ["lite"]
 
 

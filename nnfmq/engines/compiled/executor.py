@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines import idle_trim, memory_budget
+from nnfmq.engines import memory as idle_trim
+from nnfmq.engines import memory as memory_budget
 from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, Allocation, ArraySpec, PartitionPlan
-from nnfmq.engines.compiled.object_loader import LoadedCode
+from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame, RunOptions
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
-from nnfmq.operations.signature import Array
+from nnfmq.operations.declaration import Array
 
 __all__ = ["CompiledPartition"]
 

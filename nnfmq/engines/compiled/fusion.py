@@ -26,22 +26,24 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from nnfmq.engines.compiled.kernels.elementwise_kernels import (
+from nnfmq.engines.compiled.kernels.elementwise import (
+    RESULT,
     ElementwiseKernel,
     ElementwiseOperator,
+    EpilogueInput,
+    EpilogueOperator,
     FlatElementwiseKernel,
+    FusedOperator,
+    operator_count,
     plan_elementwise,
 )
-from nnfmq.engines.compiled.kernels.epilogue_operator import EpilogueInput, EpilogueOperator
-from nnfmq.engines.compiled.kernels.fused_operators import RESULT, FusedOperator, operator_count
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
-from nnfmq.engines.compiled.lowered_operation import LoweredOp, RuleCall
-from nnfmq.engines.compiled.lowering import Constant, KernelLaunch, elementwise_rules
+from nnfmq.engines.compiled.lowering import Constant, KernelLaunch, LoweredOp, RuleCall, elementwise
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import FusedActivationFunc, OperationType
-from nnfmq.operations.prepare import TO_NHWC
+from nnfmq.operations.declaration import Tensor
+from nnfmq.operations.preparation import TO_NHWC
 from nnfmq.operations.shapes import WindowDimension, windows
-from nnfmq.operations.signature import Tensor
 
 __all__ = ["fuse"]
 
@@ -281,7 +283,7 @@ _ACTIVATED = _CONVOLUTIONS | {
     OperationType.DIV,
 }
 _PRODUCTS = frozenset({OperationType.CONV_2D, OperationType.GROUPED_CONV_2D, OperationType.FULLY_CONNECTED})
-_ELEMENTWISE = frozenset({None, *elementwise_rules.RULES})
+_ELEMENTWISE = frozenset({None, *elementwise.RULES})
 _PATTERNS: Sequence[Sequence[_Pattern]] = (
     (
         _Pattern(frozenset({OperationType.PAD, OperationType.PAD_V2}), _CONVOLUTIONS, _padded_convolution),

@@ -15,11 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from nnfmq.engines.compiled.lowered_operation import LoweredOp
-from nnfmq.engines.compiled.lowering import ViewOp, elementwise_rules
+from nnfmq.engines.compiled.lowering import LoweredOp, ViewOp, elementwise
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.prepare import TO_NHWC, permute_shape
-from nnfmq.operations.signature import Shape, Tensor
+from nnfmq.operations.declaration import Shape, Tensor
+from nnfmq.operations.preparation import TO_NHWC, permute_shape
 
 __all__ = ["changes_order", "keep_nhwc"]
 
@@ -122,7 +121,7 @@ def _permuted_transpose(attributes: _Attributes) -> _Attributes:
 
 _REDUCTIONS = (OperationType.MEAN, OperationType.REDUCE_MAX, OperationType.REDUCE_MIN, OperationType.REDUCE_SUM)
 _PERMUTED_ATTRIBUTES: Mapping[OperationType | None, _Permute] = {
-    **dict.fromkeys(elementwise_rules.RULES, _same),
+    **dict.fromkeys(elementwise.RULES, _same),
     **dict.fromkeys(_REDUCTIONS, _permuted_reduction),
     OperationType.CONCATENATION: _permuted_axis,
     OperationType.SPLIT: _permuted_axis,

@@ -17,7 +17,7 @@ from msgspec import Struct
 from nnfmq.engines.compiled.jit import Kernel, symbol_name
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.thread_pool import Parallelism
-from nnfmq.operations.signature import Array, Shape
+from nnfmq.operations.declaration import Array, Shape
 
 __all__ = [
     "ALIGNMENT",

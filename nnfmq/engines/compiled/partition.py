@@ -17,26 +17,25 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from nnfmq.engines.compiled.compiled_artifact import CompiledArtifact, load_partitions, prepare_cached
+from nnfmq.engines.compiled.artifact import CompiledArtifact, load_partitions, prepare_cached
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.fusion import fuse
 from nnfmq.engines.compiled.jit import Compile, Kernel
+from nnfmq.engines.compiled.kernel_compilation import compile_in_process
 from nnfmq.engines.compiled.layouts import changes_order, keep_nhwc
-from nnfmq.engines.compiled.local_compilation import compile_in_process
-from nnfmq.engines.compiled.lowered_operation import LoweredOp, RuleCall
 from nnfmq.engines.compiled.lowering import (
     Constant,
     KernelLaunch,
     KernelSequence,
+    LoweredOp,
     LoweringRule,
+    RuleCall,
     ViewOp,
-    conv_matmul_rules,
-    data_movement_rules,
-    depthwise_rules,
-    elementwise_rules,
-    extension_rules,
-    recurrent_rules,
-    reduction_rules,
+    elementwise,
+    movement,
+    products,
+    recurrent,
+    reduction,
 )
 from nnfmq.engines.compiled.memory_plan import (
     ALIGNMENT,
@@ -51,10 +50,17 @@ from nnfmq.engines.execution import StepFunction
 from nnfmq.engines.interpreter import Program, SubgraphPreparation, prepare_with
 from nnfmq.engines.resolved_operation import ResolvedOp
 from nnfmq.hal.types import LifeTime, Model, OperationType, Subgraph
-from nnfmq.operations.prepacked import no_prepack_recording
-from nnfmq.operations.prepare import TO_NCHW, TO_NHWC, ShapedOp, permute_shape, split_arguments, tensor_of
+from nnfmq.operations.declaration import NUMPY_TYPES, Array, Role, Tensor
+from nnfmq.operations.preparation import (
+    TO_NCHW,
+    TO_NHWC,
+    ShapedOp,
+    no_prepack_recording,
+    permute_shape,
+    split_arguments,
+    tensor_of,
+)
 from nnfmq.operations.shapes import DATA_DEPENDENT
-from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
 
 __all__ = ["LOWERING_RULES", "prepare"]
 
@@ -70,14 +76,14 @@ LOWERING_RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.EXPAND_DIMS: _view,
     OperationType.RESHAPE: _view,
     OperationType.SQUEEZE: _view,
-    **elementwise_rules.RULES,
-    **data_movement_rules.RULES,
-    **reduction_rules.RULES,
-    **conv_matmul_rules.RULES,
-    **depthwise_rules.RULES,
-    **recurrent_rules.RULES,
-    **extension_rules.RULES,
-    **dict.fromkeys(extension_rules.VIEWS, _view),
+    **elementwise.RULES,
+    **movement.RULES,
+    **reduction.RULES,
+    **products.RULES,
+    **products.RULES,
+    **recurrent.RULES,
+    **elementwise.RULES,
+    **dict.fromkeys(elementwise.VIEWS, _view),
 }
 
 
@@ -342,7 +348,7 @@ class CompiledPreparation(SubgraphPreparation):
         if not changes_order(shape, permutation):
             views[target] = source
             return []
-        launch = data_movement_rules.permute_axes(shape, permutation, specs[source].dtype, self.target)
+        launch = movement.permute_axes(shape, permutation, specs[source].dtype, self.target)
         return [self._launch(launch, [source], [target])]
 
     def _kernel_launches(

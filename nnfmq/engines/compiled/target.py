@@ -6,6 +6,7 @@ equal on all targets. `$NNFMQ_TARGET` selects one that this machine can run.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterable
 from functools import cache
@@ -13,11 +14,38 @@ from functools import cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nnfmq import settings
-from nnfmq.engines.compiled.tile_registers import request_tile_registers
+from nnfmq.base import settings
 from nnfmq.hal.errors import InvalidArgument
 
-__all__ = ["TARGETS", "Target", "can_run", "chosen_target", "host_features", "host_target"]
+__all__ = ["TARGETS", "Target", "can_run", "chosen_target", "host_features", "host_target", "request_tile_registers"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Permission to use AMX's tile registers, which Linux gives to a process that asks for it.
+#
+# The kernel saves 8 KiB of tiles for each thread that has used them, and gives none to a process that has not asked.
+# The permission holds for all threads and for forked children, and ends at execve(2).
+
+
+_SYS_ARCH_PRCTL = 158  # of x86-64
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
+
+
+@cache
+def request_tile_registers() -> bool:
+    """Return whether this process may use tile registers from now on. False before Linux 5.16.
+
+    A thread whose alternative signal stack is too small for the larger signal frame also makes the kernel refuse.
+    """
+    if os.uname().machine != "x86_64":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Targets: the instruction sets that code is generated for, and which of them this machine can run.
 
 
 class Target(Struct, frozen=True):

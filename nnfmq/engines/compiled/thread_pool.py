@@ -22,12 +22,12 @@ import weakref
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from nnfmq.core_selection import CorePair
-from nnfmq.cpu_allowance import allowed_cpus
+from nnfmq.base.cores import CorePair
+from nnfmq.base.processes import allowed_cpus
 
 if TYPE_CHECKING:
     from nnfmq.engines.compiled import _pypool
-    from nnfmq.operations.signature import Array
+    from nnfmq.operations.declaration import Array
 
 __all__ = [
     "RECORD_WORDS",

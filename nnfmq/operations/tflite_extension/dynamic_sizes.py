@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TENSOR_INT64, TfliteOperation
-from nnfmq.operations.kernel_adapters import stateless
-from nnfmq.operations.shapes import DATA_DEPENDENT, require, require_rank, require_size
-from nnfmq.operations.signature import (
+from nnfmq.hal.extensions import TENSOR_INT64, TfliteOperation
+from nnfmq.operations.declaration import (
     B8,
     F32,
     I32,
@@ -27,7 +25,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
-from nnfmq.operations.tflite_extension.declaring import ANY_TENSOR, any_tensor_variants, own_code, variants_of
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.shapes import DATA_DEPENDENT, require, require_rank, require_size
+from nnfmq.operations.tflite_extension.declaration import ANY_TENSOR, any_tensor_variants, own_code, variants_of
 
 
 def range_shape(*, start: Array, limit: Array, delta: Array) -> Shape:

@@ -1,17 +1,88 @@
-"""DETERMINANT: a number for each square matrix of an array.
+"""RFFT2D, REAL, IMAG and COMPLEX_ABS.
 
-C1 the last two dimensions are equal
+C1 the lengths of the transform are two powers of 2
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.extensions import TENSOR_COMPLEX64, TfliteOperation
+from nnfmq.operations.declaration import F32, I32, V1_2, Array, Declaration, Shape, Variant, attribute, data, overload
 from nnfmq.operations.kernel_adapters import stateless
-from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import V1_2, Array, Declaration, Shape, data, overload
-from nnfmq.operations.tflite_extension.declaring import float_variants, own_code
+from nnfmq.operations.shapes import require, require_size, same_shape
+from nnfmq.operations.tflite_extension.declaration import float_variants, own_code
+
+__all__ = ["DECLARATIONS", "determinant", "determinant_shape", "imaginary", "real", "rfft2d", "rfft2d_shape"]
+
+_LENGTH_MAX = 1 << 24
+
+
+def rfft2d_shape(input: Shape, *, lengths: Array) -> Shape:
+    """Return the input's shape with the spectrum of a real image of `lengths` as last dimensions."""
+    height, width = _lengths(lengths)
+    require(len(input) >= 2, "R1", f"the input has rank {len(input)}, at least 2 is required")
+    shape = (*input[:-2], height, width // 2 + 1)
+    require_size(shape, 8)
+    return shape
+
+
+def _lengths(lengths: Array) -> tuple[int, int]:
+    values = [int(value) for value in lengths.reshape(-1)]
+    fits = len(values) == 2 and all(0 < value <= _LENGTH_MAX and value & (value - 1) == 0 for value in values)
+    require(fits, "C1", f"lengths {values[:8]}, two powers of 2 are required")
+    return values[0], values[1]
+
+
+def rfft2d(input: Array, *, lengths: Array) -> Array:
+    """Return the spectrum of images that are cut or padded with zeros to `lengths`; computed in float64."""
+    spectrum: Array = np.fft.rfft2(input.astype(np.float64), _lengths(lengths)).astype(np.complex64)
+    return spectrum
+
+
+def _part(operation: TfliteOperation, function: Callable[[Any], Array]) -> Declaration:
+    return Declaration(
+        own_code(operation),
+        since=V1_2,
+        overloads=(overload(data("input"), level=V1_2),),
+        variants=(Variant({"T": TENSOR_COMPLEX64}, V1_2, stateless(function)),),
+        shape=same_shape,
+        outputs=(F32,),
+    )
+
+
+def real(input: Array) -> Array:
+    """Return the real parts."""
+    return np.ascontiguousarray(input.real)
+
+
+def imaginary(input: Array) -> Array:
+    """Return the imaginary parts."""
+    return np.ascontiguousarray(input.imag)
+
+
+_SPECTRAL_DECLARATIONS = (
+    Declaration(
+        own_code(TfliteOperation.RFFT2D),
+        since=V1_2,
+        overloads=(overload(data("input"), attribute("lengths", I32), level=V1_2),),
+        variants=(Variant({"T": F32}, V1_2, stateless(rfft2d)),),
+        shape=rfft2d_shape,
+        outputs=(TENSOR_COMPLEX64,),
+    ),
+    _part(TfliteOperation.REAL, real),
+    _part(TfliteOperation.IMAG, imaginary),
+    _part(TfliteOperation.COMPLEX_ABS, np.abs),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# DETERMINANT: a number for each square matrix of an array.
+#
+# C1 the last two dimensions are equal
 
 
 def determinant_shape(input: Shape) -> Shape:
@@ -28,7 +99,7 @@ def determinant(input: Array) -> Array:
     return result
 
 
-DECLARATIONS = (
+_MATRICES_DECLARATIONS = (
     Declaration(
         own_code(TfliteOperation.DETERMINANT),
         since=V1_2,
@@ -37,3 +108,5 @@ DECLARATIONS = (
         shape=determinant_shape,
     ),
 )
+
+DECLARATIONS = (*_SPECTRAL_DECLARATIONS, *_MATRICES_DECLARATIONS)

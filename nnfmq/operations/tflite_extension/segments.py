@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import WIDE_TYPES, TfliteOperation
-from nnfmq.operations.kernel_adapters import stateless
-from nnfmq.operations.shapes import normalize_axis, require, require_size, same_shape
-from nnfmq.operations.signature import (
+from nnfmq.hal.extensions import WIDE_TYPES, TfliteOperation
+from nnfmq.operations.declaration import (
     BOOL,
     F32,
     I32,
@@ -28,7 +26,9 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
-from nnfmq.operations.tflite_extension.declaring import any_tensor_variants, own_code, variants_of
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.shapes import normalize_axis, require, require_size, same_shape
+from nnfmq.operations.tflite_extension.declaration import any_tensor_variants, own_code, variants_of
 
 _UFUNCS: tuple[Any, ...] = (np.add, np.multiply, np.maximum, np.minimum)
 

@@ -17,14 +17,11 @@ from functools import partial
 import numpy as np
 from msgspec.structs import replace
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.extensions import TfliteOperation
 from nnfmq.hal.types import OperationType as Op
 from nnfmq.operations import activation as activations
-from nnfmq.operations import binary_arithmetic, comparison, fixed_point, reduce_argmax
-from nnfmq.operations.fixed_point import ints
-from nnfmq.operations.quantization import quantized_activation_range, quantized_range
-from nnfmq.operations.shapes import broadcast_shapes, require
-from nnfmq.operations.signature import (
+from nnfmq.operations import binary_arithmetic, comparison, fixed_point, reduction
+from nnfmq.operations.declaration import (
     BOOL,
     FLOAT32,
     I32,
@@ -42,8 +39,11 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
-from nnfmq.operations.tflite_extension.declaring import conversions, function_of_one, variants_of
-from nnfmq.operations.tflite_extension.eight_bit_arithmetic import plan_div, plan_prod
+from nnfmq.operations.fixed_point import ints
+from nnfmq.operations.quantization import quantized_activation_range, quantized_range
+from nnfmq.operations.shapes import broadcast_shapes, require
+from nnfmq.operations.tflite_extension.declaration import conversions, function_of_one, variants_of
+from nnfmq.operations.tflite_extension.eight_bits import plan_div, plan_prod
 from nnfmq.operations.tflite_extension.sixteen_bits import find, float_ratio, rescaling, saturated, sixteen_bit
 
 _EXTRA_BITS = 15  # of the common scale of a sum
@@ -195,7 +195,7 @@ DECLARATIONS = (
     _sum(Op.SUB, -1),
     replace(sixteen_bit(find(binary_arithmetic.DECLARATIONS, Op.MUL), plan_mul), shape=broadcast_shapes),
     replace(sixteen_bit(find(binary_arithmetic.DECLARATIONS, Op.DIV), plan_div), shape=broadcast_shapes),
-    sixteen_bit(find(reduce_argmax.DECLARATIONS, Op.REDUCE_PROD), plan_prod),
+    sixteen_bit(find(reduction.DECLARATIONS, Op.REDUCE_PROD), plan_prod),
     *(
         sixteen_bit(find(comparison.DECLARATIONS, code), partial(plan_comparison, ufunc))
         for code, ufunc in comparison.COMPARISONS.items()

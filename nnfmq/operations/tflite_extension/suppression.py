@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.extensions import TfliteOperation
+from nnfmq.operations.declaration import F32, I32, V1_2, Array, Declaration, Shape, attribute, data, overload
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require, require_size
-from nnfmq.operations.signature import F32, I32, V1_2, Array, Declaration, Shape, attribute, data, overload
-from nnfmq.operations.tflite_extension.declaring import own_code, variants_of
+from nnfmq.operations.tflite_extension.declaration import own_code, variants_of
 
 
 def suppression_shape(boxes: Shape, scores: Shape, *thresholds: Shape, limit: Any) -> tuple[Shape, Shape, Shape]:

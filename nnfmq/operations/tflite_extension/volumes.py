@@ -11,11 +11,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.extensions import TfliteOperation
+from nnfmq.operations.declaration import (
+    F32,
+    I32,
+    V1_2,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    attribute,
+    data,
+    overload,
+)
 from nnfmq.operations.quantization import float_activation_range
 from nnfmq.operations.shapes import WindowDimension, require, require_size, window_dimension
-from nnfmq.operations.signature import F32, I32, V1_2, Array, Declaration, Run, Shape, Tensor, attribute, data, overload
-from nnfmq.operations.tflite_extension.declaring import own_code, variants_of
+from nnfmq.operations.tflite_extension.declaration import own_code, variants_of
 
 _AXES = ("depth", "height", "width")
 _ATTRIBUTES = (

@@ -18,29 +18,25 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, WIDE_TYPES, TfliteOperation
+from nnfmq.hal.extensions import TENSOR_COMPLEX64, WIDE_TYPES, TfliteOperation
 from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations import (
     activation,
     batch_matmul,
     binary_arithmetic,
     comparison,
-    gather_topk,
+    gather,
     min_max_select,
     padding,
     permute,
     quantize_cast,
-    reduce_argmax,
+    reduction,
     reshape_concat,
     slicing,
     unary,
 )
 from nnfmq.operations.binary_arithmetic import plan_int32
-from nnfmq.operations.kernel_adapters import stateless
-from nnfmq.operations.quantize_cast import plan_cast, plan_identity
-from nnfmq.operations.reduce_argmax import Axes, reduction_plan
-from nnfmq.operations.shapes import broadcast_shapes, same_shape
-from nnfmq.operations.signature import (
+from nnfmq.operations.declaration import (
     B8,
     F16,
     F32,
@@ -56,20 +52,23 @@ from nnfmq.operations.signature import (
     Tensor,
     Variant,
 )
-from nnfmq.operations.tflite_extension.any_rank import SHAPES_OF_ANY_RANK
-from nnfmq.operations.tflite_extension.declaring import F64, WIDE_INTEGERS, own_code
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.quantize_cast import plan_cast, plan_identity
+from nnfmq.operations.reduction import Axes, reduction_plan
+from nnfmq.operations.shapes import broadcast_shapes, same_shape
+from nnfmq.operations.tflite_extension.declaration import F64, SHAPES_OF_ANY_RANK, WIDE_INTEGERS, own_code
 
 _FAMILIES = (
     activation,
     batch_matmul,
     binary_arithmetic,
     comparison,
-    gather_topk,
+    gather,
     min_max_select,
     padding,
     permute,
     quantize_cast,
-    reduce_argmax,
+    reduction,
     reshape_concat,
     slicing,
     unary,

@@ -5,16 +5,13 @@ protocol. The data inside messages are arrays of their fields. A field rejects n
 numbers that the HAL rejects with INVALID_ARGUMENT (preference, priority, deadlines) pass and are checked by the driver.
 
 `control_protocol` defines which side may send which message in which state, and with how many file descriptors;
-`service` and `runtime` implement the calls. docs/reference/protocol.md documents the protocol.
+`driver` and `client` implement the calls. docs/reference/protocol.md documents the protocol.
 
 These modules do not import `annotations` from `__future__`: annotations would be texts then, which msgspec compiles one
 by one when it makes a decoder. That would take 2 of the 4 ms in which a process imports the protocol.
 """
 
-from nnfmq.serialize.messages.buffer_messages import *  # noqa: F403
-from nnfmq.serialize.messages.burst_messages import *  # noqa: F403
 from nnfmq.serialize.messages.common import *  # noqa: F403
-from nnfmq.serialize.messages.device_messages import *  # noqa: F403
-from nnfmq.serialize.messages.execution_messages import *  # noqa: F403
-from nnfmq.serialize.messages.model_messages import *  # noqa: F403
-from nnfmq.serialize.messages.trace_messages import *  # noqa: F403
+from nnfmq.serialize.messages.devices import *  # noqa: F403  # noqa: F403
+from nnfmq.serialize.messages.executions import *  # noqa: F403  # noqa: F403
+from nnfmq.serialize.messages.objects import *  # noqa: F403  # noqa: F403

@@ -17,20 +17,61 @@ from typing import Any, TypeAlias
 import numpy as np
 from ray import serve
 
+from nnfmq.client.connection.client import Client
+from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import counted
-from nnfmq.runtime.client import Client
-from nnfmq.runtime.connect import connect
-from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
-from nnfmq.serving.inference_protocol.grpc_service import GrpcInferenceService
+from nnfmq.serving.inference_protocol.grpc import GrpcInferenceService
+from nnfmq.serving.inference_protocol.http import InferenceApp
 from nnfmq.serving.inference_service import InferenceModelMetadata, InferRequest, InferResponse, ModelIndexEntry
-from nnfmq.serving.model_providers import RepositoryModels
-from nnfmq.serving.model_server import ModelServer, ServerOptions
+from nnfmq.serving.providers import RepositoryModels
 from nnfmq.serving.ray.autoscaling import DriverLoad, load_since
-from nnfmq.serving.ray.multiplexing import with_multiplexing
-from nnfmq.serving.ray.replica_driver import ReplicaDriver
+from nnfmq.serving.ray.driver import ReplicaDriver
+from nnfmq.serving.server import ModelServer, ServerOptions
 
-__all__ = ["ModelReplica", "app"]
+__all__ = ["ModelReplica", "MultiplexedModel", "app", "with_multiplexing"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Ray's model multiplexing for replicas: which models each keeps open, and that Ray sends requests where they are.
+#
+# A request with a multiplexed model id goes to a replica that has the model open, if there is one. A replica that opens
+# one model too many closes the least recently used one.
+
+
+class MultiplexedModel:
+    """A model that a replica keeps open until Ray drops this object, on any thread. Made on the server's loop."""
+
+    def __init__(self, server: ModelServer, name: str) -> None:
+        self._server, self._name = server, name
+        self._loop = asyncio.get_running_loop()
+        self._is_dropped = False
+
+    def __del__(self) -> None:
+        """Close the model. Ray calls this when it drops the model; the garbage collector does it again."""
+        if not self._is_dropped and not self._loop.is_closed():
+            self._is_dropped = True
+            asyncio.run_coroutine_threadsafe(self._server.close_model(self._name), self._loop)
+
+
+def with_multiplexing(replica: type[Any], max_models: int) -> type[Any]:
+    """Return a class of replicas that keep at most `max_models` models open for multiplexed requests."""
+
+    class MultiplexingReplica(replica):  # type: ignore[misc]  # its base class is an argument
+        """A replica with Ray's multiplexing."""
+
+        @serve.multiplexed(max_num_models_per_replica=max_models)  # type: ignore[untyped-decorator]
+        async def _load(self, name: str) -> MultiplexedModel:
+            await self._server.open_model(name)
+            return MultiplexedModel(self._server, name)
+
+    MultiplexingReplica.__name__ = MultiplexingReplica.__qualname__ = replica.__name__
+    return MultiplexingReplica
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# ModelReplica: the deployment of Ray Serve whose replicas execute over the driver of their node.
+
 
 Models: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
 _START_S = 120.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.serving.model_providers import to_version
+from nnfmq.serving.providers import to_version
 
 __all__ = ["ObjectModel", "object_models", "write_version"]
 

@@ -11,7 +11,7 @@ from support.plans import linear_plan
 from support.small_models import two_adds
 
 import nnfmq
-from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
+from nnfmq.client.partitioned.model import PartitionedModel
 
 plan = linear_plan(two_adds(), [0], [1])
 clients = [nnfmq.connect(path) for path in sys.argv[1:]]

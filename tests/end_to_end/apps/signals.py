@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import nnfmq
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
 
 with nnfmq.Fence.create() as fence, Channel.adopt(int(sys.argv[1])) as channel:
     channel.send(b"fence", [fence.fileno()])

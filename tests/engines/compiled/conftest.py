@@ -16,7 +16,7 @@ import pytest
 from support.instruction_sets import ACC16, DOT4, default_sets, known_symbols_only, using
 
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
-from nnfmq.engines.compiled.lowering import conv_matmul_rules
+from nnfmq.engines.compiled.lowering import products
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
@@ -60,14 +60,14 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[GemmKernel]:
     """The GEMM kernels that lowering rules have chosen."""
     kernels: list[GemmKernel] = []
-    lower = conv_matmul_rules._lower_gemm
+    lower = products._lower_gemm
 
     def recorded(op: Any) -> Any:
         launch = lower(op)
         kernels.extend([launch.kernel] if launch else [])
         return launch
 
-    monkeypatch.setattr(conv_matmul_rules, "_lower_gemm", recorded)
+    monkeypatch.setattr(products, "_lower_gemm", recorded)
     return kernels
 
 

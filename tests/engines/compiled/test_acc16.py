@@ -33,12 +33,12 @@ from support.quantized_gemm import (
 )
 from support.small_models import one_operation
 
-from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, MaddU8S8Acc16
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
 from nnfmq.engines.compiled.kernels.gemm_plan import estimate_cycles
-from nnfmq.engines.compiled.lowering import conv_matmul_rules
+from nnfmq.engines.compiled.kernels.micro_kernels import DotS16x2, MaddU8S8Acc16
+from nnfmq.engines.compiled.lowering import products
 from nnfmq.hal.types import Model, OperationType
-from nnfmq.operations.signature import Array
+from nnfmq.operations.declaration import Array
 
 pytestmark = pytest.mark.instruction_sets("acc16")
 
@@ -82,7 +82,7 @@ def always_acc16(monkeypatch: pytest.MonkeyPatch) -> None:
     def cycles(kernel: GemmKernel, weights: Array) -> float:
         return estimate_cycles(kernel, weights) if kernel.micro_kernel.is_group_sparse else math.inf
 
-    monkeypatch.setattr(conv_matmul_rules, "estimate_cycles", cycles)
+    monkeypatch.setattr(products, "estimate_cycles", cycles)
 
 
 def output_scale(weights: Array) -> float:
@@ -197,7 +197,7 @@ def test_panels_of_any_width_match_the_interpreter(
     width: int, batch: int, planned: list[GemmKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_ACC16_WIDTHS", "_ACC16_WIDTHS_GEMV"):
-        monkeypatch.setattr(conv_matmul_rules, name, (width,))
+        monkeypatch.setattr(products, name, (width,))
     weights = outliers((300, 40), np.random.default_rng(2))
     model = fully_connected(INPUTS[1], filter_of(INPUTS[1], 128, weights), batch, output_scale(weights))
     assert assert_acc16_matches(model, INPUTS[1], planned, PATTERNS).tile[1] == width

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from nnfmq.engines.compiled.kernels.packing import group_list_length, pack_group_lists, split_for_acc16
-from nnfmq.operations.signature import Array
+from nnfmq.operations.declaration import Array
 
 FOURS = [(0, 1, 4, 5), (2, 3, 6, 7)]  # inputs of a group whose products share an int16 lane
 EXTREME_INPUTS = np.array(list(itertools.product([0, 255], repeat=4)))

@@ -31,9 +31,8 @@ from nnfmq.engines.compiled import code_generator
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.kernels import gemm_plan
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import DotU8S8x4
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
-from nnfmq.engines.compiled.kernels.matrix_product import Amx, AmxS8S8x64, AmxU8S8x64, s8_micro_kernel
+from nnfmq.engines.compiled.kernels.micro_kernels import Amx, AmxS8S8x64, AmxU8S8x64, DotU8S8x4, s8_micro_kernel
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.target import TARGETS
 from nnfmq.hal.types import Model

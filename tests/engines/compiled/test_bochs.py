@@ -21,9 +21,8 @@ from support.quantized_gemm import (
 )
 
 from nnfmq.engines.compiled.code_generator import compile_ir
-from nnfmq.engines.compiled.kernels.dot_product import DotU8S8x4, MaddU8S8Acc16
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
-from nnfmq.engines.compiled.kernels.matrix_product import AmxS8S8x64
+from nnfmq.engines.compiled.kernels.micro_kernels import AmxS8S8x64, DotU8S8x4, MaddU8S8Acc16
 from nnfmq.engines.compiled.target import TARGETS, Target
 
 if TYPE_CHECKING:

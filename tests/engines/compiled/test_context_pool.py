@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.small_models import F32, one_operation
 
-from nnfmq.engines import idle_trim
+from nnfmq.engines import memory as idle_trim
 from nnfmq.engines.compiled import executor
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.thread_pool import default_thread_pool

@@ -11,18 +11,18 @@ from support.small_models import one_operation
 
 from nnfmq.engines.compiled.kernels import gemm_plan
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import DotU8S8x4, Float32, MicroKernel
-from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel
-from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
+from nnfmq.engines.compiled.kernels.depthwise import DwConvKernel
+from nnfmq.engines.compiled.kernels.depthwise_int8 import DwConvInt8Kernel
 from nnfmq.engines.compiled.kernels.gemm import row_buffer_of
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
+from nnfmq.engines.compiled.kernels.micro_kernels import DotU8S8x4, Float32, MicroKernel
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, REQUANT_ROWS
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
 from nnfmq.engines.compiled.target import TARGETS, Target, host_target
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
+from nnfmq.operations.declaration import Tensor
 from nnfmq.operations.shapes import WindowDimension, windows
-from nnfmq.operations.signature import Tensor
 
 pytestmark = pytest.mark.instruction_sets
 

@@ -9,10 +9,9 @@ import pytest
 from support.compiled import assert_kernels_agree, assert_kernels_agree_on
 from support.small_models import one_operation
 
-from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
-from nnfmq.engines.compiled.kernels.dwconv_int8_plan import plan_dwconv_int8
+from nnfmq.engines.compiled.kernels.depthwise_int8 import DwConvInt8Kernel, plan_dwconv_int8
+from nnfmq.engines.compiled.kernels.interleaving import RowDot
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
-from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.target import TARGETS
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
 from nnfmq.operations.shapes import WindowDimension, window_dimension

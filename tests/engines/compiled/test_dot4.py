@@ -34,8 +34,8 @@ from support.quantized_gemm import (
 )
 from support.small_models import one_operation
 
-from nnfmq.engines.compiled.kernels.dot_product import Dot4, DotS16x2
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.kernels.micro_kernels import Dot4, DotS16x2
 from nnfmq.hal.types import Model, OperationType
 
 pytestmark = pytest.mark.instruction_sets("dot4")

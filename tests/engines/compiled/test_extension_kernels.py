@@ -11,9 +11,9 @@ from support.compiled import assert_kernels_agree, assert_kernels_agree_on, outp
 from support.small_models import one_operation, vector
 
 from nnfmq.engines.compiled.partition import prepare
-from nnfmq.hal.tflite_codes import NAME, PREFIX, SIXTEEN_BIT, TfliteOperation, operation_code
+from nnfmq.hal.extensions import NAME, PREFIX, SIXTEEN_BIT, TfliteOperation, operation_code
 from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, Model, Operand, OperandType, OperationType
-from nnfmq.operations.signature import NUMPY_TYPES
+from nnfmq.operations.declaration import NUMPY_TYPES
 
 pytestmark = pytest.mark.instruction_sets
 

@@ -10,16 +10,15 @@ import pytest
 from support.compiled import assert_kernels_agree_on
 from support.small_models import one_operation
 
-from nnfmq.engines.compiled.kernels.float32_multiplier import Float32Multiplier, float32_constants
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
-from nnfmq.engines.compiled.kernels.requantize import REQUANT_ROWS
+from nnfmq.engines.compiled.kernels.requantize import REQUANT_ROWS, Float32Multiplier, float32_constants
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
 from nnfmq.engines.compiled.target import TARGETS
 from nnfmq.hal.types import Operand, OperandType, OperationType
+from nnfmq.operations.declaration import Tensor
 from nnfmq.operations.fixed_point import multiply, quantize_multiplier
 from nnfmq.operations.quantization import OutputMultipliers
-from nnfmq.operations.signature import Tensor
 
 Q8, Q8S, I32 = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.TENSOR_INT32
 SAME = 1

@@ -19,15 +19,13 @@ from nnfmq.engines.compiled.jit import (
     total_compile_cost,
     unique_kernels,
 )
-from nnfmq.engines.compiled.kernel_serialization import decode_kernels, encode_kernels, kernel_types
-from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
+from nnfmq.engines.compiled.kernel_compilation import compile_shards, decode_kernels, encode_kernels, kernel_types
+from nnfmq.engines.compiled.kernels.elementwise import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.float_ops import FloatUnary
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
-from nnfmq.engines.compiled.kernels.recurrent_cells import GateGemv, RnnCell
-from nnfmq.engines.compiled.kernels.recurrent_kernels import CellKernel, OutputKind
-from nnfmq.engines.compiled.kernels.reduction_kernels import PoolKernel
-from nnfmq.engines.compiled.local_compilation import compile_shards
-from nnfmq.engines.compiled.object_loader import LoadedCode
+from nnfmq.engines.compiled.kernels.recurrent import CellKernel, GateGemv, OutputKind, RnnCell
+from nnfmq.engines.compiled.kernels.reduction import PoolKernel
+from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.target import host_target
 from nnfmq.hal.errors import MissedDeadlineTransient
@@ -53,7 +51,7 @@ def test_enum_members_of_a_kernel_are_decoded_unchanged() -> None:
 
 
 def test_every_type_of_the_kernels_has_one_name() -> None:
-    assert kernel_types()["elementwise_kernels.ElementwiseKernel"] is ElementwiseKernel
+    assert kernel_types()["elementwise.ElementwiseKernel"] is ElementwiseKernel
     assert len(set(kernel_types().values())) == len(kernel_types())
     kinds = [kind for name, kind in kernel_types().items() if name != "WindowDimension"]
     assert all(dataclasses.is_dataclass(kind) or issubclass(kind, Enum) for kind in kinds)

@@ -14,7 +14,17 @@ from llvmlite import ir
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.jit import Kernel, symbol_name
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import (
+from nnfmq.engines.compiled.kernels.depthwise import DwConvKernel, plan_dwconv
+from nnfmq.engines.compiled.kernels.depthwise_int8 import DwConvInt8Kernel, plan_dwconv_int8
+from nnfmq.engines.compiled.kernels.elementwise import plan_elementwise
+from nnfmq.engines.compiled.kernels.float_ops import FloatBinary
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
+from nnfmq.engines.compiled.kernels.interleaving import RowDot
+from nnfmq.engines.compiled.kernels.micro_kernels import (
+    TILE_ROWS,
+    Amx,
+    AmxS8S8x64,
     Dot4,
     DotS8S8x4,
     DotS16x2,
@@ -22,17 +32,9 @@ from nnfmq.engines.compiled.kernels.dot_product import (
     Float32,
     MaddU8S8Acc16,
     MicroKernel,
+    MmlaU8S8x8,
 )
-from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel, plan_dwconv
-from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
-from nnfmq.engines.compiled.kernels.dwconv_int8_plan import plan_dwconv_int8
-from nnfmq.engines.compiled.kernels.elementwise_kernels import plan_elementwise
-from nnfmq.engines.compiled.kernels.float_ops import FloatBinary
-from nnfmq.engines.compiled.kernels.gemm import GemmKernel
-from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
-from nnfmq.engines.compiled.kernels.matrix_product import TILE_ROWS, Amx, AmxS8S8x64, MmlaU8S8x8
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
-from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.operations.shapes import WindowDimension, window_dimension
 

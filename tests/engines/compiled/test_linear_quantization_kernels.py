@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from support.compiled import assert_kernels_agree, assert_kernels_agree_on
 from support.small_models import one_operation
 
-from nnfmq.hal.tflite_codes import NAME, PREFIX, TfliteOperation, operation_code
+from nnfmq.hal.extensions import NAME, PREFIX, TfliteOperation, operation_code
 from nnfmq.hal.types import ExtensionNameAndPrefix, Model, Operand, OperandType
 
 pytestmark = pytest.mark.instruction_sets

@@ -21,9 +21,7 @@ from support.emulated import Call, Memory
 from support.instruction_sets import initialize_all_targets
 
 from nnfmq.engines.compiled.code_generator import compile_ir
-from nnfmq.engines.compiled.object_file import parse_object
-from nnfmq.engines.compiled.object_linker import RELOCATIONS, Linker
-from nnfmq.engines.compiled.object_loader import LoadedCode
+from nnfmq.engines.compiled.object_code import RELOCATIONS, Linker, LoadedCode, parse_object
 from nnfmq.engines.compiled.target import TARGETS, host_target
 from nnfmq.hal.errors import GeneralFailure
 
@@ -143,12 +141,12 @@ def test_code_is_executable_constants_are_read_only_and_both_are_unmapped_with_t
 
 def test_the_instruction_cache_is_synchronized_on_aarch64_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The function exists on every machine, and does nothing on x86-64."""
-    from nnfmq.engines.compiled import object_loader
+    from nnfmq.engines.compiled import object_code
 
     done: list[int] = []
-    real = object_loader._synchronize_instruction_cache
+    real = object_code._synchronize_instruction_cache
     monkeypatch.setattr(
-        object_loader, "_synchronize_instruction_cache", lambda at, size: (real(at, size), done.append(at))
+        object_code, "_synchronize_instruction_cache", lambda at, size: (real(at, size), done.append(at))
     )
     loaded = LoadedCode(host_files())
     assert done == ([loaded._base] if os.uname().machine == "aarch64" else [])

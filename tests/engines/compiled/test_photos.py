@@ -18,8 +18,8 @@ from nnfmq import load
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import Model
-from nnfmq.images import read_image
 from nnfmq.importers import LoadedModel
+from nnfmq.media.images import read_image
 from nnfmq.validation import validate_model
 
 pytest.importorskip("PIL", reason="Pillow is not installed")

@@ -17,9 +17,15 @@ from nnfmq.engines.compiled.code_generator import compile_kernels
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.memory_plan import Allocation, ArraySpec, PartitionLaunch, plan_partition
-from nnfmq.engines.compiled.object_loader import LoadedCode
+from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.partition import prepare
-from nnfmq.engines.compiled.roofline import (
+from nnfmq.engines.compiled.target import host_target
+from nnfmq.engines.compiled.thread_pool import ThreadPool, default_thread_pool
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
+from nnfmq.engines.interpreter import Program
+from nnfmq.hal.types import Model, Operand, OperandType, OperationType
+from nnfmq.importers import load
+from nnfmq.lab.roofline import (
     CopyBandwidth,
     FmaThroughput,
     MultiplyAdd,
@@ -27,12 +33,6 @@ from nnfmq.engines.compiled.roofline import (
     measure_ceilings,
     roofline_kernels,
 )
-from nnfmq.engines.compiled.target import host_target
-from nnfmq.engines.compiled.thread_pool import ThreadPool, default_thread_pool
-from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
-from nnfmq.engines.interpreter import Program
-from nnfmq.hal.types import Model, Operand, OperandType, OperationType
-from nnfmq.importers import load
 
 
 def digits(name: str = "digits.tflite") -> Model:

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from support.by_name import Use
 from support.compiled import assert_kernels_agree, outputs_of
 
-from nnfmq.conformance import testmodels
-from nnfmq.conformance.criteria import value_mismatches
-from nnfmq.conformance.testmodels import TestModel
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import DataLocation, LifeTime, Model, OperationType
+from nnfmq.lab.conformance import testmodels
+from nnfmq.lab.conformance.criteria import value_mismatches
+from nnfmq.lab.conformance.testmodels import TestModel
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import Role, match
+from nnfmq.operations.declaration import Role, match
 
 pytestmark = pytest.mark.instruction_sets
 

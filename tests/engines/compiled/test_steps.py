@@ -19,15 +19,14 @@ from support.tiers import IS_DEEP
 from support.vts_models import executable_lines, one_of_each
 
 import nnfmq
-from nnfmq.conformance import testmodels
-from nnfmq.conformance.cases import PASSED, run_test
-from nnfmq.conformance.random_classes import classes
-from nnfmq.conformance.random_graphs import generate
-from nnfmq.conformance.stepwise import StepReport, StepwiseEngine, compare_operations
+from nnfmq.client.model.handle import initial_values
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import FusedActivationFunc, Model, OperationType
-from nnfmq.runtime.model_state import initial_values
+from nnfmq.lab.conformance import testmodels
+from nnfmq.lab.conformance.cases import PASSED, run_test
+from nnfmq.lab.conformance.random_graphs import classes, generate
+from nnfmq.lab.conformance.stepwise import StepReport, StepwiseEngine, compare_operations
 
 Arrays = list[npt.NDArray[Any]]
 PARTS = 4

@@ -15,12 +15,16 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 from support.instruction_sets import initialize_all_targets
 
-from nnfmq import settings
+from nnfmq.base import settings
 from nnfmq.engines.compiled import code_generator
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import (
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
+from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
+from nnfmq.engines.compiled.kernels.micro_kernels import (
+    AmxS8S8x64,
+    AmxU8S8x64,
     Dot4,
     DotS8S8x4,
     DotS16x2,
@@ -28,12 +32,6 @@ from nnfmq.engines.compiled.kernels.dot_product import (
     Float32,
     MaddU8S8Acc16,
     MicroKernel,
-)
-from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
-from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
-from nnfmq.engines.compiled.kernels.matrix_product import (
-    AmxS8S8x64,
-    AmxU8S8x64,
     MmlaS8S8x8,
     MmlaU8S8x8,
     s8_micro_kernel,
@@ -41,13 +39,12 @@ from nnfmq.engines.compiled.kernels.matrix_product import (
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
-from nnfmq.engines.compiled.roofline import FmaThroughput, roofline_kernels
-from nnfmq.engines.compiled.target import TARGETS, Target, chosen_target, host_features
-from nnfmq.engines.compiled.tile_registers import request_tile_registers
+from nnfmq.engines.compiled.target import TARGETS, Target, chosen_target, host_features, request_tile_registers
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperationType
+from nnfmq.lab.roofline import FmaThroughput, roofline_kernels
+from nnfmq.operations.declaration import Tensor
 from nnfmq.operations.shapes import window_dimension
-from nnfmq.operations.signature import Tensor
 
 _REQUEST = "nnfmq.engines.compiled.target.request_tile_registers"
 _WIDE = """

@@ -18,11 +18,11 @@ from support.drivers import until
 from nnfmq.engines.compiled import thread_pool
 from nnfmq.engines.compiled.code_generator import compile_ir
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
-from nnfmq.engines.compiled.object_loader import LoadedCode
-from nnfmq.engines.compiled.roofline import CopyBandwidth
+from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.target import host_target
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, CoreDivision, Parallelism, ThreadPool
-from nnfmq.operations.signature import Array
+from nnfmq.lab.roofline import CopyBandwidth
+from nnfmq.operations.declaration import Array
 
 MAX_ITEMS = 1000
 SPINS = 1 << 31  # some seconds

@@ -16,8 +16,8 @@ from nnfmq.engines.execution import BoundSteps, RunOptions
 from nnfmq.engines.interpreter import Program
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Model
+from nnfmq.observe.trace_files import RingReader, Slice
 from nnfmq.observe.trace_layout import ring_bytes
-from nnfmq.observe.trace_model import RingReader, Slice
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
 
 OPERATIONS = ["0 CONV_2D", "1 MAX_POOL_2D", "2 CONV_2D", "3 MAX_POOL_2D", "4 FULLY_CONNECTED", "5 SOFTMAX"]

@@ -11,10 +11,10 @@ from contextlib import closing
 import pytest
 from support import places
 
-from nnfmq.conformance import testmodels
-from nnfmq.conformance.cases import FAILED, run_test
-from nnfmq.conformance.execution_paths import open_target
-from nnfmq.conformance.targets import ExecutionTarget
+from nnfmq.lab.conformance import testmodels
+from nnfmq.lab.conformance.cases import FAILED, run_test
+from nnfmq.lab.conformance.runner import open_target
+from nnfmq.lab.conformance.targets import ExecutionTarget
 
 FOLDER = places.data_path() / "vts"
 SPECS = sorted(FOLDER.glob("*/*.jsonl.gz"))

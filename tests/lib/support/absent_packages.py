@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WITHOUT_LLVMLITE = """
-from nnfmq.service.installed_packages import InstalledPackages
+from nnfmq.base.packages import InstalledPackages
 version = InstalledPackages.version
 InstalledPackages.version = lambda self, package: None if package == "llvmlite" else version(self, package)
 """

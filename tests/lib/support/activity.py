@@ -14,7 +14,7 @@ from nnfmq.observe.driver_statistics import (
     DriverStatistics,
     ModelStatistics,
 )
-from nnfmq.observe.latency_histogram import LatencyHistogram
+from nnfmq.observe.statistics_layout import LatencyHistogram
 from nnfmq.serialize.repository_protocol import ModelEntry
 
 NO_PID = 2**22 + 1  # above the kernel's limit: /proc has nothing about it

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnfmq.operations.signature import Array
+from nnfmq.operations.declaration import Array
 
 __all__ = ["INSTRUCTION_BYTES", "Fault", "Memory", "Tiles"]
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from nnfmq.engines.compiled.target import Target
-from nnfmq.operations.signature import Array
+from nnfmq.operations.declaration import Array
 from support import amx, bochs_cpu
 from support.bochs_memory import BochsMemory
 from support.emulated import CODE, PAGE, Call, Region

@@ -8,7 +8,7 @@ from types import TracebackType
 
 import numpy as np
 
-from nnfmq.operations.signature import Array
+from nnfmq.operations.declaration import Array
 from support.bochs_cpu import bochscpu
 from support.emulated import PAGE, Region
 

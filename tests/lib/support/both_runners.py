@@ -13,13 +13,14 @@ import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
+from nnfmq.client.model.handle import initial_values
 from nnfmq.engines import interpreter
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.importers import LoadedModel, load, load_source, tflite_file
+from nnfmq.importers import LoadedModel, load, load_source
 from nnfmq.importers.file_format import read_source
 from nnfmq.importers.graph_builder import GraphBuilder
-from nnfmq.importers.tflite_operators import ConversionContext, convert_operator
-from nnfmq.runtime.model_state import initial_values
+from nnfmq.importers.tflite import file
+from nnfmq.importers.tflite.operators import ConversionContext, convert_operator
 from nnfmq.validation import validate_model
 
 Array = npt.NDArray[Any]
@@ -117,10 +118,10 @@ class Layers:
 
     def __init__(self, content: bytes) -> None:
         self._size_bytes = len(content)
-        self._file = tflite_file.read(content)
+        self._file = file.read(content)
         self.operators = list(self._file.operators())
 
-    def run(self, operator: tflite_file.TfliteOperator, tensor: Callable[[int], Array]) -> Array:
+    def run(self, operator: file.TfliteOperator, tensor: Callable[[int], Array]) -> Array:
         """Return the only output of `operator`; `tensor` gives its inputs by their index in the file."""
         self._file.outputs = operator.outputs
         graph = ConversionContext(self._file, GraphBuilder(max_constant_bytes=8 * self._size_bytes))

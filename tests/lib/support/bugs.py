@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nnfmq.service import session_context
+from nnfmq.driver.session import calls
 
 _PID = os.getpid()
 _found: list[BaseException | None] = []
-_die = session_context.abort_on_internal_error
+_die = calls.abort_on_internal_error
 
 
 def _note(error: BaseException | None) -> None:
@@ -21,7 +21,7 @@ def _note(error: BaseException | None) -> None:
 
 def watch_for_them() -> None:
     """Record internal errors until the process ends, because a thread may outlive the test that started it."""
-    session_context.abort_on_internal_error = _note
+    calls.abort_on_internal_error = _note
 
 
 @contextmanager

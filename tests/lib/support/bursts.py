@@ -1,6 +1,6 @@
 """A minimal burst client: two queues, memories in slots, and packets as bytes, well-formed or not.
 
-It does not use `nnfmq.runtime`, so it can send packets that no client library sends. The server's ends are attached
+It does not use `nnfmq.client`, so it can send packets that no client library sends. The server's ends are attached
 through separate mappings, as in another process.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Self
 
+from nnfmq.base.memory import Memory
 from nnfmq.hal.types import MeasureTiming, Model, Request
-from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.serialize.codec import decode_result, encode_request
 from nnfmq.serialize.packets import ResultPacket

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, is_scalar
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import NUMPY_TYPES, Parameter, Role, Variant
+from nnfmq.operations.declaration import NUMPY_TYPES, Parameter, Role, Variant
 from nnfmq.validation import validate_model
 from support.small_models import graph
 

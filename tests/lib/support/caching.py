@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
+from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionPreference, Model, Operand, OperandType, Operation, OperationType, Priority
-from nnfmq.operations.signature import NUMPY_TYPES
+from nnfmq.operations.declaration import NUMPY_TYPES
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
-from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service.session import Session
+from nnfmq.serialize.models import encode_model
 from support.executors import LIMIT_S
 from support.protocol import ProtocolPeer
 from support.small_models import INPUT, OUTPUT, graph, scalar

@@ -17,12 +17,11 @@ import numpy as np
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.jit import Kernel, symbol_name, unique_kernels
-from nnfmq.engines.compiled.kernel_serialization import decode_kernels, encode_kernels
-from nnfmq.engines.compiled.local_compilation import compile_in_process
+from nnfmq.engines.compiled.kernel_compilation import compile_in_process, decode_kernels, encode_kernels
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.hal.types import Model, Operand, is_scalar
-from nnfmq.operations.signature import NUMPY_TYPES, Array
+from nnfmq.operations.declaration import NUMPY_TYPES, Array
 from nnfmq.validation import validate_model
 
 FLOAT_TOLERANCE = 1e-5

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nnfmq.channel import Channel
-from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.defaults import INTERFACE
+from nnfmq.base.channel import Channel
+from nnfmq.client.connection.connection import Connection
+from nnfmq.client.connection.defaults import INTERFACE
 
 
 def open_connection(channel: Channel, deadline_ns: int | None, interface: str = INTERFACE) -> Connection:

@@ -20,9 +20,9 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.capabilities import NumberOfCacheFiles, PerformanceInfo, uniform_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, ResourceExhaustedPersistent
 from nnfmq.hal.types import OperationType
-from nnfmq.serialize.model_codec import decode_model, encode_model
-from nnfmq.service.caching.compilation_cache import CacheContents
-from nnfmq.service.device import DeviceBase
+from nnfmq.serialize.models import decode_model, encode_model
+from nnfmq.driver.cache.files import CacheContents
+from nnfmq.driver.devices.device import DeviceBase
 
 
 class Everything(DeviceBase):

@@ -28,8 +28,8 @@ import numpy.typing as npt
 import pytest
 
 import nnfmq
+from nnfmq.base.paths import models_socket
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.paths import models_socket
 from support.places import ROOT
 
 LIMIT_S = 30.0

@@ -16,13 +16,13 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from nnfmq.engines.compiled import compiled_artifact, partition
+from nnfmq.engines.compiled import artifact, partition
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.memory_plan import PartitionPlan
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.thread_pool import ThreadPool
 from nnfmq.engines.execution import ExecutionFrame
-from nnfmq.operations.signature import Array
+from nnfmq.operations.declaration import Array
 from support.linked import Image
 
 __all__ = ["PAGE", "Call", "Machine", "Memory", "Region", "emulated_on"]
@@ -148,6 +148,6 @@ def emulated_on(machine: Machine) -> Iterator[None]:
     """Generate code for `machine`, and run it there, in the `with` block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "host_target", lambda: machine.target)
-        patch.setattr(compiled_artifact, "LoadedCode", lambda codes: _EmulatedCode(machine, codes))
-        patch.setattr(compiled_artifact, "CompiledPartition", _EmulatedPartition)
+        patch.setattr(artifact, "LoadedCode", lambda codes: _EmulatedCode(machine, codes))
+        patch.setattr(artifact, "CompiledPartition", _EmulatedPartition)
         yield

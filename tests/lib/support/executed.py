@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OperationType, is_scalar
-from nnfmq.operations.signature import NUMPY_TYPES
+from nnfmq.operations.declaration import NUMPY_TYPES
 from nnfmq.validation import validate_model
 from support.small_models import graph
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from nnfmq.base.memory import Memory
+from nnfmq.driver.execution.burst import CachingBurstExecutor
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import RunOptions
 from nnfmq.hal.errors import ErrorStatus, OutputInsufficientSize, error_for_status
 from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Model, OutputShape, Request
-from nnfmq.memory import Memory
 from nnfmq.serialize.packets import RequestPacket
-from nnfmq.service.burst_executor import CachingBurstExecutor
-from nnfmq.service.driver_prepared_model import DriverPreparedModel
 
 LIMIT_S = 20
 

@@ -25,7 +25,7 @@ import signal
 
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal.errors import GeneralFailure, MissedDeadlineTransient, ResourceExhaustedTransient
-from nnfmq.service.device import DeviceBase
+from nnfmq.driver.devices.device import DeviceBase
 
 ERRORS = {13.0: GeneralFailure, 15.0: MissedDeadlineTransient, 16.0: ResourceExhaustedTransient}
 

@@ -17,13 +17,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nnfmq.channel import NO_WAIT, Channel, Listener
+from nnfmq.base.channel import NO_WAIT, Channel, Listener
+from nnfmq.base.paths import models_socket
 from nnfmq.hal.errors import DeadObject, ErrorStatus, ModelNotFound, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
-from nnfmq.paths import models_socket
 from nnfmq.serialize.messages import memory_to_data
-from nnfmq.serialize.model_codec import encode_model
+from nnfmq.serialize.models import encode_model
 from nnfmq.serialize.repository_protocol import (
     ListModels,
     ModelDescription,

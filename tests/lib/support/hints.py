@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from nnfmq.runtime.client_device import Device
+from nnfmq.client.connection.device import Device
 from nnfmq.serialize import messages
 
 

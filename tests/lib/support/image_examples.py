@@ -21,18 +21,18 @@ from nnfmq.operations import (
     fully_connected,
     grouped_conv,
     keypoints,
-    l2_lrn_instance_norm,
-    pool_2d,
+    normalization,
+    pooling,
     roi,
     transpose_conv,
 )
-from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Overload, Parameter, Role, Variant
+from nnfmq.operations.declaration import NUMPY_TYPES, Declaration, Overload, Parameter, Role, Variant
 
 Array = npt.NDArray[Any]
 
 FAMILIES = (
     bounding_boxes, convolution, detection, fully_connected, grouped_conv, keypoints, batch_matmul,
-    l2_lrn_instance_norm, pool_2d, roi, transpose_conv,
+    normalization, pooling, roi, transpose_conv,
 )  # fmt: skip
 DECLARATIONS = {d.name: d for family in FAMILIES for d in family.DECLARATIONS}
 UINT8, INT8 = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED

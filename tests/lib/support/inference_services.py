@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nnfmq.hal.errors import ModelNotFound
-from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
+from nnfmq.serving.inference_protocol.tensors import RequestLimits
 from nnfmq.serving.inference_service import (
     InferenceModelMetadata,
     InferenceTensorMetadata,
@@ -98,7 +98,7 @@ async def protocol_servers(app: Any, service: Any, limits: RequestLimits | None 
     import grpc
     import uvicorn
 
-    from nnfmq.serving.inference_protocol.grpc_service import GrpcInferenceService, add_to_server, server_options
+    from nnfmq.serving.inference_protocol.grpc import GrpcInferenceService, add_to_server, server_options
 
     rpc = grpc.aio.server(options=server_options(limits))
     add_to_server(GrpcInferenceService(service, limits=limits), rpc)

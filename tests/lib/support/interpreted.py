@@ -11,7 +11,7 @@ import numpy.typing as npt
 import nnfmq
 from nnfmq.engines import interpreter
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.validation.model_validation import validate_model
+from nnfmq.validation.models import validate_model
 
 Array = npt.NDArray[Any]
 

@@ -16,189 +16,66 @@ from pathlib import Path
 
 PACKAGE = "nnfmq"
 EVERYTHING = "*"
-_SHARED_WORDS = (
-    "hal",
-    "settings",
-    "deadlines",
-    "memory",
-    "channel",
-    "queue",
-    "serialize",
-    "watcher",
-    "paths",
-    "core_selection",
-    "cpu_allowance",
-    "file_memory",
-    "fence",
-    "uncopyable",
-    "verbose_log",
-    "child_environment",
-    "parent_exit",
-    "installed_version",
-)
-BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
+BOTH_SIDES = ("base", "hal", "queue", "serialize", "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "": (
-        "runtime",
-        "importers",
-        "model_builder",
-        "queue",
-        "memory",
-        "file_memory",
-        "fence",
-        "installed_version",
-        "images",
-        "audio",
-        "class_scores",
-        "hal",
-    ),
-    "__main__": ("cli", "service.embedded_main", "service.detached_compile"),
+    "": ("client", "importers", "model_builder", "queue", "media", "base", "hal"),
+    "__main__": ("cli", "driver.process.embedded", "driver.compilation.unfinished"),
     "hal": (),
-    "settings": ("hal.errors",),
-    "build_stamp": (),
-    "core_selection": ("settings", "build_stamp"),
-    "cpu_allowance": (),
-    "deadlines": ("hal.errors",),
-    "uncopyable": (),
-    "installed_version": (),
-    "child_environment": (),
-    "parent_exit": (),
-    "html_page": (),
-    "verbose_log": ("settings", "hal.errors"),
-    "paths": ("settings", "hal.errors"),
+    "base": ("hal",),
+    "observe": ("base.cores", "hal"),
+    "data": ("hal",),
+    "media": ("hal",),
+    "queue": ("base", "hal.errors"),
+    "serialize": ("base.cores", "hal"),
     "operations": ("hal",),
     "validation": ("hal", "operations"),
-    "memory": ("verbose_log", "uncopyable", "hal"),
-    "posix_shm": ("memory", "hal.errors"),
-    "file_memory": ("uncopyable", "hal"),
-    "channel": ("memory", "deadlines", "uncopyable", "hal"),
-    "fence": ("channel", "deadlines", "uncopyable", "hal"),
-    "queue": ("settings", "memory", "posix_shm", "core_selection", "deadlines", "uncopyable", "hal.errors"),
-    "serialize": ("core_selection", "hal"),
-    "watcher": ("deadlines", "uncopyable", "hal.errors"),
-    "engines": ("settings", "verbose_log", "operations", "core_selection", "cpu_allowance", "hal"),
-    "service": BOTH_SIDES,
-    "execution_observers": ("hal",),
-    "recording": ("settings", "execution_observers", "serialize", "installed_version", "hal"),
-    "telemetry": ("settings", "execution_observers", "hal"),
-    "graphs": ("hal", "execution_plan", "verbose_log"),
-    "execution_plan": ("hal", "validation", "operations"),
-    "model_builder": (
-        "graphs",
-        "hal",
-        "validation",
-        "operations",
-        "memory",
-        "file_memory",
-        "uncopyable",
-        "verbose_log",
-    ),
-    "runtime": (
-        *BOTH_SIDES,
-        "importers",
-        "execution_observers",
-        "recording",
-        "telemetry",
-        "execution_plan",
-        "model_builder",
-    ),
-    "nnapi": (
-        "runtime",
-        "model_builder",
-        "telemetry",
-        "validation.values",
-        "fence",
-        "file_memory",
-        "memory",
-        "deadlines",
-        "uncopyable",
-        "hal",
-    ),
-    "replaying": ("runtime", "recording", "execution_observers", "memory", "serialize", "hal"),
-    "importers": ("hal", "memory", "validation", "operations"),
-    "conformance": (
-        "html_page",
-        "runtime",
-        "execution_plan",
-        "settings",
-        "engines",
-        "validation",
-        "operations",
-        "memory",
-        "fence",
-        "hal",
-    ),
-    "images": ("hal",),
-    "audio": ("images", "hal"),
-    "class_scores": ("hal",),
-    "mlts": ("html_page", "conformance", "runtime", "importers", "images", "file_memory", "hal"),
-    "compat": ("runtime", "importers", "hal"),
-    "measure": (
-        "html_page",
-        "runtime",
-        "importers",
-        "engines.interpreter",
-        "operations",
-        "queue",
-        "cpu_allowance",
-        "installed_version",
-        "hal",
-    ),
-    "stress": ("measure", "runtime.connect", "importers", "settings", "hal"),
+    "engines": ("base", "operations", "hal"),
+    "importers": ("base.memory", "data", "hal", "validation", "operations"),
+    "planning": ("hal", "validation", "operations"),
+    "graphs": ("base.verbose_log", "hal", "planning"),
+    "model_builder": ("base", "graphs", "hal", "validation", "operations"),
+    "recording": ("base", "serialize", "hal"),
+    "telemetry": ("base.settings", "hal"),
+    "driver": BOTH_SIDES,
+    "client": (*BOTH_SIDES, "importers", "recording", "telemetry", "planning", "model_builder"),
+    "nnapi": ("base", "client", "model_builder", "telemetry", "validation.values", "hal"),
+    "compat": ("client", "importers", "hal"),
     # A process beside the driver: a client of it, and a server of the models of a directory.
-    "repository": (
-        "runtime",
-        "importers",
-        "serialize",
-        "channel",
-        "memory",
-        "file_memory",
-        "watcher",
-        "deadlines",
-        "uncopyable",
-        "child_environment",
-        "parent_exit",
-        "hal",
-    ),
-    "serving": ("runtime", "paths", "settings", "deadlines", "uncopyable", "verbose_log", "installed_version", "hal"),
+    "repository": ("base", "client", "importers", "serialize", "hal"),
+    "serving": ("base", "client", "hal"),
+    # What measures and tests the rest. Only commands import it.
+    "lab": (*BOTH_SIDES, "client", "importers", "media", "planning", "recording", "data"),
     "cli": (EVERYTHING,),
-    "observe": ("core_selection",),
 }
-"""Part → what it may import beside itself and `observe`, which everyone may."""
+"""Part → what it may import beside itself and `observe`, which every part may."""
 
 DOORS: dict[str, tuple[str, ...]] = {
     # The control channel; the stream socket of a collector of telemetry, which speaks JSON lines and no protocol; an
     # HTTP server on loopback, in a process of its own.
-    "socket": ("channel", "telemetry.collector_socket", "cli.metrics_endpoint"),
+    "socket": ("base.channel", "telemetry.sinks", "cli.metrics_endpoint"),
     "socketserver": (),
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
-    "mmap": ("memory", "engines.compiled.object_loader"),
-    "posix_ipc": ("posix_shm",),
+    "mmap": ("base.memory", "engines.compiled.object_code"),
+    "posix_ipc": ("base.posix_shm",),
     "ctypes": (
         "queue",
-        "engines.idle_trim",
+        "engines.memory",
         "engines.compiled._pypool",
-        "engines.compiled.object_loader",
-        "engines.compiled.tile_registers",
-        "parent_exit",
+        "engines.compiled.object_code",
+        "engines.compiled.target",
+        "base.processes",
     ),
     "llvmlite": ("engines.compiled",),
-    "multiprocess": (),
-    # The embedded driver, modules that measure or test in child processes, and commands that run an application.
+    "multiprocess": ("lab",),
+    # The embedded driver, what measures or tests in child processes, and commands that run an application.
     "subprocess": (
-        "runtime.embedded_driver",
-        "runtime.client",
+        "client.connection",
         "repository.import_process",
         "cli.queue_bench",
         "cli.record",
         "cli.trace_collection",
-        "conformance.runner",
-        "conformance.specifications",
-        "measure.listening_driver",
-        "measure.runner_group",
-        "mlts.child_programs",
-        "stress.load_group",
+        "lab",
         "serving.driver_process",
     ),
     "multiprocessing": (),
@@ -211,37 +88,33 @@ DOORS: dict[str, tuple[str, ...]] = {
 """Module → the only places that may import it."""
 
 CALLS: dict[str, tuple[str, ...]] = {
-    "fork": ("service.child_process",),
-    "memfd_create": ("memory", "cli.doctor"),  # the doctor asks the kernel whether it can
+    "fork": ("driver.process.children",),
+    "memfd_create": ("base.memory", "cli.doctor"),  # the doctor asks the kernel whether it can
     # The kernel's scheduler: compile processes yield to executions; the sampler of `nnfmq stress` goes before all load.
-    "nice": ("service.compile_priority",),
-    "setpriority": ("stress.sampler",),
+    "nice": ("driver.compilation.server",),
+    "setpriority": ("lab.stress.sampler",),
     "sched_setscheduler": (),
-    "mprotect": ("engines.compiled.object_loader",),
-    "posix_fallocate": ("memory",),
-    "F_ADD_SEALS": ("memory", "cli.doctor"),
-    "recvmsg": ("channel",),
-    "sendmsg": ("channel",),
-    "recv_fds": ("channel",),
-    "send_fds": ("channel",),
-    # Settings are read in one package: declare a new one in nnfmq/settings/__init__.py. The others set variables of
+    "mprotect": ("engines.compiled.object_code",),
+    "posix_fallocate": ("base.memory",),
+    "F_ADD_SEALS": ("base.memory", "cli.doctor"),
+    "recvmsg": ("base.channel",),
+    "sendmsg": ("base.channel",),
+    "recv_fds": ("base.channel",),
+    "send_fds": ("base.channel",),
+    # Settings are read in one module: declare a new one in nnfmq/base/settings.py. The others set variables of
     # NumPy's BLAS or another runtime, pass the environment to a child process, or read a variable of another program:
     # $CC, $COLUMNS.
     "environ": (
-        "settings",
-        "child_environment",
-        "service.supervisor",
+        "base.settings",
+        "base.processes",
+        "base.cores",
+        "driver.process.supervisor",
         "cli.profile",
-        "conformance.runner",
         "cli.queue_bench",
-        "core_selection",
         "cli.console",
         "cli.record",
         "cli.trace_collection",
-        "mlts.child_programs",
-        "measure.listening_driver",
-        "measure.runner_group",
-        "measure.peers",
+        "lab",
         "serving.driver_process",
     ),
     "getenv": (),
@@ -347,7 +220,7 @@ def cycles(found: Iterable[Source]) -> list[list[str]]:
 
     An import counts wherever it stands, as in `imports`. `from package import module` is an import of the module only.
     """
-    graph = _import_graph(list(found))
+    graph = import_graph(list(found))
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -373,7 +246,7 @@ def cycles(found: Iterable[Source]) -> list[list[str]]:
     return sorted(component for component in components if len(component) > 1)
 
 
-def _import_graph(found: list[Source]) -> dict[str, set[str]]:
+def import_graph(found: list[Source]) -> dict[str, set[str]]:
     """Return the modules that each module imports; names are those of `Source.module`."""
     modules = {source.module for source in found}
     graph: dict[str, set[str]] = {source.module: set() for source in found}

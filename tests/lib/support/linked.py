@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nnfmq.engines.compiled.object_linker import Linker
+from nnfmq.engines.compiled.object_code import Linker
 
 __all__ = ["Image", "link", "undefined_symbols"]
 

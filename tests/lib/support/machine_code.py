@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nnfmq.hal.program_kind import ProgramKind
-from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.hal.preparation import ProgramKind
 
 __all__ = ["machine_code"]
 

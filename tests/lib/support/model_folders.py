@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import nnfmq
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
+from nnfmq.base.memory import Memory
+from nnfmq.base.paths import models_socket
+from nnfmq.client.connection.prepare_arguments import FinishedModel
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionPreference
-from nnfmq.memory import Memory
-from nnfmq.paths import models_socket
-from nnfmq.runtime.prepare_arguments import FinishedModel
 from nnfmq.serialize import repository_protocol
-from nnfmq.serialize.model_codec import decode_model
+from nnfmq.serialize.models import decode_model
 from nnfmq.serialize.repository_protocol import (
     ListModels,
     ModelEntry,

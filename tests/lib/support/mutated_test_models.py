@@ -17,7 +17,6 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nnfmq.conformance.testmodels import TestModel
 from nnfmq.hal.types import (
     ChannelQuant,
     DataLocation,
@@ -28,7 +27,8 @@ from nnfmq.hal.types import (
     OperationType,
     is_scalar,
 )
-from nnfmq.operations.signature import NUMPY_TYPES
+from nnfmq.lab.conformance.testmodels import TestModel
+from nnfmq.operations.declaration import NUMPY_TYPES
 from support.choices import Choices, DrawnChoices
 from support.vts_models import one_of_each
 

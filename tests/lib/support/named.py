@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 
-from nnfmq import posix_shm
+from nnfmq.base import posix_shm
 
 _numbers = count()
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nnfmq.engines.compiled.object_loader import LoadedCode
-from nnfmq.operations.signature import Array
+from nnfmq.engines.compiled.object_code import LoadedCode
+from nnfmq.operations.declaration import Array
 from support.forking import fork
 
 __all__ = ["run_natively"]

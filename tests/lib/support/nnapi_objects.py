@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import numpy as np
 import numpy.typing as npt
 
+from nnfmq.client.connection.device import Device
 from nnfmq.hal.types import Model
 from nnfmq.nnapi import BurstBuilder, CompilationBuilder, DeviceMemory, ExecutionBuilder, MemoryBuilder
-from nnfmq.runtime.client_device import Device
 
 Floats = npt.NDArray[np.float32]
 ONE, TEN, SUM = ([1, 2, 3, 4], [10, 20, 30, 40], [11, 22, 33, 44])

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.types import Operand, OperandType, OperationType, is_scalar
-from nnfmq.operations.signature import NUMPY_TYPES
+from nnfmq.operations.declaration import NUMPY_TYPES
 from support.executed import executed
 from support.small_models import scalar
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import nnfmq
-from nnfmq.execution_plan.plan import ExecutionPlan
+from nnfmq.client.connection.device import Device
+from nnfmq.client.model.cpu_fallback import CpuFallback
+from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.tensor_info import operand_info
 from nnfmq.hal.types import Model
-from nnfmq.runtime.client_device import Device
-from nnfmq.runtime.cpu_fallback import CpuFallback
-from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
+from nnfmq.planning.plan import ExecutionPlan
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 from support.plugins import add_plugin, path_with
 
@@ -26,7 +26,7 @@ FAILING = """
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal import errors
 from nnfmq.hal.types import OutputShape
-from nnfmq.service.device import DeviceBase
+from nnfmq.driver.devices.device import DeviceBase
 
 
 def device(status):

@@ -12,19 +12,10 @@ import numpy.typing as npt
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import RunOptions
-from nnfmq.execution_plan.plan import (
-    MAIN,
-    ExecutionPlan,
-    ExecutionStep,
-    GotoStep,
-    IfStep,
-    LogicalStep,
-    OperandKey,
-    WhileStep,
-)
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, PerformanceInfo, uniform_capabilities
 from nnfmq.hal.types import Model, Operation, OperationType, Subgraph
-from nnfmq.operations.called_subgraphs import reachable_subgraphs
+from nnfmq.operations.control_flow import reachable_subgraphs
+from nnfmq.planning.plan import MAIN, ExecutionPlan, ExecutionStep, GotoStep, IfStep, LogicalStep, OperandKey, WhileStep
 from nnfmq.validation import validate_model
 
 Array = npt.NDArray[Any]

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from nnfmq.execution_plan.plan import (
+from nnfmq.hal.types import LifeTime, Model, Operation, Subgraph
+from nnfmq.planning.plan import (
     MAIN,
     ExecutionPlan,
     ExecutionStep,
@@ -20,7 +21,6 @@ from nnfmq.execution_plan.plan import (
     WhileStep,
     subgraph_of,
 )
-from nnfmq.hal.types import LifeTime, Model, Operation, Subgraph
 
 _FROM_OUTSIDE = (LifeTime.TEMPORARY_VARIABLE, LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT)
 

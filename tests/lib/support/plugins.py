@@ -16,10 +16,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nnfmq.hal.extension_codes import ExtensionCodes
+from nnfmq.hal.extensions import ExtensionCodes
 from nnfmq.hal.types import EXTENSION_TYPES, Model, Operand, OperandType
 from nnfmq.operations import REGISTRY, extensions
-from nnfmq.operations.signature import NUMPY_TYPES
+from nnfmq.operations.declaration import NUMPY_TYPES
 from support.places import ROOT
 from support.small_models import F32, one_operation
 

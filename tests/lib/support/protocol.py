@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
-from nnfmq.channel import NO_WAIT, Channel
+from nnfmq.base.channel import NO_WAIT, Channel
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
 from nnfmq.serialize import control_protocol
 from nnfmq.serialize.control_protocol import PeerRole

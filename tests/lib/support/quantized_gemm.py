@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled.lowering import weighted_operation
+from nnfmq.engines.compiled.lowering import products
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
-from nnfmq.operations.signature import Array
+from nnfmq.operations.declaration import Array
 from support.compiled import outputs_of, random_inputs
 from support.small_models import one_operation
 
@@ -127,7 +127,7 @@ def assert_packed_weights_are_restored(model: Model) -> None:
     """Assert that a program from a cache has packed weights and corrected biases, and that no weights are read."""
     first = prepare(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weighted_operation, "without_zero_point", lambda filter: pytest.fail("weights are read"))
+        patch.setattr(products, "without_zero_point", lambda filter: pytest.fail("weights are read"))
         second = prepare(model, first.prepacked)
     assert second.compiled_ops == first.compiled_ops == {0}
     inputs = random_inputs(model, 3)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from nnfmq.memory import Memory
+from nnfmq.base.memory import Memory
 from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, MessageQueue, MQDescriptor, descriptor_formats
 from nnfmq.queue import core as cores
 

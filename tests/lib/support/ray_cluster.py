@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from nnfmq.observe.process_usage import descendants
+from nnfmq.base.processes import descendants
 from support.drivers import short_folder, until
 from support.places import ROOT
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from nnfmq.execution_observers import CapturedTensor, ObservedExecution, ObservedPreparation
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import HalExecutionMode, Model
-from nnfmq.recording.recording_reader import RecordingFile
-from nnfmq.recording.recording_writer import RecordingWriter
+from nnfmq.observe.executions import CapturedTensor, ObservedExecution, ObservedPreparation
+from nnfmq.recording.reader import RecordingFile
+from nnfmq.recording.writer import RecordingWriter
 from support.models import add_model
 
 INFOS = (TensorInfo("input 0", (4,), "float32"), TensorInfo("input 1", (4,), "float32"))

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 import nnfmq
+from nnfmq.client.connection.prepare_arguments import FinishedModel
 from nnfmq.hal.errors import ModelNotFound
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Model
-from nnfmq.runtime.prepare_arguments import FinishedModel
 from nnfmq.serving.inference_service import InferRequest, ModelIndexEntry
-from nnfmq.serving.model_providers import ProvidedModel
+from nnfmq.serving.providers import ProvidedModel
 from support.drivers import LIMIT_S
 from support.models import add_model, relu_model
 

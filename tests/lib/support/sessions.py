@@ -12,7 +12,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from nnfmq.channel import Channel
+from nnfmq.base.channel import Channel
+from nnfmq.base.memory import Memory
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel
+from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import (
     ExecutionConfig,
@@ -23,12 +26,9 @@ from nnfmq.hal.types import (
     Priority,
     Request,
 )
-from nnfmq.memory import Memory
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
-from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service.driver_prepared_model import DriverPreparedModel
-from nnfmq.service.session import Session
+from nnfmq.serialize.models import encode_model
 from support import control_flow_models, models
 from support.executors import LIMIT_S, Held
 from support.protocol import ProtocolPeer

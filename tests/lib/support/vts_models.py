@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cache
 
-from nnfmq.conformance import testmodels
-from nnfmq.conformance.cases import matrix_entries
-from nnfmq.conformance.testmodels import Line, TestModel
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import Model
+from nnfmq.lab.conformance import testmodels
+from nnfmq.lab.conformance.cases import matrix_entries
+from nnfmq.lab.conformance.testmodels import Line, TestModel
 from nnfmq.validation import validate_model
 from support import places
 

@@ -14,7 +14,7 @@ import time
 from itertools import count
 from typing import Any
 
-from nnfmq.memory import Memory
+from nnfmq.base.memory import Memory
 from nnfmq.queue import UNSYNCHRONIZED, MessageQueue
 
 LIMIT_NS = 20 * 10**9

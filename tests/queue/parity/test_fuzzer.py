@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.queues import Setup
 
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
-from nnfmq.memory import Memory
 from nnfmq.queue import UNSYNCHRONIZED, Grantor, MessageQueue, MQDescriptor, Overflow
 
 COUNTERS = [0, 1, 7, 8, 24, 32, 40, 72, 2**31, 2**32 - 8, 2**63, 2**64 - 32, 2**64 - 8, 2**64 - 1]

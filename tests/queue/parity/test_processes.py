@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from support.queues import CORES, Setup
 
-from nnfmq.memory import Memory
+from nnfmq.base.memory import Memory
 from nnfmq.queue import UNSYNCHRONIZED, MessageQueue, descriptor_formats
 from nnfmq.queue import core as cores
 

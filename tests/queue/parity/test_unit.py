@@ -16,8 +16,8 @@ import pytest
 from msgspec.structs import replace
 from support.queues import COUNT, CUSTOM_NOT_EMPTY, CUSTOM_NOT_FULL, Setup, pattern
 
+from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
-from nnfmq.memory import Memory
 from nnfmq.queue import UNSYNCHRONIZED, EventFlag, Grantor, MessageQueue, MQDescriptor, descriptor_formats, layout
 
 Start = Callable[..., "Future[Any]"]

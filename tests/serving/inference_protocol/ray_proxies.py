@@ -22,11 +22,11 @@ from support.ray_programs import report_of
 from tritonclient.utils import InferenceServerException
 
 from nnfmq.hal.errors import DeadObject
-from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
-from nnfmq.serving.inference_protocol.grpc_service import GrpcInferenceService
+from nnfmq.serving.inference_protocol.grpc import GrpcInferenceService
+from nnfmq.serving.inference_protocol.http import InferenceApp
 from nnfmq.serving.inference_service import InferRequest, InferResponse
 
-SERVICER = "nnfmq.serving.inference_protocol.grpc_service.add_to_server"
+SERVICER = "nnfmq.serving.inference_protocol.grpc.add_to_server"
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 REQUESTS = 6
 

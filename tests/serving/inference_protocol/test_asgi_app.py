@@ -17,10 +17,9 @@ from support.drivers import LIMIT_S
 from support.inference_services import ComputingService, ListingService
 
 from nnfmq.hal.errors import DeadObject, NnfmqError, ResourceExhaustedTransient
-from nnfmq.serving.inference_protocol import asgi_app
-from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
-from nnfmq.serving.inference_protocol.rest_codec import RestRequest, decode_infer_request
-from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
+from nnfmq.serving.inference_protocol import http
+from nnfmq.serving.inference_protocol.http import InferenceApp, RestRequest, decode_infer_request
+from nnfmq.serving.inference_protocol.tensors import RequestLimits
 from nnfmq.serving.inference_service import InferenceService
 
 INFER = "/v2/models/add/infer"
@@ -119,9 +118,9 @@ class Decoding:
 def test_other_requests_are_served_while_large_json_is_decoded_one_body_at_a_time(
     app: InferenceApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = BODY + b" " * asgi_app._LARGE_JSON_BYTES
+    large = BODY + b" " * http._LARGE_JSON_BYTES
     decoding = Decoding()
-    monkeypatch.setattr(asgi_app, "decode_infer_request", decoding)
+    monkeypatch.setattr(http, "decode_infer_request", decoding)
 
     async def main() -> None:
         tasks = [asyncio.create_task(ask_async(app, "POST", INFER, large)) for _ in range(2)]
@@ -139,14 +138,14 @@ def test_other_requests_are_served_while_large_json_is_decoded_one_body_at_a_tim
 
 
 def test_large_json_that_is_no_request_is_an_error_and_the_next_one_is_served(app: InferenceApp) -> None:
-    blank = b" " * asgi_app._LARGE_JSON_BYTES
+    blank = b" " * http._LARGE_JSON_BYTES
     assert ask(app, "POST", INFER, b"{" + blank).status == 400
     assert ask(app, "POST", INFER, BODY + blank).status == 200
 
 
 def test_the_length_of_binary_data_does_not_matter(app: InferenceApp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "to_thread", None)
-    data = np.zeros(asgi_app._LARGE_JSON_BYTES, np.uint8)
+    data = np.zeros(http._LARGE_JSON_BYTES, np.uint8)
     tensor = {"name": "x", "datatype": "UINT8", "shape": data.shape, "parameters": {"binary_data_size": data.nbytes}}
     header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     lengths = [(b"inference-header-content-length", str(len(header)).encode())]

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.serving.inference_protocol import json_tensors
-from nnfmq.serving.inference_protocol.datatypes import DATATYPES, datatype_of, dtype_of
-from nnfmq.serving.inference_protocol.rest_codec import OutputFormats, decode_infer_request, encode_infer_response
-from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
+from nnfmq.serving.inference_protocol import http
+from nnfmq.serving.inference_protocol.http import OutputFormats, decode_infer_request, encode_infer_response
+from nnfmq.serving.inference_protocol.tensors import DATATYPES, RequestLimits, datatype_of, dtype_of
 from nnfmq.serving.inference_service import InferRequest, InferResponse
 
 SMALL = RequestLimits(max_body_bytes=1 << 16, max_header_bytes=1 << 12)
@@ -126,7 +125,7 @@ def test_any_json_is_a_request_or_an_invalid_argument(fields: dict[str, Any], bi
 
 def decode_message(data: bytes) -> InferRequest | None:
     pytest.importorskip("google.protobuf", reason="protobuf is not installed")
-    from nnfmq.serving.inference_protocol.grpc_codec import decode_infer_message
+    from nnfmq.serving.inference_protocol.grpc import decode_infer_message
 
     try:
         return decode_infer_message(data, SMALL)
@@ -160,8 +159,7 @@ def test_any_nested_fields_are_a_message_or_an_invalid_argument(data: bytes) -> 
 @given(st.lists(tensors(), max_size=3))
 def test_raw_contents_come_back_bit_for_bit(given_arrays: list[np.ndarray[Any, Any]]) -> None:
     pytest.importorskip("google.protobuf", reason="protobuf is not installed")
-    from nnfmq.serving.inference_protocol.grpc_codec import encode_infer_message
-    from nnfmq.serving.inference_protocol.grpc_messages import message_classes
+    from nnfmq.serving.inference_protocol.grpc import encode_infer_message, message_classes
 
     outputs = {str(index): array for index, array in enumerate(given_arrays)}
     encoded = encode_infer_message(InferResponse("m", "1", outputs)).SerializeToString()
@@ -188,7 +186,7 @@ def test_flat_data_decoded_in_pieces_is_what_it_is_as_a_whole(
     results = []
     for piece_bytes in (piece, len(text)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(json_tensors, "PIECE_BYTES", piece_bytes)
+            patch.setattr(http, "PIECE_BYTES", piece_bytes)
             try:
                 results.append(decode_infer_request(text.encode(), None, model="m").request.inputs["x"].tobytes())
             except InvalidArgument:

@@ -10,10 +10,14 @@ import pytest
 pytest.importorskip("google.protobuf", reason="protobuf is not installed")
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.serving.inference_protocol.grpc_codec import decode_infer_message, encode_infer_message, parsed_message
-from nnfmq.serving.inference_protocol.grpc_messages import message_classes
-from nnfmq.serving.inference_protocol.request_errors import RequestTooLarge
-from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
+from nnfmq.serving.inference_protocol.errors import RequestTooLarge
+from nnfmq.serving.inference_protocol.grpc import (
+    decode_infer_message,
+    encode_infer_message,
+    message_classes,
+    parsed_message,
+)
+from nnfmq.serving.inference_protocol.tensors import RequestLimits
 from nnfmq.serving.inference_service import InferResponse
 
 

@@ -17,9 +17,8 @@ import grpc
 from support.inference_services import ComputingService, ListingService
 
 from nnfmq.hal.errors import MissedDeadlineTransient
-from nnfmq.serving.inference_protocol.grpc_messages import message_classes
-from nnfmq.serving.inference_protocol.grpc_service import GrpcInferenceService, add_to_server, server_options
-from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
+from nnfmq.serving.inference_protocol.grpc import GrpcInferenceService, add_to_server, message_classes, server_options
+from nnfmq.serving.inference_protocol.tensors import RequestLimits
 
 INPUT = {"name": "x", "datatype": "INT32", "shape": [2]}
 RAW = [np.array([1, 2], "<i4").tobytes()]

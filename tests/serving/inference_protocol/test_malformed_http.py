@@ -16,8 +16,8 @@ pytest.importorskip("google.protobuf", reason="protobuf is not installed")
 
 from support.inference_services import ListingService, served
 
-from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
-from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
+from nnfmq.serving.inference_protocol.http import InferenceApp
+from nnfmq.serving.inference_protocol.tensors import RequestLimits
 
 BODY = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}'
 LIMITS = RequestLimits(max_body_bytes=1000)
@@ -96,8 +96,8 @@ def test_the_http_side_needs_no_package_beyond_the_base_install() -> None:
     program = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(['grpc', 'google', 'uvicorn', 'starlette', 'ray']))\n"
-        "from nnfmq.serving.inference_protocol import asgi_app, rest_codec, status_mapping\n"
-        "print('runtime' if any(name.startswith('nnfmq.runtime') for name in sys.modules) else 'alone')\n"
+        "from nnfmq.serving.inference_protocol import errors, http\n"
+        "print('runtime' if any(name.startswith('nnfmq.client') for name in sys.modules) else 'alone')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

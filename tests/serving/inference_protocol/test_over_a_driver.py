@@ -24,8 +24,8 @@ from support.served_models import ModelsInMemory, TestModel, positive, run
 from tritonclient.utils import InferenceServerException
 
 import nnfmq
-from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
-from nnfmq.serving.model_server import ModelServer, ServerOptions
+from nnfmq.serving.inference_protocol.http import InferenceApp
+from nnfmq.serving.server import ModelServer, ServerOptions
 
 VALUES = np.array([1, -2, 3], np.float32)
 

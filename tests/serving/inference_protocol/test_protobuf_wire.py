@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.serving.inference_protocol.protobuf_wire import bytes_field, separate_bytes_field
+from nnfmq.serving.inference_protocol.grpc import bytes_field, separate_bytes_field
 
 NUMBER = b"\x08\x96\x01"  # field 1 = 150
 TEXT = b"\x12\x07testing"  # field 2

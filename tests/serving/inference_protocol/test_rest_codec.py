@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.serving.inference_protocol.request_errors import RequestTooLarge
-from nnfmq.serving.inference_protocol.rest_codec import (
+from nnfmq.serving.inference_protocol.errors import RequestTooLarge
+from nnfmq.serving.inference_protocol.http import (
     OutputFormats,
     RestRequest,
     decode_infer_request,
     encode_infer_response,
 )
-from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
+from nnfmq.serving.inference_protocol.tensors import RequestLimits
 from nnfmq.serving.inference_service import InferResponse
 
 

@@ -23,13 +23,7 @@ from nnfmq.hal.errors import (
     QueueCorrupted,
     UnsupportedModel,
 )
-from nnfmq.serving.inference_protocol.status_mapping import (
-    MAPPING,
-    RAY_MAPPING,
-    ProtocolStatus,
-    error_text,
-    protocol_status,
-)
+from nnfmq.serving.inference_protocol.errors import MAPPING, RAY_MAPPING, ProtocolStatus, error_text, protocol_status
 
 INTERNAL = ProtocolStatus(500, "INTERNAL")
 ROW = re.compile(

@@ -25,8 +25,8 @@ from support.inference_services import Addresses, ListingService, served
 from tritonclient.utils import InferenceServerException
 
 from nnfmq.hal.errors import MissedDeadlinePersistent, ResourceExhaustedTransient
-from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
-from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
+from nnfmq.serving.inference_protocol.http import InferenceApp
+from nnfmq.serving.inference_protocol.tensors import RequestLimits
 
 DTYPES = (
     "bool",

@@ -27,9 +27,9 @@ from ray_nodes import FAST_DETECTION, RayNodes, kill_together, started_nodes, st
 from support.cluster_load import ClusterEvent, ClusterLoad, summary, version_model
 from support.ray_programs import report_of
 
+from nnfmq.base.processes import children, descendants
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, MissedDeadlineTransient
-from nnfmq.measure.process_memory import command_of
-from nnfmq.observe.process_usage import children, descendants
+from nnfmq.lab.placement import command_of
 
 MODEL, THREADS, NODES = "adder", 8, 3
 LIMIT_S = 60.0

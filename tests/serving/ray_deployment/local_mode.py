@@ -16,8 +16,8 @@ import numpy as np
 from bench_support import adopt_orphans, end_descendants, interrupt_on_sigterm
 from support.cluster_load import version_model
 
+from nnfmq.base.processes import descendants
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.observe.process_usage import descendants
 
 
 def main() -> None:

@@ -25,12 +25,12 @@ from support.cluster_load import SIZE, version_model
 from support.drivers import until
 from support.ray_programs import report_of
 
+from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.runtime.connect import connect
 
 LIMIT_S = 60.0
 GIVEN = np.zeros((1, SIZE), np.float32)
-GRPC = "nnfmq.serving.inference_protocol.grpc_service.add_to_server"
+GRPC = "nnfmq.serving.inference_protocol.grpc.add_to_server"
 
 
 def main() -> None:
@@ -136,7 +136,7 @@ def over_grpc(target: str) -> dict[str, Any]:
     """Return what Ray's gRPC proxy answers."""
     import grpc
 
-    from nnfmq.serving.inference_protocol.grpc_messages import message_classes
+    from nnfmq.serving.inference_protocol.grpc import message_classes
 
     kinds = message_classes()
     with grpc.insecure_channel(target) as channel:
@@ -276,7 +276,7 @@ def unused_driver(folder: Path) -> dict[str, Any]:
     """Kill an actor whose driver has a client. Return whether it keeps the driver for that, and ends without it."""
     import ray
 
-    from nnfmq.serving.ray.node_driver import node_driver
+    from nnfmq.serving.ray.driver import node_driver
 
     (folder / "none").mkdir()
     actor = node_driver(str(folder / "none"), idle_s=1.0)

@@ -1,14 +1,14 @@
 """The exceptions of ONNX Runtime, and the classes that its compiled module has."""
 
-from nnfmq.compat.onnxruntime.ort_environment import get_available_providers, get_device, get_version_string
-from nnfmq.compat.onnxruntime.ort_errors import EXCEPTIONS
-from nnfmq.compat.onnxruntime.ort_interface import NodeArg
-from nnfmq.compat.onnxruntime.ort_interface import OrtModelMetadata as ModelMetadata
-from nnfmq.compat.onnxruntime.ort_options import OrtRunOptions as RunOptions
-from nnfmq.compat.onnxruntime.ort_options import SessionOptions
-from nnfmq.compat.onnxruntime.ort_session import InferenceSession
-from nnfmq.compat.onnxruntime.ort_types import ExecutionMode, ExecutionOrder, GraphOptimizationLevel
-from nnfmq.compat.onnxruntime.ort_value import OrtDevice, OrtValue
+from nnfmq.compat.onnxruntime.environment import get_available_providers, get_device, get_version_string
+from nnfmq.compat.onnxruntime.errors import EXCEPTIONS
+from nnfmq.compat.onnxruntime.interface import NodeArg
+from nnfmq.compat.onnxruntime.interface import OrtModelMetadata as ModelMetadata
+from nnfmq.compat.onnxruntime.options import OrtRunOptions as RunOptions
+from nnfmq.compat.onnxruntime.options import SessionOptions
+from nnfmq.compat.onnxruntime.session import InferenceSession
+from nnfmq.compat.onnxruntime.types import ExecutionMode, ExecutionOrder, GraphOptimizationLevel
+from nnfmq.compat.onnxruntime.values import OrtDevice, OrtValue
 
 __all__ = [
     "DeviceReset",

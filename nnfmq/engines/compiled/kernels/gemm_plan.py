@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import Array, DotU8S8x4, Float32, MicroKernel
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout, position_stride, row_buffer_of
-from nnfmq.engines.compiled.kernels.matrix_product import TILE_ROWS, Amx
+from nnfmq.engines.compiled.kernels.micro_kernels import TILE_ROWS, Amx, Array, DotU8S8x4, Float32, MicroKernel
 from nnfmq.engines.compiled.kernels.packing import best_output_rows, group_list_length
 from nnfmq.engines.compiled.target import Target
 

@@ -19,27 +19,231 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from nnfmq.engines.compiled.ir_builder import F64, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.float32_multiplier import Float32Multiplier
-from nnfmq.engines.compiled.kernels.subvectors import PANEL_VECTORS, pack_subvectors
+from nnfmq.engines.compiled.ir_builder import F32, F64, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.target import Target
+from nnfmq.operations.declaration import Array
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2, Ints
-from nnfmq.operations.l2_lrn_instance_norm import HALF_SQRT_2_Q0, ONE_Q3
+from nnfmq.operations.normalization import HALF_SQRT_2_Q0, ONE_Q3
 from nnfmq.operations.quantization import OutputMultipliers
-from nnfmq.operations.signature import Array
 
 __all__ = [
     "NO_REQUANTIZATION",
+    "PANEL_VECTORS",
     "REQUANT_ROWS",
     "FixedPointMultiplier",
+    "Float32Multiplier",
     "OutputQuantParams",
     "RealMultiplier",
     "Requantization",
+    "float32_constants",
     "inverse_square_root",
+    "pack_subvectors",
     "real_constants",
     "reciprocal",
     "requant_constants",
+    "subvector_order",
+    "unpack_subvectors",
 ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# TFLite's two-rounding multiplication in five float32 instructions, for results that are clamped to 8 bits.
+#
+# With y = acc * multiplier * 2**(shift - 31), both roundings of `requantize` are one, in exact arithmetic:
+#
+#     out = floor(y + 1/2 + (acc < 0 ? -1 : 1) * 2**-(right + 1))        without the last term if right is 0
+#
+# Twice as large, the sum before the floor is acc * (high + low) + sign * offset: float32 numbers of 24 and 7 bits,
+# whose sum is the multiplier. The last multiply-add and the conversion to int32 are rounded down, by the instruction's
+# own rounding mode (AVX-512 has one): they take the floor of what they are given exactly. Only the first multiply-add,
+# acc * low + sign * offset, has a rounding error. out = (floor + 1) >> 1 is computed in 16 bits (pmulhrsw).
+#
+# The result is a step function of the accumulator. `Float32Multiplier.of` checks it at each step: results between two
+# steps are right because the float32 function is monotone, too.
+
+
+Floats = npt.NDArray[np.float64]
+
+_HIGH, _LOW, _OFFSET = range(3)
+_LOW_BITS = 127  # of a multiplier: the other 24 fit float32
+_ROUND_DOWN = I32(9)  # _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC
+_SIGN = -(1 << 31)
+_MAX_RIGHT_SHIFT = 14  # then steps are at accumulators below 2**24, and the error below is at most 2**-23
+_MAX_ERROR = 2.0**-22  # of the first multiply-add, in units of the accumulator; twice the bound
+_CHECKED_CHANNELS = 256  # at a time: they fit a second-level cache
+_PMULHRSW = {32: "llvm.x86.avx512.pmul.hr.sw.512", 16: "llvm.x86.avx2.pmul.hr.sw"}
+
+
+@dataclass(frozen=True, slots=True)
+class Float32Multiplier:
+    """The multiplication, whose results are twice as large until `halved`.
+
+    If results below 0 are clamped (`is_rectified`), the offset of an accumulator below 0 needs no sign: its result is
+    at most 0 in any case.
+    """
+
+    is_rectified: bool
+
+    weight_prescale = 1
+
+    @classmethod
+    def of(
+        cls, multipliers: OutputMultipliers, max_abs_acc: Ints, results: tuple[int, int], target: Target
+    ) -> Float32Multiplier | None:
+        """Return the multiplication, or None if the target lacks the instructions or a result might be wrong.
+
+        `max_abs_acc` bounds |accumulator| of each channel; `results` are the minimum and maximum not clamped.
+        """
+        if target.lanes < 16 or not multipliers.multipliers.all() or (multipliers.shifts < -_MAX_RIGHT_SHIFT).any():
+            return None
+        high, _, _ = _factors(multipliers)
+        if (max_abs_acc * high >= 2.0**30).any():  # twice that does not fit int32
+            return None
+        distinct = np.unique(np.stack([multipliers.multipliers, multipliers.shifts]).astype(np.int64), axis=1)
+        is_rectified = results[0] >= 0
+        is_exact = _has_exact_steps(OutputMultipliers(*distinct), max(results[1], -results[0]), is_rectified)
+        return cls(is_rectified) if is_exact else None
+
+    def apply(self, kb: KernelBuilder, accs: Value, row: Callable[[int], Value]) -> Value:
+        """Return twice the accumulators times their multipliers, rounded down.
+
+        `row` loads one of the rows that `float32_constants` made.
+        """
+        lanes = accs.type.count
+        kind = vector(F32, lanes)
+
+        def floats(number: int) -> Value:
+            return kb.ir.bitcast(row(number), kind)
+
+        value = kb.ir.sitofp(accs, kind)
+        offset = row(_OFFSET)
+        if not self.is_rectified:
+            offset = kb.ir.or_(kb.ir.and_(accs, kb.splat(I32, _SIGN, lanes)), offset)
+        remainder = kb.intrinsic("llvm.fma", value, floats(_LOW), kb.ir.bitcast(offset, kind))
+        total = kb.call("llvm.x86.avx512.vfmadd.ps.512", kind, value, floats(_HIGH), remainder, _ROUND_DOWN)
+        every = I16(-1)
+        return kb.call(
+            "llvm.x86.avx512.mask.cvtps2dq.512", accs.type, total, kb.splat(I32, 0, lanes), every, _ROUND_DOWN
+        )
+
+    def halved(self, kb: KernelBuilder, values: Value) -> Value:
+        """Return (value + 1) >> 1 of int16 values."""
+        half = kb.splat(I16, 1 << 14, values.type.count)
+        return kb.call(_PMULHRSW[values.type.count], values.type, values, half)
+
+
+def _factors(multipliers: OutputMultipliers) -> tuple[Floats, Floats, Floats]:
+    """Return the high and low parts of twice the multipliers, and the offsets, all of them float32 numbers."""
+    shifts = multipliers.shifts
+    low = multipliers.multipliers & _LOW_BITS
+    offset = np.where(shifts < 0, np.exp2(shifts.astype(np.float64)), 0.0)
+    scale = np.exp2(shifts - 30.0)
+    return (multipliers.multipliers - low) * scale, low * scale, offset
+
+
+def float32_constants(multipliers: OutputMultipliers, rows: int) -> Array:
+    """Return `rows` rows, the first of which `Float32Multiplier.apply` loads."""
+    constants = np.zeros((rows, len(multipliers.shifts)), np.int32)
+    constants[: _OFFSET + 1] = np.stack(_factors(multipliers)).astype(np.float32).view(np.int32)
+    return constants
+
+
+# -- the check ---------------------------------------------------------------------------------------------------------
+
+
+def _has_exact_steps(multipliers: OutputMultipliers, last: int, is_rectified: bool) -> bool:
+    """Return whether the results 1 - last (or 1) to last begin at the right accumulators, for every channel.
+
+    A step may be at a wrong accumulator only if it is within the error of one. Only those are computed exactly. That of
+    1 - k is minus that of k.
+    """
+    steps = np.arange(1, last + 1)
+    for first in range(0, len(multipliers.shifts), _CHECKED_CHANNELS):
+        some = multipliers.of_channels(np.arange(first, min(first + _CHECKED_CHANNELS, len(multipliers.shifts))))
+        channels, indexes = np.nonzero(_distances(some, steps) < _MAX_ERROR)
+        close = some.of_channels(channels)
+        if not (_is_exact(close, steps[indexes]) and (is_rectified or _is_exact(close, 1 - steps[indexes]))):
+            return False
+    return True
+
+
+def _distances(multipliers: OutputMultipliers, steps: Ints) -> Floats:
+    """Return how far from an integer the accumulators are, in real numbers, at which `steps` above 0 begin."""
+    right, left = np.maximum(-multipliers.shifts, 0), np.maximum(multipliers.shifts, 0)
+    units = np.exp2(30.0 - left) / multipliers.multipliers  # accumulators for half a result, if not shifted right
+    begins = np.multiply.outer(units * np.exp2(right), (2 * steps - 1).astype(np.float64))
+    begins -= (units * (right > 0))[:, None]
+    begins -= np.rint(begins)
+    return np.abs(begins, out=begins)
+
+
+def _is_exact(multipliers: OutputMultipliers, steps: Ints) -> bool:
+    """Return whether float32 arithmetic gives each step at its first accumulator, and not at the one before."""
+    right, left = np.maximum(-multipliers.shifts, 0), np.maximum(multipliers.shifts, 0)
+    begins = ((2 * steps - 1) << (30 + right)) - (np.where(steps > 0, 1, -1) * (right > 0) << 30)
+    first = -(-begins // (multipliers.multipliers << left))
+    return bool(_reaches(multipliers, first, steps).all() and not _reaches(multipliers, first - 1, steps).any())
+
+
+def _reaches(multipliers: OutputMultipliers, accs: Ints, steps: Ints) -> npt.NDArray[np.bool_]:
+    """Return whether the float32 result of each of `accs` is its step or a later one.
+
+    All float64 operations are exact, but for the rounding to float32: acc * high has 48 bits, and is subtracted from a
+    number at most twice as large or small.
+    """
+    high, low, offset = _factors(multipliers)
+    values = accs.astype(np.float32).astype(np.float64)
+    remainder = (values * low + np.where(accs < 0, -offset, offset)).astype(np.float32)
+    reaches: npt.NDArray[np.bool_] = remainder >= (2 * steps - 1) - values * high
+    return reaches
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Vector operations within 128-bit subvectors: punpckl*, punpckh* and packs* of x86, zip1 and zip2 of NEON.
+#
+# Unpacking a vector of bytes to 32-bit elements gives four vectors: the first with the elements 0 to 3 of each
+# subvector, the second with 4 to 7. Packing four vectors to bytes restores the order. NEON has one subvector.
+
+
+PANEL_VECTORS = 4
+"""Vectors of 32-bit elements that have as many elements as a vector of bytes."""
+
+_SUBVECTOR_BITS = 128
+_PACK_INTRINSICS = {  # by 32-bit lanes: int32 to int16, int16 to int8, with signed saturation
+    16: ("llvm.x86.avx512.packssdw.512", "llvm.x86.avx512.packsswb.512"),
+    8: ("llvm.x86.avx2.packssdw", "llvm.x86.avx2.packsswb"),
+    4: ("llvm.x86.sse2.packssdw.128", "llvm.x86.sse2.packsswb.128"),
+}
+
+
+def subvector_order(lanes: int) -> npt.NDArray[np.intp]:
+    """Return the element, of a vector of bytes, in each lane of the four vectors of `lanes` 32-bit lanes."""
+    return np.arange(PANEL_VECTORS * lanes).reshape(-1, PANEL_VECTORS, 4).swapaxes(0, 1).reshape(-1)
+
+
+def unpack_subvectors(kb: KernelBuilder, first: Value, second: Value, half: int) -> Value:
+    """Return the elements of the low (0) or high (1) halves of all subvectors, alternately of `first` and `second`."""
+    count, per_subvector = first.type.count, _SUBVECTOR_BITS // int(first.type.element.width)
+    begin = half * per_subvector // 2
+    taken = [n for n in range(count) if begin <= n % per_subvector < begin + per_subvector // 2]
+    return kb.shuffle(first, second, [lane for n in taken for lane in (n, count + n)])
+
+
+def pack_subvectors(kb: KernelBuilder, first: Value, second: Value) -> Value:
+    """Return two vectors in elements half as wide, saturated, subvector by subvector."""
+    count, width = first.type.count, int(first.type.element.width)
+    narrow, limit = vector(I16 if width == 32 else I8, 2 * count), 1 << (width // 2 - 1)
+    if kb.target.pmaddwd is not None:  # x86
+        return kb.call(_PACK_INTRINSICS[kb.target.lanes][width == 16], narrow, first, second)
+    low, high = (kb.splat(first.type.element, bound, 2 * count) for bound in (-limit, limit - 1))
+    return kb.ir.trunc(kb.clamp(kb.concat(first, second), low, high), narrow)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Requantization of int32 accumulators, bit-exact with TFLite's two-rounding MultiplyByQuantizedMultiplier.
+
 
 _EVEN, _ODD, _EVEN_NUDGES, _ODD_NUDGES, _RIGHT, _LEFT, REQUANT_ROWS = range(7)
 _LOW_HALVES, _HIGH_HALVES = range(2)  # of the float64 numbers of `real_constants`

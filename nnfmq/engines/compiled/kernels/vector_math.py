@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F32, I32, KernelBuilder, Value, vector
-from nnfmq.operations.complementary_error import ERFC_POLYNOMIAL
+from nnfmq.operations.unary import ERFC_POLYNOMIAL
 
 __all__ = [
     "clamp_float",

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from nnfmq.queue import _pycore, futex, layout, peer_death
+from nnfmq.queue import _pycore, futex, layout
+from nnfmq.queue import event_flag as peer_death
 
 Op = tuple[Any, ...]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from nnfmq.base.watcher import DeathRecipients
 from nnfmq.hal.errors import DeadObject
-from nnfmq.watcher import DeathRecipients
 from support.explorer.instrumented_runtime import LIMIT_NS, ProcessQueues, QueueShape
 from support.explorer.program import Call, Thread, Violation
 from support.explorer.search import Scenario
@@ -356,7 +356,7 @@ def watcher(
     rounds: int | None = None,
     mark_dead: Callable[[DeathRecipients], object] = DeathRecipients.mark_dead,
 ) -> Thread:
-    """Notify of peer death as `nnfmq.watcher` does: set flag, OR, wake; repeat until no thread waits (or `rounds`)."""
+    """Notify of peer death as `nnfmq.base.watcher` does: set flag, OR, wake; repeat until none waits (or `rounds`)."""
 
     def next_call(done: Any) -> Call | None:
         if done == "alive":

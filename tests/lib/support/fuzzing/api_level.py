@@ -13,14 +13,14 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import nnfmq
-from nnfmq.conformance.runtime_targets import in_turn
 from nnfmq.engines import interpreter
-from nnfmq.execution_plan.device_assignment import PlanOptions
-from nnfmq.execution_plan.partitioning import make_plan
-from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, uniform_capabilities
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, ResourceExhaustedTransient
 from nnfmq.hal.types import LifeTime, Model
+from nnfmq.lab.conformance.runtime_targets import in_turn
+from nnfmq.planning.device_assignment import PlanOptions
+from nnfmq.planning.partitioning import make_plan
+from nnfmq.planning.plan import ExecutionPlan
 from nnfmq.validation import validate_model
 from support.choices import ByteChoices, Choices
 from support.rebuilt import content, rebuilt

@@ -11,6 +11,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 
+from nnfmq.base.memory import Memory
+from nnfmq.client.connection.device import Device
+from nnfmq.driver.devices.device import DeviceBase
+from nnfmq.driver.devices.registry import load_devices
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.hal.errors import (
     ErrorStatus,
     GeneralFailure,
@@ -32,13 +37,8 @@ from nnfmq.hal.types import (
     is_scalar,
     operand_bytes,
 )
-from nnfmq.memory import Memory
 from nnfmq.operations import HAL_DECLARATIONS
-from nnfmq.runtime.client_device import Device
-from nnfmq.serialize.model_codec import decode_model, encode_model
-from nnfmq.service.device import DeviceBase
-from nnfmq.service.device_registry import load_devices
-from nnfmq.service.driver_prepared_model import DriverPreparedModel
+from nnfmq.serialize.models import decode_model, encode_model
 from support.choices import ByteChoices
 from support.mutated_test_models import MutatedTest, mutated_test
 

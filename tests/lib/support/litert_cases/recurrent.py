@@ -12,7 +12,7 @@ import numpy as np
 
 from nnfmq.hal.types import Operand, OperandType, OperationType
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import Role
+from nnfmq.operations.declaration import Role
 from support.by_name import Use
 from support.litert import Feed, by_litert
 from support.oracles import FLOAT, Argument, Array, Builder, Case, Draw, Listed

@@ -1,0 +1,204 @@
+"""The environment of a Python process that nnfmq starts: it finds this copy of nnfmq, and its BLAS has one thread."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import site
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+
+__all__ = [
+    "ProcessUsage",
+    "allowed_cpus",
+    "child_environment",
+    "children",
+    "command_name",
+    "cpu_quota",
+    "descendants",
+    "process_usage",
+    "request_signal_at_parent_exit",
+]
+
+_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")  # idle threads of BLAS spin
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def child_environment(variables: Mapping[str, str] = _NONE) -> dict[str, str]:
+    """Return the environment of this process with what a child needs, and with `variables`.
+
+    The child is started with -P, so that it imports nothing from the working directory.
+    """
+    environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), **variables}
+    root = str(Path(__file__).parents[2])
+    if root not in (*site.getsitepackages(), site.getusersitepackages()):
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = root if not inherited else f"{root}{os.pathsep}{inherited}"
+    return environment
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the kernel does with a process when its parent exits: PR_SET_PDEATHSIG of prctl(2).
+#
+# SIGKILL ends the process, also if it is stopped; SIGCONT only continues it, so that it can notice by itself whether to
+# end. The kernel sends the signal when the *thread* exits that started the process, so that thread must live as long as
+# the process should.
+
+
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+
+
+def request_signal_at_parent_exit(number: signal.Signals) -> None:
+    """Let the kernel send `number` to this process when its parent exits; nothing is sent if it has exited before.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    if _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How many CPUs this process may use: by its affinity mask, and by the CPU quota of its control groups.
+#
+# A container with two CPUs of quota on a machine of sixteen sees all sixteen in its affinity mask. Sixteen threads use
+# up the quota of a period in an eighth of it, and the kernel stops all of them until the next one, which is a delay of
+# up to 100 ms. So as many threads run as there are whole CPUs of quota. This is the only module that reads the quota.
+
+
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_UNIFIED = ("", "unified")  # where version 2 is mounted: alone, and beside version 1
+_CPU_CONTROLLER = ("cpu,cpuacct", "cpu")  # where the controller of version 1 is mounted
+
+
+def allowed_cpus() -> int:
+    """Return the number of CPUs that this process may use at the same time, at least 1."""
+    allowed, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def cpu_quota(membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> float | None:
+    """Return the CPU time per time that the process's groups allow, such as 1.5; None if there is no limit.
+
+    A group's limit holds for the groups in it, so the smallest one on the way to the root counts. What cannot be read
+    is no limit: in a container the names of outer groups need not exist in its file system.
+    """
+    return min(_quotas(membership, cgroups), default=None)
+
+
+def _quotas(membership: Path, cgroups: Path) -> Iterator[float]:
+    for line in _text(membership).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        is_unified = number == "0" and not controllers
+        if not is_unified and "cpu" not in controllers.split(","):
+            continue
+        for mount in _UNIFIED if is_unified else _CPU_CONTROLLER:
+            for group in _with_parents(name):
+                folder = cgroups / mount / group
+                yield from _unified_quota(folder) if is_unified else _controller_quota(folder)
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    path = PurePosixPath("/", name)
+    for group in (path, *path.parents):
+        if ".." not in group.parts:  # a group outside of the namespace's root
+            yield str(group).lstrip("/")
+
+
+def _unified_quota(folder: Path) -> Iterator[float]:
+    """Read `cpu.max`: quota, or "max", and period, in µs."""
+    yield from _ratio(*_text(folder / "cpu.max").split()[:2])
+
+
+def _controller_quota(folder: Path) -> Iterator[float]:
+    """Read the files of version 1: a quota of -1 is no limit."""
+    yield from _ratio(_text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip())
+
+
+def _ratio(quota: str = "", period: str = "") -> Iterator[float]:
+    if quota.isdecimal() and period.isdecimal() and int(quota) and int(period):
+        yield int(quota) / int(period)
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text("utf-8")
+    return ""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# CPU time, memory, name and children of a process, from /proc at the time of the call.
+
+
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_EXITED = (FileNotFoundError, ProcessLookupError)
+_GONE = (*_EXITED, PermissionError)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """What a process has used: CPU time of all its threads, resident memory, and how many threads it has."""
+
+    cpu_ns: int
+    resident_bytes: int
+    threads: int
+
+
+def process_usage(pid: int) -> ProcessUsage | None:
+    """Return what a process uses; None if it has exited, or is in another pid namespace."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except _GONE:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before may contain anything; proc(5) counts from 1
+    user, system, threads, pages = (int(fields[number - 3]) for number in (14, 15, 20, 24))
+    return ProcessUsage((user + system) * _TICK_NS, pages * _PAGE_BYTES, threads)
+
+
+def command_name(pid: int) -> str:
+    """Return a short name of a program: its file, or the script or module that Python runs; empty if it has exited."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except _GONE:
+        return ""
+    name = os.path.basename(words[0])
+    if name.startswith("python"):
+        name = _script(words[1:]) or name
+    return "".join(character if character.isprintable() else "�" for character in name)[:40]
+
+
+def _script(arguments: list[str]) -> str:
+    """Return the script or module that Python runs with these arguments; empty for `-c`, and if there is none."""
+    for word in arguments:
+        if word == "-c":
+            return ""
+        if word and not word.startswith("-"):
+            return os.path.basename(word.rstrip("/")) or word
+    return ""
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of a process's children; none if it has exited."""
+    found: list[int] = []
+    with suppress(*_EXITED):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(*_EXITED):  # the thread has ended
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids of all descendants of a process."""
+    found = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return found

@@ -1,0 +1,92 @@
+"""ArgumentParser: argparse's, whose errors suggest the command, option or word that was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nnfmq.hal.summaries import nearest
+
+__all__ = ["ArgumentParser", "HelpFormatter"]
+
+_MODEL_SUFFIXES = (".tflite", ".onnx")
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """A parser of `nnfmq`. Its subparsers are of this class, too."""
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Return the arguments. Ends with a usage error if some are not known."""
+        words = sys.argv[1:] if args is None else list(args)
+        if not any(action.nargs == argparse.REMAINDER for parser in self._parsers() for action in parser._actions):
+            self._require_known(words)
+        found, unknown = self.parse_known_args(words, namespace)
+        if unknown:
+            where = "; options of a command follow its name" if self.prog == "nnfmq" else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{where}")
+        return found
+
+    def _require_known(self, words: Sequence[str]) -> None:
+        """End with a usage error if a word is almost an option, before argparse complains of what it stands for."""
+        known = {option for parser in self._parsers() for option in parser._option_string_actions}
+        names = sorted(option.lstrip("-") for option in known if option.startswith("--"))
+        for word in words:
+            option = word.partition("=")[0]
+            if word == "--":
+                return
+            if option.startswith("--") and option not in known:
+                hint = nearest(option.lstrip("-"), names).replace("'", "'--", 1)
+                if hint:
+                    self.error(f"there is no option {option}{hint}")
+
+    def _parsers(self) -> Iterator[argparse.ArgumentParser]:
+        yield self
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from action.choices.values()
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        words = list(map(str, action.choices))
+        if str(value).endswith(_MODEL_SUFFIXES):
+            hint = f"; did you mean `nnfmq run {value} --input FILE`?" if self.prog == "nnfmq" else ""
+        else:
+            hint = nearest(value, words)
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {', '.join(words)})")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The layout of `--help`: descriptions and listings follow the width of the terminal, examples stay as they are.
+#
+# An example is a line that is indented. It is never wrapped, because a line break in it would be copied with it.
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps lines of prose and of listings (`name  summary`), and keeps indented lines."""
+
+    def _format_usage(self, *arguments: Any, **keywords: Any) -> str:
+        text = super()._format_usage(*arguments, **keywords)
+        if max(map(len, text.splitlines()), default=0) <= self._width:
+            return text
+        one_line = " ".join(text.split())
+        filled = textwrap.fill(
+            one_line, self._width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+        return f"{filled}\n\n"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        columns = width + len(indent)  # argparse has subtracted the indentation
+        return "\n".join(_wrapped(line, columns, indent) for line in text.splitlines())
+
+
+def _wrapped(line: str, width: int, indent: str) -> str:
+    if line.startswith(" ") or len(indent) + len(line) <= width:
+        return indent + line
+    entry = re.match(r"\S+ {2,}", line)
+    hanging = indent + " " * (entry.end() if entry else 0)
+    return textwrap.fill(line, max(width, len(hanging) + 11), initial_indent=indent, subsequent_indent=hanging)

@@ -1,0 +1,542 @@
+"""What `nnfmq top`, `nnfmq status` and `nnfmq metrics` show: a driver's statistics, with the use of its processes.
+
+An `Activity` compares two samples: rates, latencies and CPU time are those of the time between them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nnfmq.base.processes import ProcessUsage, command_name, process_usage
+from nnfmq.cli.console import microseconds
+from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.observe.statistics_layout import LatencyHistogram
+
+if TYPE_CHECKING:
+    from nnfmq.client.connection.client import Client
+    from nnfmq.observe.driver_statistics import BurstStatistics, ClientStatistics, DriverStatistics, ModelStatistics
+    from nnfmq.serialize.repository_protocol import ModelEntry
+
+__all__ = [
+    "Activity",
+    "BurstActivity",
+    "ClientActivity",
+    "DriverSample",
+    "ModelActivity",
+    "ServedActivity",
+    "ServedModels",
+    "burst_rows",
+    "client_rows",
+    "driver_json",
+    "driver_lines",
+    "duration_text",
+    "failure_lines",
+    "model_rows",
+    "rate_text",
+    "read_served_models",
+    "served_activities",
+    "served_activity_rows",
+    "served_rows",
+    "share_text",
+    "size_text",
+    "take_sample",
+]
+
+_QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSample:
+    """Statistics of a driver without its reader's own connection, and what its processes use, by pid.
+
+    `names` has the programs of the clients.
+    """
+
+    statistics: DriverStatistics
+    usage: dict[int, ProcessUsage] = field(repr=False)
+    names: dict[int, str] = field(repr=False)
+
+
+def take_sample(client: Client, timeout: float = DEFAULT_TIMEOUT_S) -> DriverSample:
+    """Return what the client's driver counts now, without this client itself; blocks up to `timeout` seconds."""
+    statistics = client.statistics(timeout=timeout)
+    others = tuple(other for other in statistics.clients if other.pid != os.getpid() or client.is_embedded)
+    statistics = replace(statistics, clients=others)
+    pids = [statistics.pid, statistics.compile_server_pid, *(other.worker_pid for other in others)]
+    usage = {pid: used for pid in pids if pid and (used := process_usage(pid)) is not None}
+    return DriverSample(statistics, usage, {other.pid: command_name(other.pid) for other in others})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelActivity:
+    """A model's executions between two samples."""
+
+    client_pid: int
+    model: ModelStatistics
+    per_s: float
+    failures_per_s: float
+    latency: LatencyHistogram
+    engine_share: float | None
+    """Which part of the time in the driver the engine took; None without executions."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as printed in JSON."""
+        model = self.model
+        return {
+            "client_pid": self.client_pid,
+            "id": model.id,
+            "name": model.name,
+            "version": model.version or None,
+            "device": model.device,
+            "executions": model.executions,
+            "failures": model.failures,
+            "per_s": round(self.per_s, 3),
+            "failures_per_s": round(self.failures_per_s, 3),
+            **{name: self.latency.quantile_ns(fraction) for name, fraction in _QUANTILES.items()},
+            "engine_share": None if self.engine_share is None else round(self.engine_share, 4),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BurstActivity:
+    """A burst's executions and waits between two samples."""
+
+    client_pid: int
+    burst: BurstStatistics
+    model: ModelStatistics | None
+    """Its model; None if that was released."""
+    per_s: float
+    polled: int
+    slept: int
+
+    @property
+    def polled_share(self) -> float | None:
+        """Which part of the waits ended while the driver polled; None without waits."""
+        waits = self.polled + self.slept
+        return self.polled / waits if waits else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as printed in JSON."""
+        burst, share = self.burst, self.polled_share
+        return {
+            "client_pid": self.client_pid,
+            "id": burst.id,
+            "model_id": burst.model_id,
+            "model": None if self.model is None else self.model.name,
+            "executions": burst.executions,
+            "failures": burst.failures,
+            "in_flight": burst.in_flight,
+            "per_s": round(self.per_s, 3),
+            "polled": self.polled,
+            "slept": self.slept,
+            "polled_share": None if share is None else round(share, 4),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ClientActivity:
+    """A client between two samples. CPU and memory are those of its worker; None if that cannot be read."""
+
+    client: ClientStatistics
+    name: str
+    per_s: float
+    cpu_share: float | None
+    """CPU time per time: 1 is one core."""
+    usage: ProcessUsage | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as printed in JSON."""
+        client, usage = self.client, self.usage
+        return {
+            "pid": client.pid,
+            "uid": client.uid,
+            "name": self.name,
+            "worker_pid": client.worker_pid,
+            "executions": client.executions,
+            "failures": client.failures,
+            "per_s": round(self.per_s, 3),
+            "open_calls": client.open_calls,
+            "charged_bytes": client.charged_bytes,
+            "quota_bytes": client.quota_bytes,
+            "cpu_share": None if self.cpu_share is None else round(self.cpu_share, 4),
+            "resident_bytes": None if usage is None else usage.resident_bytes,
+            "threads": None if usage is None else usage.threads,
+            "models": len(client.models),
+            "bursts": len(client.bursts),
+        }
+
+
+class Activity:
+    """What happened in a driver between two samples; without an earlier one, since each client connected."""
+
+    def __init__(self, now: DriverSample, before: DriverSample | None = None) -> None:
+        self.now = now
+        self._before = before
+        earlier = () if before is None else before.statistics.clients
+        self._clients_before = {client.worker_pid: client for client in earlier}
+        self.clients = [self._client(client) for client in now.statistics.clients]
+        self.models = [row for client in now.statistics.clients for row in self._models(client)]
+        self.bursts = [row for client in now.statistics.clients for row in self._bursts(client)]
+
+    @property
+    def per_s(self) -> float:
+        """Successful executions per second, of all clients."""
+        return sum(client.per_s for client in self.clients)
+
+    def _seconds(self, client: ClientStatistics) -> float:
+        """Return the time that the rates of a client are about."""
+        begin_ns = client.started_ns
+        if self._before is not None and client.worker_pid in self._clients_before:
+            begin_ns = self._before.statistics.read_ns
+        return max(self.now.statistics.read_ns - begin_ns, 1) / 1e9
+
+    def _client(self, client: ClientStatistics) -> ClientActivity:
+        before = self._clients_before.get(client.worker_pid)
+        executions = client.executions - (0 if before is None else before.executions)
+        name = self.now.names.get(client.pid, "")
+        per_s = max(executions, 0) / self._seconds(client)
+        usage = self.now.usage.get(client.worker_pid)
+        return ClientActivity(client, name, per_s, self.cpu_share(client.worker_pid), usage)
+
+    def cpu_share(self, pid: int) -> float | None:
+        """Return the CPU time per time that a process used between the samples; None if that is unknown."""
+        if self._before is None or pid not in self.now.usage or pid not in self._before.usage:
+            return None
+        used_ns = self.now.usage[pid].cpu_ns - self._before.usage[pid].cpu_ns
+        elapsed_ns = self.now.statistics.read_ns - self._before.statistics.read_ns
+        return max(used_ns, 0) / max(elapsed_ns, 1)
+
+    def _models(self, client: ClientStatistics) -> Iterable[ModelActivity]:
+        before = self._clients_before.get(client.worker_pid)
+        earlier = {} if before is None else {model.id: model for model in before.models}
+        seconds = self._seconds(client)
+        for model in client.models:
+            old = earlier.get(model.id)
+            executions = model.executions - (0 if old is None else old.executions)
+            failures = model.failures - (0 if old is None else old.failures)
+            driver_ns = model.driver_ns - (0 if old is None else old.driver_ns)
+            engine_ns = model.engine_ns - (0 if old is None else old.engine_ns)
+            yield ModelActivity(
+                client.pid,
+                model,
+                max(executions, 0) / seconds,
+                max(failures, 0) / seconds,
+                model.latency if old is None else model.latency.since(old.latency),
+                engine_ns / driver_ns if driver_ns > 0 else None,
+            )
+
+    def _bursts(self, client: ClientStatistics) -> Iterable[BurstActivity]:
+        before = self._clients_before.get(client.worker_pid)
+        earlier = {} if before is None else {burst.id: burst for burst in before.bursts}
+        models = {model.id: model for model in client.models}
+        seconds = self._seconds(client)
+        for burst in client.bursts:
+            old = earlier.get(burst.id)
+            executions = burst.executions - (0 if old is None else old.executions)
+            yield BurstActivity(
+                client.pid,
+                burst,
+                models.get(burst.model_id),
+                max(executions, 0) / seconds,
+                max(burst.polled - (0 if old is None else old.polled), 0),
+                max(burst.slept - (0 if old is None else old.slept), 0),
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as printed in JSON."""
+        return {
+            "driver": driver_json(self.now, self.cpu_share(self.now.statistics.pid)),
+            "per_s": round(self.per_s, 3),
+            "clients": [client.as_json() for client in self.clients],
+            "models": [model.as_json() for model in self.models],
+            "bursts": [burst.as_json() for burst in self.bursts],
+        }
+
+
+def driver_json(sample: DriverSample, cpu_share: float | None = None) -> dict[str, Any]:
+    """Return the driver's part of the JSON."""
+    statistics, cache = sample.statistics, sample.statistics.cache
+    usage = sample.usage.get(statistics.pid)
+    server = sample.usage.get(statistics.compile_server_pid)
+    return {
+        "pid": statistics.pid,
+        "version": statistics.version or None,
+        "uptime_ns": statistics.uptime_ns,
+        "clients": len(statistics.clients),
+        "rejected_clients": statistics.rejected_clients,
+        "dead_workers": statistics.dead_workers,
+        "cpu_share": None if cpu_share is None else round(cpu_share, 4),
+        "resident_bytes": None if usage is None else usage.resident_bytes,
+        "memory_limit_bytes": statistics.memory_limit_bytes or None,
+        "charged_bytes": sum(client.charged_bytes for client in statistics.clients),
+        "compile_server": {
+            "pid": statistics.compile_server_pid or None,
+            "resident_bytes": None if server is None else server.resident_bytes,
+            "requests": statistics.compile_requests,
+        },
+        "cache": {
+            "programs": cache.programs,
+            "size_bytes": cache.size_bytes,
+            "limit_bytes": cache.limit_bytes,
+            "lookups": cache.lookups,
+            "hits": cache.hits,
+        },
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The models that a driver serves by name, and what its clients execute of them, for `nnfmq status` and `nnfmq top`.
+
+
+_Key = tuple[str, int]  # name and version
+
+
+class ServedModels(NamedTuple):
+    """The list of a driver's model repository, None if the driver has none; and why the list is missing, or nothing."""
+
+    entries: list[ModelEntry] | None = None
+    problem: str = ""
+
+
+def read_served_models(client: Client, socket: str | None, timeout: float) -> ServedModels:
+    """Return the models that the driver at `socket` serves by name; blocks up to `timeout` seconds."""
+    from nnfmq.base.paths import default_socket, models_socket
+    from nnfmq.cli import describe
+    from nnfmq.hal.errors import NnfmqError
+
+    if not models_socket(default_socket() if socket is None else Path(socket)).exists():
+        return ServedModels()
+    try:
+        return ServedModels(client.models(timeout=timeout))
+    except NnfmqError as error:
+        return ServedModels(None, describe(error))
+
+
+@dataclass(slots=True)
+class ServedActivity:
+    """What all clients execute of one version of a served model between two samples.
+
+    `state` is empty for a version that the repository does not serve any more, or not to those that ask for none.
+    """
+
+    name: str
+    version: int
+    state: str = ""
+    per_s: float = 0.0
+    failures: int = 0
+    failures_per_s: float = 0.0
+    bursts: int = 0
+    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as printed in JSON."""
+        return {
+            "name": self.name,
+            "version": self.version or None,
+            "state": self.state or None,
+            "per_s": round(self.per_s, 3),
+            "p50_ns": self.latency.quantile_ns(0.5),
+            "p99_ns": self.latency.quantile_ns(0.99),
+            "bursts": self.bursts,
+            "failures": self.failures,
+            "failures_per_s": round(self.failures_per_s, 3),
+        }
+
+
+def served_activities(entries: Iterable[ModelEntry], activity: Activity) -> list[ServedActivity]:
+    """Return a row for the served version of each model, and for each other version that clients use, by name."""
+    served = {
+        (entry.name, entry.version): ServedActivity(entry.name, entry.version, entry.state.value) for entry in entries
+    }
+    used: dict[_Key, ServedActivity] = {}
+    bursts = _open_bursts(activity)
+    for row in activity.models:
+        key = row.model.name, row.model.version
+        if not row.model.version or not (key in served or row.model.executions or row.model.failures or bursts[key]):
+            continue  # not of the repository; or it has it prepared and serves it in a moment
+        found = served.get(key) or used.setdefault(key, ServedActivity(*key))
+        found.per_s += row.per_s
+        found.failures += row.model.failures
+        found.failures_per_s += row.failures_per_s
+        found.latency += row.latency
+        found.bursts = bursts[key]
+    rows = [*served.values(), *used.values()]
+    return sorted(rows, key=lambda row: (row.name, not row.state, -row.version))  # the served version before others
+
+
+def _open_bursts(activity: Activity) -> Counter[_Key]:
+    """Return the number of open bursts of each model."""
+    found: Counter[_Key] = Counter()
+    for client in activity.now.statistics.clients:
+        models = {model.id: (model.name, model.version) for model in client.models}
+        found.update(models[burst.model_id] for burst in client.bursts if burst.model_id in models)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tables of a driver's statistics, for `nnfmq status` and `nnfmq top`: what fits into a terminal of a given width.
+
+
+WIDE = 80
+"""Columns that a table with everything needs."""
+_MIB = 1 << 20
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Headings, with `>` before those of numbers; and the cells of each row."""
+
+
+def size_text(size_bytes: int | None) -> str:
+    """Return a size in MiB; `-` if it is unknown."""
+    if size_bytes is None:
+        return "-"
+    return f"{size_bytes / _MIB:,.0f} MiB" if size_bytes >= 10 * _MIB else f"{size_bytes / _MIB:.1f} MiB"
+
+
+def rate_text(per_s: float) -> str:
+    """Return a rate per second with three digits or all that count."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def share_text(share: float | None) -> str:
+    """Return a share in percent; `-` if it is unknown."""
+    return "-" if share is None else f"{share * 100:.0f} %"
+
+
+def duration_text(duration_ns: int) -> str:
+    """Return a duration in its two largest units: `3 d 4 h`, `12 s`."""
+    seconds = duration_ns // 1_000_000_000
+    for index, (size, unit) in enumerate(_UNITS):
+        if seconds >= size:
+            smaller, smaller_unit = _UNITS[index + 1] if index + 1 < len(_UNITS) else (1, "s")
+            return f"{seconds // size} {unit} {seconds % size // smaller} {smaller_unit}"
+    return f"{seconds} s"
+
+
+def _microseconds(duration_ns: int | None) -> str:
+    return microseconds(-1 if duration_ns is None else duration_ns)
+
+
+def client_rows(activity: Activity, width: int) -> Rows:
+    """Return the table of clients."""
+    columns: list[tuple[str, Callable[[ClientActivity], str], bool]] = [
+        (">pid", lambda row: str(row.client.pid), True),
+        ("client", lambda row: row.name, True),
+        (">per s", lambda row: rate_text(row.per_s), True),
+        (">failed", lambda row: f"{row.client.failures:,}", False),
+        (">calls", lambda row: str(row.client.open_calls), False),
+        (">CPU", lambda row: share_text(row.cpu_share), True),
+        (">memory", lambda row: size_text(None if row.usage is None else row.usage.resident_bytes), False),
+        (">charged", lambda row: size_text(row.client.charged_bytes), False),
+    ]
+    return _rows(columns, activity.clients, width)
+
+
+def model_rows(activity: Activity, width: int) -> Rows:
+    """Return the table of models. Latencies are those in the driver, in µs."""
+    columns: list[tuple[str, Callable[[ModelActivity], str], bool]] = [
+        (">pid", lambda row: str(row.client_pid), False),
+        ("model", lambda row: _model_text(row.model), True),
+        ("device", lambda row: row.model.device, False),
+        (">per s", lambda row: rate_text(row.per_s), True),
+        (">p50 µs", lambda row: _microseconds(row.latency.quantile_ns(0.5)), True),
+        (">p99 µs", lambda row: _microseconds(row.latency.quantile_ns(0.99)), True),
+        (">engine", lambda row: share_text(row.engine_share), False),
+        (">failed", lambda row: f"{row.model.failures:,}", False),
+    ]
+    return _rows(columns, activity.models, width)
+
+
+def burst_rows(activity: Activity, width: int) -> Rows:
+    """Return the table of bursts. `polled` is how many of the waits for requests ended while the driver polled."""
+    columns: list[tuple[str, Callable[[BurstActivity], str], bool]] = [
+        (">pid", lambda row: str(row.client_pid), False),
+        (">burst", lambda row: str(row.burst.id), True),
+        ("model", lambda row: f"model {row.burst.model_id}" if row.model is None else _model_text(row.model), True),
+        (">per s", lambda row: rate_text(row.per_s), True),
+        (">in flight", lambda row: str(row.burst.in_flight), False),
+        (">polled", lambda row: share_text(row.polled_share), True),
+        (">sleeps", lambda row: f"{row.slept:,}", False),
+        (">failed", lambda row: f"{row.burst.failures:,}", False),
+    ]
+    return _rows(columns, activity.bursts, width)
+
+
+def _model_text(model: ModelStatistics) -> str:
+    """Return a model's name; of one of the model repository its path there, NAME/VERSION."""
+    return f"{model.name}/{model.version}" if model.version else model.name
+
+
+def served_activity_rows(rows: list[ServedActivity], width: int) -> Rows:
+    """Return the table of what all clients execute of the models that a driver serves by name."""
+    columns: list[tuple[str, Callable[[ServedActivity], str], bool]] = [
+        ("served model", lambda row: row.name, True),
+        (">version", lambda row: str(row.version or "-"), True),
+        ("state", lambda row: row.state or "-", False),
+        (">per s", lambda row: rate_text(row.per_s), True),
+        (">p50 µs", lambda row: _microseconds(row.latency.quantile_ns(0.5)), False),
+        (">p99 µs", lambda row: _microseconds(row.latency.quantile_ns(0.99)), True),
+        (">bursts", lambda row: str(row.bursts), False),
+        (">failed", lambda row: f"{row.failures:,}", False),
+    ]
+    return _rows(columns, rows, width)
+
+
+def served_rows(entries: Iterable[ModelEntry]) -> Rows:
+    """Return the table of the models that a driver serves by name."""
+    headings = ("served model", ">version", "state", "device", "since")
+    return headings, [
+        (entry.name, str(entry.version or "-"), entry.state.value, entry.device or "-", _time_text(entry.changed_s))
+        for entry in entries
+    ]
+
+
+def _time_text(clock_s: float) -> str:
+    """Return a time of day since the epoch; `-` if it is 0, unknown."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(clock_s)) if clock_s else "-"
+
+
+def failure_lines(entries: Iterable[ModelEntry]) -> list[str]:
+    """Return for each model of which a version is not served a line with the reason."""
+    return [
+        f"{entry.name}, version {entry.failed_version}: {entry.reason}"
+        if entry.failed_version
+        else f"{entry.name}: {entry.reason}"
+        for entry in entries
+        if entry.reason
+    ]
+
+
+def _rows(columns: list[tuple[str, Callable[[Any], str], bool]], rows: list[Any], width: int) -> Rows:
+    """Return all columns, or those marked as essential if the terminal is narrow."""
+    shown = [column for column in columns if column[2] or width >= WIDE]
+    return tuple(heading for heading, _, _ in shown), [tuple(cell(row) for _, cell, _ in shown) for row in rows]
+
+
+def driver_lines(sample: DriverSample) -> list[tuple[str, str]]:
+    """Return what a driver is and has, as names and texts."""
+    statistics, cache = sample.statistics, sample.statistics.cache
+    usage = sample.usage.get(statistics.pid)
+    charged = sum(client.charged_bytes for client in statistics.clients)
+    limit = statistics.memory_limit_bytes
+    server = sample.usage.get(statistics.compile_server_pid)
+    lines = [
+        ("driver", f"pid {statistics.pid}, up {duration_text(statistics.uptime_ns)}"),
+        ("version", statistics.version or "that of this command"),
+        ("memory", f"{size_text(None if usage is None else usage.resident_bytes)} resident"),
+        ("charged", f"{size_text(charged)}{f' of {size_text(limit)}' if limit else ''}"),
+        ("clients", f"{len(statistics.clients)}, {statistics.rejected_clients} rejected so far"),
+        ("workers", f"{statistics.dead_workers} died so far"),
+        ("compiler", f"{'runs' if statistics.compile_server_pid else 'not running'}"),
+        ("programs", f"{cache.programs} shared, {size_text(cache.size_bytes)} of {size_text(cache.limit_bytes)}"),
+        ("lookups", f"{cache.lookups:,}, {cache.hits:,} found"),
+    ]
+    if server is not None:
+        lines[5] = ("compiler", f"pid {statistics.compile_server_pid}, {size_text(server.resident_bytes)} resident")
+    return lines

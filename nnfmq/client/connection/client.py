@@ -1,0 +1,503 @@
+"""Client: a connection to a driver and its devices; if it recovers, to the driver's successor after its death.
+
+A client notices at a call that its driver has died. One thread then connects to the driver that listens
+at the same path, or starts another embedded one; other threads wait for it. A device whose description has changed,
+except in its status, is unavailable to this client from then on (LIFE-6).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack
+
+from nnfmq.base.deadlines import deadline_after, remaining_s
+from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.verbose_log import vlog
+from nnfmq.client.connection.connection import Connection
+from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.client.connection.device import Device
+from nnfmq.client.connection.prepare_arguments import (
+    ModelArgument,
+    PrepareOptions,
+    loaded_model,
+    to_member,
+    with_time_left,
+)
+from nnfmq.client.connection.recovery import DriverRecovery, RecoveryCounts
+from nnfmq.client.waiting import SingleAttempt
+from nnfmq.hal.capabilities import MAX_NUMBER_OF_CACHE_FILES
+from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument
+from nnfmq.hal.summaries import nearest
+from nnfmq.hal.types import DeviceStatus
+from nnfmq.serialize import messages
+from nnfmq.serialize.messages import DeviceInfo
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from nnfmq.base.channel import Channel
+    from nnfmq.base.memory import Memory
+    from nnfmq.client.connection.prepare_arguments import NamedModel
+    from nnfmq.client.model.compiled_model import CompiledModel
+    from nnfmq.client.named.models import ConnectRepository, NamedModels, ServedModel
+    from nnfmq.hal.preparation import DeviceChoice
+    from nnfmq.hal.types import Model
+    from nnfmq.observe.driver_statistics import DriverStatistics
+    from nnfmq.serialize.repository_protocol import ModelEntry
+
+__all__ = ["Client", "Compilation", "is_same_device", "valid_devices"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Validation of the driver's device list (DEV-10).
+#
+# The driver is not trusted: a device with an invalid description is left out. The checks are here and not in
+# `validation`, whose import would make every application start slower.
+
+
+def valid_devices(devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    """Return the devices with a valid description, and log the others (DEV-10)."""
+    found = []
+    for info in devices:
+        problem = next(_problems(info), None)
+        if problem is None:
+            vlog("manager", "found device %s", info.summary())
+            found.append(info)
+        else:
+            _log.warning("device %r of the driver is left out: %s", info.name, problem)
+    return found
+
+
+def _problems(info: DeviceInfo) -> Iterator[str]:
+    if not info.version:
+        yield "its version string is empty (DEV-4)"
+    if not info.feature_level:
+        yield "its feature level is 0, the lowest is 1"
+    for count in (info.model_cache_files, info.data_cache_files):
+        if count > MAX_NUMBER_OF_CACHE_FILES:
+            yield f"it wants {count} cache files of a kind, {MAX_NUMBER_OF_CACHE_FILES} are allowed (DEV-6)"
+    if info.extensions:  # few devices have any, and the module costs a millisecond
+        from nnfmq.hal.extensions import is_extension_name
+
+        for extension in info.extensions:
+            types = [element.type for element in extension.operand_types]
+            if not is_extension_name(extension.name):
+                yield f"no extension is called {extension.name!r} (EXT-1)"
+            if len(set(types)) != len(types) or not all(element.byte_size for element in extension.operand_types):
+                yield f"extension {extension.name} has a type twice, or one of no bytes (EXT-1)"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Client: a connection to a driver and its devices; if it recovers, to the driver's successor after its death.
+
+
+IsClosed: TypeAlias = Callable[[], bool]
+"""Returns whether the client is closed, which ends a wait for a driver."""
+ConnectAgain: TypeAlias = "Callable[[int | None, IsClosed | None], Client]"
+"""Connects to the successor of a driver, before a deadline; waits until it listens, unless None."""
+StatusArgument: TypeAlias = DeviceStatus | Literal["available", "busy", "offline"]
+"""A status, or its name."""
+_ONLY = 0  # the key of a dict of one object, which threads create at most once
+ResultT = TypeVar("ResultT")
+_log = logging.getLogger("nnfmq.client")
+
+
+class Compilation(Protocol):
+    """Prepares models on the devices that suit them, as `ClientCompilation`."""
+
+    def prepare(
+        self, client: Client, infos: Sequence[DeviceInfo], model: Model | NamedModel, options: PrepareOptions
+    ) -> CompiledModel:
+        """Return the prepared model; blocks."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that were started for it. Idempotent."""
+        ...
+
+
+class Client(Uncopyable):
+    """A connection to a driver. Close it, or use `with`; the models and bursts made through it are closed with it.
+
+    Thread-safe. Once it is closed, all calls raise BadState. When the driver has died, a call connects to the next one
+    and is repeated once, and models are prepared again. It waits for a driver until its timeout passes, 10 s if it has
+    none. A client that was made with `connect(recover=False)` raises DeadObject immediately instead.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        process: subprocess.Popen[bytes] | None,
+        connect_again: ConnectAgain | None = None,
+        compilation: Compilation | None = None,
+        connect_repository: ConnectRepository | None = None,
+    ) -> None:
+        self._connection = connection
+        self._process = process
+        self._connect_again = connect_again  # None = the client does not recover
+        self._attempt: SingleAttempt[Connection] = SingleAttempt()
+        self._recovery = DriverRecovery()
+        self._compilation = compilation
+        self._connect_repository = connect_repository
+        self._named_models: dict[int, NamedModels] = {}  # one, once a model was opened by name
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._next: Client | None = None  # of the driver's successor, until it is known to have the same devices
+        self._dead: Connection | None = None  # whose driver's death is counted
+        self._known_devices: dict[str, DeviceInfo] = {}  # as they were when they were used first
+        self._lost_devices: set[str] = set()  # missing or different in the driver of a later connection
+
+    def __repr__(self) -> str:
+        connection, process = self._connection, self._process
+        state = f", {self._state_text()}" if self._state_text() else ""
+        kind = "embedded driver" if self.is_embedded else "driver"
+        pid = f" {self.driver_pid}" if connection.has_started else f" {process.pid}" if process is not None else ""
+        return f"<Client of {kind}{pid}, {self.interface}{state}>"
+
+    def _state_text(self) -> str:
+        connection = self._connection
+        if self._is_closed or connection.is_abandoned:
+            return "closed"
+        if connection.is_open:
+            return "" if connection.has_started else "starting"
+        return "driver has died" + (", connects again at the next call" if self.recovers else "")
+
+    @property
+    def recovery(self) -> RecoveryCounts:
+        """How often the client's drivers have died, and how often it has connected again."""
+        return self._recovery.counts
+
+    @property
+    def driver_pid(self) -> int:
+        """The pid of the driver, `nnfmq serve`, as the driver knows it; of an embedded driver that of its process."""
+        return self._connection.wait_until_ready().driver_pid
+
+    @property
+    def worker_pid(self) -> int:
+        """The pid of the process that serves this client: the driver's worker, or the embedded driver."""
+        return self._connection.wait_until_ready().worker_pid
+
+    @property
+    def driver_core(self) -> str:
+        """The queue core of the driver, as `nnfmq doctor` names it."""
+        return self._connection.wait_until_ready().core
+
+    @property
+    def connection(self) -> Connection:
+        """The connection, for `runtime.hidl`."""
+        return self._connection
+
+    @property
+    def interface(self) -> str:
+        """The HAL version of this connection, as passed to `connect`."""
+        return self._connection.interface
+
+    @property
+    def is_embedded(self) -> bool:
+        """True if the driver is a private process of this application."""
+        return self._process is not None
+
+    def devices(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> list[DeviceInfo]:
+        """Return the driver's devices: name, type, version, feature level, status, extensions; blocks.
+
+        A device whose description is invalid is left out and logged (DEV-10).
+        """
+        return self._call(_list_devices, deadline_after(timeout))
+
+    def set_device_status(
+        self, name: str, status: StatusArgument, *, keep: bool = False, timeout: float | None = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Make a device AVAILABLE, BUSY or OFFLINE, also given as "busy", for all clients of this driver; blocks.
+
+        While it is not AVAILABLE, every call on it, its models, buffers and bursts raises DeviceUnavailable. When this
+        client is closed or dies, the device gets back the status that was last kept, AVAILABLE at first. With `keep`
+        the change outlives this client; AVAILABLE is always kept. The driver must have been started with
+        `nnfmq serve --allow-device-status`, or be embedded.
+
+        Raises:
+            InvalidArgument: If there is no such device, or the status is another one.
+            GeneralFailure: If the driver does not allow it, or this user is neither the driver's nor root.
+        """
+        status = to_member(DeviceStatus, status, "status")
+
+        def set_status(connection: Connection, deadline_ns: int | None) -> None:
+            message = messages.SetDeviceStatus(connection.next_call_id(), name, status, keep)
+            connection.call(message, messages.Reply, (), deadline_ns)
+
+        self._call(set_status, deadline_after(timeout))
+
+    def statistics(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> DriverStatistics:
+        """Return what the driver counts: its clients, their models and bursts, latencies, caches; blocks.
+
+        Other clients of the driver are included. An execution may be counted some microseconds after its result has
+        arrived.
+
+        Raises:
+            GeneralFailure: If this user is neither the driver's nor root.
+        """
+        from nnfmq.client.connection.statistics_memory import driver_statistics
+
+        return self._call(driver_statistics, deadline_after(timeout))
+
+    def statistics_memory(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Memory:
+        """Return the driver's statistics as a memory for reading, which stays current without further calls; blocks.
+
+        The caller closes it; it outlives this client. The functions of `nnfmq.observe.driver_statistics` read it. That
+        of an embedded driver is a copy.
+
+        Raises:
+            GeneralFailure: If this user is neither the driver's nor root.
+        """
+        from nnfmq.client.connection.statistics_memory import statistics_memory
+
+        return self._call(statistics_memory, deadline_after(timeout))
+
+    def device(self, name: str, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Device:
+        """Return the device named `name`; blocks.
+
+        Raises:
+            InvalidArgument: If there is none. The message lists the driver's devices.
+            DeviceUnavailable: If the driver has died, and its successor has another device of that name.
+        """
+        return self._device(name, self.devices(timeout=timeout))
+
+    def _device(self, name: str, infos_now: list[DeviceInfo]) -> Device:
+        infos = {info.name: info for info in infos_now}
+        self._require_unchanged(name)
+        if name not in infos:
+            devices = ", ".join(sorted(infos))
+            raise InvalidArgument(f"there is no device {name!r}; this driver has: {devices}{nearest(name, infos)}")
+        return self.device_of(infos[name])
+
+    def device_of(self, info: DeviceInfo, choice: DeviceChoice = "application") -> Device:
+        """Return the device that the driver has described by `info`; `choice` says who chose it, for observers."""
+        self._known_devices.setdefault(info.name, info)
+        reach = None if self._connect_again is None else self._reach
+        return Device(info, self._connection, choice, reach, None if reach is None else self._recovery)
+
+    def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> CompiledModel:
+        """Prepare a model, a file or its content, on the best available device; blocks. The caller closes the result.
+
+        That is `compiled`, which generates machine code, if it is available, otherwise `reference`, with one warning in
+        the log; devices of plug-ins that are faster at some operations execute these. If the devices fail, the CPU
+        device executes the model, in an embedded driver (docs/how-to/partitioning.md). `device` chooses one device.
+
+        Takes the keyword arguments of `Device.prepare`. Cache files and hints need a model on one device; a timeout
+        holds for all devices together.
+
+        Raises:
+            InvalidArgument: If the model, its file or an option is not valid.
+            OSError: If the model's file cannot be read.
+            MissedDeadline: If the timeout passes.
+            NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
+        """
+        deadline_ns = deadline_after(options.get("timeout"))
+        loaded = loaded_model(model, options)  # while an embedded driver starts
+        devices = self.devices(timeout=DEFAULT_TIMEOUT_S if deadline_ns is None else remaining_s(deadline_ns))
+        if self._compilation is None:
+            raise InvalidArgument("this client has no runtime: call nnfmq.connect(), or `device` to choose a device")
+        for info in devices:
+            self._known_devices.setdefault(info.name, info)
+        usable = [info for info in devices if info.name not in self._lost_devices]
+        return self._compilation.prepare(self, usable, loaded, with_time_left(options, deadline_ns))
+
+    # ------------------------------------------------------------------------------------------------ models by name
+
+    def model(self, name: str, version: int = 0, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> ServedModel:
+        """Return a model of the driver's model repository, `nnfmq serve --models DIR`; blocks. The caller closes it.
+
+        With version 0 the model moves to new versions as they are served (docs/how-to/models-by-name.md); any other
+        version is the only one that it executes. Waits, within the timeout, for a model that is being loaded.
+
+        Raises:
+            ModelNotFound: If there is no model of this name, or no such version. The message lists the models.
+            DeviceUnavailable: If the driver has no model repository, or no version of the model could be prepared.
+            InvalidArgument: If the name or the version cannot be one.
+            MissedDeadline: If `timeout` (seconds; None = no limit) passes.
+            DeadObject: If the driver exits.
+        """
+        return self._models_by_name().open(name, version, deadline_after(timeout))
+
+    def models(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> list[ModelEntry]:
+        """Return the models of the driver's model repository, by name: state, version, device, failures; blocks.
+
+        Raises:
+            DeviceUnavailable: If the driver has no model repository.
+            MissedDeadline: If `timeout` (seconds; None = no limit) passes.
+            DeadObject: If the driver exits.
+        """
+        return self._models_by_name().entries(deadline_after(timeout))
+
+    def _models_by_name(self) -> NamedModels:
+        if not self._named_models:
+            from nnfmq.client.named.models import NamedModels  # few applications need it
+
+            connect = self._connect_repository or _refuse_repository
+            self._named_models.setdefault(_ONLY, NamedModels(self, connect))
+        return self._named_models[_ONLY]
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the client connects again after the driver has died; see `connect`."""
+        return self._connect_again is not None
+
+    def require_usable(self) -> None:
+        """Raise BadState if the client is closed, DeadObject if its driver has died and the client does not recover."""
+        if self._is_closed or not self.recovers or self._connection.is_abandoned:
+            self._connection.raise_if_closed()
+
+    # ------------------------------------------------------------------------------------------------ recovery
+
+    def _call(self, call: Callable[[Connection, int | None], ResultT], deadline_ns: int | None) -> ResultT:
+        """Return `call(connection, deadline)`; again if the driver has died and the client recovers."""
+        try:
+            return call(self._live_connection(deadline_ns), deadline_ns)
+        except DeadObject:
+            if self._connect_again is None:
+                raise
+        return call(self._live_connection(deadline_ns), deadline_ns)
+
+    def _reach(self, device: str, deadline_ns: int | None, wait: bool) -> Connection:
+        """Return the connection for a call to a device. Raises DeviceUnavailable if the device has changed."""
+        connection = self._live_connection(deadline_ns, wait)
+        self._require_unchanged(device)
+        return connection
+
+    def _require_unchanged(self, device: str) -> None:
+        if device in self._lost_devices:
+            raise DeviceUnavailable(f"device {device!r} has changed since the driver died; connect again to use it")
+
+    def _live_connection(self, deadline_ns: int | None, wait: bool = True) -> Connection:
+        """Return the connection, to the driver's successor if it has died; blocks. One that is closed stays so.
+
+        Raises:
+            DeviceUnavailable: If no driver can be reached.
+            MissedDeadline: If the deadline passes while connecting.
+        """
+        connection = self._connection
+        is_wanted = not self._is_closed and not connection.is_abandoned
+        if connection.is_open or self._connect_again is None or not is_wanted:
+            return connection
+        limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
+        return self._attempt.run(lambda: self._connect_to_successor(limit_ns, wait), limit_ns)
+
+    def _connect_to_successor(self, deadline_ns: int | None, wait: bool) -> Connection:
+        if not self._connection.is_open and self._connect_again is not None:
+            self._note_death()
+            try:
+                new = self._connect_again(deadline_ns, (lambda: self._is_closed) if wait else None)
+                self._replace_connection(new, deadline_ns)
+            except DeviceUnavailable:
+                if self.is_embedded:
+                    self._recovery.limit.fail()
+                raise
+            self._recovery.limit.begin()
+            self._recovery.count(reconnections=1)
+            _log.warning("the driver has died; connected again, to process %d", self.driver_pid)
+        if self._is_closed:  # by another thread, meanwhile
+            self.close()
+        return self._connection
+
+    def _note_death(self) -> None:
+        """Count the death of the driver, once. Raises DeadObject if the next one may not be started yet."""
+        if self._dead is not self._connection:
+            self._dead = self._connection
+            self._recovery.count(deaths=1)
+        self._recovery.limit.require_allowed(self._connection.ended_ns)
+
+    def _replace_connection(self, new: Client, deadline_ns: int | None) -> None:
+        """Use the connection and the process of `new` from now on, and close the old ones."""
+        self._next = new
+        try:
+            if self._is_closed:  # by another thread, which did not see the new one
+                new.close()
+            infos = {info.name: info for info in _list_devices(new._connection, deadline_ns)}
+        except BaseException:
+            new.close()
+            raise
+        finally:
+            self._next = None
+        for name, known in self._known_devices.items():
+            if not is_same_device(known, infos.get(name)):
+                self._lost_devices.add(name)
+        old, self._connection = self._connection, new._connection
+        process, self._process = self._process, new._process
+        old.close()
+        if process is not None:
+            _end(process)
+
+    def close(self) -> None:
+        """Hang up; an embedded driver exits and is reaped. Idempotent, also in a forked child."""
+        self._is_closed = True
+        self._recovery.end()
+        for models in self._named_models.values():
+            models.end()
+        has_started = self._connection.has_started
+        self._connection.close()
+        successor = self._next
+        if successor is not None:
+            successor.close()
+        for models in self._named_models.values():
+            models.join()
+        self._recovery.join()
+        if self._compilation is not None:
+            self._compilation.close()
+        process, self._process = self._process, None
+        if process is not None and os.getpid() == self._pid:
+            _end(process, has_started)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return when the driver has accepted this client; other tasks of the event loop run meanwhile.
+
+        Raises what `connect` raises.
+        """
+        import asyncio  # it costs more to import than this package
+
+        try:
+            await asyncio.to_thread(self._connection.wait_until_ready)
+        except BaseException:
+            await asyncio.to_thread(self.close)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Close the client; other tasks of the event loop run meanwhile."""
+        import asyncio
+
+        await asyncio.to_thread(self.close)
+
+
+def _list_devices(connection: Connection, deadline_ns: int | None) -> list[DeviceInfo]:
+    message = messages.ListDevices(connection.next_call_id())
+    return valid_devices(connection.exchange(message, messages.DeviceList, (), deadline_ns).devices)
+
+
+def _refuse_repository(_deadline_ns: int | None, _is_closed: IsClosed, _has_listened: bool) -> Channel:
+    raise DeviceUnavailable(
+        "an embedded driver has no model repository: start a driver with `nnfmq serve --models DIR`, "
+        "and connect to its socket"
+    )
+
+
+def _end(process: subprocess.Popen[bytes], has_started: bool = True) -> None:
+    """End an embedded driver."""
+    from nnfmq.client.connection.embedded import end_embedded_driver  # imports subprocess
+
+    end_embedded_driver(process, has_started)
+
+
+def is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:
+    """Return True if the descriptions are equal except for the status."""
+    names = [name for name in old.__struct_fields__ if name != "status"]
+    return new is not None and all(getattr(old, name) == getattr(new, name) for name in names)

@@ -1,0 +1,260 @@
+"""connect: reach a driver that listens, or start an embedded one.
+
+This module imports what it needs to start an embedded driver. What a client needs is imported while the driver starts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from nnfmq.base import settings
+from nnfmq.base.channel import Channel
+from nnfmq.base.deadlines import deadline_after
+from nnfmq.base.paths import check_socket_directory, default_socket, is_socket_named, models_socket
+from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S, INTERFACE, level_of
+from nnfmq.client.connection.open_connections import CLOSED
+from nnfmq.hal.errors import BadState, DeviceUnavailable, InvalidArgument
+
+if TYPE_CHECKING:
+    from nnfmq.client.connection.client import Client, IsClosed
+
+_RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
+
+
+def connect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    embedded: bool | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT_S,
+    server_uid: int | None = None,
+    wait: bool = False,
+    wait_ready: bool = False,
+    interface: str = INTERFACE,
+    recover: bool = True,
+) -> Client:
+    """Connect to a driver and return a client, which the caller closes; blocks.
+
+    In a task of asyncio write `async with nnfmq.connect() as client`: other tasks run while the driver starts.
+
+    Without arguments: to the driver that listens at `$NNFMQ_SOCKET` or in the runtime directory; if there is none, to
+    an embedded driver, a private process that exits with this one. A driver must run as this user or as root.
+
+    An embedded driver still starts when this returns, so that an application can load its model meanwhile. The first
+    call waits for it, and raises what `wait_ready` would raise. Where an event loop runs, the same holds for a driver
+    that listens, and, with `wait`, for one that does not listen yet.
+
+    Args:
+        path: The socket of a driver.
+        embedded: True = start an embedded driver without looking for another one; False = never start one.
+        timeout: In seconds, also of an embedded driver's start; None = no limit.
+        server_uid: The driver may also run as this user.
+        wait: Whether to wait for a driver that does not listen yet; none is started then (DEV-11).
+        wait_ready: Whether to wait until an embedded driver has started. No effect where an event loop runs:
+            `async with` waits.
+        interface: The HAL version of this connection: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to "AIDL v4". An older one
+            has fewer calls, and rejects newer models (docs/reference/hal-versions.md).
+        recover: Whether the client connects again after the driver has died, and prepares its models again (LIFE-6);
+            see docs/how-to/handle-errors.md. False = all calls raise DeadObject at once, and the CPU executes nothing
+            in place of the driver.
+
+    Raises:
+        DeviceUnavailable: If no driver can be reached, or it runs as another user, or it exits while it starts.
+        GeneralFailure: If the driver rejects this client, for example because its configuration is not valid.
+        MissedDeadlineTransient: If the timeout passes.
+        InvalidArgument: If the arguments contradict each other, or the interface version is unknown.
+    """
+    deadline_ns = deadline_after(timeout)
+    level_of(interface)  # check it before a driver is started
+    if settings.TRACE.value():
+        from nnfmq.client.connection import trace
+
+        trace.start()
+    if embedded and (path is not None or wait):
+        raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
+    options = _Options(interface, recover, server_uid)
+    if embedded:
+        return _connect_embedded(deadline_ns, wait_ready, options)
+    socket_path = default_socket() if path is None else Path(path)
+    if wait and _has_event_loop():
+        from nnfmq.client.connection.late_client import LateClient
+
+        return LateClient(partial(_connect_when_listening, socket_path, options, deadline_ns))
+    if wait:
+        return _connect_when_listening(socket_path, options, deadline_ns, lambda: False)
+    try:
+        return _connect_to(socket_path, options, deadline_ns)
+    except DeviceUnavailable as error:
+        if path is not None or embedded is False:
+            raise _with_remedy(error, socket_path, is_default=path is None) from error
+        if is_socket_named():
+            _check_directory(socket_path, server_uid)  # an error in the configuration must not go unnoticed
+        client = _connect_embedded(deadline_ns, wait_ready, options)
+        _log_start(error)
+        return client
+
+
+def _with_remedy(error: DeviceUnavailable, path: Path, *, is_default: bool) -> DeviceUnavailable:
+    """Return the error, with what to do if nothing listens at `path`."""
+    if isinstance(error.__cause__, ConnectionRefusedError) and not path.is_socket():
+        return DeviceUnavailable(f"no driver listens at {path}, which is no socket: give the one of `nnfmq serve`")
+    if isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
+        option = "" if is_default else f" --socket {path}"
+        return DeviceUnavailable(f"{error}: start one with `nnfmq serve{option}`")
+    return error
+
+
+def _log_start(error: DeviceUnavailable) -> None:
+    import logging  # not before the driver has been started
+
+    logging.getLogger("nnfmq.client").info("started an embedded driver: %s", error)
+
+
+class _Options(NamedTuple):
+    """What all attempts to connect have in common; see `connect`."""
+
+    interface: str = INTERFACE
+    recover: bool = False
+    server_uid: int | None = None
+    variables: Mapping[str, str] = MappingProxyType({})
+    """Of an embedded driver's environment."""
+
+
+def _check_directory(path: Path, server_uid: int | None) -> None:
+    """Raise DeviceUnavailable if another user could replace the socket. No effect while its directory is missing."""
+    try:
+        check_socket_directory(path, () if server_uid is None else (server_uid,))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise DeviceUnavailable(f"the directory of {path} cannot be examined: {error.strerror}") from error
+
+
+def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Client:
+    channel = _open_channel(path, options.server_uid, deadline_ns)
+    channel.enlarge_descriptor_table()
+    from nnfmq.client.connection.connection import Connection
+
+    connection = Connection.start(channel, deadline_ns, options.interface)
+    with ExitStack() as undo:
+        undo.callback(connection.close)
+        from nnfmq.client.connection.client import Client  # while the driver starts a worker
+        from nnfmq.client.partitioned.client_compilation import ClientCompilation
+
+        connection.watch()
+        if not _has_event_loop():
+            connection.wait_until_ready(deadline_ns)
+        again = partial(_connect_to_successor, path, options) if options.recover else None
+        repository = partial(_connect_repository, path, options.server_uid)
+        client = Client(connection, None, again, ClientCompilation(connect_cpu_driver), repository)
+        undo.pop_all()
+    return client
+
+
+def _has_event_loop() -> bool:
+    """Return whether an event loop of asyncio runs in this thread."""
+    asyncio = sys.modules.get("asyncio")  # it runs none if it is not imported
+    try:
+        return asyncio is not None and asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False
+
+
+def _open_channel(path: Path, server_uid: int | None, deadline_ns: int | None) -> Channel:
+    _check_directory(path, server_uid)
+    channel = Channel.connect(path, deadline_ns)
+    uid = channel.peer().uid
+    if uid not in {os.getuid(), 0, server_uid}:
+        channel.close()
+        raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
+    return channel
+
+
+def _connect_repository(
+    path: Path, server_uid: int | None, deadline_ns: int | None, is_closed: IsClosed, has_listened: bool
+) -> Channel:
+    """Connect to the model repository of the driver at `path`; blocks while it is started again, until `is_closed()`.
+
+    If it does not listen, but there is a socket, or `has_listened` is True, it has died.
+    """
+    socket_path = models_socket(path)
+    while True:
+        try:
+            return _open_channel(socket_path, server_uid, deadline_ns)
+        except DeviceUnavailable as error:
+            if not has_listened and not socket_path.exists():
+                raise DeviceUnavailable(
+                    f"the driver at {path} has no model repository: start it with `nnfmq serve --models DIR`"
+                ) from error
+            if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
+                raise
+        time.sleep(_RETRY_S)
+        if is_closed():
+            raise BadState(CLOSED)
+
+
+def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed | None) -> Client:
+    if is_closed is None:
+        return _connect_to(path, options, deadline_ns)
+    return _connect_when_listening(path, options, deadline_ns, is_closed)
+
+
+def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed) -> Client:
+    """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes.
+
+    Raises BadState when `is_closed()`, asked every 20 ms: a lock could be held by what a signal interrupts.
+    """
+    while True:
+        try:
+            return _connect_to(path, options, deadline_ns)
+        except DeviceUnavailable:
+            if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
+                raise
+        time.sleep(_RETRY_S)
+        if is_closed():
+            raise BadState(CLOSED)
+
+
+def connect_cpu_driver(deadline_ns: int | None) -> Client:
+    """Start an embedded driver with the packaged devices, whichever the settings name; return its client.
+
+    The caller closes it. Blocks as `connect`.
+    """
+    packaged = Path(__file__).parents[2] / "driver" / "devices" / "devices.toml"
+    return _connect_embedded(deadline_ns, False, _Options(variables={settings.DEVICES.variable: str(packaged)}))
+
+
+def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Options) -> Client:
+    from nnfmq.client.connection.embedded import end_embedded_driver, start_embedded_driver  # imports subprocess
+
+    channel, process = start_embedded_driver(options.variables)
+    with ExitStack() as undo:
+        undo.callback(process.wait)
+        undo.callback(process.kill)
+        undo.callback(channel.close)
+        channel.enlarge_descriptor_table()
+        from nnfmq.client.connection.client import Client  # while the driver starts
+        from nnfmq.client.connection.connection import Connection
+        from nnfmq.client.partitioned.client_compilation import ClientCompilation
+
+        connection = Connection.start(channel, deadline_ns, options.interface)
+        undo.callback(connection.close)
+        connection.end_process = partial(end_embedded_driver, process)
+        connection.watch(process.pid)
+        again = partial(_replace_embedded, options) if options.recover else None
+        client = Client(connection, process, again, ClientCompilation(connect_cpu_driver))
+        if wait_ready and not _has_event_loop():
+            connection.wait_until_ready(deadline_ns)
+        undo.pop_all()
+    return client
+
+
+def _replace_embedded(options: _Options, deadline_ns: int | None, _is_closed: IsClosed | None) -> Client:
+    return _connect_embedded(deadline_ns, True, options)

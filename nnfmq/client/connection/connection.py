@@ -1,0 +1,706 @@
+"""The client's end of a control channel: calls, their replies, and the driver's death.
+
+The watcher thread receives; each caller waits for the reply to its own call. When the driver dies (its socket hangs
+up), every pending call fails with DeadObject and every burst is woken. A forked child closes its copies of all sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from nnfmq.base import watcher
+from nnfmq.base.channel import NO_WAIT, Channel, Frame, close_all
+from nnfmq.base.verbose_log import vlog
+from nnfmq.client.connection import open_connections, trace
+from nnfmq.client.connection.defaults import INTERFACE, level_of
+from nnfmq.client.connection.garbage import ClosedWhenDropped, CloserUse, weak_call
+from nnfmq.client.waiting import Future
+from nnfmq.hal.errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+    ProtocolError,
+    ResourceExhaustedTransient,
+    error_for_status,
+    status_for_error,
+)
+from nnfmq.hal.types import Pool, SharedPool
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.control_protocol import ConnectionState, PeerRole
+from nnfmq.serialize.messages import HelloReply
+
+__all__ = [
+    "Connection",
+    "DriverStart",
+    "DroppedConnection",
+    "MemoryProvider",
+    "PendingCall",
+    "ReplyHandler",
+    "ReplyKey",
+    "memories_reply",
+    "release_message",
+    "send_nonblocking",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pending calls of a connection: handlers of replies, and release of objects whose reply came too late.
+
+
+class MemoryProvider(Protocol):
+    """A burst as the connection uses it: it resolves its slots, and it is woken when the driver dies."""
+
+    peer: watcher.DeathRecipients
+
+    def get_memories(self, slots: Sequence[int]) -> list[Pool]:
+        """Return the memories of `slots`, which the burst keeps.
+
+        Raises:
+            InvalidArgument: If a slot is unknown.
+        """
+        ...
+
+
+class ReplyHandler(Protocol):
+    """Receives the reply to one call, or the error that replaces it: exactly one of the methods is called, once.
+
+    Called on the watcher thread, or on the thread that closes the connection. Must not block.
+    """
+
+    def set_result(self, result: Any, /) -> None:
+        """Receive the reply."""
+        ...
+
+    def set_exception(self, error: NnfmqError, /) -> None:
+        """Receive the error."""
+        ...
+
+
+class ReplyKey(NamedTuple):
+    """The id of a call, and the type of one of its replies: a call with a callback has two."""
+
+    call: int
+    reply_type: type[messages.Call]
+
+
+class PendingCall(NamedTuple):
+    """The handler of a reply that has not arrived, and the callbacks that run before it."""
+
+    handler: ReplyHandler
+    on_reply: Callable[[Any], None] | None = None
+    on_fds: Callable[[list[int]], None] | None = None
+
+
+_RELEASE_MESSAGES: dict[type[messages.Call], Callable[[int, Any], messages.Call]] = {
+    messages.PreparedModelReady: lambda call, reply: messages.ReleaseModel(call, reply.model_id),
+    messages.BurstConfigured: lambda call, reply: messages.CloseBurst(call, reply.burst_id),
+    messages.FencedLaunched: lambda call, reply: messages.ReleaseCallback(call, reply.callback_id),
+    messages.ExecutionCreated: lambda call, reply: messages.ReleaseExecution(call, reply.execution_id),
+    messages.Allocated: lambda call, reply: messages.ReleaseBuffer(call, reply.buffer_id),
+}
+
+
+def release_message(next_call_id: Callable[[], int], reply: messages.Call) -> messages.Call | None:
+    """Return the call that releases the object that a successful reply names, or None if it names none.
+
+    Sent if the caller timed out before the reply arrived: the object that the driver created then has no owner.
+    """
+    release = _RELEASE_MESSAGES.get(type(reply))
+    if release is None or not isinstance(reply, messages.StatusReply) or reply.status is not ErrorStatus.NONE:
+        return None
+    return release(next_call_id(), reply)
+
+
+def memories_reply(burst: MemoryProvider | None, call: messages.GetMemories) -> tuple[messages.Memories, list[int]]:
+    """Return the reply to the driver's call for a burst's memories, and the fds to be sent with it; None: closed."""
+    try:
+        if burst is None:
+            raise InvalidArgument(f"burst {call.burst_id} is closed")
+        memories = burst.get_memories(call.slots)
+        data = tuple(map(messages.memory_to_data, memories))
+        fds = [cast(SharedPool, memory).fileno() for memory in memories]
+    except NnfmqError as error:
+        return messages.Memories(call.call, status_for_error(error), str(error), ()), []
+    return messages.Memories(call.call, ErrorStatus.NONE, "", data), fds
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# send_nonblocking: send on the watcher thread, which must not wait for a peer that does not read.
+
+
+def send_nonblocking(channel: Channel, data: bytes, fds: Sequence[int], on_error: Callable[[Exception], None]) -> None:
+    """Send a frame without blocking. If the socket is full, a new thread sends copies. Borrows `fds`.
+
+    `on_error` is called on that thread with what its send raises.
+
+    Raises:
+        DeadObject: If the peer has closed the connection.
+    """
+    try:
+        channel.send(data, fds, NO_WAIT)
+    except MissedDeadlineTransient:
+        copies = [os.dup(fd) for fd in fds]  # the caller may close its fds before the thread sends them
+        arguments = (channel, data, copies, on_error)
+        threading.Thread(target=_send_late, args=arguments, name="nnfmq-late", daemon=True).start()
+
+
+def _send_late(channel: Channel, data: bytes, fds: Sequence[int], on_error: Callable[[Exception], None]) -> None:
+    try:
+        channel.send(data, fds)  # returns at the latest when the channel is closed
+    except (NnfmqError, OSError) as error:
+        on_error(error)
+    finally:
+        close_all(fds)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# DroppedConnection: the end of a connection that the application has dropped, and of its embedded driver.
+
+
+class DroppedConnection(ClosedWhenDropped):
+    """The base of Connection. `end_process` ends an embedded driver after a dropped connection is closed.
+
+    It is told whether the driver has started.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.end_process: Callable[[bool], object] | None = None
+        self._thread_use = CloserUse()
+
+    @property
+    @abstractmethod
+    def has_started(self) -> bool:
+        """Whether the driver has accepted this client."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+
+    def __repr__(self) -> str:
+        return f"<Client or Connection of {'a driver' if self.end_process is None else 'an embedded driver'}>"
+
+    def _is_left_open(self) -> bool:
+        return self._channel.fileno() >= 0
+
+    def _is_of_process(self) -> bool:
+        return True
+
+    def _close_dropped(self) -> None:
+        has_started = self.has_started
+        self.close()
+        if self.end_process is not None:
+            self.end_process(has_started)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# DriverStart: the driver's reply to Hello, for which the first call waits.
+
+
+class DriverStart:
+    """The start of a driver, as a client sees it: until the reply to Hello arrives, or the error that replaces it.
+
+    `reply` is None until then; `deadline_ns` ends every wait (monotonic clock; None = no limit). Thread-safe.
+    """
+
+    def __init__(self, deadline_ns: int | None) -> None:
+        self.reply: HelloReply | None = None
+        self._deadline_ns = deadline_ns
+        self._has_exited = False
+        self._future: Future[HelloReply] = Future()
+
+    def set_reply(self, reply: HelloReply) -> None:
+        """End the start. Does not block."""
+        self.reply = reply
+        vlog("manager", "connected to driver %r, pid %d, worker %d, %s", *_identity(reply))
+        self._future.set_result(reply)
+
+    def fail(self, error: NnfmqError) -> None:
+        """Let every wait raise `error`, unless the start has ended or failed before. Does not block."""
+        self._future.set_exception(error)
+
+    def fail_with_exit(self, reason: str) -> None:
+        """Fail because of the driver's exit, unless the start has ended or failed before. Does not block."""
+        if not self._has_exited:
+            self._has_exited = True
+            vlog("manager", "the connection has ended: %s", reason)
+        self.fail(DeviceUnavailable(f"the driver exited before it replied: {reason}"))
+
+    def wait(self, deadline_ns: int | None) -> HelloReply:
+        """Return the reply; block until it arrives.
+
+        Raises:
+            MissedDeadlineTransient: If this deadline passes, or that of the start.
+            NnfmqError: The error with which the start failed.
+        """
+        if self.reply is None:
+            deadlines = [at for at in (deadline_ns, self._deadline_ns) if at is not None]
+            return self._future.result(min(deadlines, default=None))
+        return self.reply
+
+
+def _identity(reply: HelloReply) -> tuple[str, int, int, str]:
+    return reply.driver_name, reply.driver_pid, reply.worker_pid, reply.interface
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The client's end of a control channel: calls, their replies, and the driver's death.
+
+
+# Feature levels of `hal.feature_levels`, which is not imported here: it would make every application start slower.
+_FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = 5, 4, 8
+_DRIVER_EXITED = "the driver process is gone"
+_POST_TIMEOUT_NS = 1_000_000_000
+_END_TIMEOUT_S = 1.0  # the watcher thread may be busy, but it never blocks
+_log = logging.getLogger("nnfmq.client")
+
+ReplyT = TypeVar("ReplyT", bound=messages.StatusReply)
+CallT = TypeVar("CallT", bound=messages.Call)
+
+
+class Connection(DroppedConnection):
+    """A connection to a driver, made by `start`; the owner closes it. Thread-safe.
+
+    One that is dropped with all that uses it is closed, too: the watcher thread keeps no connection.
+
+    The driver of a connection made by `start` may not have replied to Hello yet: the first call waits for its reply.
+    """
+
+    def __init__(self, channel: Channel, deadline_ns: int | None, interface: str) -> None:
+        self.interface = interface
+        self.level = level = level_of(interface)  # the feature level of this connection's interface version
+        self.is_aidl = level >= _FIRST_AIDL
+        self.has_deadlines = level >= _FIRST_WITH_DEADLINES
+        self.has_reusable_executions = level >= _FIRST_WITH_REUSABLE
+        super().__init__(channel)
+        self._connection_state = ConnectionState()
+        self._lock = threading.Lock()  # held for a few assignments, never while blocking
+        self._pending_calls: dict[ReplyKey, PendingCall] = {}
+        self._driver_start = DriverStart(deadline_ns)
+        self._bursts: weakref.WeakValueDictionary[int, MemoryProvider] = weakref.WeakValueDictionary()
+        self._peers: list[watcher.DeathRecipients] = []
+        self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        """The managed buffers of this connection by token."""
+        self._close_reason: str | None = None
+        self._ended, self.ended_ns = threading.Event(), 0  # at the end of `_end`
+        self._is_abandoned, self._pid, self._pidfd = False, os.getpid(), -1
+        self._watches: list[watcher.ReaderHandle] = []
+
+    @classmethod
+    def start(cls, channel: Channel, deadline_ns: int | None, interface: str = INTERFACE) -> Connection:
+        """Send Hello over `channel` and return, while the driver may still start. Takes ownership of `channel`.
+
+        Nothing is received before `watch`, which the caller calls next.
+
+        Args:
+            channel: A connected control channel.
+            deadline_ns: End of every wait for the driver's reply, on the monotonic clock; None = no limit.
+            interface: An interface version, from "HIDL 1.0" to "AIDL v4".
+
+        Raises:
+            InvalidArgument: If the interface version is unknown.
+            MissedDeadlineTransient: If the deadline passes before Hello is sent.
+        """
+        try:
+            connection = cls(channel, deadline_ns, interface)
+        except BaseException:
+            channel.close()
+            raise
+        open_connections.add(connection)
+        try:
+            hello = messages.Hello(control_protocol.PROTOCOL, interface, f"pid {os.getpid()}")
+            # Sending fails if the driver has rejected the client already; its reply then contains the reason.
+            with contextlib.suppress(DeadObject, ProtocolError):
+                connection._send(hello, (), deadline_ns)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def watch(self, process: int | None = None) -> None:
+        """Receive what the driver sends, and notice its exit, from now on. May block as `Channel.close_first_at_exit`.
+
+        `process`: an embedded driver's pid; its exit is noticed even if another process has a copy of its socket.
+        """
+        self._channel.close_first_at_exit()
+        on_readable, on_error = weak_call(self._on_readable), weak_call(self._on_internal_error)
+        self._watches.append(watcher.add_reader(self._channel.fileno(), on_readable, on_error))
+        if process is not None:
+            self._pidfd = os.pidfd_open(process)
+            self._watches.append(watcher.add_reader(self._pidfd, weak_call(self._on_exit)))
+
+    def wait_until_ready(self, deadline_ns: int | None = None) -> messages.HelloReply:
+        """Return the driver's reply to Hello: its pids, its core and the interface version; block until it arrives.
+
+        Raises:
+            DeviceUnavailable: If the driver exits before it replies.
+            MissedDeadlineTransient: If this deadline passes, or that of `start`.
+            BadState: If this connection is closed before.
+            NnfmqError: If the driver rejects the client, for example because it has too many.
+        """
+        return self._driver_start.wait(deadline_ns)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the driver has accepted this client. Does not block."""
+        return self._driver_start.reply is not None
+
+    @property
+    def is_open(self) -> bool:
+        """False once the driver has exited, the connection is closed, or in a forked child."""
+        return self._close_reason is None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """True if this process has closed the connection while the driver ran, and in a forked child."""
+        return self._is_abandoned or self._pid != os.getpid()
+
+    def raise_if_closed(self) -> None:
+        """Raise BadState if this process has closed the connection, DeadObject if `is_open` is False otherwise."""
+        if self._close_reason is not None:
+            raise open_connections.closed_error(self._close_reason)
+
+    def next_call_id(self) -> int:
+        """Return an id for a new call."""
+        return self._connection_state.next_call_id(PeerRole.CLIENT)
+
+    def call(
+        self,
+        message: messages.Call,
+        reply_type: type[ReplyT],
+        fds: Sequence[int] = (),
+        deadline_ns: int | None = None,
+        *,
+        on_reply: Callable[[ReplyT], None] | None = None,
+        on_fds: Callable[[list[int]], None] | None = None,
+        on_notification: Callable[[Any], None] = lambda _notification: None,
+    ) -> ReplyT:
+        """As `exchange`, but raise the error of the reply's status unless that is NONE."""
+        reply = self.exchange(
+            message, reply_type, fds, deadline_ns, on_reply=on_reply, on_fds=on_fds, on_notification=on_notification
+        )
+        if reply.status is not ErrorStatus.NONE:
+            raise error_for_status(reply.status, reply.message)
+        return reply
+
+    def exchange(
+        self,
+        message: messages.Call,
+        reply_type: type[CallT],
+        fds: Sequence[int] = (),
+        deadline_ns: int | None = None,
+        *,
+        on_reply: Callable[[CallT], None] | None = None,
+        on_fds: Callable[[list[int]], None] | None = None,
+        on_notification: Callable[[Any], None] = lambda _notification: None,
+    ) -> CallT:
+        """Send a call and block until its reply arrives; return the reply whatever its status.
+
+        Args:
+            message: The call, with an id from `next_call_id`.
+            reply_type: The type of the reply.
+            fds: Sent with the call. Borrowed.
+            deadline_ns: End of the wait on the monotonic clock; None = no limit.
+            on_reply: Runs on the watcher thread with the reply before this returns, so that the id of an object that
+                the driver created is stored even if a signal handler raises while this returns.
+            on_fds: Runs before `on_reply` and takes ownership of the fds that came with the reply.
+            on_notification: Runs on this thread with each notification that arrives before the reply. An exception
+                that it raises ends the call.
+
+        Raises:
+            DeadObject: If the driver exits, or the connection is closed meanwhile; before the call it is BadState.
+            MissedDeadlineTransient: If the deadline passes. A late reply is dropped, and what it created released.
+        """
+        self.wait_until_ready(deadline_ns)
+        key = ReplyKey(message.call, reply_type)
+        future: Future[CallT] = Future()
+        begin_ns = time.monotonic_ns()
+        self._register(key, PendingCall(future, on_reply, on_fds))
+        try:
+            self._send(message, fds, deadline_ns)
+            reply = future.result(deadline_ns, on_notification)
+        except MissedDeadlineTransient:
+            if self._pending_calls.pop(key, None) is not None:
+                raise
+            # The watcher thread has removed the call in the meantime, so it is about to set the reply.
+            reply = future.result(None)
+        finally:
+            self._pending_calls.pop(key, None)
+            trace.record_call(self, message, begin_ns)
+        assert isinstance(reply, reply_type)
+        return reply
+
+    def call_with_callback(
+        self,
+        message: messages.Call,
+        callback_type: type[CallT],
+        future: Future[CallT],
+        fds: Sequence[int] = (),
+        deadline_ns: int | None = None,
+    ) -> messages.Reply:
+        """Send a call that the driver acknowledges with Reply and completes with a callback; return the Reply.
+
+        Blocks until the Reply arrives, and raises as `exchange`. Borrows `fds`. `future` gets the callback message, or
+        the error that replaces it, unless this raises.
+        """
+        key = ReplyKey(message.call, callback_type)
+        self._register(key, PendingCall(future))
+        try:
+            return self.exchange(message, messages.Reply, fds, deadline_ns)
+        except BaseException:
+            self._pending_calls.pop(key, None)
+            raise
+
+    def start_call(
+        self,
+        message: messages.Call,
+        reply_type: type[messages.Call],
+        handler: ReplyHandler,
+        fds: Sequence[int] = (),
+        deadline_ns: int | None = None,
+    ) -> None:
+        """Send a call and return; `handler` is called once with the reply, unless this raises. Borrows `fds`.
+
+        Blocks while the socket is full.
+
+        Raises:
+            DeadObject: If the driver exits, or the connection is closed meanwhile; before the call it is BadState.
+            MissedDeadlineTransient: If the call cannot be sent before the deadline.
+        """
+        self.wait_until_ready(deadline_ns)
+        self._start_call(ReplyKey(message.call, reply_type), handler, partial(self._send, message, fds, deadline_ns))
+
+    def start_call_nonblocking(
+        self, message: messages.Call, reply_type: type[messages.Call], handler: ReplyHandler, fds: Sequence[int] = ()
+    ) -> None:
+        """As `start_call`, for the watcher thread. Does not block. Raises as `start_call`."""
+        self._start_call(ReplyKey(message.call, reply_type), handler, partial(self._send_nonblocking, message, fds))
+
+    def _start_call(self, key: ReplyKey, handler: ReplyHandler, send: Callable[[], None]) -> None:
+        self._register(key, PendingCall(handler))
+        try:
+            send()
+        except NnfmqError:
+            # If the call is no longer pending, the driver has just exited and `_end` has called the handler.
+            if self._pending_calls.pop(key, None) is not None:
+                raise
+        except BaseException:
+            self._pending_calls.pop(key, None)
+            raise
+
+    def send(self, message: messages.Message, deadline_ns: int | None = None) -> None:
+        """Send a message that has no reply. Blocks while the socket is full. Raises as `start_call`."""
+        self._send(message, (), deadline_ns)
+
+    def post(self, message: messages.Call) -> None:
+        """Send a call and ignore its reply. Blocks up to 1 s. Does nothing if the driver has exited."""
+        with contextlib.suppress(BadState, DeadObject, MissedDeadlineTransient):
+            self._send(message, (), time.monotonic_ns() + _POST_TIMEOUT_NS)
+
+    def _register(self, key: ReplyKey, pending: PendingCall) -> None:
+        with self._lock:
+            self.raise_if_closed()
+            self._pending_calls[key] = pending
+
+    def add_peer(self, peer: watcher.DeathRecipients) -> None:
+        """Register queues to be woken when the driver dies. Raises as `raise_if_closed`."""
+        with self._lock:
+            self.raise_if_closed()
+            self._peers.append(peer)
+
+    def add_burst(self, burst_id: int, burst: MemoryProvider) -> None:
+        """Register the burst that serves the driver's GetMemories calls for `burst_id`."""
+        with self._lock:
+            self._bursts[burst_id] = burst
+
+    def discard_burst(self, burst_id: int, peer: watcher.DeathRecipients) -> None:
+        """Unregister a closed burst and its queues. Idempotent."""
+        with self._lock:
+            self._bursts.pop(burst_id, None)
+            self._peers = [other for other in self._peers if other is not peer]
+
+    def _send(self, message: messages.Message, fds: Sequence[int], deadline_ns: int | None) -> None:
+        """Send from any thread. A frame is sent whole, and no order is defined between different threads' messages."""
+        data = self._encode(message)
+        try:
+            self._channel.send(data, fds, deadline_ns)
+        except (NnfmqError, OSError) as error:
+            # Only these mean that it was not sent: an exception of a signal handler may be raised after sending.
+            if isinstance(message, messages.Call):
+                self._connection_state.cancel_call(message, PeerRole.CLIENT)
+            if isinstance(error, DeadObject):
+                self._wait_for_end()
+            raise
+
+    def _wait_for_end(self) -> None:
+        """After a send to a dead driver, block until the watcher thread has noticed its end: `is_open` is False then.
+
+        It first handles what the driver sent before it died.
+        """
+        if self._watches and watcher.thread() is not threading.current_thread():
+            self._ended.wait(_END_TIMEOUT_S)
+
+    def _encode(self, message: messages.Message) -> bytes:
+        """Return the bytes of a message that is sent next, and record it in the connection's state."""
+        data = control_protocol.encode(message)
+        self.raise_if_closed()
+        try:
+            self._connection_state.process_message(message, PeerRole.CLIENT)
+        except ProtocolError:
+            self.raise_if_closed()  # another thread may have closed the connection since the check above
+            raise
+        return data
+
+    def _send_nonblocking(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
+        """Send from the watcher thread, which must not block. If the socket is full, a new thread sends the message."""
+        send_nonblocking(self._channel, self._encode(message), fds, self._on_channel_error)
+
+    def _on_readable(self) -> None:
+        try:
+            frame = self._channel.receive(NO_WAIT)
+        except MissedDeadlineTransient:
+            return  # the data that woke the watcher has been received already
+        except NnfmqError as error:
+            self._on_channel_error(error)
+            return
+        with frame:
+            try:
+                self._on_frame(frame)
+            except NnfmqError as error:
+                self._on_channel_error(error)
+
+    def _on_channel_error(self, error: Exception) -> None:
+        if isinstance(error, DeadObject):
+            self._end(_DRIVER_EXITED)
+            return
+        _log.warning("connection to the driver closed: %s", error)
+        self._end(f"the connection to the driver was closed: {error}")
+
+    def _on_exit(self) -> None:
+        self._end(_DRIVER_EXITED)
+
+    def _on_internal_error(self, error: Exception) -> None:
+        self._end(f"the connection to the driver was closed after an internal error: {error!r}")
+
+    def _on_frame(self, frame: Frame) -> None:
+        fd_count = None if frame.fds_truncated else len(frame.fds)
+        message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=fd_count)
+        self._connection_state.process_message(message, PeerRole.DRIVER)
+        if isinstance(message, messages.HelloReply):
+            trace.trace_worker(self, message.worker_pid)
+            self._driver_start.set_reply(message)
+        elif isinstance(message, messages.Refused):
+            status = message.status or ErrorStatus.GENERAL_FAILURE
+            self._driver_start.fail(error_for_status(status, f"the driver rejected the client: {message.message}"))
+        elif isinstance(message, messages.GetMemories):
+            self._send_nonblocking(*memories_reply(self._bursts.get(message.burst_id), message))
+        elif isinstance(message, messages.PreparationProgress):
+            reply_type = control_protocol.NOTIFICATIONS[type(message)]
+            pending = self._pending_calls.get(ReplyKey(message.call, reply_type))
+            if pending is not None and isinstance(pending.handler, Future):  # else the caller no longer waits
+                pending.handler.notify(message)
+        else:
+            assert isinstance(message, messages.Call)
+            self._on_reply(message, frame)
+
+    def _on_reply(self, reply: messages.Call, frame: Frame) -> None:
+        if getattr(reply, "status", ErrorStatus.NONE) is ErrorStatus.DEAD_OBJECT:
+            # Only the transport reports DEAD_OBJECT, to a client whose driver has exited (VAL-4).
+            raise ProtocolError("the driver replied with the status DEAD_OBJECT, which no running driver has")
+        key = ReplyKey(reply.call, type(reply))
+        pending = self._pending_calls.pop(key, None)
+        if pending is None:
+            self._release_orphan(reply)
+        elif frame.fds_truncated:
+            pending.handler.set_exception(
+                ResourceExhaustedTransient("this process has no free fds for the driver's reply (ulimit -n)")
+            )
+            self._release_orphan(reply)
+        else:
+            try:
+                if pending.on_fds is not None:
+                    pending.on_fds(frame.detach_fds())
+                if pending.on_reply is not None:
+                    pending.on_reply(reply)
+                pending.handler.set_result(reply)
+            except Exception:
+                # A bug in nnfmq. It ends the connection, and then `_end` passes the reason to the handler.
+                self._pending_calls[key] = pending
+                raise
+
+    def _release_orphan(self, reply: messages.Call) -> None:
+        """Release what the driver created for a caller that no longer waits."""
+        release = release_message(self.next_call_id, reply)
+        if release is not None:
+            self._send_nonblocking(release)
+
+    def _end(self, reason: str) -> None:
+        """Mark the connection closed and fail everything that waits for the driver. Idempotent."""
+        with self._lock:
+            if self._close_reason is None:
+                self._close_reason = reason
+            self.ended_ns = self.ended_ns or time.monotonic_ns()
+            pending_calls, self._pending_calls = self._pending_calls, {}
+            peers, self._peers = self._peers, []
+            watches, self._watches = self._watches, []
+            self._bursts.clear()
+        for watch in watches:
+            watcher.remove_reader(watch)
+        for peer in peers:
+            watcher.notify_peer_death(peer)
+        self._driver_start.fail_with_exit(self._close_reason)
+        error = DeadObject(self._close_reason)
+        for pending in pending_calls.values():
+            pending.handler.set_exception(error)
+        self._ended.set()
+
+    def close(self) -> None:
+        """Send Goodbye and hang up; pending calls of other threads fail with DeadObject. Idempotent."""
+        self._driver_start.fail(BadState(open_connections.CLOSED))
+        with self._lock:
+            was_open, self._close_reason = self._close_reason is None, self._close_reason or open_connections.CLOSED
+            watches, self._watches = self._watches, []
+            self._is_abandoned |= was_open
+        for watch in watches:
+            watcher.remove_reader(watch)  # before Goodbye: the driver's hang-up in response is not a peer death
+        if was_open and self.has_started:
+            with contextlib.suppress(NnfmqError, OSError):  # the hang-up below has the same effect
+                self._channel.send(control_protocol.encode(messages.Goodbye()), (), NO_WAIT)
+        self._end(self._close_reason)
+        if self._pid == os.getpid():
+            self._channel.hang_up()  # also ends a send that blocks in another thread
+        self._channel.close()
+        self._close_pidfd()
+        open_connections.discard(self)
+        self._thread_use.end()
+
+    def _close_pidfd(self) -> None:
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+
+    def disown_in_child(self) -> None:
+        """In a forked child, close this copy of the socket and make every call raise DeadObject."""
+        # A thread that does not exist in the child may have held the old locks. Nobody waits in the child either.
+        self._lock, self._connection_state = threading.Lock(), ConnectionState()
+        self._watches, self._bursts = [], weakref.WeakValueDictionary()
+        self._close_reason = f"this client belongs to process {os.getppid()}, which forked; connect again in the child"
+        self._driver_start.fail(DeadObject(self._close_reason))
+        peers, self._peers = self._peers, []
+        for peer in peers:
+            peer.flag.set()
+        self._channel.close()
+        self._close_pidfd()

@@ -1,0 +1,539 @@
+"""Device: a device of the driver, which prepares models and allocates buffers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nnfmq.base.deadlines import deadline_after, remaining_s
+from nnfmq.base.verbose_log import vlog
+from nnfmq.client.connection.connection import Connection
+from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.client.connection.prepare_arguments import (
+    ModelArgument,
+    ModelSignature,
+    NamedModel,
+    Preference,
+    PrepareOptions,
+    PriorityArgument,
+    ProgressCallback,
+    ProgressReport,
+    compile_notice,
+    name_for_display,
+    to_hal_model,
+    to_model,
+    to_preference,
+    to_priority,
+)
+from nnfmq.client.connection.recovery import DriverRecovery
+from nnfmq.client.execution.requests import memory_fds, require_supported_hints, to_wire_deadline
+from nnfmq.client.model.buffer_allocation import ModelRole, allocate_in_device
+from nnfmq.client.model.buffers import Buffer
+from nnfmq.client.model.handle import ModelHandle
+from nnfmq.client.model.observation import is_observed
+from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.hal.capabilities import Capabilities
+from nnfmq.hal.errors import (
+    DeadObject,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+    ProtocolError,
+    error_for_status,
+)
+from nnfmq.hal.extensions import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type, is_extension
+from nnfmq.hal.preparation import DeviceChoice
+from nnfmq.hal.tensor_info import ElementInfo, TensorInfo, operand_info
+from nnfmq.hal.timing import to_limit_field
+from nnfmq.hal.types import (
+    DEFAULT_PREFERENCE,
+    ExecutionPreference,
+    ExtensionNameAndPrefix,
+    Model,
+    OperandType,
+    Pool,
+    Priority,
+    TokenValuePair,
+)
+from nnfmq.serialize import messages
+from nnfmq.serialize.messages import DeviceInfo, OperandTypeData
+from nnfmq.serialize.models import encode_model
+from nnfmq.validation.values import element_info
+
+if TYPE_CHECKING:
+    from nnfmq.client.connection.cache_directory import CacheDirectory
+    from nnfmq.client.model.observation import Preparation
+
+__all__ = ["Device", "DeviceInfo", "extension_types", "model_signature"]
+
+_log = logging.getLogger("nnfmq.client")
+
+
+Reach: TypeAlias = Callable[[str, int | None, bool], Connection]
+"""Returns the connection to the driver of a device, or to its successor, as `Client._reach`."""
+ResultT = TypeVar("ResultT")
+
+
+class Device(Struct, frozen=True):
+    """A device of the driver; `info` is the description that the driver sent."""
+
+    info: DeviceInfo
+    _connection: Connection
+    _choice: DeviceChoice = "application"
+    _reach: Reach | None = None  # None = this device dies with its driver
+    _recovery: DriverRecovery | None = None
+
+    def __repr__(self) -> str:
+        return f"<Device {self.info.summary()}>"
+
+    @property
+    def is_aidl(self) -> bool:
+        """Whether the interface version of the client is one of AIDL, else of HIDL."""
+        return self._connection.is_aidl
+
+    def chosen_by(self, choice: DeviceChoice) -> Device:
+        """Return this device, of whose preparations observers are told that `choice` chose it."""
+        return Device(self.info, self._connection, choice, self._reach, self._recovery)
+
+    def capabilities(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Capabilities:
+        """Return how fast this device is, relative to the CPU; blocks.
+
+        Raises:
+            DeviceUnavailable: If the device is not available.
+            GeneralFailure: If the driver sent invalid performance info: a driver is not trusted (VAL-7).
+        """
+        from nnfmq.validation.values import validate_capabilities
+
+        deadline_ns = deadline_after(timeout)
+
+        def query(connection: Connection) -> messages.DeviceCapabilities:
+            message = messages.GetCapabilities(connection.next_call_id(), self.info.name)
+            return connection.call(message, messages.DeviceCapabilities, (), deadline_ns)
+
+        reply = self._call(query, deadline_ns)
+        try:
+            if reply.capabilities is None:
+                raise InvalidArgument("the reply has none")
+            capabilities = messages.capabilities_from_data(reply.capabilities)
+            validate_capabilities(capabilities)
+        except InvalidArgument as error:
+            raise GeneralFailure(f"invalid capabilities of device {self.info.name!r}: {error}") from error
+        return capabilities
+
+    def supported_operations(self, model: ModelArgument, *, timeout: float | None = None) -> list[bool]:
+        """Return for each operation of the main subgraph whether this device can execute it; blocks."""
+        hal_model, deadline_ns = to_hal_model(to_model(model)), deadline_after(timeout)
+        data, pools = encode_model(hal_model)
+
+        def query(connection: Connection) -> messages.SupportedOperations:
+            message = messages.GetSupportedOperations(
+                connection.next_call_id(),
+                self.info.name,
+                data,
+                tuple(map(messages.memory_to_data, pools)),
+                self._consumers(hal_model),
+            )
+            return connection.exchange(message, messages.SupportedOperations, memory_fds(pools), deadline_ns)
+
+        reply = self._call(query, deadline_ns)
+        if reply.status is not ErrorStatus.NONE:
+            raise error_for_status(reply.status, reply.message)
+        if len(reply.supported) != len(hal_model.main.operations):
+            counts = f"{len(reply.supported)} operations of a model that has {len(hal_model.main.operations)}"
+            raise ProtocolError(f"the driver replied for {counts}")
+        return list(reply.supported)
+
+    def prepare(
+        self,
+        model: ModelArgument,
+        *,
+        preference: Preference = DEFAULT_PREFERENCE,
+        priority: PriorityArgument = Priority.MEDIUM,
+        hints: Sequence[TokenValuePair] = (),
+        extensions: Sequence[ExtensionNameAndPrefix] = (),
+        cache_dir: str | os.PathLike[str] | None = None,
+        token: bytes | None = None,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        name: str | None = None,
+        shapes: Mapping[str | int, Sequence[int]] | None = None,
+        signature: str | None = None,
+    ) -> PreparedModel:
+        """Validate and compile a model in the driver; blocks until it is ready. The caller closes the result.
+
+        If the device compiles it for more than a quarter of a second, a line on stderr says so, once, unless
+        `$NNFMQ_COMPILE_NOTICE` is 0; on a terminal another one shows the progress.
+
+        Args:
+            model: The model; or the path, or the content, of a file that `nnfmq.load` reads.
+            preference: What the compilation optimizes; also by name: "low_power", "fast_single_answer",
+                "sustained_speed". Only with "fast_single_answer" the model is ready before the device `compiled` has
+                compiled it: it executes on the interpreter, and changes to the compiled program while it is in use, so
+                later results may have other bits.
+            priority: The priority of the model's executions among those of this client; also by name: "low", "medium",
+                "high".
+            hints: Vendor hints, of extensions that this device supports; it ignores those that it does not know.
+            extensions: The prefixes of extensions in `hints`.
+            cache_dir: An existing directory. The compilation is read from cache files there if this driver wrote them,
+                otherwise made and saved. A cache that cannot be used is logged and has no other effect.
+            token: 32 bytes that identify the model in a cache; by default a hash of its content.
+            model_cache: As in the HAL, instead of `cache_dir`: fds of cache files, as many as `info` specifies, to
+                which the driver saves under `token`. It saves nothing if they are invalid. Borrowed.
+            data_cache: As `model_cache`.
+            timeout: In seconds; also the preparation's deadline. None = no limit.
+            progress: Called on this thread with the numbers of compiled units and of all units, if the device
+                compiles, instead of writing to stderr. An exception that it raises ends the call.
+            name: What the driver's statistics call the model; by default the name of its file.
+            shapes: For a model file, the shapes of inputs, as for `nnfmq.load`: `{"ids": (1, 128)}`.
+            signature: For a .tflite file, as for `nnfmq.load`.
+
+        Raises:
+            InvalidArgument: If the model, its file, the preference, the priority or a hint is invalid.
+            OSError: If the model's file cannot be read.
+            GeneralFailure: If the device cannot execute the model.
+            MissedDeadline: If the timeout passes.
+            DeadObject: If the driver exits.
+        """
+        if cache_dir is not None and (model_cache or data_cache):
+            raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
+        require_supported_hints(self.info.name, self._extension_names(), hints, extensions)
+        deadline_ns = deadline_after(timeout)
+        loaded = to_model(model, shapes, signature)
+        preference, priority = to_preference(preference), to_priority(priority)
+        data, pools = encode_model(to_hal_model(loaded))
+        wire_hints, prefixes = messages.hints_to_data(hints, extensions)
+        shown_name = name_for_display(model, name)
+        message = replace(
+            self._prepare_message(loaded, data, pools, preference, priority, deadline_ns),
+            caches=messages.CachesData(token or b"", len(model_cache), len(data_cache)),
+            hints=wire_hints,
+            extensions=prefixes,
+            name=shown_name,
+        )
+        fds = [*memory_fds(pools), *model_cache, *data_cache]
+        with compile_notice(shown_name, progress, self._choice) as shown:
+            message = replace(message, tells_progress=shown is not None)
+            if cache_dir is None:
+                prepared = self._prepare(message, fds, loaded, deadline_ns, shown)
+            else:
+                from nnfmq.client.connection.cache_directory import CacheDirectory, model_token
+
+                key = model_token(message, pools) if token is None else token
+                directory = CacheDirectory.of(cache_dir, self.info, message, key)
+                prepared = self._prepare_in(directory, message, fds, loaded, deadline_ns, shown)
+        if self._reach is not None:
+            options = PrepareOptions(
+                preference=preference, priority=priority, hints=hints, extensions=extensions,
+                cache_dir=cache_dir, token=token, name=message.name,
+            )  # fmt: skip
+            prepared.handle.prepare_again = partial(self._prepare_again, loaded, options)
+            prepared.handle.recovery = self._recovery
+        return prepared
+
+    def prepare_encoded(
+        self,
+        model: ModelSignature,
+        data: bytes,
+        pools: Sequence[Pool],
+        *,
+        preference: ExecutionPreference,
+        priority: Priority,
+        deadline_ns: int | None,
+        name: str,
+        version: int,
+    ) -> PreparedModel:
+        """Prepare the model that `serialize.models.encode_model` has returned as `data` and `pools`; blocks.
+
+        `model` describes its inputs and outputs. Of an interface version of HIDL it must be a NamedModel. If the
+        driver dies, the model is not prepared again. The driver's statistics show `name` and `version`, which are those
+        of the model repository. Raises as `prepare`. The caller closes the result.
+        """
+        message = self._prepare_message(model, data, pools, preference, priority, deadline_ns)
+        message = replace(message, name=name, version=version)
+        return self._prepare(message, memory_fds(pools), model, deadline_ns)
+
+    def _prepare_message(
+        self,
+        model: Model | ModelSignature,
+        data: bytes,
+        pools: Sequence[Pool],
+        preference: ExecutionPreference,
+        priority: Priority,
+        deadline_ns: int | None,
+    ) -> messages.PrepareModel:
+        """Return the call; `_prepare` sets its id."""
+        return messages.PrepareModel(
+            0,
+            self.info.name,
+            preference,
+            priority,
+            to_wire_deadline(self._connection, deadline_ns),
+            data,
+            tuple(map(messages.memory_to_data, pools)),
+            self._consumers(model),
+        )
+
+    def _prepare_again(
+        self, model: Model | NamedModel, options: PrepareOptions, deadline_ns: int | None, wait: bool
+    ) -> ModelHandle:
+        """Return the model, prepared in the driver that has replaced a dead one; blocks. See `ModelHandle.recover`."""
+        assert self._reach is not None  # `prepare` has checked it
+        self._reach(self.info.name, deadline_ns, wait)
+        options["timeout"] = remaining_s(deadline_ns)
+        return self.prepare(model, **options).handle
+
+    def _prepare_in(
+        self,
+        directory: CacheDirectory,
+        message: messages.PrepareModel,
+        fds: Sequence[int],
+        model: Model | NamedModel,
+        deadline_ns: int | None,
+        progress: ProgressReport | None,
+    ) -> PreparedModel:
+        """Try the directory's saved files first; on any failure compile again, with new files (CACHE-11)."""
+        with directory.open_saved_files() as saved:
+            if saved is not None:
+                try:
+                    return self._prepare_from_cache(directory.token, saved, model, deadline_ns, message.name)
+                except NnfmqError as error:
+                    _log.info("preparing from scratch, because the cache cannot be used: %s", error)
+        with directory.create_files() as created:
+            message = replace(message, caches=messages.CachesData(directory.token, *map(len, created)))
+            return self._prepare(message, [*fds, *created.model, *created.data], model, deadline_ns, progress)
+
+    def prepare_from_cache(
+        self,
+        token: bytes,
+        model_cache: Sequence[int],
+        data_cache: Sequence[int],
+        *,
+        model: Model | ModelSignature,
+        timeout: float | None = None,
+    ) -> PreparedModel:
+        """Prepare the model that was saved under `token` (prepareModelFromCache); blocks. The caller closes the result.
+
+        Args:
+            token: 32 bytes.
+            model_cache: Fds of the cache files, as many as `info` specifies, open for reading and writing. Borrowed.
+            data_cache: As `model_cache`.
+            model: Describes the inputs and outputs, against which the driver's results are validated.
+            timeout: In seconds; also the preparation's deadline. None = no limit.
+
+        Raises:
+            InvalidArgument: If the number of files or the token's length is wrong.
+            GeneralFailure: If the files are not exactly what this driver saved.
+            MissedDeadline: If the timeout passes.
+            DeadObject: If the driver exits.
+        """
+        return self._prepare_from_cache(token, (model_cache, data_cache), model, deadline_after(timeout))
+
+    def _prepare_from_cache(
+        self,
+        token: bytes,
+        files: tuple[Sequence[int], Sequence[int]],
+        model: Model | ModelSignature,
+        deadline_ns: int | None,
+        name: str = "",
+    ) -> PreparedModel:
+        caches = messages.CachesData(token, *map(len, files))
+        message = messages.PrepareModelFromCache(0, self.info.name, to_limit_field(deadline_ns), caches, name)
+        return self._prepare(message, [*files[0], *files[1]], model, deadline_ns)
+
+    def _prepare(
+        self,
+        message: messages.PrepareModel | messages.PrepareModelFromCache,
+        fds: Sequence[int],
+        model: Model | ModelSignature,
+        deadline_ns: int | None,
+        progress: ProgressReport | None = None,
+    ) -> PreparedModel:
+        """Send either call, and return the prepared model."""
+
+        def prepare(connection: Connection) -> PreparedModel:
+            return self._prepare_over(connection, message, fds, model, deadline_ns, progress)
+
+        return self._call(prepare, deadline_ns)
+
+    def _prepare_over(
+        self,
+        connection: Connection,
+        message: messages.PrepareModel | messages.PrepareModelFromCache,
+        fds: Sequence[int],
+        model: Model | ModelSignature,
+        deadline_ns: int | None,
+        progress: ProgressReport | None,
+    ) -> PreparedModel:
+        def on_notification(notification: messages.PreparationProgress) -> None:
+            if progress is not None:
+                progress(notification.done, notification.total, notification.is_kept)
+
+        vlog("compilation", "device %s prepares model %r", self.info.name, message.name)
+        inputs, outputs = model_signature(model, [self.info])
+        states = () if isinstance(model, Model) else tuple(getattr(model, "states", ()))
+        prepared = PreparedModel(connection, None, inputs, outputs, self.info.name, self._extension_names(), states)
+        prepared.metadata = getattr(model, "metadata", None)
+        preparation = self._observe(message, model, prepared)
+        try:
+            connection.call(
+                replace(message, call=connection.next_call_id()),
+                messages.PreparedModelReady,
+                fds,
+                deadline_ns,
+                on_reply=prepared.handle.on_prepared,
+                on_notification=on_notification,
+            )
+        except BaseException as error:
+            vlog("compilation", "device %s does not prepare model %r: %s", self.info.name, message.name, error)
+            prepared.close()  # the driver may have replied just before a signal handler raised
+            if preparation is not None:
+                preparation.fail(error)
+            if isinstance(error, MissedDeadlineTransient):
+                waited = f"the deadline passed before device {self.info.name!r} had prepared the model"
+                raise MissedDeadlineTransient(f"{waited}, which it may have to compile first: {error}") from None
+            raise
+        vlog("compilation", "%r is ready, with id %d", prepared, prepared.model_id)
+        if preparation is not None:
+            prepared.handle.observed = preparation.finish()
+        return prepared
+
+    def _observe(
+        self,
+        message: messages.PrepareModel | messages.PrepareModelFromCache,
+        model: Model | ModelSignature,
+        prepared: PreparedModel,
+    ) -> Preparation | None:
+        """Return what tells the observers of this process of a preparation; None if there cannot be any."""
+        if not is_observed():
+            return None
+        from nnfmq.client.model.observation import Preparation
+
+        return Preparation(self.info, self._choice, message, model, prepared.handle)
+
+    def _extension_names(self) -> frozenset[str]:
+        return frozenset(extension.name for extension in self.info.extensions)
+
+    def _consumers(self, model: Model | ModelSignature) -> tuple[tuple[int, ...], ...]:
+        """Return numberOfConsumers of each subgraph's operands, which only HIDL has."""
+        if self._connection.is_aidl:
+            return ()
+        from nnfmq.hal.feature_levels import number_of_consumers
+
+        hal_model = to_hal_model(model)
+        return tuple(tuple(number_of_consumers(graph)) for graph in (hal_model.main, *hal_model.referenced))
+
+    def allocate(
+        self,
+        *,
+        inputs: Sequence[ModelRole] = (),
+        outputs: Sequence[ModelRole] = (),
+        dimensions: Sequence[int] = (),
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+    ) -> Buffer:
+        """Return a buffer in the device's memory for these inputs and outputs of its models; blocks.
+
+        The caller closes it. `nnfmq.allocate` falls back to shared memory if the device cannot hold the tensor.
+
+        Args:
+            inputs: Models of this device and indexes of their inputs that the buffer will be.
+            outputs: Models of this device and indexes of their outputs that the buffer will be. All roles have the same
+                type, scale and zero point.
+            dimensions: Dimensions that the models leave unknown. One of 0, or none at all, stays unknown: the buffer
+                then takes any.
+            timeout: In seconds; None = no limit.
+
+        Raises:
+            InvalidArgument: If there is no role, or roles are invalid, occur twice or contradict each other.
+            GeneralFailure: If the type has no arrays.
+            ResourceExhausted: If the client's memory quota is exceeded.
+            MissedDeadline: If the timeout passes.
+            DeadObject: If the driver exits.
+        """
+        deadline_ns = deadline_after(timeout)
+
+        def allocate(connection: Connection) -> Buffer:
+            left_s = remaining_s(deadline_ns)
+            return allocate_in_device(connection, self.info.name, inputs, outputs, tuple(dimensions), left_s)
+
+        return self._call(allocate, deadline_ns)
+
+    def _call(self, call: Callable[[Connection], ResultT], deadline_ns: int | None) -> ResultT:
+        """Return `call(connection)`; again if the driver has died and the client recovers."""
+        reach = self._reach
+        if reach is None:
+            return call(self._connection)
+        try:
+            return call(reach(self.info.name, deadline_ns, True))
+        except DeadObject:
+            return call(reach(self.info.name, deadline_ns, True))
+
+
+def model_signature(
+    model: Model | ModelSignature, devices: Sequence[DeviceInfo]
+) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """Return the inputs and outputs of a model, whose extensions one of `devices` supports."""
+    if not isinstance(model, Model):
+        return tuple(model.inputs), tuple(model.outputs)
+    main, types = model.main, None
+    if model.extensions:  # few models have any
+        types = extension_types(model, devices)
+    inputs = [operand_info(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
+    outputs = [operand_info(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
+    return tuple(inputs), tuple(outputs)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The operand types of extensions, as the device that supports them reports them.
+#
+# The client library has no plug-ins: the element types that it needs for arrays come from the driver, and are
+# validated.
+
+
+def extension_types(model: Model, devices: Sequence[DeviceInfo]) -> dict[OperandType, ElementInfo]:
+    """Return the element types of a model's extensions by the model's type codes, as `devices` report them.
+
+    Of several devices with one extension, the last decides.
+
+    Raises:
+        GeneralFailure: If an input or output has an extension's type that no device has.
+        ProtocolError: If a device reports an invalid type.
+    """
+    stated = {extension.name: extension.operand_types for device in devices for extension in device.extensions}
+    known = {
+        OperandType(extension_code(entry.prefix, kind.type, prefix_bits=HIDL_PREFIX_BITS)): _element(entry.name, kind)
+        for entry in model.extensions
+        if entry.prefix  # the driver rejects a prefix of 0
+        for kind in stated.get(entry.name, ())
+    }
+    _require_known(model, known, devices)
+    return known
+
+
+def _require_known(model: Model, known: dict[OperandType, ElementInfo], devices: Sequence[DeviceInfo]) -> None:
+    names = {entry.prefix: entry.name for entry in model.extensions}
+    for index in (*model.main.input_indexes, *model.main.output_indexes):
+        code = model.main.operands[index].type
+        name = names.get(extension_prefix(code)) if is_extension(code) else None
+        if name is not None and code not in known:
+            where = f"operand {index}: device {', '.join(device.name for device in devices)}"
+            found = [extension.name for device in devices for extension in device.extensions]
+            raise GeneralFailure(
+                f"{where} has no type {extension_type(code)} of extension {name}; its extensions are: {found}"
+            )
+
+
+def _element(extension: str, kind: OperandTypeData) -> ElementInfo:
+    try:
+        return element_info(extension, kind)
+    except InvalidArgument as error:
+        raise ProtocolError(f"the driver reports {error}") from error

@@ -1,0 +1,306 @@
+"""ArrayRequest: a request over shared memory for an execution with the application's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from nnfmq.base.memory import Memory
+from nnfmq.base.ownership import Uncopyable
+from nnfmq.client.execution.requests import check_fits, check_reported_shapes
+from nnfmq.client.model.arrays import (
+    Array,
+    InputValue,
+    Outputs,
+    callers_shape,
+    check_count,
+    check_out,
+    checked_array,
+    checked_arrays,
+    copy_out,
+    in_order,
+    layout,
+    names_of,
+    outputs_type,
+    require_fixed_shapes,
+    view,
+)
+from nnfmq.client.model.buffers import Buffer
+from nnfmq.client.model.handle import CompiledHandle, MappedState, ModelHandle
+from nnfmq.hal.errors import OutputInsufficientSize
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import BufferToken, OutputShape, Pool, Request, RequestArgument
+
+__all__ = ["ArrayRequest", "MappedArrays", "checked_arguments"]
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def checked_arguments(infos: Sequence[TensorInfo], values: Sequence[InputValue | Buffer]) -> list[Array | Buffer]:
+    """As `array_checks.checked_arrays`, but accept Buffers unchecked: the driver checks those."""
+    values = in_order(infos, values)
+    check_count("input", infos, len(values))
+    pairs = zip(infos, values, strict=True)
+    return [value if isinstance(value, Buffer) else checked_array(info, value) for info, value in pairs]
+
+
+class ArrayRequest:
+    """A request with the inputs copied into one memory, and space for the outputs in another.
+
+    The driver cannot write the inputs' memory. Close it, or use `with`.
+    """
+
+    def __init__(
+        self,
+        model: ModelHandle,
+        input_memory: Memory,
+        input_args: tuple[RequestArgument, ...],
+        inputs: Sequence[Array | Buffer],
+        targets: Sequence[object],
+    ) -> None:
+        self._model = model
+        self._input_memory = input_memory
+        self._input_args = input_args
+        self._inputs = inputs
+        self._targets = targets
+        self._output_memory: Memory | None = None
+        self._output_args: tuple[RequestArgument, ...] = ()
+        self._shapes: Shapes = ()
+
+    @classmethod
+    def create(
+        cls, model: ModelHandle, inputs: Sequence[Array | Buffer], targets: Sequence[object] | None = None
+    ) -> Self:
+        """Copy `inputs`, which `checked_arguments` returned, and make space for outputs of the model's shapes.
+
+        Buffers among `inputs` and `targets` (one for each output) become pools of the request.
+        """
+        shapes = [value.shape if isinstance(value, np.ndarray) else () for value in inputs]
+        input_args, size_bytes = layout(model.inputs, shapes, 0)
+        input_memory = Memory.create(size_bytes, "nnfmq-inputs", one_writer=True)
+        request = cls(model, input_memory, input_args, inputs, targets or [None] * len(model.outputs))
+        try:
+            for info, argument, value in zip(model.inputs, input_args, inputs, strict=True):
+                if isinstance(value, np.ndarray):
+                    np.copyto(view(input_memory, argument, info, value.shape), value, casting="same_kind")
+            request._allocate_outputs([info.shape for info in model.outputs])
+        except BaseException:
+            request.close()
+            raise
+        return request
+
+    def _allocate_outputs(self, shapes: Shapes) -> None:
+        self._output_args, size_bytes = layout(self._model.outputs, shapes, 1)
+        if self._output_memory is not None:
+            self._output_memory.close()
+        self._output_memory = Memory.create(size_bytes, "nnfmq-outputs")
+        self._shapes = shapes
+
+    @property
+    def request(self) -> Request:
+        """The request, which `grow` replaces."""
+        assert self._output_memory is not None  # `create` has allocated it
+        pools: list[Memory | BufferToken] = [self._input_memory, self._output_memory]
+        inputs = self._arguments(self._input_args, self._inputs, pools)
+        return Request(inputs, self._arguments(self._output_args, self._targets, pools), tuple(pools))
+
+    def _arguments(
+        self, arguments: Sequence[RequestArgument], values: Sequence[object], pools: list[Memory | BufferToken]
+    ) -> tuple[RequestArgument, ...]:
+        """Return `arguments` with those of Buffers replaced; adds the Buffers' pools to `pools`."""
+        found = []
+        for argument, value in zip(arguments, values, strict=True):
+            if isinstance(value, Buffer):
+                pool = value.pool_for(self._model.connection)
+                index = next((i for i, other in enumerate(pools) if other is pool), len(pools))
+                if index == len(pools):  # a memory listed twice would hide overlapping arguments (N-RQX-13)
+                    pools.append(pool)
+                found.append(value.argument_in(index))
+            else:
+                found.append(argument)
+        return tuple(found)
+
+    def grow(self, error: OutputInsufficientSize) -> None:
+        """Allocate the outputs again, in the shapes that the driver reported.
+
+        Raises:
+            OutputInsufficientSize: `error` itself, if that cannot help.
+            ProtocolError: If the reported shapes are invalid.
+        """
+        reported = [shape.dimensions for shape in error.output_shapes]
+        check_reported_shapes(self._model.outputs, reported)
+        if reported == self._shapes or any(0 in shape for shape in reported):
+            try:
+                raise error
+            finally:
+                del error  # this frame, to which it refers, would keep it
+        self._allocate_outputs(list(map(callers_shape, self._model.outputs, reported)))
+
+    def arrays(self, reported: Sequence[OutputShape]) -> Outputs:
+        """As `results`, for a request without Buffers."""
+        arrays = [result for result in self.results(reported) if isinstance(result, np.ndarray)]
+        return outputs_type(names_of(self._model.outputs))(arrays)
+
+    def results(self, reported: Sequence[OutputShape]) -> tuple[Array | Buffer, ...]:
+        """Return copies of the outputs, in the reported shapes if there are any, and the Buffers among the targets.
+
+        Raises:
+            ProtocolError: If the reported shapes are invalid.
+        """
+        assert self._output_memory is not None
+        infos = self._model.outputs
+        shapes = [shape.dimensions for shape in reported]
+        if shapes:
+            check_reported_shapes(infos, shapes)
+        results: list[Array | Buffer] = []
+        for info, argument, shape, target in zip(
+            infos, self._output_args, shapes or self._shapes, self._targets, strict=True
+        ):
+            if isinstance(target, Buffer):
+                results.append(target)
+                continue
+            check_fits([info], [argument], [shape])
+            results.append(view(self._output_memory, argument, info, callers_shape(info, shape)).copy())
+        return tuple(results)
+
+    def close(self) -> None:
+        """Close the memories. A driver that still uses them has its own mappings. Idempotent."""
+        self._input_memory.close()
+        if self._output_memory is not None:
+            self._output_memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# MappedArrays: a model's input and output arrays in shared memory, laid out once for many executions.
+
+
+@dataclass(frozen=True, slots=True)
+class MappedArrays(Uncopyable):
+    """Input arrays over one memory, output arrays over another, and the request over both.
+
+    The driver cannot write the inputs' memory. `inputs` and `outputs` are the caller's; `all_inputs` and `all_outputs`
+    have the model's states, too. `copies` has for each of `outputs` what copies it.
+    """
+
+    input_infos: tuple[TensorInfo, ...]
+    output_infos: tuple[TensorInfo, ...]
+    inputs: tuple[Array, ...]
+    outputs: Outputs
+    copies: tuple[Callable[[], Array], ...]
+    all_inputs: tuple[Array, ...]
+    all_outputs: tuple[Array, ...]
+    state: MappedState | None
+    request: Request
+    memories: tuple[Pool, ...]
+
+    @classmethod
+    def create(cls, model: CompiledHandle, resources: ExitStack, user: str) -> MappedArrays:
+        """Allocate the memories, which `resources` closes; `user` names the caller in error messages.
+
+        Raises:
+            InvalidArgument: If a shape is not fully known.
+        """
+        require_fixed_shapes("input", model.inputs, user)
+        require_fixed_shapes("output", model.outputs, user)
+        input_args, input_bytes = layout(model.inputs, [info.shape for info in model.inputs], 0)
+        output_args, output_bytes = layout(model.outputs, [info.shape for info in model.outputs], 1)
+        source = resources.enter_context(Memory.create(input_bytes, "nnfmq-inputs", one_writer=True))
+        sink = resources.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
+        inputs, outputs = _views(source, input_args, model.inputs), _views(sink, output_args, model.outputs)
+        input_count, output_count = len(model.caller_inputs), len(model.caller_outputs)
+        state = None
+        if model.states:
+            before, after = _range(source, input_args[input_count:]), _range(sink, output_args[output_count:])
+            state = MappedState(model.states, inputs[input_count:], before, after)
+        own_outputs = outputs_type(names_of(model.caller_outputs))(outputs[:output_count])
+        return cls(
+            model.caller_inputs,
+            model.caller_outputs,
+            inputs[:input_count],
+            own_outputs,
+            tuple(output.copy for output in own_outputs),
+            inputs,
+            outputs,
+            state,
+            Request(input_args, output_args, (source, sink)),
+            (source, sink),
+        )
+
+    @classmethod
+    def over(cls, model: ModelHandle, request: Request) -> MappedArrays:
+        """Return arrays over the memories of `request`, which the caller owns. The model has no states."""
+        pools = [pool for pool in request.pools if not isinstance(pool, BufferToken)]
+        inputs, outputs = (
+            tuple(
+                view(pools[arg.location.pool_index], arg, info, info.shape)
+                for arg, info in zip(args, infos, strict=True)
+            )
+            for args, infos in ((request.inputs, model.inputs), (request.outputs, model.outputs))
+        )
+        own_outputs = outputs_type(names_of(model.outputs))(outputs)
+        copies = tuple(output.copy for output in outputs)
+        return cls(
+            model.inputs, model.outputs, inputs, own_outputs, copies, inputs, outputs, None, request, tuple(pools)
+        )  # fmt: skip
+
+    def check_out(self, out: Sequence[Array] | None) -> None:
+        """Raise InvalidArgument unless `out` is None, `outputs` itself, or arrays that can take the outputs."""
+        if out is not None and out is not self.outputs:
+            check_out(self.output_infos, out)
+
+    def copy_in(self, values: Sequence[InputValue]) -> None:
+        """Copy an execution's inputs, in order or by name, into the memory; no values at all leave it as it is.
+
+        Raises:
+            InvalidArgument: If their number, a name, a shape or a dtype is wrong.
+        """
+        if not values:
+            return
+        inputs = self.inputs
+        if len(values) != len(inputs):
+            values = in_order(self.input_infos, values)
+            check_count("input", self.input_infos, len(values))
+        for target, value in zip(inputs, values, strict=True):
+            if type(value) is not np.ndarray or value.dtype != target.dtype or value.shape != target.shape:
+                break
+            target[...] = value
+        else:
+            return
+        arrays = checked_arrays(self.input_infos, values)
+        for target, array in zip(inputs, arrays, strict=True):
+            np.copyto(target, array, casting="same_kind")
+
+    def copy_out(self, out: Sequence[Array] | None) -> Outputs:
+        """Return the outputs: new arrays if `out` is None, `outputs` itself, or the filled arrays of `out`."""
+        outputs = self.outputs
+        if out is None:
+            copies = self.copies
+            if len(copies) == 1:  # a list in between would cost as much as the copy of a small array
+                return outputs.__class__((copies[0](),))
+            if len(copies) == 2:
+                return outputs.__class__((copies[0](), copies[1]()))
+            return outputs.__class__([copy() for copy in copies])
+        if out is outputs:
+            return outputs
+        copy_out(out, outputs)
+        return outputs.__class__(out)
+
+
+def _range(memory: Memory, args: Sequence[RequestArgument]) -> Array:
+    """Return the bytes from the first argument's begin to the last one's end."""
+    first, last = args[0].location, args[-1].location
+    return np.frombuffer(memory.view[first.offset : last.offset + last.length], np.uint8)
+
+
+def _views(memory: Memory, args: Sequence[RequestArgument], infos: Sequence[TensorInfo]) -> tuple[Array, ...]:
+    return tuple(view(memory, argument, info, info.shape) for argument, info in zip(args, infos, strict=True))

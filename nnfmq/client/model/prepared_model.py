@@ -1,0 +1,206 @@
+"""PreparedModel: a model that one device of a driver has prepared, with one method for each execution mode.
+
+The modules of the modes are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nnfmq.base.deadlines import deadline_after
+from nnfmq.client.connection.connection import Connection
+from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.client.execution import synchronous
+from nnfmq.client.model.array_request import ArrayRequest
+from nnfmq.client.model.arrays import PADDING, Array, ExecutionResult, InputValue, Outputs, checked_arrays
+from nnfmq.client.model.buffers import Buffer
+from nnfmq.client.model.compiled_model import CompiledModel
+from nnfmq.client.model.handle import ModelFallback, ModelHandle
+from nnfmq.hal.preparation import ProgramKind
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
+from nnfmq.hal.timing import Timing
+from nnfmq.hal.types import ExecutionConfig, Model, Request
+
+if TYPE_CHECKING:
+    from nnfmq.client.burst.aidl import AidlBurst
+    from nnfmq.client.burst.controller import Burst
+    from nnfmq.client.execution.asynchronous import PendingExecution
+    from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
+    from nnfmq.client.execution.reusable import BoundRequest
+    from nnfmq.planning.plan import ExecutionPlan
+
+__all__ = ["PreparedModel"]
+
+
+class PreparedModel(CompiledModel):
+    """A model on one device, whose name is `device`. Close it, or use `with`. Thread-safe."""
+
+    handle: ModelHandle
+
+    def __init__(
+        self,
+        connection: Connection,
+        model_id: int | None,
+        inputs: tuple[TensorInfo, ...],
+        outputs: tuple[TensorInfo, ...],
+        device: str = "",
+        extensions: frozenset[str] = frozenset(),
+        states: tuple[StateInfo, ...] = (),
+    ) -> None:
+        super().__init__(inputs, outputs, device, states)
+        self.handle = ModelHandle(connection, model_id, inputs, outputs, device, extensions, states)
+        self.planned_model: Model | None = None
+        self._plan: ExecutionPlan | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the driver that has the model."""
+        return self.handle.connection
+
+    @property
+    def model_id(self) -> int:
+        """The model's id in the driver. Raises InvalidArgument once closed."""
+        return self.handle.model_id
+
+    @property
+    def program(self) -> ProgramKind:
+        """What executes the model: machine code, from a cache or compiled for this preparation, or the interpreter."""
+        return self.handle.program
+
+    @property
+    def compiled_operations(self) -> int:
+        """How many operations of the model's main subgraph machine code executes."""
+        return self.handle.compiled_operations
+
+    @property
+    def plan(self) -> ExecutionPlan | None:
+        """The plan, which has one step; None if the application chose the device."""
+        if self._plan is None and self.planned_model is not None:
+            from nnfmq.planning.plan import simple_plan  # few applications need it
+
+            self._plan = simple_plan(self.planned_model, self.device)
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: ExecutionPlan) -> None:
+        self._plan = plan
+
+    @property
+    def fallback(self) -> ModelFallback | None:
+        """The CPU device, for what the model's device fails to; None = the device's error is raised.
+
+        `close` closes it too.
+        """
+        return self.handle.fallback
+
+    @fallback.setter
+    def fallback(self, fallback: ModelFallback | None) -> None:
+        self.handle.fallback = fallback
+
+    @property
+    def _padding(self) -> int:
+        return PADDING if self.connection.is_aidl else 1
+
+    def _check_config(self, config: ExecutionConfig) -> None:
+        """Accept each configuration: the driver checks it."""
+
+    # ------------------------------------------------------------------------------------------------ arrays
+
+    def _execute_arrays(
+        self,
+        inputs: Sequence[InputValue | Buffer],
+        out: Sequence[Array | Buffer] | None,
+        config: ExecutionConfig,
+        deadline_ns: int | None,
+    ) -> tuple[Array | Buffer, ...]:
+        outputs, self.last_timing = synchronous.execute_arrays(self.handle, inputs, out, config, deadline_ns)
+        return outputs
+
+    def _start_arrays(
+        self, inputs: Sequence[InputValue], config: ExecutionConfig, deadline_ns: int | None
+    ) -> PendingExecution[Outputs]:
+        from nnfmq.client.execution.asynchronous import AsyncRequest, start_arrays
+
+        async_request = AsyncRequest(self.handle, config, deadline_ns)
+        array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))
+        return start_arrays(async_request, array_request, self._set_last_timing)
+
+    def _set_last_timing(self, timing: Timing) -> None:
+        self.last_timing = timing
+
+    def _launch_arrays(
+        self, inputs: Sequence[InputValue], config: ExecutionConfig, limits: FenceLimits
+    ) -> FencedExecution[Outputs]:
+        from nnfmq.client.execution.fenced import launch_fenced
+
+        array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))
+        try:
+            request = array_request.request
+            launched = launch_fenced(self.handle, request, config, limits, lambda _times: array_request.arrays(()))
+        except BaseException:
+            array_request.close()
+            raise
+        launched.call_on_close(array_request.close)
+        return launched
+
+    def burst(self, *, polling_window_us: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S) -> Burst:
+        """Configure a burst, as `CompiledModel.burst`: two queues, and memory for the arrays. Blocks."""
+        return self._configure_burst(polling_window_us, deadline_after(timeout))
+
+    def _configure_burst(self, polling_window_us: float | None, deadline_ns: int | None) -> Burst:
+        from nnfmq.client.burst.configuration import configure_burst
+
+        return configure_burst(self.handle, polling_window_us, deadline_ns)
+
+    # ------------------------------------------------------------------------------------------------ HAL requests
+
+    def _execute_request(self, request: Request, config: ExecutionConfig, deadline_ns: int | None) -> ExecutionResult:
+        return synchronous.execute_request(self.handle, request, config, deadline_ns)
+
+    def _start_request(
+        self, request: Request, config: ExecutionConfig, deadline_ns: int | None
+    ) -> PendingExecution[ExecutionResult]:
+        from nnfmq.client.execution.asynchronous import AsyncRequest, start_request
+
+        return start_request(AsyncRequest(self.handle, config, deadline_ns), request)
+
+    def _launch_request(
+        self, request: Request, config: ExecutionConfig, limits: FenceLimits
+    ) -> FencedExecution[FencedTiming]:
+        from nnfmq.client.execution.fenced import launch_fenced
+
+        return launch_fenced(self.handle, request, config, limits, lambda times: times)
+
+    def _bind(
+        self, request: Request, config: ExecutionConfig, deadline_ns: int | None, is_reusable: bool
+    ) -> BoundRequest:
+        from nnfmq.client.execution.reusable import RequestExecution, ResentRequest
+
+        if is_reusable and self.connection.has_reusable_executions:
+            return RequestExecution.create(self.handle, request, config, deadline_ns)
+        return ResentRequest(self.handle, request, config)
+
+    def request_burst(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Burst:
+        """Configure a burst that only has `execute_request`, as `CompiledModel.request_burst`. Blocks."""
+        from nnfmq.client.burst.configuration import configure_burst
+
+        return configure_burst(self.handle, None, deadline_after(timeout), with_memory=False)
+
+    def aidl_burst(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> AidlBurst:
+        """Configure an AIDL burst: without queues, over the control channel, with tokens for memories.
+
+        Blocks up to `timeout` seconds (None = no limit). The caller closes the burst.
+        """
+        from nnfmq.client.burst.aidl import AidlBurst
+
+        return AidlBurst.configure(self.handle, deadline_after(timeout))
+
+    def close(self) -> None:
+        """Release the model in the driver; its bursts remain usable. Idempotent. Blocks up to 1 s.
+
+        Its fallback is closed, too: if the device of a burst fails afterwards, the error is raised.
+        """
+        self.handle.release()
+        if self.fallback is not None:
+            self.fallback.close()

@@ -1,0 +1,269 @@
+"""Functions of ONNX Runtime about the whole process: versions, providers, logging."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from nnfmq.compat.onnxruntime.errors import ort_error
+from nnfmq.compat.onnxruntime.types import OrtAllocatorType, OrtMemType
+
+__all__ = [
+    "CPU",
+    "UNAVAILABLE_CLASSES",
+    "UNAVAILABLE_MODULES",
+    "VERSION",
+    "OrtMemoryInfo",
+    "checked_providers",
+    "create_and_register_allocator",
+    "create_and_register_allocator_v2",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
+    "get_all_providers",
+    "get_available_providers",
+    "get_build_info",
+    "get_device",
+    "get_ep_devices",
+    "get_version_string",
+    "has_collective_ops",
+    "preload_dlls",
+    "print_debug_info",
+    "register_execution_provider_library",
+    "set_default_logger_callback",
+    "set_default_logger_severity",
+    "set_default_logger_verbosity",
+    "set_global_thread_pool_sizes",
+    "set_seed",
+    "unavailable_function",
+    "unregister_execution_provider_library",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Execution providers: there is one, the CPU's, whose work the driver does.
+
+
+CPU = "CPUExecutionProvider"
+
+
+def checked_providers(providers: Any, provider_options: Any) -> None:
+    """Warn of providers that there are not, as ONNX Runtime does.
+
+    Raises:
+        ValueError: If an argument has another form than names, or names with options.
+    """
+    if providers is None:
+        return
+    if not isinstance(providers, Sequence):
+        raise ValueError(f"providers is a {type(providers).__name__}: it must be a sequence")
+    if provider_options is not None:
+        _check_options(providers, provider_options)
+    for provider in providers:
+        name = provider[0] if isinstance(provider, tuple) and len(provider) == 2 else provider
+        if not isinstance(name, str):
+            raise ValueError(f"{name!r} among the providers is neither a name nor a pair of a name and a dict")
+        if name != CPU:
+            text = f"there is no provider {name!r}, which is ignored: {CPU!r} is the only one"
+            warnings.warn(text, stacklevel=4)
+
+
+def _check_options(providers: Sequence[Any], options: Any) -> None:
+    if not isinstance(options, Sequence):
+        raise ValueError(f"provider_options is a {type(options).__name__}: it must be a sequence")
+    if len(providers) != len(options):
+        raise ValueError("'providers' and 'provider_options' should be the same length if both are given.")
+    if not all(isinstance(provider, str) for provider in providers):
+        raise ValueError("Only string values for 'providers' are supported if 'provider_options' is given.")
+    if not all(isinstance(option, dict) for option in options):
+        raise ValueError("'provider_options' values must be dicts.")
+
+
+class OrtMemoryInfo:
+    """The memory of a tensor: by default the CPU's."""
+
+    def __init__(
+        self,
+        name: str = "Cpu",
+        allocator_type: OrtAllocatorType = OrtAllocatorType.ORT_DEVICE_ALLOCATOR,
+        device_id: int = 0,
+        mem_type: OrtMemType = OrtMemType.DEFAULT,
+    ) -> None:
+        self.name = name
+        self.allocator_type = allocator_type
+        self.device_id = device_id
+        self.mem_type = mem_type
+        self.device_mem_type = 0
+        self.device_vendor_id = 0
+
+    @classmethod
+    def create_v2(cls, name: str = "Cpu", *others: Any) -> OrtMemoryInfo:
+        """Return the description of a memory; all but its name is ignored."""
+        return cls(name)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Names of ONNX Runtime that nnfmq does not have: using one raises NotImplemented with the reason.
+
+
+class _Unavailable(type):
+    """The type of classes whose use raises: making an object, and reading an attribute."""
+
+    reason: str
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ort_error("NotImplemented", f"nnfmq has no {cls.__name__}: {cls.reason}")
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise ort_error("NotImplemented", f"nnfmq has no {cls.__name__}.{name}: {cls.reason}")
+
+
+_COMPILED = "models compiled for an execution provider cannot be written or read"
+_PACKAGE = "model packages of ONNX Runtime cannot be read"
+_LORA = "LoRA adapters cannot be read"
+_DEVICES = "the driver's devices are those of `nnfmq devices`"
+_REASONS = {
+    "AdapterFormat": _LORA,
+    "LoraAdapter": _LORA,
+    "ModelCompiler": _COMPILED,
+    "ModelPackage": _PACKAGE,
+    "ModelPackageComponentContext": _PACKAGE,
+    "ModelPackageContext": _PACKAGE,
+    "ModelPackageOptions": _PACKAGE,
+    "OrtArenaCfg": "the driver allocates memory itself",
+    "OrtEpAssignedNode": "a graph is not divided among providers",
+    "OrtEpAssignedSubgraph": "a graph is not divided among providers",
+    "OrtEpContextData": _COMPILED,
+    "OrtEpContextDataBuffer": _COMPILED,
+    "OrtEpDevice": _DEVICES,
+    "OrtExternalInitializerInfo": _COMPILED,
+    "OrtHardwareDevice": _DEVICES,
+    "OrtSyncStream": "runs end before they return; there are no streams",
+    "SessionIOBinding": "use InferenceSession.io_binding",
+    "SparseTensor": "tensors are dense",
+}
+UNAVAILABLE_CLASSES: dict[str, type] = {
+    name: _Unavailable(name, (), {"reason": reason, "__module__": __name__, "__doc__": f"Not available: {reason}."})
+    for name, reason in _REASONS.items()
+}
+UNAVAILABLE_MODULES = {
+    "backend": "the interface of onnx.backend",
+    "datasets": "the example models",
+    "experimental": "experiments",
+    "quantization": "the quantizer; use ONNX Runtime's, or nnfmq's own for TensorFlow Lite files",
+    "tools": "the tools",
+    "training": "training",
+    "transformers": "the optimizer of transformers",
+}
+"""Modules of ONNX Runtime, and what is in them."""
+
+
+def unavailable_function(name: str, reason: str) -> Any:
+    """Return a function that raises NotImplemented."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise ort_error("NotImplemented", f"nnfmq has no {name}: {reason}")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Raise NotImplemented: {reason}."
+    return refuse
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Functions of ONNX Runtime about the whole process: versions, providers, logging.
+
+
+VERSION = "1.32.0"
+"""The version of ONNX Runtime whose interface this is."""
+
+
+def get_version_string() -> str:
+    """Return the version of ONNX Runtime whose interface this is."""
+    return VERSION
+
+
+def get_build_info() -> str:
+    """Return a line about this package."""
+    return f"nnfmq, with the interface of ONNX Runtime {VERSION}"
+
+
+def get_available_providers() -> list[str]:
+    """Return the name of the only provider."""
+    return [CPU]
+
+
+def get_all_providers() -> list[str]:
+    """Return the name of the only provider."""
+    return [CPU]
+
+
+def get_device() -> str:
+    """Return "CPU"."""
+    return "CPU"
+
+
+def get_ep_devices() -> list[Any]:
+    """Return an empty list: the driver's devices are no devices of ONNX Runtime."""
+    return []
+
+
+def has_collective_ops() -> bool:
+    """Return False."""
+    return False
+
+
+def set_default_logger_severity(severity: int) -> None:
+    """Accept 0 to 4; without effect. Raises RuntimeError for others."""
+    if not 0 <= severity <= 4:
+        raise RuntimeError("Invalid logging severity. 0:Verbose, 1:Info, 2:Warning, 3:Error, 4:Fatal")
+
+
+def set_default_logger_verbosity(verbosity: int) -> None:
+    """Accept a level; without effect."""
+
+
+def set_default_logger_callback(callback: Callable[..., None] | None, severity: int = 2) -> None:
+    """Accept a function; nnfmq logs with the module `logging` and never calls it."""
+
+
+def set_seed(seed: int) -> None:
+    """Accept a seed; without effect."""
+
+
+def set_global_thread_pool_sizes(intra_op: int, inter_op: int) -> None:
+    """Accept numbers of threads; without effect."""
+
+
+def enable_telemetry_events() -> None:
+    """Do nothing: there is no telemetry."""
+
+
+def disable_telemetry_events() -> None:
+    """Do nothing: there is no telemetry."""
+
+
+def create_and_register_allocator(mem_info: Any, arena_cfg: Any) -> None:
+    """Accept an allocator; without effect."""
+
+
+def create_and_register_allocator_v2(provider: str, mem_info: Any, options: Any, arena_cfg: Any) -> None:
+    """Accept an allocator; without effect."""
+
+
+def preload_dlls(cuda: bool = True, cudnn: bool = True, msvc: bool = True, directory: str | None = None) -> None:
+    """Do nothing: no library needs it."""
+
+
+def print_debug_info() -> None:
+    """Print the versions of Python and of this package."""
+    print(get_build_info())
+    print(f"platform: {platform.platform()}, Python {sys.version.split()[0]}")
+
+
+_LIBRARIES = "execution providers are libraries for ONNX Runtime"
+register_execution_provider_library = unavailable_function("register_execution_provider_library", _LIBRARIES)
+unregister_execution_provider_library = unavailable_function("unregister_execution_provider_library", _LIBRARIES)

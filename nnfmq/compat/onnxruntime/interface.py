@@ -1,0 +1,144 @@
+"""What a session says of its model: NodeArg and ModelMetadata; and its model's file, opened as ONNX Runtime would."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nnfmq.compat.onnxruntime.errors import ort_error
+from nnfmq.compat.onnxruntime.shape_plans import Array, OutputForm
+from nnfmq.compat.onnxruntime.types import dtype_of_type, tensor_type
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+
+if TYPE_CHECKING:
+    from nnfmq.importers.file_format import ModelSource
+    from nnfmq.importers.onnx.interface import OnnxInterface, OnnxValueType
+
+__all__ = ["NodeArg", "OrtModelMetadata", "open_model", "read_nodes"]
+
+_NO_VERSION = 2**63 - 1  # ONNX Runtime's, for a model without one
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArg:
+    """An input or output. A dimension is a size, the name of a symbol, or None; an unknown shape is empty."""
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+    dtype: np.dtype[Any] | None = field(default=None, repr=False)
+    has_shape: bool = field(default=True, repr=False)
+    is_scalar: bool = field(default=False, repr=False)
+
+    def check(self, array: Array) -> None:
+        """Raise InvalidArgument, with ONNX Runtime's text, if this input does not take an array."""
+        if self.dtype != array.dtype:
+            actual = tensor_type(array.dtype)
+            raise ort_error(
+                "InvalidArgument", f"Unexpected input data type. Actual: ({actual}) , expected: ({self.type})"
+            )
+        if not self.shape:
+            return
+        if len(self.shape) != array.ndim:
+            numbers = f"Got: {array.ndim} Expected: {len(self.shape)}"
+            raise ort_error("InvalidArgument", f"Invalid rank for input: {self.name} {numbers} {_ADVICE}")
+        wrong = [
+            f" index: {index} Got: {size} Expected: {wanted}\n"
+            for index, (wanted, size) in enumerate(zip(self.shape, array.shape, strict=True))
+            if isinstance(wanted, int) and wanted != size
+        ]
+        if wrong:
+            text = f"Got invalid dimensions for input: {self.name} for the following indices\n{''.join(wrong)}"
+            raise ort_error("InvalidArgument", f"{text} {_ADVICE}")
+
+    @property
+    def is_static(self) -> bool:
+        """True if the whole shape is known."""
+        return self.has_shape and all(isinstance(size, int) for size in self.shape)
+
+    @property
+    def form(self) -> OutputForm:
+        """The form of this output's arrays."""
+        return OutputForm(self.dtype)
+
+
+_ADVICE = "Please fix either the inputs/outputs or the model."
+
+
+@dataclass(frozen=True, slots=True)
+class OrtModelMetadata:
+    """What the model's author says of it."""
+
+    producer_name: str
+    graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
+    custom_metadata_map: dict[str, str]
+
+    @classmethod
+    def of(cls, interface: OnnxInterface) -> OrtModelMetadata:
+        """Return the metadata of a file."""
+        return cls(
+            interface.producer_name,
+            interface.graph_name,
+            interface.domain,
+            interface.description,
+            interface.graph_description,
+            interface.version if interface.version is not None else _NO_VERSION,
+            interface.properties,
+        )
+
+
+def read_nodes(values: tuple[OnnxValueType, ...], sizes: Mapping[str, int]) -> list[NodeArg]:
+    """Return inputs or outputs, with the sizes of the symbols that are fixed."""
+    return [
+        NodeArg(
+            value.name,
+            value.type,
+            [sizes.get(size, size) if isinstance(size, str) else size for size in value.shape or ()],
+            dtype_of_type(value.type),
+            value.shape is not None,
+            value.shape == (),
+        )
+        for value in values
+    ]
+
+
+def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSource, OnnxInterface]:
+    """Return a model's file and its interface.
+
+    Raises:
+        Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf, InvalidArgument; NotImplemented for .ort files.
+        TypeError: If the argument is neither a path nor bytes.
+    """
+    from nnfmq.importers.file_format import importer_of, read_source  # while an embedded driver starts
+
+    if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
+        raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
+    path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
+    place = f"Load model from {path} failed:" if path is not None else ""
+    try:
+        source = read_source(path_or_bytes)
+        if not len(source.data):
+            raise ort_error("InvalidArgument", f"{place}the model is empty")
+        if source.data[4:8] == b"ORTM":
+            raise ort_error(
+                "NotImplemented", f"{place}this is a model in ONNX Runtime's own format (.ort); use its .onnx"
+            )
+        if importer_of(source.data) != "nnfmq.importers.onnx.model":
+            raise InvalidArgument("this is no ONNX model; nnfmq.load and nnfmq.compat.litert read .tflite files")
+        from nnfmq.importers.onnx.interface import read_interface
+
+        return source, read_interface(source)
+    except FileNotFoundError as error:
+        raise ort_error("NoSuchFile", f"{place}there is no file {path}") from error
+    except UnsupportedModel as error:
+        raise ort_error("NotImplemented", f"{place}{error}") from error
+    except (InvalidArgument, OSError) as error:
+        raise ort_error("InvalidProtobuf", f"{place}{error}") from error

@@ -1,0 +1,200 @@
+"""SessionOptions and RunOptions of ONNX Runtime: what has an effect, what is accepted without one, what raises.
+
+Effective: free dimensions by name, profiling, `terminate`, and whether a thread that waits polls. What only changes how
+ONNX Runtime computes is accepted, because results do not depend on it (docs/how-to/move-an-onnx-runtime-script.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from nnfmq.compat.onnxruntime.errors import ort_error
+from nnfmq.compat.onnxruntime.types import (
+    ExecutionMode,
+    ExecutionOrder,
+    GraphOptimizationLevel,
+    OrtExecutionProviderDevicePolicy,
+)
+
+__all__ = ["OrtRunOptions", "SessionOptions"]
+
+
+class _Typed:
+    """Attributes with the types of `_DEFAULTS`; others do not exist."""
+
+    _DEFAULTS: dict[str, Any]
+
+    def __init__(self) -> None:
+        for name, value in self._DEFAULTS.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._DEFAULTS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        kind = type(self._DEFAULTS[name])
+        is_integer = kind is int and hasattr(value, "__index__")
+        if not isinstance(value, kind) and not is_integer:
+            raise TypeError(f"{name} is a {kind.__name__}, not a {type(value).__name__}")
+        object.__setattr__(self, name, int(value) if is_integer else value)
+
+
+class SessionOptions(_Typed):
+    """How a session is made. One object may serve several sessions."""
+
+    enable_cpu_mem_arena: bool
+    enable_mem_pattern: bool
+    enable_mem_reuse: bool
+    enable_profiling: bool
+    execution_mode: ExecutionMode
+    execution_order: ExecutionOrder
+    graph_optimization_level: GraphOptimizationLevel
+    inter_op_num_threads: int
+    intra_op_num_threads: int
+    log_severity_level: int
+    log_verbosity_level: int
+    logid: str
+    optimized_model_filepath: str
+    profile_file_prefix: str
+    use_deterministic_compute: bool
+    use_per_session_threads: bool
+
+    _DEFAULTS = {  # noqa: RUF012  never changed
+        "enable_cpu_mem_arena": True,
+        "enable_mem_pattern": True,
+        "enable_mem_reuse": True,
+        "enable_profiling": False,
+        "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
+        "execution_order": ExecutionOrder.DEFAULT,
+        "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL,
+        "inter_op_num_threads": 0,
+        "intra_op_num_threads": 0,
+        "log_severity_level": -1,
+        "log_verbosity_level": 0,
+        "logid": "",
+        "optimized_model_filepath": "",
+        "profile_file_prefix": "onnxruntime_profile_",
+        "use_deterministic_compute": False,
+        "use_per_session_threads": True,
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        entries: dict[str, str] = {}
+        dimensions: dict[str, int] = {}
+        object.__setattr__(self, "_entries", entries)
+        object.__setattr__(self, "free_dimensions", dimensions)
+
+    _entries: dict[str, str]
+    free_dimensions: dict[str, int]
+    """The sizes of symbolic dimensions that `add_free_dimension_override_by_name` has fixed."""
+
+    @property
+    def polling_window_us(self) -> float | None:
+        """The polling window of a session's bursts: 0 if its threads may not spin, otherwise the default."""
+        return 0.0 if self._entries.get("session.intra_op.allow_spinning") == "0" else None
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Store a configuration entry; only "session.intra_op.allow_spinning" has an effect."""
+        self._entries[key] = value
+
+    def get_session_config_entry(self, key: str) -> str:
+        """Return a configuration entry. Raises RuntimeError if there is none."""
+        if key not in self._entries:
+            raise RuntimeError(f"the session options have no entry {key!r}")
+        return self._entries[key]
+
+    def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
+        """Fix the size of a symbolic dimension of the model's inputs."""
+        self.free_dimensions[name] = int(size)
+
+    def has_providers(self) -> bool:
+        """Return False: the only provider is that of `get_available_providers`."""
+        return False
+
+    def add_provider(self, name: str, options: dict[str, str]) -> None:
+        """Accept a provider; without effect."""
+
+    def add_provider_for_devices(self, devices: Any, options: dict[str, str]) -> None:
+        """Accept devices; without effect."""
+
+    def set_provider_selection_policy(self, policy: OrtExecutionProviderDevicePolicy) -> None:
+        """Accept a policy; without effect."""
+
+    def set_provider_selection_policy_delegate(self, delegate: Any) -> None:
+        """Accept a function that selects devices; it is never called."""
+
+    def set_load_cancellation_flag(self, cancel: bool) -> None:
+        """Accept the flag; without effect."""
+
+    def clear_ep_context_data_read_func(self) -> None:
+        """Do nothing: there is no such function."""
+
+    def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> NoReturn:
+        """Raise NotImplemented."""
+        raise _refused("add_free_dimension_override_by_denotation", "dimensions are known by their names only")
+
+    def register_custom_ops_library(self, path: str) -> NoReturn:
+        """Raise NotImplemented."""
+        raise _refused(
+            "register_custom_ops_library",
+            "such a library has code for ONNX Runtime; see the guide to operations of your own",
+        )
+
+    def add_initializer(self, name: str, value: Any) -> NoReturn:
+        """Raise NotImplemented."""
+        raise _refused("add_initializer", "constants are read from the model and its files")
+
+    def add_external_initializers(self, names: list[str], values: list[Any]) -> NoReturn:
+        """Raise NotImplemented."""
+        raise _refused("add_external_initializers", "constants are read from the model and its files")
+
+    def add_external_initializers_from_files_in_memory(self, names: Any, buffers: Any, lengths: Any) -> NoReturn:
+        """Raise NotImplemented."""
+        raise _refused("add_external_initializers_from_files_in_memory", "external data are read from files")
+
+    def set_ep_context_data_read_func(self, read_func: Any, max_data_size: int) -> NoReturn:
+        """Raise NotImplemented."""
+        raise _refused("set_ep_context_data_read_func", "compiled models of ONNX Runtime cannot be read")
+
+
+def _refused(name: str, reason: str) -> Exception:
+    return ort_error("NotImplemented", f"nnfmq has no {name}: {reason}")
+
+
+class OrtRunOptions(_Typed):
+    """How one run is done. `terminate` ends a run before it starts; the rest has no effect."""
+
+    log_severity_level: int
+    log_verbosity_level: int
+    logid: str
+    only_execute_path_to_fetches: bool
+    terminate: bool
+
+    _DEFAULTS = {  # noqa: RUF012  never changed
+        "log_severity_level": -1,
+        "log_verbosity_level": 0,
+        "logid": "",
+        "only_execute_path_to_fetches": False,
+        "terminate": False,
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        entries: dict[str, str] = {}
+        object.__setattr__(self, "_entries", entries)
+
+    _entries: dict[str, str]
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Store a configuration entry; without effect."""
+        self._entries[key] = value
+
+    def get_run_config_entry(self, key: str) -> str:
+        """Return a configuration entry. Raises RuntimeError if there is none."""
+        if key not in self._entries:
+            raise RuntimeError(f"the run options have no entry {key!r}")
+        return self._entries[key]
+
+    def add_active_adapter(self, adapter: Any) -> NoReturn:
+        """Raise NotImplemented."""
+        raise _refused("add_active_adapter", "it does not read LoRA adapters")

@@ -1,0 +1,400 @@
+"""InferenceSession: an ONNX model that the driver runs, with the methods of ONNX Runtime's session.
+
+    feed ── checks, as ONNX Runtime's ── ShapePlans: import, prepare for the shapes ── burst ── copies of the outputs
+
+A model whose shapes are known is prepared when the session is made, another one by the first run with new shapes. If
+the driver dies during a run, the run is repeated once, on a new driver: it has no state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from nnfmq.compat.onnxruntime.environment import CPU, OrtMemoryInfo, checked_providers
+from nnfmq.compat.onnxruntime.errors import bare_message, ort_error, translated
+from nnfmq.compat.onnxruntime.interface import NodeArg, OrtModelMetadata, open_model, read_nodes
+from nnfmq.compat.onnxruntime.options import OrtRunOptions, SessionOptions
+from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlans, bindings
+from nnfmq.compat.onnxruntime.values import IOBinding, OrtValue, require_cpu
+from nnfmq.compat.shared_client import DriverShare
+from nnfmq.hal.errors import DeadObject, NnfmqError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from nnfmq.importers import LoadedModel
+    from nnfmq.importers.file_format import ModelSource
+
+__all__ = ["InferenceSession", "RunProfile"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# RunProfile: the durations of a session's runs, written in the format of Chrome's traces, as ONNX Runtime does.
+
+
+_MAX_EVENTS = 1_000_000  # ONNX Runtime's limit
+
+
+class RunProfile:
+    """Events since a session was made. `write` ends it."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._events: list[tuple[str, int, int, int]] = []
+        self.start_ns = time.monotonic_ns()
+
+    def add(self, name: str, begin_ns: int, end_ns: int) -> None:
+        """Add an event of this thread; without effect after a million of them."""
+        if len(self._events) < _MAX_EVENTS:
+            self._events.append((name, begin_ns, end_ns, threading.get_native_id()))
+
+    def write(self) -> str:
+        """Write the events to a file in the current folder and return its name."""
+        path = Path(f"{self._prefix}_{datetime.now():%Y-%m-%d_%H-%M-%S}.json".replace("__", "_"))
+        events = [
+            {
+                "cat": "Session",
+                "pid": os.getpid(),
+                "tid": thread,
+                "dur": (end_ns - begin_ns) // 1000,
+                "ts": (begin_ns - self.start_ns) // 1000,
+                "ph": "X",
+                "name": name,
+                "args": {},
+            }
+            for name, begin_ns, end_ns, thread in self._events
+        ]
+        path.write_text(json.dumps(events), encoding="utf-8")
+        return str(path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# InferenceSession: an ONNX model that the driver runs, with the methods of ONNX Runtime's session.
+
+
+class InferenceSession:
+    """A model in the driver. Thread-safe; its part of the driver is released when it is collected."""
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Open a model; blocks. `providers`, their options and `kwargs` are checked and have no effect.
+
+        Raises:
+            Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf, NotImplemented with all nodes that are not
+                supported, EPFail if no driver can be reached.
+        """
+        self._options = sess_options if sess_options is not None else SessionOptions()
+        self._profile = RunProfile(self._options.profile_file_prefix) if self._options.enable_profiling else None
+        checked_providers(providers, provider_options)
+        share = DriverShare(self)
+        share.connect_early(path_or_bytes)
+        self._source, interface = open_model(path_or_bytes)
+        sizes = self._options.free_dimensions
+        self._inputs = read_nodes(interface.inputs, sizes)
+        self._outputs = read_nodes(interface.outputs, sizes)
+        self._overridable = read_nodes(interface.overridable, sizes)
+        self._metadata = OrtModelMetadata.of(interface)
+        self._places = {node.name: place for place, node in enumerate(self._outputs)}
+        self._all_places = tuple(range(len(self._outputs)))
+        self._plans = ShapePlans(
+            share,
+            _importer(self._source, [node.name for node in self._inputs]),
+            [node.form for node in self._outputs],
+            self._options.polling_window_us,
+        )
+        if all(node.is_static for node in self._inputs):
+            self._prepare([_example(node) for node in self._inputs])
+        if self._profile is not None:
+            self._profile.add("session_initialization", self._profile.start_ns, time.monotonic_ns())
+
+    def _prepare(self, examples: Sequence[Array]) -> None:
+        """Prepare the model for the only shapes that it has, unless it needs values of inputs."""
+        try:
+            self._plans.make(examples, may_bind=False)
+        except NnfmqError as error:
+            if not (isinstance(error, UnsupportedModel) and bindings(examples)):
+                raise translated(error) from error
+
+    # ------------------------------------------------------------------------------------------------ the model
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Return the inputs, without those that have a default value."""
+        return list(self._inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Return the outputs."""
+        return list(self._outputs)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return the inputs that have a default value, which cannot be overridden here."""
+        return list(self._overridable)
+
+    def get_modelmeta(self) -> OrtModelMetadata:
+        """Return what the model's author says of it."""
+        return self._metadata
+
+    def get_session_options(self) -> SessionOptions:
+        """Return the options of this session."""
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """Return the name of the only provider."""
+        return [CPU]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """Return the options of the provider; it has none."""
+        return {CPU: {}}
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """Check the arguments; without effect."""
+        checked_providers(providers, provider_options)
+
+    def disable_fallback(self) -> None:
+        """Do nothing: there is one provider."""
+
+    def enable_fallback(self) -> None:
+        """Do nothing: there is one provider."""
+
+    def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Return the memory of each input: the CPU's."""
+        return [OrtMemoryInfo() for _ in self._inputs]
+
+    def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Return the memory of each output: the CPU's."""
+        return [OrtMemoryInfo() for _ in self._outputs]
+
+    def get_input_epdevices(self) -> list[None]:
+        """Return None for each input: the driver's devices are no devices of ONNX Runtime."""
+        return [None for _ in self._inputs]
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: OrtRunOptions | None = None,
+    ) -> list[Array]:
+        """Return the named outputs, or all of them, as new arrays; blocks.
+
+        Raises:
+            ValueError: If an input is missing.
+            Exception: InvalidArgument if a name, type or shape is wrong; NotImplemented if nodes are not supported with
+                these shapes; Fail if `run_options.terminate` is set; EPFail if the driver dies twice.
+        """
+        return self._run(self._places_of(output_names), input_feed, run_options)
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: OrtRunOptions | None = None,
+    ) -> list[OrtValue]:
+        """Return the named outputs, or all of them, as OrtValues; blocks. Raises as `run`."""
+        return [OrtValue(array) for array in self.run(output_names, input_dict_ort_values, run_options)]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Array], Any, str], None],
+        user_data: Any,
+        run_options: OrtRunOptions | None = None,
+    ) -> None:
+        """Start a run, which calls `callback(outputs, user_data, error)` on its own thread; `error` is text or ""."""
+        self._require_inputs(input_feed)
+
+        def run_and_call() -> None:
+            results, text = [], ""
+            try:
+                results = self.run(output_names, input_feed, run_options)
+            except Exception as error:  # noqa: BLE001  the callback gets it
+                text = bare_message(error)
+            callback(results, user_data, text)
+
+        threading.Thread(target=run_and_call, name="nnfmq-run-async", daemon=True).start()
+
+    def io_binding(self) -> IOBinding:
+        """Return an object that binds inputs and outputs to arrays of the caller."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: OrtRunOptions | None = None) -> None:
+        """Run with the bound inputs, and fill the bound outputs; blocks.
+
+        Raises:
+            ValueError: If the binding is another session's.
+            RuntimeError: With the text of what `run` raises.
+        """
+        if iobinding.session is not self:
+            raise ValueError("the IOBinding belongs to another session")
+        try:
+            names = list(iobinding.outputs)
+            if not names:
+                raise ort_error("InvalidArgument", "no output is bound")
+            iobinding.fill(self.run(names, iobinding.inputs, run_options))
+        except Exception as error:
+            raise RuntimeError(f"the execution failed: {bare_message(error)}") from error
+
+    def _run(
+        self, places: Sequence[int], feed: Mapping[str, Any], run_options: OrtRunOptions | None, is_last: bool = False
+    ) -> list[Array]:
+        if run_options is not None and run_options.terminate:
+            raise ort_error("Fail", "terminate is set in the run options")
+        begin_ns = time.monotonic_ns()
+        inputs = self._arrays(feed)
+        key = self._plans.key_of(inputs)
+        plan = self._plans.get(key)
+        try:
+            if plan is None:
+                self._check_shapes(inputs)
+                plan = self._plans.make(inputs)
+            results = plan.execute(inputs, places)
+        except NnfmqError as error:
+            is_gone = isinstance(error, DeadObject) or (plan is not None and plan.is_retired)
+            if is_last or not is_gone:
+                raise translated(error) from error
+            if plan is not None:
+                self._plans.discard(self._plans.key_of(inputs), plan)
+            return self._run(places, feed, run_options, is_last=True)
+        if self._profile is not None:
+            self._profile.add("model_run", begin_ns, time.monotonic_ns())
+        return results
+
+    def _places_of(self, names: Sequence[str] | None) -> Sequence[int]:
+        if not names:
+            return self._all_places
+        if isinstance(names, str):
+            raise TypeError("run(): output_names is a list of names, not a str")
+        try:
+            return [self._places[name] for name in names]
+        except KeyError as error:
+            raise ort_error("InvalidArgument", f"the model has no output {error.args[0]!r}") from None
+
+    def _arrays(self, feed: Mapping[str, Any]) -> list[Array]:
+        """Return the arrays of the inputs, in order, with the types that the model has."""
+        names = feed.keys()
+        if len(names) != len(self._inputs) or any(node.name not in names for node in self._inputs):
+            self._require_inputs(feed)
+            self._reject_other_names(feed)
+        arrays = []
+        for node in self._inputs:
+            value = feed[node.name]
+            if type(value) is not np.ndarray or value.dtype != node.dtype:
+                value = _as_array(node, value)
+            if value.ndim and node.is_scalar and value.size == 1:
+                value = value.reshape(())
+            arrays.append(value)
+        return arrays
+
+    def _require_inputs(self, feed: Mapping[str, Any]) -> None:
+        names = list(feed.keys())
+        missing = [node.name for node in self._inputs if node.name not in names]
+        if missing:
+            raise ValueError(f"inputs {missing} are missing; {names} are given")
+
+    def _reject_other_names(self, feed: Mapping[str, Any]) -> None:
+        known = {node.name for node in self._inputs}
+        for name in feed:
+            if name not in known:
+                if any(node.name == name for node in self._overridable):
+                    raise ort_error(
+                        "NotImplemented", f"input {name} has a value in the file, which cannot be overridden"
+                    )
+                raise ort_error("InvalidArgument", f"the model has no input {name!r}")
+
+    def _check_shapes(self, arrays: Sequence[Array]) -> None:
+        for node, array in zip(self._inputs, arrays, strict=True):
+            node.check(array)
+
+    # ------------------------------------------------------------------------------------------------ the rest
+
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Sequence[int], element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """Return a tensor of this shape, with unspecified elements."""
+        require_cpu(device_type, device_id, vendor_id)
+        return OrtValue.ortvalue_from_shape_and_type(shape, element_type)
+
+    def end_profiling(self) -> str:
+        """Write the profile and return its file's name; "" if the options do not enable profiling."""
+        profile, self._profile = self._profile, None
+        return profile.write() if profile is not None else ""
+
+    def get_profiling_start_time_ns(self) -> int:
+        """Return the time at which profiling started, on the monotonic clock; 0 if it is not enabled."""
+        return self._profile.start_ns if self._profile is not None else 0
+
+    def release_captured_graph(self, graph_annotation_id: int = 0) -> None:
+        """Do nothing: no graph is captured."""
+
+    def set_ep_dynamic_options(self, options: dict[str, str]) -> None:
+        """Accept options; without effect."""
+
+    def get_tuning_results(self) -> list[Any]:
+        """Return an empty list: kernels are not tuned."""
+        return []
+
+    def set_tuning_results(self, results: Any, *, error_on_invalid: bool = False) -> None:
+        """Accept results; without effect."""
+
+    def get_provider_graph_assignment_info(self) -> NoReturn:
+        """Raise NotImplemented."""
+        raise ort_error("NotImplemented", "nnfmq does not divide a graph among providers")
+
+    def run_with_ortvaluevector(
+        self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any
+    ) -> NoReturn:
+        """Raise NotImplemented."""
+        raise ort_error("NotImplemented", "nnfmq has no OrtValueVector; use run_with_ort_values")
+
+
+def _importer(source: ModelSource, names: list[str]) -> Callable[[Sequence[Array], Sequence[int]], LoadedModel]:
+    """Return the function that imports a model for certain inputs. It does not refer to the session."""
+    from msgspec.structs import replace
+
+    from nnfmq.importers import load_source
+
+    def import_for(inputs: Sequence[Array], bound: Sequence[int]) -> LoadedModel:
+        free = [place for place in range(len(names)) if place not in bound]
+        shapes: dict[str | int, Sequence[int]] = {names[place]: inputs[place].shape for place in free}
+        return load_source(replace(source, shapes=shapes, values={names[place]: inputs[place] for place in bound}))
+
+    return import_for
+
+
+def _example(node: NodeArg) -> Array:
+    """Return an array of an input's type and shape, which is known; it takes no memory."""
+    sizes = tuple(size for size in node.shape if isinstance(size, int))
+    return np.broadcast_to(np.zeros((), node.dtype), sizes)
+
+
+def _as_array(node: NodeArg, value: Any) -> Array:
+    """Return the value of an input as an array, as ONNX Runtime converts it.
+
+    Raises:
+        RuntimeError: If it is neither array, list nor OrtValue.
+        Exception: InvalidArgument if it has another type.
+    """
+    if isinstance(value, OrtValue):
+        value = value.numpy()
+    elif isinstance(value, list) and node.dtype is not None:
+        value = np.asarray(value, node.dtype)
+    elif not isinstance(value, np.ndarray):
+        raise RuntimeError(f"an input is a {type(value).__name__}: it must be an array, a list or an OrtValue")
+    array: Array = np.asarray(value, value.dtype.newbyteorder("="))
+    if array.dtype != node.dtype:
+        node.check(array)
+    return array

@@ -1,0 +1,1 @@
+"""Caches of compiled programs: files of an application, the driver's own directory, and what workers share."""

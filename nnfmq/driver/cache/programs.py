@@ -1,0 +1,305 @@
+"""The driver's own cache of compiled programs: a directory that all workers of a user share.
+
+Each entry is a file. Its name is a digest of the model, its constants, the device and the driver's build; its content
+is sealed like a client's cache files (`files`). A file that was changed, truncated, renamed or written by
+another build fails verification; it is removed, and the model is compiled again.
+
+Workers use the directory without a lock. An entry is written under a temporary name and renamed when it is complete.
+The writer holds flock(2) on the temporary file until then, so another writer recognizes the leftover of a killed one by
+its free lock, and removes it. All entries together take at most $NNFMQ_CACHE_MIB (0 disables the cache); the least
+recently used are removed first. Failures are logged and never fail a preparation. (docs/how-to/caching.md)
+
+Before a worker reads a file it looks the entry up in the shared cache (`shared`). Shared memory has the
+exact bytes of the file, so both are verified in the same way, and the program's constants are views of that memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nnfmq.base import settings
+from nnfmq.base.memory import Memory
+from nnfmq.base.paths import cache_directory, check_directory, make_cache_directory
+from nnfmq.driver.cache import shared as shared_cache_client
+from nnfmq.driver.cache.files import (
+    BytesLike,
+    CacheContents,
+    DeviceIdentity,
+    PackedConstants,
+    decode_constants,
+    encode_constants,
+    read_file,
+    read_memory,
+    seal,
+    write_file,
+)
+from nnfmq.driver.devices.installation import build_identity
+from nnfmq.hal.errors import GeneralFailure, NnfmqError
+from nnfmq.hal.types import Model
+from nnfmq.operations.extensions import uses_plugins
+from nnfmq.serialize.models import encode_model
+
+__all__ = ["CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes", "will_keep"]
+
+_MIB = 1 << 20
+_MEMORY_LABEL = "nnfmq-program"
+_COPY_BYTES = 1 << 20
+_TEMPORARY_PREFIX = "."
+# RuntimeError: the user has no home directory. Errors are logged as text (`str(error)`): a kept exception would keep
+# its traceback, whose frames reference the mapped memory.
+_ERRORS = (NnfmqError, OSError, RuntimeError, MemoryError)
+_log = logging.getLogger("nnfmq.caching")
+
+
+def cache_limit_bytes() -> int:
+    """Return the maximum size of all entries together, in bytes; 0 if the cache is disabled."""
+    return settings.CACHE_MIB.value() * _MIB
+
+
+@contextmanager
+def cache_disabled() -> Iterator[None]:
+    """Disable the cache for this process, and for drivers that it starts within the block."""
+    with settings.CACHE_MIB.exported("0"):
+        yield
+
+
+def entry_for(device: DeviceIdentity, model: Model) -> CacheEntry | None:
+    """Return the entry for a program that `device` compiles from `model`, whether or not the entry exists.
+
+    Returns None if the cache is disabled, and for a model with extensions of plug-ins: what a plug-in generates may
+    change with the plug-in, whose version is not part of the digest.
+    """
+    if not _may_keep(model):
+        return None
+    data, pools = encode_model(replace(model, operand_values=b""))
+    token = _digest(data, model.operand_values, *(pool.view for pool in pools))
+    name = _digest(device.name.encode(), device.version.encode(), build_identity(), token).hex()
+    return CacheEntry(device, token, name)
+
+
+def _may_keep(model: Model) -> bool:
+    return bool(cache_limit_bytes()) and not uses_plugins(model)
+
+
+def will_keep(model: Model) -> bool:
+    """Return whether a program that is compiled from `model` will have an entry, as far as the directory tells."""
+    try:
+        return _may_keep(model) and os.access(make_cache_directory(), os.W_OK)
+    except _ERRORS:
+        return False
+
+
+def _digest(*fields: bytes | memoryview) -> bytes:
+    import hashlib  # it loads OpenSSL, which a supervisor does without
+
+    digest = hashlib.sha256()
+    for field in fields:
+        digest.update(len(field).to_bytes(8, "little"))  # framed: ("ab", "c") and ("a", "bc") must differ
+        digest.update(field)
+    return digest.digest()
+
+
+def entry_sizes() -> list[int]:
+    """Return the size of each entry in bytes. Blocks.
+
+    Raises:
+        DeviceUnavailable: If the directory can be accessed by other users.
+    """
+    try:
+        directory = cache_directory()
+        check_directory(directory)
+    except (FileNotFoundError, RuntimeError):
+        return []
+    return [size for _, size, _ in _entries(directory)]
+
+
+class CacheEntry(Struct, frozen=True):
+    """The entry of one model's program, which may or may not exist."""
+
+    device: DeviceIdentity
+    token: bytes
+    name: str
+
+    def load(self) -> PackedConstants | None:
+        """Return the entry's content from another worker or from its file; None if there is no valid one. Blocks."""
+        shared = self._load_shared()
+        return self._load_file() if shared is None else shared
+
+    def remove(self) -> None:
+        """Remove the entry's file. Idempotent; raises nothing."""
+        with suppress(*_ERRORS):
+            (cache_directory() / self.name).unlink()
+
+    def store(self, packed: PackedConstants) -> PackedConstants | None:
+        """Store `packed` in the entry's file and share it with other workers, if possible. Blocks; raises nothing.
+
+        Returns the constants as views of shared memory, or None if nothing is shared.
+        """
+        shared = self._load_shared()
+        if shared is not None:
+            return shared  # another worker compiled the same model meanwhile
+        try:
+            contents = encode_constants(packed)
+            size_bytes = len(contents.model[0])
+            if size_bytes > cache_limit_bytes():
+                cache = f"the whole cache (${settings.CACHE_MIB.variable})"
+                raise GeneralFailure(f"it takes {size_bytes} bytes, more than {cache}")
+            ((header, data),) = seal(self.device, self.token, contents)
+        except _ERRORS as error:
+            _log.warning("a model was not added to the cache: %s", str(error))
+            return None
+        shared = self._share(header, data) if shared_cache_client.is_available() else None
+        try:
+            directory = make_cache_directory()
+            _remove_leftovers(directory)
+            with _new_file(directory, self.name) as fd:
+                write_file(fd, header, data)
+            _evict(directory)
+        except _ERRORS as error:
+            _log.warning("a model was not added to the cache: %s", str(error))
+        return shared
+
+    def _load_shared(self) -> PackedConstants | None:
+        """Return the content of another worker's memory, or None if there is no valid one."""
+        program = shared_cache_client.look_up(self.name)
+        if program is None:
+            return None
+        with program.memory as memory:
+            try:
+                return self._decode(memory.view)
+            except _ERRORS as error:
+                _log.warning("a program that another worker shares is not used: %s", str(error))
+                if isinstance(error, GeneralFailure):  # other errors are shortages; the content may be valid
+                    shared_cache_client.invalidate(program)
+                return None
+
+    def _load_file(self) -> PackedConstants | None:
+        """Return the content of the file, or None if there is no valid one. An invalid file is removed."""
+        try:
+            directory = cache_directory()
+            check_directory(directory)
+            fd = os.open(directory / self.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except _ERRORS as error:
+            _log.warning("the cache is not used: %s", error)
+            return None
+        try:
+            packed = self._read(fd)
+            os.utime(fd)  # the modification time is the time of last use, by which entries are removed
+            return packed
+        except GeneralFailure as error:
+            _log.warning("an entry of the cache is removed: %s", str(error))
+            self.remove()
+        except _ERRORS as error:  # a shortage: the entry may be valid
+            _log.warning("an entry of the cache is not used: %s", str(error))
+        finally:
+            os.close(fd)
+        return None
+
+    def _read(self, fd: int) -> PackedConstants:
+        """Read and verify the file; in memory that is shared with other workers, if there is a shared cache."""
+        info = os.fstat(fd)
+        size = info.st_size
+        if not stat.S_ISREG(info.st_mode) or not 0 < size <= cache_limit_bytes():
+            raise GeneralFailure(f"it is not a regular file of 1 to {cache_limit_bytes()} bytes")
+        if not shared_cache_client.is_available():
+            return self._decode(read_file(fd, size))
+        with Memory.create_constant(size, partial(_copy, fd, size), _MEMORY_LABEL) as memory:
+            packed = self._decode(memory.view)
+            shared_cache_client.publish(self.name, memory)
+            return packed
+
+    def _decode(self, file: memoryview) -> PackedConstants:
+        """Verify and decode the bytes of a file, in memory that nobody can change. Raises GeneralFailure if invalid."""
+        return decode_constants(read_memory(file, self.device, self.token))
+
+    def _share(self, header: bytes, data: BytesLike) -> PackedConstants | None:
+        """Publish the bytes of a file to other workers; return the constants as views of the published memory."""
+        try:
+            size_bytes = len(header) + len(data)
+            with Memory.create_constant(size_bytes, lambda fd: write_file(fd, header, data), _MEMORY_LABEL) as memory:
+                packed = decode_constants(CacheContents((memory.view[len(header) :],)))
+                shared_cache_client.publish(self.name, memory)
+                return packed
+        except _ERRORS as error:
+            _log.warning("a model is not shared: %s", str(error))
+            return None
+
+
+def _copy(source: int, size_bytes: int, target: int) -> None:
+    """Copy a file in pieces of 1 MiB: a copy inside the kernel goes page by page, which is slower."""
+    done = 0
+    while done < size_bytes:
+        piece = read_file(source, min(_COPY_BYTES, size_bytes - done), done)
+        done += os.pwrite(target, piece, done)
+
+
+@contextmanager
+def _new_file(directory: Path, name: str) -> Iterator[int]:
+    """Create a temporary file and yield its fd; then rename it to `name`; if the block fails, remove it."""
+    temporary = directory / f"{_TEMPORARY_PREFIX}{name}.{os.urandom(8).hex()}"
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # released by the kernel if this process is killed
+        yield fd
+        os.rename(temporary, directory / name)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    finally:
+        os.close(fd)
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Remove temporary files of writers that have exited.
+
+    A writer that has created its file but not locked it yet may lose it here; then its rename fails, and is logged.
+    """
+    for entry in _files_of(directory):
+        if not entry.name.startswith(_TEMPORARY_PREFIX):
+            continue
+        with suppress(OSError):  # removed meanwhile, or locked by a living writer
+            fd = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(entry.path)
+            finally:
+                os.close(fd)
+
+
+def _evict(directory: Path) -> None:
+    """Remove the least recently used entries until all together are within the limit."""
+    entries = sorted(_entries(directory))
+    excess = sum(size for _, size, _ in entries) - cache_limit_bytes()
+    for _, size, path in entries:
+        if excess <= 0:
+            break
+        with suppress(FileNotFoundError):  # another worker evicts concurrently
+            os.unlink(path)
+        excess -= size
+
+
+def _entries(directory: Path) -> Iterator[tuple[int, int, str]]:
+    """Yield the time of last use (ns), the size in bytes and the path of each entry."""
+    for entry in _files_of(directory):
+        with suppress(FileNotFoundError):
+            if not entry.name.startswith(_TEMPORARY_PREFIX):
+                info = entry.stat(follow_symlinks=False)
+                yield info.st_mtime_ns, info.st_size, entry.path
+
+
+def _files_of(directory: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        return [entry for entry in entries if entry.is_file(follow_symlinks=False)]

@@ -1,0 +1,499 @@
+"""The shared program cache: its protocol, the end of the workers, and that of the supervisor.
+
+The workers of one supervisor share the constants of a compiled program through a memfd that is sealed against writing
+and contains the bytes of the program's cache file. A worker looks the entry up first, and publishes it after it has
+compiled the model or read the file. Memory from a lookup is untrusted until its digest has been verified. The reference
+ends when the last array over the mapping is garbage-collected.
+
+A failure never fails a preparation: it is logged, and the worker uses a private copy. An embedded driver has no
+supervisor, and a supervisor may be killed; then lookups return None immediately. A lookup that takes longer than
+LOOKUP_TIMEOUT_NS (the supervisor may be stopped) returns None as well; its late reply is recognized by its id and
+discarded, and the next lookup tries again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from enum import Enum
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from nnfmq.base.channel import NO_WAIT, Channel, Frame
+from nnfmq.base.memory import Memory, sealed_size
+from nnfmq.hal.errors import (
+    DeadObject,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+    ProtocolError,
+    TransportError,
+)
+from nnfmq.serialize.control_protocol import decode_with, require_fd_count
+
+__all__ = [
+    "ENTRIES_MAX",
+    "REFERENCES_MAX",
+    "Found",
+    "Invalidate",
+    "Lookup",
+    "NotFound",
+    "Publish",
+    "Release",
+    "Sender",
+    "SharedCacheClient",
+    "SharedCacheMessage",
+    "SharedCacheServer",
+    "SharedProgram",
+    "WorkerLink",
+    "connect",
+    "decode",
+    "encode",
+    "fd_count",
+    "invalidate",
+    "is_available",
+    "look_up",
+    "publish",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Messages between workers and their supervisor about shared programs, and their encoding.
+#
+#     sender      message      fields             file descriptor   meaning
+#     worker      Lookup       ref_id, name       -                 request the entry; replied to with Found or NotFound
+#     supervisor  Found        ref_id             the memory        the worker now has a reference to the entry
+#     supervisor  NotFound     ref_id             -                 there is no such entry
+#     worker      Publish      ref_id, name       the memory        add an entry; not replied to
+#     worker      Release      ref_id             -                 drop the reference
+#     worker      Invalidate   ref_id             -                 the content does not match the name: remove entry
+#
+# The name of an entry is a SHA-256 digest in hexadecimal. A `ref_id` identifies one reference of one worker to an
+# entry; the worker chooses it and uses it once. Both ends are one build of nnfmq, so messages have no version.
+# The two ends, the worker's and the supervisor's, are below.
+
+
+EntryName: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]*\Z", min_length=64, max_length=64)]
+RefId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class Sender(Enum):
+    """The two ends of a connection."""
+
+    WORKER = "worker"
+    SUPERVISOR = "supervisor"
+
+
+class SharedCacheMessage(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """Base class of the messages."""
+
+    ref_id: RefId
+
+
+class Lookup(SharedCacheMessage, frozen=True):
+    """Request for an entry. The reply is Found or NotFound with the same `ref_id`."""
+
+    name: EntryName
+
+
+class Publish(SharedCacheMessage, frozen=True):
+    """A new entry, with an fd of memory that is sealed against writing and resizing."""
+
+    name: EntryName
+
+
+class Release(SharedCacheMessage, frozen=True):
+    """The worker drops a reference. An unknown `ref_id` is ignored: its Publish or Lookup may have been rejected."""
+
+
+class Invalidate(SharedCacheMessage, frozen=True):
+    """The memory of a reference does not contain the entry; the worker drops the reference as well."""
+
+
+class Found(SharedCacheMessage, frozen=True):
+    """Reply to Lookup, with an fd of the entry's memory."""
+
+
+class NotFound(SharedCacheMessage, frozen=True):
+    """Reply to Lookup: there is no such entry, or the worker already has the maximum number of references."""
+
+
+_FD_COUNTS: dict[type[SharedCacheMessage], int] = {Publish: 1, Found: 1}
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[Sender, msgspec.msgpack.Decoder[SharedCacheMessage]] = {
+    Sender.WORKER: msgspec.msgpack.Decoder(Lookup | Publish | Release | Invalidate),
+    Sender.SUPERVISOR: msgspec.msgpack.Decoder(Found | NotFound),
+}
+
+
+def fd_count(message: SharedCacheMessage) -> int:
+    """Return the number of file descriptors that accompany `message`."""
+    return _FD_COUNTS.get(type(message), 0)
+
+
+def encode(message: SharedCacheMessage) -> bytes:
+    """Return `message` in MessagePack."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | bytearray, *, sender: Sender, fds: int | None) -> SharedCacheMessage:
+    """Decode a message that `sender` sent with `fds` file descriptors.
+
+    Pass None for `fds` to skip the check of their number, for a frame some of whose fds could not be received.
+
+    Raises:
+        ProtocolError: If `data` is not a message that `sender` may send, or the number of fds is wrong.
+    """
+    message = decode_with(_decoders[sender], data, sender.value)
+    require_fd_count(message, fds, fd_count(message))
+    return message
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The worker's end.
+
+
+LOOKUP_TIMEOUT_NS = 250_000_000  # the supervisor may be busy starting another worker
+_log = logging.getLogger("nnfmq.sharing")
+
+
+class SharedProgram(Struct, frozen=True):
+    """Memory that another worker published, which the receiver closes, and the id of the reference to it."""
+
+    memory: Memory
+    ref_id: int
+
+
+class SharedCacheClient:
+    """A worker's connection to the shared program cache of its supervisor. Thread-safe."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._open = [channel]  # list.pop is atomic: exactly one thread closes the channel, without a lock
+        self._ref_ids = itertools.count(1)
+        self._lookup_lock = threading.Lock()
+        self._timeout_logged = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended, because the supervisor is gone or because of `close`."""
+        return not self._open
+
+    def look_up(self, name: str) -> SharedProgram | None:
+        """Return the program that another worker published as `name`, or None. Blocks up to LOOKUP_TIMEOUT_NS."""
+        ref_id = next(self._ref_ids)
+        fd = self._request(ref_id, name)
+        if fd is None:
+            return None
+        try:
+            memory = Memory.adopt_constant(fd)  # SYNC published: the publisher sealed the memory first
+        except NnfmqError as error:
+            _log.warning("a program that another worker shares is not used: %s", error)
+            self._send(Invalidate(ref_id) if isinstance(error, InvalidArgument) else Release(ref_id))
+            return None
+        self._release_with(memory, ref_id)
+        return SharedProgram(memory, ref_id)
+
+    def publish(self, name: str, memory: Memory) -> None:
+        """Share constant `memory` with other workers. Borrows `memory`. Does not block."""
+        ref_id = next(self._ref_ids)
+        if self._send(Publish(ref_id, name), memory.fileno()):  # SYNC published: the memory is sealed
+            self._release_with(memory, ref_id)
+
+    def invalidate(self, program: SharedProgram) -> None:
+        """Report that the memory does not contain the entry of its name, so that no other worker gets it."""
+        self._send(Invalidate(program.ref_id))
+
+    def close(self) -> None:
+        """Close the connection; the supervisor drops this worker's references. Idempotent."""
+        self._end(None)
+
+    def _request(self, ref_id: int, name: str) -> int | None:
+        """Return the fd from the supervisor's reply, which the caller owns; None if not found or not in time."""
+        deadline_ns = time.monotonic_ns() + LOOKUP_TIMEOUT_NS
+        if not self._lookup_lock.acquire(timeout=LOOKUP_TIMEOUT_NS / 1e9):
+            return None
+        try:
+            # SYNC referenced: from the moment the supervisor reads this, this worker may have a reference
+            if not self._send(Lookup(ref_id, name)):
+                return None
+            return self._receive_reply(ref_id, deadline_ns)
+        except MissedDeadlineTransient:
+            self._send(Release(ref_id))
+            if not self._timeout_logged:
+                _log.warning("the supervisor does not respond: a program is not shared")
+            self._timeout_logged = True
+        except (TransportError, OSError) as error:
+            self._end(error)
+        finally:
+            self._lookup_lock.release()
+        return None
+
+    def _receive_reply(self, ref_id: int, deadline_ns: int) -> int | None:
+        while True:
+            with self._channel.receive(deadline_ns, body_bytes_max=0) as frame:
+                fds = None if frame.fds_truncated else len(frame.fds)
+                reply = decode(frame.data, sender=Sender.SUPERVISOR, fds=fds)
+                if reply.ref_id != ref_id:
+                    continue  # the late reply of a lookup that timed out, whose reference was released then
+                if frame.fds_truncated:  # this process has no free fd
+                    self._send(Release(ref_id))
+                return frame.detach_fds()[0] if frame.fds else None
+
+    def _release_with(self, memory: Memory, ref_id: int) -> None:
+        """Release a reference when the mapping is garbage-collected. That may happen on any thread: takes no lock."""
+        weakref.finalize(memory.view.obj, self._send, Release(ref_id)).atexit = False  # SYNC released
+
+    def _send(self, message: SharedCacheMessage, *fds: int) -> bool:
+        """Send without blocking. If that fails, close the connection and return False."""
+        if self.is_closed:
+            return False
+        try:
+            self._channel.send(encode(message), fds, NO_WAIT)
+        except (NnfmqError, OSError) as error:
+            self._end(error)
+            return False
+        return True
+
+    def _end(self, error: Exception | None) -> None:
+        try:
+            channel = self._open.pop()
+        except IndexError:
+            return
+        channel.hang_up()
+        if error is not None:
+            _log.info("programs are no longer shared: %s", error)
+
+
+_client: SharedCacheClient | None = None  # of this process, for all its threads; None in an embedded driver
+
+
+def connect(fd: int) -> None:
+    """Connect this worker to its supervisor's shared program cache. Takes ownership of `fd`."""
+    global _client  # noqa: PLW0603  one for each process, as the compile server
+    _client = SharedCacheClient(Channel.adopt(fd))
+
+
+def is_available() -> bool:
+    """Return whether this process has a connection to a shared program cache."""
+    return _client is not None and not _client.is_closed
+
+
+def look_up(name: str) -> SharedProgram | None:
+    """Return the program that another worker published as `name`, or None. The caller verifies it. Blocks."""
+    return None if _client is None else _client.look_up(name)
+
+
+def publish(name: str, memory: Memory) -> None:
+    """Share constant `memory` with other workers, if there is a shared cache. Borrows `memory`."""
+    if _client is not None:
+        _client.publish(name, memory)
+
+
+def invalidate(program: SharedProgram) -> None:
+    """Report that the memory does not contain the entry of its name, so that no other worker gets it."""
+    if _client is not None:
+        _client.invalidate(program)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The supervisor's end.
+#
+# An entry is a name, an fd of the memory that contains the program's constants, and a count of the workers' references
+# to it. A worker gets a reference when it publishes an entry and when a lookup finds one; the reference ends when the
+# worker releases it, when its connection closes, and when the worker exits. With the last reference the fd is closed,
+# so no memory outlives its users. The supervisor never maps, reads or hashes the memory: the worker that looks an entry
+# up verifies it (`compilation_cache.read_memory`).
+#
+# A client may control its worker, so workers are not trusted. Only memory that nobody can write or resize is accepted,
+# within limits of count and size. No call here blocks. A worker that violates the protocol loses its connection (with
+# one log line) and goes on without shared programs. Publishing a name that exists does nothing: the first entry stays,
+# and the second publisher uses its own copy.
+
+
+ENTRIES_MAX = 256  # one fd each; together with CLIENTS_MAX workers this stays below the usual limit of 1024 fds
+REFERENCES_MAX = 128  # of one worker
+
+
+class _Entry:
+    """An entry and its fd, which is open until the last reference ends or a worker invalidates the entry."""
+
+    def __init__(self, name: str, fd: int, size_bytes: int) -> None:
+        self.name = name
+        self.fd = fd
+        self.size_bytes = size_bytes
+        self.ref_count = 0
+
+    def close(self) -> None:
+        """Close the fd. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class WorkerLink:
+    """The connection to one worker, and the worker's references by id."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.references: dict[int, _Entry] = {}
+        self.worker_pid = 0  # for the log; set once the worker has been started
+        self.rejection_logged = self.invalidation_logged = False
+
+
+class SharedCacheServer:
+    """The programs that the workers of one driver share. Used by one thread, which also closes all links.
+
+    `limit_bytes` bounds the size of all entries together. `lookups` counts how often workers asked for a program, and
+    `hits` how often there was one.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._entries: dict[str, _Entry] = {}
+        self.lookups = self.hits = 0
+
+    @property
+    def program_count(self) -> int:
+        """How many programs are shared."""
+        return len(self._entries)
+
+    @property
+    def used_bytes(self) -> int:
+        """The size of all entries together."""
+        return sum(entry.size_bytes for entry in self._entries.values())
+
+    @staticmethod
+    def connect() -> tuple[WorkerLink, Channel]:
+        """Return a link, to be passed to `serve` and `close`, and the worker's end of it, which the caller owns."""
+        local, remote = Channel.pair()
+        return WorkerLink(local), remote
+
+    def serve(self, link: WorkerLink) -> bool:
+        """Handle one frame if one has arrived. Return False if the link should be closed. Does not block."""
+        try:
+            with link.channel.receive(NO_WAIT, body_bytes_max=0) as frame:
+                self._handle(link, frame)
+        except MissedDeadlineTransient:
+            return True  # no frame
+        except DeadObject:
+            return False
+        except (TransportError, OSError) as error:  # OSError: the kernel lacks memory or fds
+            _log.warning("worker %d no longer shares programs: %s", link.worker_pid, error)
+            return False
+        return True
+
+    def close(self, link: WorkerLink) -> None:
+        """Close a link and end its references. Idempotent."""
+        link.channel.close()
+        while link.references:
+            self._unref(link.references.popitem()[1])
+
+    def _handle(self, link: WorkerLink, frame: Frame) -> None:
+        fds = None if frame.fds_truncated else len(frame.fds)
+        match decode(frame.data, sender=Sender.WORKER, fds=fds):
+            case Lookup(ref_id, name):
+                self._look_up(link, ref_id, name)
+            case Publish(ref_id, name):
+                if frame.fds_truncated:
+                    self._log_rejection(link, "this process has no free file descriptor (ulimit -n)")
+                else:
+                    self._publish(link, ref_id, name, frame)
+            case Release(ref_id):
+                entry = link.references.pop(ref_id, None)
+                if entry is not None:
+                    self._unref(entry)  # SYNC released
+            case Invalidate(ref_id):
+                self._invalidate(link, ref_id)
+
+    def _look_up(self, link: WorkerLink, ref_id: int, name: str) -> None:
+        _require_unused(link, ref_id)
+        entry = self._entries.get(name)
+        self.lookups += 1
+        if entry is None or len(link.references) >= REFERENCES_MAX:
+            _send(link, NotFound(ref_id))
+            return
+        # The reference begins before the reply is sent: the worker may be killed right after it has received it.
+        self._ref(link, ref_id, entry)  # SYNC referenced
+        try:
+            _send(link, Found(ref_id), entry.fd)
+            self.hits += 1
+        except OSError as error:  # ETOOMANYREFS: too many fds are in flight, perhaps because of another worker
+            self._log_rejection(link, f"a file descriptor cannot be sent: {error.strerror}")
+            self._unref(link.references.pop(ref_id))
+            _send(link, NotFound(ref_id))
+
+    def _publish(self, link: WorkerLink, ref_id: int, name: str, frame: Frame) -> None:
+        _require_unused(link, ref_id)
+        size = sealed_size(frame.fds[0])  # SYNC published: seals cannot be removed, so the check stays valid
+        if not size:
+            raise ProtocolError("it published an fd that is not a non-empty memfd sealed against writing")
+        if name in self._entries:
+            return
+        reason = self._rejection_reason(link, size)
+        if reason:
+            self._log_rejection(link, reason)
+            return
+        entry = self._entries[name] = _Entry(name, frame.detach_fds()[0], size)
+        self._ref(link, ref_id, entry)
+
+    def _rejection_reason(self, link: WorkerLink, size: int) -> str:
+        used = self.used_bytes
+        if used + size > self._limit_bytes:
+            return f"{size} bytes in addition to {used} exceed the limit of {self._limit_bytes}"
+        if len(self._entries) >= ENTRIES_MAX:
+            return f"the cache has {ENTRIES_MAX} programs already"
+        if len(link.references) >= REFERENCES_MAX:
+            return f"the worker has {REFERENCES_MAX} references already"
+        return ""
+
+    @staticmethod
+    def _log_rejection(link: WorkerLink, reason: str) -> None:
+        """Log, once for each worker, why a program is not shared."""
+        if not link.rejection_logged:
+            _log.warning("a program of worker %d is not shared: %s", link.worker_pid, reason)
+        link.rejection_logged = True
+
+    @staticmethod
+    def _ref(link: WorkerLink, ref_id: int, entry: _Entry) -> None:
+        link.references[ref_id] = entry
+        entry.ref_count += 1
+
+    def _unref(self, entry: _Entry) -> None:
+        entry.ref_count -= 1
+        if not entry.ref_count:
+            self._remove(entry)
+
+    def _invalidate(self, link: WorkerLink, ref_id: int) -> None:
+        """Remove an entry. A worker that reports a valid entry as invalid costs the others a private copy, no more."""
+        entry = link.references.pop(ref_id, None)
+        if entry is None:
+            raise ProtocolError(f"it invalidated reference {ref_id}, which it does not have")
+        if not link.invalidation_logged:
+            _log.warning("worker %d found a shared program corrupt: it is removed", link.worker_pid)
+        link.invalidation_logged = True
+        self._remove(entry)
+        self._unref(entry)
+
+    def _remove(self, entry: _Entry) -> None:
+        if self._entries.get(entry.name) is entry:  # else it was invalidated, and another one published
+            del self._entries[entry.name]
+        entry.close()
+
+
+def _require_unused(link: WorkerLink, ref_id: int) -> None:
+    if ref_id in link.references:
+        raise ProtocolError(f"it used the reference id {ref_id} twice")
+
+
+def _send(link: WorkerLink, message: SharedCacheMessage, *fds: int) -> None:
+    try:
+        link.channel.send(encode(message), fds, NO_WAIT)
+    except MissedDeadlineTransient:
+        raise ProtocolError("it does not read its replies") from None

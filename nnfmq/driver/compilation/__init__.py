@@ -1,0 +1,1 @@
+"""Compilations: kernels become machine code in processes of their own, also after their client has left."""

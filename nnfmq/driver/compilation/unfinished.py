@@ -1,0 +1,185 @@
+"""Compilations that go on when nobody waits for them any more: a process of its own fills the driver's cache.
+
+A short program would otherwise never see the compiled program: its compilations would end with it at each start. The
+process prepares the models again, from copies of the client's files, stores the programs, and exits
+of its own. It depends on nobody: not on the client, the driver or its compile server, and has no socket.
+
+It is bounded. At most one runs for a cache directory, on which it holds a lock (flock(2)); what comes meanwhile is
+compiled when it is prepared next. It ends after $NNFMQ_COMPILE_AFTER_EXIT_S, has one thread, the worker's limit of
+private memory, and the priority of a background compilation. A driver that SIGTERM ends starts none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import msgspec
+
+from nnfmq.base import settings
+from nnfmq.base.channel import close_all
+from nnfmq.base.memory import Memory
+from nnfmq.base.paths import make_cache_directory
+from nnfmq.base.processes import child_environment
+from nnfmq.driver.cache.programs import cache_limit_bytes
+from nnfmq.driver.compilation.jobs import PrepareContext, prepare_context
+from nnfmq.driver.compilation.server import lower_priority, lower_session_priority
+from nnfmq.driver.devices.builtin import CompiledDevice
+from nnfmq.driver.devices.configuration import DeviceEntry
+from nnfmq.driver.memory.private import copy_constant_pools
+from nnfmq.driver.memory.quota import adopt_files
+from nnfmq.driver.process.children import reap_later, start_detached
+from nnfmq.hal.errors import NnfmqError
+from nnfmq.serialize.messages import MemoryData, PrepareModel
+from nnfmq.serialize.models import decode_model
+
+__all__ = ["DETACHED_OPTION", "CompileRequest", "UnfinishedCompilation", "go_on_without_client", "main"]
+
+DETACHED_OPTION = "--compile"
+_LABEL = "nnfmq-compile"
+_starting = threading.Lock()  # so that a main thread that exits waits for another thread that starts the process
+_log = logging.getLogger("nnfmq.background_compile")
+
+
+class CompileRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A model that a process of its own compiles. An fd for each of `pools` comes with it."""
+
+    device: str
+    model: bytes
+    pools: tuple[MemoryData, ...]
+
+
+class UnfinishedCompilation:
+    """What another process needs to prepare a model: the message, and fds of the client's files. Close it."""
+
+    def __init__(self, message: PrepareModel, fds: Sequence[int]) -> None:
+        self.request = CompileRequest(message.device, message.model, message.pools)
+        self._fds: list[int] = []
+        self._lock = threading.Lock()  # held while fds are closed, or duplicated for another process
+        try:
+            for fd in fds[: len(message.pools)]:
+                self._fds.append(os.dup(fd))
+        except OSError:
+            self.close()
+            raise
+
+    @classmethod
+    def of(cls, message: PrepareModel, fds: Sequence[int]) -> Self | None:
+        """Return what is unfinished while the message is handled; None if nothing would be kept. Borrows `fds`."""
+        if not settings.COMPILE_AFTER_EXIT_S.value() or not cache_limit_bytes():
+            return None
+        try:
+            return cls(message, fds)
+        except OSError:  # no fds are left: it ends with the client
+            return None
+
+    def take(self) -> tuple[CompileRequest, list[int]] | None:
+        """Return the request and new fds of its pools, which the caller owns; None if this is closed."""
+        with self._lock:
+            if self.request.pools and not self._fds:
+                return None
+            return self.request, [os.dup(fd) for fd in self._fds]
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        with self._lock:
+            fds, self._fds = self._fds, []
+        close_all(fds)
+
+
+def go_on_without_client(unfinished: Sequence[UnfinishedCompilation], *, exits: bool = False) -> None:
+    """Start a process that compiles these models, unless one runs already. Does not wait for it. Raises nothing.
+
+    With `exits` this process exits next, and does not reap it.
+    """
+    with _starting:
+        taken = [found for found in (each.take() for each in unfinished) if found is not None]
+        fds = [fd for _, pools in taken for fd in pools]
+        try:
+            pid = _start([request for request, _ in taken], fds) if taken else None
+            if pid is not None and not exits:
+                reap_later(pid)
+        except (OSError, RuntimeError, NnfmqError, MemoryError) as error:
+            _log.warning("a compilation ends with its client: %s", error)
+        finally:
+            close_all(fds)
+
+
+def _start(requests: list[CompileRequest], pool_fds: Sequence[int]) -> int | None:
+    """Start the process and return its pid; None if another one runs. Borrows the fds."""
+    lock = _take_lock()
+    if lock is None:
+        return None
+    data = msgspec.msgpack.encode(requests)
+    try:
+        with Memory.create_constant(len(data), lambda fd: os.pwrite(fd, data, 0), _LABEL) as memory:
+            fds = (lock, memory.fileno(), *pool_fds)
+            words = [str(settings.COMPILE_AFTER_EXIT_S.value()), *map(str, fds)]
+            return start_detached([DETACHED_OPTION, *words], fds, child_environment())
+    finally:
+        os.close(lock)
+
+
+def _take_lock() -> int | None:
+    """Return an fd with the lock on the cache directory, which its copies keep; None if the lock is held."""
+    fd = os.open(make_cache_directory(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The process that compiles models whose client has left.
+#
+#     python -P -m nnfmq --compile LIMIT_S LOCK_FD REQUESTS_FD POOL_FD...
+#
+# It has no connection to anybody, and its standard streams are /dev/null. SIGALRM ends it after LIMIT_S seconds. A
+# program that is in the cache meanwhile, because another worker has compiled it, is not compiled again.
+
+
+def main(words: Sequence[str]) -> int:
+    """Compile what the arguments say, and return the exit status. The lock is held until the process exits."""
+    limit_s, (_lock_fd, requests_fd, *pool_fds) = float(words[0]), list(map(int, words[1:]))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    os.chdir("/")  # keep no file system in use
+    lower_priority(is_background=True)
+    lower_session_priority()
+    deadline_ns = time.monotonic_ns() + int(limit_s * 1e9)
+    with prepare_context(PrepareContext(deadline_ns, is_background=True)):
+        for request, fds in _received(requests_fd, pool_fds):
+            try:
+                _compile(request, fds)
+            except NnfmqError as error:
+                _log.warning("a model whose client has left is not compiled: %s", error)
+    return 0
+
+
+def _received(requests_fd: int, pool_fds: list[int]) -> Iterator[tuple[CompileRequest, list[int]]]:
+    data = os.pread(requests_fd, os.fstat(requests_fd).st_size, 0)
+    for request in msgspec.msgpack.decode(data, type=list[CompileRequest]):
+        yield request, [pool_fds.pop(0) for _ in request.pools]
+
+
+def _compile(request: CompileRequest, fds: list[int]) -> None:
+    """Compile a model into the cache. Raises NnfmqError. The client is not trusted: everything is checked again."""
+    device = CompiledDevice(DeviceEntry(request.device, engine="compiled"))
+    pools = copy_constant_pools(adopt_files(fds, request.pools), _no_check)
+    model = decode_model(request.model, pools, _no_check)
+    device.prepare_model(device.check_prepare_arguments(model, *_ANY))
+
+
+_ANY = (0, 0, None)  # preference and priority do not change the program; no deadline
+
+
+def _no_check() -> None:
+    """Go on: nobody waits for the model."""

@@ -1,0 +1,383 @@
+"""Per-client quota of memory that the driver holds.
+
+Without a limit, a client could make the driver allocate, map, and so keep alive, as much memory as the machine has. The
+quota is charged, before the memory is taken, with
+
+* received memory, by the size of its file, until it is closed;
+* the private copies of a model's constants, until the last user of the model (a burst, an execution) has dropped it;
+* the operand values of executions and the arenas of compiled code, as long as an execution is bound or they are cached
+  for the next one (`engines.memory_budget`);
+* copies of data in files, and managed buffers;
+* large messages while they wait to be handled, and the objects into which messages and models are decoded; a model's
+  until its last user has dropped it.
+
+It is not charged with what a device compiles, whether that is private to this worker or shared: the size of a compiled
+program grows with its model, which is charged to each client that has it. Nor with what a kernel allocates within one
+operation, and with results whose shape depends on the data; RLIMIT_DATA bounds these.
+
+The limit is $NNFMQ_CLIENT_MEMORY_MIB, by default half of $NNFMQ_MEMORY_MIB, which is by default a quarter of the
+machine's memory and limits all clients of a supervisor together. Each session has one quota.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Self, TypeAlias, TypeVar
+
+from nnfmq.base import settings
+from nnfmq.base.channel import close_all
+from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.memory import Memory, is_mappable
+from nnfmq.engines.memory import trim_memory
+from nnfmq.hal.errors import (
+    InvalidArgument,
+    ResourceExhausted,
+    ResourceExhaustedPersistent,
+    ResourceExhaustedTransient,
+)
+from nnfmq.hal.types import Protection
+from nnfmq.serialize.messages import MemoryData
+
+__all__ = [
+    "STACK_BYTES",
+    "UNCHARGED_BYTES",
+    "MemoryQuota",
+    "MemoryShare",
+    "MemoryShares",
+    "QuotaCharge",
+    "add_to_limit",
+    "adopt_files",
+    "limit_private_memory",
+    "quota_limit_bytes",
+    "total_limit_bytes",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What all clients of one driver may have together: a shared page with one word for each worker.
+#
+# Each worker writes only the word of its own slot, with the bytes that it has charged to its client; the sum of all
+# words is the total. So nothing has to be added atomically, and a worker that dies at any instruction leaves no wrong
+# count: the supervisor sets its word to 0 when it has exited. Two workers that charge at the same time both write
+# before they read the sum, so both may be refused where one would fit.
+#
+# The page is trusted: only the supervisor and its workers have it (see docs/explanation/security-model.md).
+
+
+_WORD_BYTES = 8
+
+
+class MemoryShares:
+    """The supervisor's side: it gives each worker a slot. Owns its memory; close it, or use `with`.
+
+    Forked children do not inherit the mapping; workers map the memory themselves.
+    """
+
+    def __init__(self, limit: int, slots: int) -> None:
+        self.memory = Memory.create((1 + slots) * _WORD_BYTES, "nnfmq-shares")
+        self._words = self.memory.view.cast("q")
+        self.memory.keep_from_children()
+        self._words[0] = limit
+        self._free = list(range(slots, 0, -1))
+
+    def take(self) -> int:
+        """Return a slot that no worker has.
+
+        Raises:
+            IndexError: If all are taken.
+        """
+        return self._free.pop()
+
+    def release(self, slot: int) -> None:
+        """Take back the slot of a worker that has exited, or was never started."""
+        self._words[slot] = 0
+        self._free.append(slot)
+
+    def close(self) -> None:
+        """Release the memory. Idempotent."""
+        self._words = memoryview(bytes(_WORD_BYTES)).cast("q")
+        self.memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MemoryShare:
+    """A worker's side: its own slot. Takes ownership of `memory`, which it keeps as long as the process lives.
+
+    `limit` is how many bytes all clients may have together.
+    """
+
+    def __init__(self, memory: Memory, slot: int) -> None:
+        self._memory = memory
+        self._words = memory.view.cast("q")
+        self._slot = slot
+        self.limit = self._words[0]
+
+    def publish(self, charged: int) -> None:
+        """Tell the other workers how many bytes this one has charged."""
+        self._words[self._slot] = charged  # one aligned store of 8 bytes
+
+    def total(self) -> int:
+        """Return the sum of what all workers have charged."""
+        return sum(self._words[1:])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Per-client quota of memory that the driver holds.
+
+
+_MIB = 1 << 20
+
+ReceivedMemory: TypeAlias = Memory | FileMemory
+MemoryT = TypeVar("MemoryT", Memory, FileMemory, ReceivedMemory)
+
+
+def total_limit_bytes() -> int:
+    """Return the limit for all clients of a driver together, in bytes."""
+    configured_mib = settings.MEMORY_MIB.value()
+    if configured_mib is not None:
+        return configured_mib * _MIB
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+
+
+def quota_limit_bytes() -> int:
+    """Return the limit for one client, in bytes."""
+    configured_mib = settings.CLIENT_MEMORY_MIB.value()
+    return total_limit_bytes() // 2 if configured_mib is None else configured_mib * _MIB
+
+
+class QuotaCharge:
+    """Bytes charged against a quota until `close`, or until this object is garbage-collected."""
+
+    __slots__ = ("_quota", "_size")
+
+    def __init__(self, quota: MemoryQuota, size: int) -> None:
+        self._quota = quota
+        self._size = size
+
+    def close(self) -> None:
+        """Return the bytes to the quota. Idempotent."""
+        size, self._size = self._size, 0
+        self._quota._uncharge(size)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class MemoryQuota:
+    """The quota of one client. Thread-safe. `charged_bytes` is the sum of all charges, `limit_bytes` its maximum.
+
+    `share` is this client's part of what all clients of the driver may have; None: no other clients count. `on_change`
+    gets each new `charged_bytes`.
+    """
+
+    def __init__(
+        self,
+        limit: int | None = None,
+        share: MemoryShare | None = None,
+        on_change: Callable[[int], object] = lambda _charged: None,
+    ) -> None:
+        self.limit_bytes = quota_limit_bytes() if limit is None else limit
+        self._share = share
+        self._on_change = on_change
+        # Reentrant: the garbage collector may close a charge in a thread that holds the lock.
+        self._lock = threading.RLock()
+        self.charged_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """How many bytes can be charged now."""
+        return max(self.limit_bytes - self.charged_bytes, 0)
+
+    def adopt_mapped(self, fds: Sequence[int]) -> list[Memory]:
+        """Map received memory that must be mapped, such as a queue's; it is charged until it is closed.
+
+        Takes ownership of `fds`: all of them are closed if one cannot be mapped.
+
+        Raises:
+            InvalidArgument: If a file must not be mapped (see `Memory.adopt`).
+            ResourceExhausted: If the quota is exhausted.
+        """
+        return _adopt_each(fds, [self._adopt_mapped for _ in fds])
+
+    def adopt_all(self, fds: Sequence[int], memories: Iterable[MemoryData]) -> list[ReceivedMemory]:
+        """Take ownership of one fd for each of `memories`: sealed memory is mapped, other files are not.
+
+        Mapped memory is charged until it is closed; of a file, only later copies are charged.
+
+        Raises:
+            InvalidArgument: If a memory's description is invalid.
+            ResourceExhausted: If the quota is exhausted.
+        """
+        return _adopt_each(fds, [partial(self._adopt, data=data) for data in memories])
+
+    def _adopt(self, fd: int, data: MemoryData) -> ReceivedMemory:
+        try:
+            protection = _protection_of(data)
+            is_mapped = is_mappable(fd)
+        except BaseException:
+            close_all([fd])
+            raise
+        if is_mapped:
+            return self._adopt_mapped(fd, data.size_bytes, data.offset, protection)
+        return FileMemory.adopt(fd, data.size_bytes, data.offset, protection)
+
+    def _adopt_mapped(
+        self, fd: int, size_bytes: int | None = None, offset: int = 0, protection: Protection = Protection.READ_WRITE
+    ) -> Memory:
+        # The whole file is charged: the peer can allocate all of its pages, however little of it is mapped here. It is
+        # charged before it is mapped, because a sparse file may be larger than the address space.
+        try:
+            charge = self.charge(_file_bytes(fd))
+        except BaseException:
+            close_all([fd])
+            raise
+        memory = Memory.adopt(fd, size_bytes, offset, protection)
+        memory.on_close = charge.close
+        return memory
+
+    def charge(self, size: int) -> QuotaCharge:
+        """Charge `size` bytes. If that would exceed a limit, first free what is cached for later executions.
+
+        Raises:
+            ResourceExhaustedPersistent: If `size` alone exceeds a limit.
+            ResourceExhaustedTransient: If it exceeds a limit together with what is charged already.
+        """
+        if self._try_charge(size) is not None:
+            trim_memory()
+            refusal = self._try_charge(size)
+            if refusal is not None:
+                raise refusal
+        return QuotaCharge(self, size)
+
+    def _try_charge(self, size: int) -> ResourceExhausted | None:
+        """Charge `size` bytes, or return the error."""
+        with self._lock:
+            charged = self.charged_bytes + size
+            if charged > self.limit_bytes:
+                option = f"${settings.CLIENT_MEMORY_MIB.variable}"
+                return _refusal(size, charged, self.limit_bytes, "this client's", option)
+            self._set_charged(charged)
+            if self._share is None or (total := self._share.total()) <= self._share.limit:
+                return None
+            self._set_charged(charged - size)
+        option = f"${settings.MEMORY_MIB.variable}, {settings.MEMORY_MIB.options}"
+        return _refusal(size, total, self._share.limit, "all clients'", option)
+
+    def _uncharge(self, size: int) -> None:
+        with self._lock:
+            self._set_charged(self.charged_bytes - size)
+
+    def _set_charged(self, charged: int) -> None:
+        self.charged_bytes = charged
+        self._on_change(charged)
+        if self._share is not None:
+            self._share.publish(charged)
+
+
+def _file_bytes(fd: int) -> int:
+    """Return the size of a received file; 0 if `fd` is not open, which `Memory.adopt` reports."""
+    try:
+        return os.fstat(fd).st_size
+    except OSError:
+        return 0
+
+
+def _refusal(size: int, charged: int, limit: int, whose: str, option: str) -> ResourceExhausted:
+    kind = ResourceExhaustedPersistent if size > limit else ResourceExhaustedTransient
+    return kind(
+        f"{size} bytes more would make {charged} of {whose} memory in the driver; the limit is {limit}. "
+        f"The driver's {option} sets it, in MiB"
+    )
+
+
+def adopt_files(fds: Sequence[int], memories: Iterable[MemoryData]) -> list[FileMemory]:
+    """Take ownership of one fd for each of `memories`, to be read and never mapped. Nothing is charged.
+
+    Raises:
+        InvalidArgument: If a memory's description is invalid.
+    """
+    return _adopt_each(fds, [partial(_adopt_file, data=data) for data in memories])
+
+
+def _adopt_file(fd: int, data: MemoryData) -> FileMemory:
+    try:
+        protection = _protection_of(data)
+    except BaseException:
+        close_all([fd])
+        raise
+    return FileMemory.adopt(fd, data.size_bytes, data.offset, protection)
+
+
+def _protection_of(data: MemoryData) -> Protection:
+    if data.protection & ~Protection.READ_WRITE.value:
+        raise InvalidArgument(
+            f"protection {data.protection:#x} of a memory; 1 (read) and 2 (write) are known (N-VAL-13)"
+        )
+    return Protection(data.protection)
+
+
+def _adopt_each(fds: Sequence[int], adopt: Sequence[Callable[[int], MemoryT]]) -> list[MemoryT]:
+    """Call each function with its fd, of which it takes ownership. If one raises, close everything and re-raise."""
+    with ExitStack() as undo:
+        remaining = list(fds)
+        undo.callback(lambda: close_all(remaining))
+        memories = []
+        for function in adopt:
+            memories.append(function(remaining.pop(0)))
+            undo.callback(memories[-1].close)
+        undo.pop_all()
+        return memories
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The limit of a worker's private memory that the kernel enforces (RLIMIT_DATA), also of what no quota is charged with.
+#
+# It is the client's limit and UNCHARGED_BYTES, beside what the process has when its session begins. Where memory is
+# missing, an allocation fails: Python raises MemoryError, and the call gets RESOURCE_EXHAUSTED. The kernel counts
+# private writable memory when it is mapped, not when it is used, so each burst's thread adds its stack.
+
+
+UNCHARGED_BYTES = 384 << 20
+"""One message of 256 MiB while it is received, stacks of the session's threads, buffers of BLAS, and programs."""
+STACK_BYTES = 2 << 20
+"""Of each thread. LLVM in a worker that has no compile process needs the most."""
+
+_lock = threading.Lock()
+
+
+def limit_private_memory(quota_bytes: int) -> None:
+    """Set the limit of this process, whose client's limit is `quota_bytes`. Call it before threads are started."""
+    threading.stack_size(STACK_BYTES)
+    _set_limit(_data_bytes() + quota_bytes + UNCHARGED_BYTES)
+
+
+def add_to_limit(size_bytes: int) -> None:
+    """Allow this process `size_bytes` more; less if negative. Does nothing if it has no limit. Thread-safe."""
+    with _lock:
+        soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        if soft != resource.RLIM_INFINITY:
+            _set_limit(soft + size_bytes)
+
+
+def _set_limit(size_bytes: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        size_bytes = min(size_bytes, hard)
+    with suppress(OSError, ValueError):  # larger than the kernel's type: no limit is needed
+        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, hard))
+
+
+def _data_bytes() -> int:
+    """Return what the kernel counts of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,237 @@
+"""Child processes of the driver: fork(2), what the child inherits, and its exit status. The only module that forks.
+
+A forked child inherits locks that other threads hold, but not the threads that would release them. So only a process
+with one thread forks, and `fork_child` checks that. The child keeps the standard streams and the fds that it is given,
+and closes all others: a copy of a connection would hide its hang-up.
+
+A child can ask the kernel for a signal at the parent's exit (`nnfmq.base.processes`). Callers fork on the main thread,
+which lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import re
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import NoReturn, Self
+
+from nnfmq.base.channel import Channel
+from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.processes import request_signal_at_parent_exit
+from nnfmq.hal.errors import GeneralFailure
+
+__all__ = [
+    "BUG_STATUS",
+    "CLIENT_EXIT_GRACE_S",
+    "COMPILING_EXIT_GRACE_S",
+    "ChildProcess",
+    "ClientProcess",
+    "fork_child",
+    "reap_later",
+    "start_detached",
+]
+
+BUG_STATUS = 70  # the exit status of a child that an exception ended
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_log = logging.getLogger("nnfmq.processes")
+
+
+class ChildProcess:
+    """A process that this one has forked. Owns a pidfd until `reap`."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+
+    def fileno(self) -> int:
+        """Return the pidfd, which becomes readable when the process exits; it stays owned by this object."""
+        return self._pidfd
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal. Does nothing if the process has exited."""
+        if self._pidfd < 0:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def reap(self) -> int:
+        """Wait for the exit, close the pidfd, and return the exit status; the negative number of a fatal signal."""
+        ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        fd, self._pidfd = self._pidfd, -1
+        os.close(fd)
+        assert ended is not None  # only with WNOHANG
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def fork_child(
+    run: Callable[[], None], keep_fds: Collection[int], *, at_parent_exit: signal.Signals | None = None
+) -> ChildProcess:
+    """Fork a process that calls `run` and exits with status 0, or BUG_STATUS if `run` raises. Main thread only.
+
+    The child ignores SIGINT, which Ctrl-C sends to all processes of a terminal, and SIGTERM ends it. `keep_fds` are the
+    fds that it keeps; sockets among them must be detached from their `Channel`, which a fork closes in the child.
+    `at_parent_exit` is the signal that it gets when this process exits.
+
+    Raises:
+        GeneralFailure: If this process has several threads.
+        OSError: If the system lacks processes, memory or fds.
+    """
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise GeneralFailure(f"a process with {threads} threads starts no child processes")
+    parent = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # the child must never call the parent's handlers
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _run_and_exit(run, keep_fds, mask, parent, at_parent_exit)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        return ChildProcess(pid, os.pidfd_open(pid))
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def start_detached(arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]) -> int:
+    """Start `python -m nnfmq` in a session of its own, with `fds` and without the standard streams; return the pid.
+
+    It outlives this process. Any thread may call this, also in a process with several threads. Borrows `fds`, which
+    this process's later children of this kind inherit as well, until they are closed.
+
+    Raises:
+        OSError: If the system lacks processes, memory or fds.
+    """
+    for fd in fds:
+        os.set_inheritable(fd, True)
+    null = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
+    command = [sys.executable, "-P", "-m", "nnfmq", *arguments]
+    return os.posix_spawn(sys.executable, command, environment, file_actions=null, setsid=True)
+
+
+def reap_later(pid: int) -> None:
+    """Let a thread wait for a child process, so that it leaves no zombie while this process lives."""
+    threading.Thread(target=os.waitpid, args=(pid, 0), name="nnfmq-reap", daemon=True).start()
+
+
+def _run_and_exit(
+    run: Callable[[], None],
+    keep_fds: Collection[int],
+    mask: set[signal.Signals | int],
+    parent: int,
+    at_parent_exit: signal.Signals | None,
+) -> NoReturn:
+    """Run in a forked child, then exit. Never returns, so no object of the parent's frames is finalized."""
+    status = BUG_STATUS
+    try:
+        gc.freeze()  # the collector would write to pages that parent and children share
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if at_parent_exit is not None:
+            _request_signal(at_parent_exit, parent)
+        _close_other_fds(keep_fds)
+        run()
+        status = 0
+    except BaseException:  # noqa: BLE001  the last frame of this process
+        _log.critical("an internal error ends this process", exc_info=True)
+    finally:
+        os._exit(status)  # no exit handlers: they are the parent's
+
+
+def _request_signal(at_parent_exit: signal.Signals, parent: int) -> None:
+    request_signal_at_parent_exit(at_parent_exit)
+    if os.getppid() != parent and at_parent_exit == signal.SIGKILL:  # it exited before the call
+        os._exit(0)
+
+
+def _close_other_fds(keep_fds: Collection[int]) -> None:
+    """Close all fds except `keep_fds` and the standard streams."""
+    last = max(map(int, os.listdir("/proc/self/fd")))
+    begin = 3
+    for fd in sorted(keep_fds):
+        os.closerange(begin, fd)
+        begin = fd + 1
+    os.closerange(begin, last + 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The process of a client: when it has exited, and whether it has been killed but has not exited yet.
+#
+# The kernel closes a process's files only after it has released the process's memory, page by page: a client that has 1
+# GiB mapped hangs up 50 to 150 ms after its SIGKILL, and a worker that frees the client's memory with its own then
+# needs 200 ms more. Long work in a worker therefore asks `was_killed` from time to time, and ends early.
+
+
+CLIENT_EXIT_GRACE_S = 0.02
+"""After a client's exit, its worker gets this time to exit by itself; an idle one needs 1 or 2 ms."""
+COMPILING_EXIT_GRACE_S = 1.0
+"""The same of a worker that has asked for compile processes: it may start the process that goes on compiling."""
+_SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
+_PID = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
+_PENDING = re.compile(rb"^ShdPnd:\t([0-9a-f]+)$", re.MULTILINE)
+_STATUS_BYTES_MAX = 8192
+
+
+class ClientProcess(Uncopyable):
+    """A client's process. Owns a pidfd and a file of /proc; close it."""
+
+    def __init__(self, pidfd: int) -> None:
+        self._pidfd = pidfd
+        self._status_fd = _open_status(pidfd)
+
+    @classmethod
+    def of(cls, channel: Channel) -> Self | None:
+        """Return the process that connected to `channel`, or None if the kernel cannot identify it."""
+        pidfd = channel.open_peer_pidfd()
+        return None if pidfd is None else cls(pidfd)
+
+    def fileno(self) -> int:
+        """Return the pidfd, which becomes readable when the process has exited; it stays owned by this object."""
+        return self._pidfd
+
+    def was_killed(self) -> bool:
+        """Return whether the process has received SIGKILL. Takes about 0.1 ms. False if /proc does not tell.
+
+        The signal stays pending while the process exits, and no process survives it.
+        """
+        try:
+            pending = _PENDING.search(os.pread(self._status_fd, _STATUS_BYTES_MAX, 0))
+        except OSError:  # it has exited, which the pidfd reports; or there is no such file
+            return False
+        return pending is not None and bool(int(pending[1], 16) & _SIGKILL_BIT)
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        for fd in (self._pidfd, self._status_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._pidfd = self._status_fd = -1
+
+
+def _open_status(pidfd: int) -> int:
+    """Return an fd of /proc/PID/status; -1 if /proc does not show the process."""
+    with suppress(OSError), open(f"/proc/self/fdinfo/{pidfd}", "rb") as info:
+        found = _PID.search(info.read())
+        if found is None:  # -1: it has exited
+            return -1
+        fd = os.open(b"/proc/%b/status" % found[1], os.O_RDONLY | os.O_CLOEXEC)
+        if not _has_exited(pidfd):
+            return fd
+        os.close(fd)  # the pid may have been reused before the file was opened
+    return -1
+
+
+def _has_exited(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,31 @@
+"""The embedded driver: a private driver process of one application, without supervisor and forkserver.
+
+    python -P -m nnfmq --embedded FD
+
+It exits when the application exits or closes the connection. It imports little, because its start is part of the time
+to the application's first result.
+
+The compile server is forked when this process has imported NumPy and the operations, which that needs too, and before
+it imports the rest (`embedded_session`): from then on each page that this process writes to is copied.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import nnfmq.engines.interpreter  # noqa: F401  for both processes
+from nnfmq.base.channel import Channel
+from nnfmq.driver.compilation import jobs
+
+
+def main(control_fd: int) -> NoReturn:
+    """Serve the client at the other end of `control_fd` until it exits. Takes ownership of the fd. Never returns."""
+    channel = Channel.adopt(control_fd)
+    client_pidfd = channel.open_peer_pidfd()
+    jobs.start_compile_server(client_pidfd)  # it is forked, so this process must have one thread
+    if client_pidfd is not None:
+        os.close(client_pidfd)
+    from nnfmq.driver.process.embedded_session import serve
+
+    serve(channel)

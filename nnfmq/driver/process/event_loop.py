@@ -1,0 +1,89 @@
+"""The supervisor's event loop: callbacks for readable fds and for points in time, all on one thread.
+
+The supervisor forks, so it must not start threads, and `nnfmq.base.watcher` is one. No callback may block.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import select
+import time
+from collections.abc import Callable
+from typing import Self
+
+__all__ = ["EventLoop", "Timer"]
+
+_WAIT_S_MAX = 1_000_000.0  # epoll_wait(2) takes an int of milliseconds
+
+
+class Timer:
+    """A callback that is due at a time of the monotonic clock, in seconds."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Drop the callback. Idempotent; does nothing if it has been called."""
+        self.callback = None
+
+
+class EventLoop:
+    """Waits for fds and timers and calls their callbacks. One thread. Close it, or use `with`."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callable[[], None]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []  # a heap; the counter keeps the order of equal times
+        self._timer_ids = itertools.count()
+
+    def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever `fd` is readable or hung up. Borrows `fd`.
+
+        Raises:
+            OSError: If the system lacks memory for another registration.
+        """
+        self._epoll.register(fd, select.EPOLLIN)
+        self._readers[fd] = callback
+
+    def remove_reader(self, fd: int) -> None:
+        """End the registration of `fd`, before it is closed. Idempotent."""
+        if self._readers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def call_at(self, time_s: float, callback: Callable[[], None]) -> Timer:
+        """Call `callback` once at a monotonic time, in seconds, or shortly after it."""
+        timer = Timer(callback)
+        heapq.heappush(self._timers, (time_s, next(self._timer_ids), timer))
+        return timer
+
+    def run_once(self, until_s: float | None = None) -> None:
+        """Wait for events, at most until a monotonic time, and handle those that are there. Blocks."""
+        # An fd that a callback opens may have the number of one that another callback of this round closed: events
+        # belong to the callback that was registered when they arrived.
+        ready = [(fd, self._readers[fd]) for fd, _ in self._epoll.poll(self._timeout_s(until_s))]
+        for fd, callback in ready:
+            if self._readers.get(fd) is callback:
+                callback()
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            due = heapq.heappop(self._timers)[2].callback
+            if due is not None:
+                due()
+
+    def _timeout_s(self, until_s: float | None) -> float:
+        while self._timers and self._timers[0][2].callback is None:
+            heapq.heappop(self._timers)
+        times = [*([] if until_s is None else [until_s]), *([self._timers[0][0]] if self._timers else [])]
+        return min(max(0.0, min(times) - time.monotonic()), _WAIT_S_MAX) if times else -1
+
+    def close(self) -> None:
+        """Close the loop's own fd."""
+        self._epoll.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,339 @@
+"""The supervisor: accepts connections, checks the peer's uid and its Hello, and starts a worker for each client.
+
+It has one thread, which never blocks on a peer: connections wait for their Hello in `pending_clients`, workers are
+forked and watched by `workers`. It imports everything that a worker needs, but no code of plug-ins. Its memory
+is frozen before the first fork, so that workers share it.
+
+A worker depends on its client alone: workers outlive a supervisor that is killed, and a new supervisor can start beside
+them. On SIGTERM or SIGINT the supervisor closes its socket, ends its workers, and returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import logging
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Self
+
+from nnfmq.base import settings
+from nnfmq.base.channel import Channel, Listener
+from nnfmq.base.memory import Memory
+from nnfmq.base.paths import (
+    check_socket_directory,
+    default_socket,
+    make_runtime_directory,
+    models_socket,
+    runtime_directory,
+)
+from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
+from nnfmq.driver.devices.installation import DriverOptions
+from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.driver.process.pending_clients import PendingClients, reject
+from nnfmq.driver.process.workers import RepositoryProcess
+from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus
+
+if TYPE_CHECKING:
+    from nnfmq.driver.process.workers import WorkerProcesses
+
+CLIENTS_MAX = 64
+_PATH_BYTES_MAX = 107  # of sun_path
+_ACCEPTED_AT_ONCE = 64  # before other events are handled
+# Shortages of this process or the system: the listening socket is intact, so accepting is tried again after a pause.
+_ACCEPT_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_ACCEPT_PAUSE_S = 0.1
+_SINGLE_THREADED = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_log = logging.getLogger("nnfmq.supervisor")
+
+
+class Supervisor:
+    """A listening driver. Close it.
+
+    Borrows its arguments. `stop_fd` is an eventfd that ends `run` when it becomes readable. `repository` is None if no
+    models are served by name.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        listener: Listener,
+        workers: WorkerProcesses,
+        stop_fd: int,
+        repository: RepositoryProcess | None = None,
+    ) -> None:
+        self._listener = listener
+        self._stop_fd = stop_fd
+        self._is_stopping = False
+        self._loop = loop
+        self._workers = workers
+        self._repository = repository
+        self._pending = PendingClients(self._loop, self._on_hello)
+        self._spare_fd = os.dup(stop_fd)  # closed to accept clients that are rejected because no fd is left; -1: none
+        self._loop.add_reader(stop_fd, self._stop)
+        self._loop.add_reader(listener.fileno(), self._accept)
+        self._is_accepting = True
+
+    def run(self) -> None:
+        """Accept clients until the stop fd is readable; then end the model repository and all workers. Blocks."""
+        if self._repository is not None:
+            self._repository.start()
+        while not self._is_stopping:
+            self._loop.run_once()
+        self._pending.close()
+        if self._repository is not None:
+            self._repository.end()  # before its worker
+        self._workers.end_all()
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self._loop.remove_reader(self._stop_fd)
+        if self._is_accepting:
+            self._loop.remove_reader(self._listener.fileno())
+
+    # -- accepting ----------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                channel = self._listener.accept()
+            except OSError as shortage:
+                if shortage.errno not in _ACCEPT_SHORTAGES:
+                    raise
+                if not self._reject_next(shortage):
+                    self._pause_accepting()
+                    return
+                continue  # the shortage may be over: the next client is rejected only if accepting it fails, too
+            if channel is None:
+                return
+            self._pending.add(channel)
+
+    def _reject_next(self, shortage: OSError) -> bool:
+        """Reject the client that waits longest, accepted with the spare fd. Return whether that was possible."""
+        _log.error("cannot accept a client now: %s", shortage.strerror)
+        self._close_spare_fd()
+        try:
+            channel = self._listener.accept()
+            if channel is None:
+                return False
+            text = f"the driver cannot accept a client now: {shortage.strerror}"
+            reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
+            return True
+        except OSError as error:
+            if error.errno not in _ACCEPT_SHORTAGES:
+                raise
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                self._spare_fd = os.dup(self._stop_fd)
+
+    def _pause_accepting(self) -> None:
+        """Do not poll the listening socket for a while: the waiting client would end every poll immediately."""
+        self._loop.remove_reader(self._listener.fileno())
+        self._is_accepting = False
+        self._loop.call_at(time.monotonic() + _ACCEPT_PAUSE_S, self._resume_accepting)
+
+    def _resume_accepting(self) -> None:
+        if not self._is_stopping:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+            self._is_accepting = True
+
+    def _close_spare_fd(self) -> None:
+        fd, self._spare_fd = self._spare_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _on_hello(self, channel: Channel, hello: bytes) -> None:
+        if len(self._workers) < CLIENTS_MAX:
+            self._workers.start(channel, hello)
+            return
+        self._workers.reject_surplus(channel, f"this driver serves {CLIENTS_MAX} clients already")
+
+    def close(self) -> None:
+        """Close the supervisor's own fd."""
+        self._close_spare_fd()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve(
+    path: Path | None = None,
+    *,
+    extensions: Sequence[str] | None = None,
+    devices: Path | None = None,
+    allow_device_status: bool = False,
+    memory_mib: int | None = None,
+    models: Path | None = None,
+    parent: int | None = None,
+    ready: Callable[[Path], None] = lambda _path: None,
+) -> int:
+    """Run a driver that listens at `path` until SIGTERM or SIGINT. Return 0, the exit status. Main thread only. Blocks.
+
+    Args:
+        path: The socket; by default in the user's runtime directory.
+        extensions: Names of the extensions that workers may load; by default those of $NNFMQ_EXTENSIONS.
+        devices: The configuration file; by default $NNFMQ_DEVICES, or the package's own.
+        allow_device_status: Whether clients may set the status of devices.
+        memory_mib: What all clients together may take in the driver; by default $NNFMQ_MEMORY_MIB, or a quarter of
+            the machine's memory.
+        models: The directory of the models that are served by name; by default that of $NNFMQ_MODELS, or none.
+        parent: The parent process, with which the driver exits; None = it does not.
+        ready: Called with the path as soon as clients can connect.
+
+    Raises:
+        DeviceUnavailable: If another driver listens at `path`, or other users could replace it, or `parent` is not the
+            parent of this process, or has exited.
+        InvalidArgument: If a setting or the devices' configuration is not valid.
+        OSError: If the devices' configuration, or the directory of models, cannot be read.
+    """
+    settings.check_all()
+    models = _models_directory(models)
+    entries = read_configuration(devices)  # once for all workers, and while errors can still be reported
+    if path is None:
+        path = default_socket()
+        if path.parent == runtime_directory():
+            make_runtime_directory()
+    _check_length(path)
+    if models is not None:
+        _check_length(models_socket(path))
+    check_socket_directory(path)
+    options = DriverOptions(os.getpid(), allow_device_status)
+    with ExitStack() as stack:
+        # First: a signal during the rest of the setup must not leave files behind.
+        stop_fd = stack.enter_context(_signals())
+        status = stack.enter_context(Memory.create(STATUS_PAGE_BYTES, "nnfmq-status"))
+        listener = stack.enter_context(Listener.create(path))
+        loop = stack.enter_context(EventLoop())
+        repository = None
+        if models is not None:
+            named = stack.enter_context(Listener.create(models_socket(path)))
+            repository = RepositoryProcess(loop, named, path, models)
+        elif models_socket(path).is_socket():
+            # Of a driver that was killed: clients would wait for its repository. Another driver may listen there.
+            with contextlib.suppress(DeviceUnavailable):
+                Listener.create(models_socket(path)).close()
+        _set_environment(extensions, memory_mib)
+        workers = _prepare_workers(stack, loop, status, entries, options)
+        supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd, repository))
+        if parent is not None:
+            _stop_with_parent(stack, loop, parent, stop_fd)
+        ready(path)
+        supervisor.run()
+    return 0
+
+
+def _models_directory(path: Path | None) -> Path | None:
+    """Return the absolute path of the directory of models; None if no models are served by name.
+
+    Raises:
+        OSError: If it is no directory, or cannot be read.
+    """
+    named = settings.MODELS.value()
+    if path is None and named is None:
+        return None
+    directory = Path(named or "" if path is None else path).absolute()
+    os.scandir(directory).close()
+    return directory
+
+
+def _check_length(path: Path) -> None:
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise DeviceUnavailable(f"the path of a driver's socket has at most {_PATH_BYTES_MAX} bytes; {path} is longer")
+
+
+def _stop_with_parent(stack: ExitStack, loop: EventLoop, parent: int, stop_fd: int) -> None:
+    """Make `stop_fd` readable when `parent` exits.
+
+    PR_SET_PDEATHSIG is not used: it fires when the parent's thread exits that made this process. The parent is compared
+    after its pidfd is opened, so the pidfd cannot be that of another process with the same pid.
+
+    Raises:
+        DeviceUnavailable: If `parent` is not this process's parent.
+    """
+    try:
+        pidfd = os.pidfd_open(parent)
+        stack.callback(os.close, pidfd)
+    except OSError as error:
+        raise DeviceUnavailable(f"the driver cannot exit with process {parent}: {error.strerror}") from error
+    if os.getppid() != parent:
+        raise DeviceUnavailable(f"the driver exits with its parent, process {os.getppid()}, not with {parent}")
+
+    def stop() -> None:
+        loop.remove_reader(pidfd)
+        _log.info("process %d has exited, and so does its driver", parent)
+        os.eventfd_write(stop_fd, 1)
+
+    loop.add_reader(pidfd, stop)
+
+
+def _set_environment(extensions: Sequence[str] | None, memory_mib: int | None) -> None:
+    """Set the variables that this process's libraries and the workers read."""
+    os.environ.update(_SINGLE_THREADED)  # BLAS would start threads when numpy is imported, and this process forks
+    if extensions is not None:
+        settings.EXTENSIONS.export(",".join(extensions))
+    if memory_mib is not None:
+        settings.MEMORY_MIB.export(str(memory_mib))
+
+
+def _prepare_workers(
+    stack: ExitStack, loop: EventLoop, status: Memory, entries: Sequence[DeviceEntry], options: DriverOptions
+) -> WorkerProcesses:
+    """Import what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
+    from nnfmq.base.packages import installed_version
+    from nnfmq.driver.devices import installation
+    from nnfmq.driver.execution.turns import CoreShares
+    from nnfmq.driver.memory.quota import MemoryShares, total_limit_bytes
+    from nnfmq.driver.process import worker
+    from nnfmq.driver.process.statistics_area import SharedStatistics
+    from nnfmq.driver.process.trace import TraceArea
+    from nnfmq.driver.process.workers import WorkerProcesses
+    from nnfmq.engines.memory import trim_memory
+
+    worker.preload()
+    setup = worker.WorkerSetup(entries, installation.installed_plugins(), options)
+    shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
+    cores = stack.enter_context(CoreShares(CLIENTS_MAX))
+    statistics = stack.enter_context(
+        SharedStatistics(CLIENTS_MAX, installed_version("nnfmq") or "", total_limit_bytes())
+    )
+    traces = stack.enter_context(TraceArea(CLIENTS_MAX))
+    workers = WorkerProcesses(loop, status, shares, cores, traces, statistics, setup)
+    with contextlib.suppress(OSError, ValueError):  # each client takes several fds
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    gc.collect()
+    trim_memory()
+    gc.freeze()  # the collector would write to pages that workers share
+    return workers
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[int]:
+    """Yield an eventfd that becomes readable on SIGTERM or SIGINT. Restores the previous handlers afterwards.
+
+    SIGCHLD gets its default: if a parent had it ignored, the exit statuses of workers would be lost.
+    """
+    stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        os.eventfd_write(stop_fd, 1)
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield stop_fd
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        os.close(stop_fd)

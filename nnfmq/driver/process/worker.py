@@ -1,0 +1,117 @@
+"""A worker: the driver process that serves one client and owns all its objects.
+
+The supervisor forks it when the client's Hello has arrived. From then on it depends on the client alone, and outlives a
+killed supervisor. SIGTERM (from the supervisor) and the client's exit both end it immediately, with everything that it
+owns. The workers of a driver share one page with the devices' status, and compiled programs (`service.caching`).
+
+Plug-ins are imported here, after the fork: the supervisor runs no code of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from nnfmq.base.channel import Channel
+from nnfmq.base.memory import Memory
+from nnfmq.driver.cache import shared
+from nnfmq.driver.compilation import jobs
+from nnfmq.driver.devices import installation
+from nnfmq.driver.devices import plugins as extension_plugins
+from nnfmq.driver.devices.configuration import DeviceEntry
+from nnfmq.driver.devices.installation import DriverOptions
+from nnfmq.driver.devices.registry import make_devices
+from nnfmq.driver.execution.order import ClientOrder
+from nnfmq.driver.execution.turns import CoreTurns
+from nnfmq.driver.memory.quota import MemoryShare
+from nnfmq.driver.process.statistics_area import SharedStatistics
+from nnfmq.driver.process.trace import WORKER_TRACE
+from nnfmq.driver.session.session import run_session
+from nnfmq.engines.compiled.thread_pool import divide_cores
+from nnfmq.operations import load_all
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["WorkerFds", "WorkerSetup", "main", "preload"]
+
+
+class WorkerFds(NamedTuple):
+    """The fds of a worker, which it owns.
+
+    Attributes:
+        control: The connection to the client.
+        status: The memory of the devices' status, STATUS_PAGE_BYTES.
+        shares: The memory of `MemoryShares`.
+        core_shares: The memory of `CoreShares`.
+        trace: The memory of `TraceArea`.
+        shared_cache: The connection to the supervisor's shared program cache.
+        compile_relay: The connection over which the supervisor takes requests for compile processes.
+        statistics: The memory of `SharedStatistics`, whose mapping the worker inherits.
+    """
+
+    control: int
+    status: int
+    shares: int
+    core_shares: int
+    trace: int
+    shared_cache: int
+    compile_relay: int
+    statistics: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What all workers of a driver have in common.
+
+    Attributes:
+        entries: The devices of the configuration.
+        plugins: The entry points of the installed plug-ins.
+        options: What a session needs to know of the driver.
+    """
+
+    entries: Sequence[DeviceEntry]
+    plugins: Sequence[EntryPoint]
+    options: DriverOptions
+
+
+def preload() -> None:
+    """Do once, in the supervisor, what every worker would do again. Importing this module is a part of it."""
+    load_all()
+    with suppress(ImportError, OSError):  # the compiling engine may be unable to run on this machine
+        import nnfmq.engines.compiled.partition  # noqa: F401  everything that prepares a model, except LLVM
+        from nnfmq.engines.compiled.kernel_compilation import kernel_types
+
+        kernel_types()
+    installation.read_in_child()
+
+
+def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, statistics: SharedStatistics) -> NoReturn:
+    """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins.
+
+    `slot` is this worker's place among the shares of memory and of the cores, counted from 1, and in `statistics`.
+    """
+    statistics.keep_from_children()
+    extension_plugins.load_extensions(setup.plugins)
+    shared.connect(fds.shared_cache)
+    jobs.connect_compile_server(fds.compile_relay)
+    devices = make_devices(setup.entries, setup.plugins)
+    status = Memory.adopt(fds.status)  # until the process exits
+    devices.share_status(status.view)
+    share = MemoryShare(Memory.adopt(fds.shares), slot)
+    assert setup.options.supervisor_pid is not None  # this is not the embedded driver
+    turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
+    divide_cores(turns.division)
+    WORKER_TRACE.use_area(Memory.adopt(fds.trace), slot)
+    run_session(
+        Channel.adopt(fds.control),
+        "nnfmq",
+        devices,
+        setup.options,
+        hello,
+        share,
+        ClientOrder(turns),
+        (statistics, slot - 1),
+    )

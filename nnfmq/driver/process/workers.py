@@ -1,0 +1,338 @@
+"""The supervisor's workers: it forks one for each client, and ends those that outlive their client.
+
+The supervisor has imported everything that a worker needs, so that a worker starts in milliseconds and shares those
+pages. It closes its copy of the client's connection immediately, because a hang-up is seen only when no other process
+has the connection open.
+
+A worker exits by itself when its client does. But it may be stopped, or its threads may be busy in calls that do not
+return soon. So the supervisor watches a pidfd of each client, and sends SIGKILL to a worker that has not exited
+CLIENT_EXIT_GRACE_S after its client, or COMPILING_EXIT_GRACE_S if it has compiled. When a worker exits, the supervisor
+closes the worker's link to the shared program cache (`cache.shared`), even if another process still has a copy
+of the link's other end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+from nnfmq.base.channel import Channel, Listener
+from nnfmq.base.memory import Memory
+from nnfmq.base.processes import child_environment
+from nnfmq.base.verbose_log import vlog
+from nnfmq.driver.cache import programs
+from nnfmq.driver.cache.shared import SharedCacheServer, WorkerLink
+from nnfmq.driver.compilation.server import CompileRelay
+from nnfmq.driver.devices.configuration import end_changes
+from nnfmq.driver.execution.turns import CoreShares
+from nnfmq.driver.memory.quota import MemoryShares
+from nnfmq.driver.process import worker
+from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
+from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.driver.process.pending_clients import reject
+from nnfmq.driver.process.statistics_area import SharedStatistics
+from nnfmq.driver.process.trace import TraceArea
+from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
+from nnfmq.hal.errors import ErrorStatus, GeneralFailure
+from nnfmq.observe import statistics_layout as layout
+
+__all__ = ["PAUSE_MAX_S", "RepositoryProcess", "WorkerProcesses"]
+
+STOP_TIMEOUT_S = 2.0  # after SIGTERM, and again after SIGKILL
+_log = logging.getLogger("nnfmq.supervisor")
+
+
+class _Worker:
+    def __init__(
+        self, process: ChildProcess, cache_link: WorkerLink, compile_link: Channel, client_pidfd: int | None, slot: int
+    ) -> None:
+        self.process = process
+        self.cache_link = cache_link
+        self.compile_link = compile_link
+        self.client_pidfd = client_pidfd  # None: unknown, or the client has exited
+        self.slot = slot  # of MemoryShares
+        self.was_killed = False
+        self.has_compiled = False
+
+
+class WorkerProcesses:
+    """The workers of one supervisor. Used by one thread, which must be the only one of its process.
+
+    Borrows `status`, the memory of the devices' status, `shares`, what each client has of the driver's memory, `cores`,
+    what it has of the cores, `traces`, where workers record what they do, and `statistics`. All workers map all five.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        status: Memory,
+        shares: MemoryShares,
+        cores: CoreShares,
+        traces: TraceArea,
+        statistics: SharedStatistics,
+        setup: WorkerSetup,
+    ) -> None:
+        self._loop = loop
+        self._status = status
+        self._shares = shares
+        self._cores = cores
+        self._traces = traces
+        self._statistics = statistics
+        self._setup = setup
+        self._compile_relay = CompileRelay(loop, statistics)
+        self._shared_cache = SharedCacheServer(programs.cache_limit_bytes())
+        statistics.set(layout.CACHE_LIMIT, programs.cache_limit_bytes())
+        self._workers: dict[int, _Worker] = {}  # by pid
+        status.keep_from_children()  # compile processes map no shared memory; workers map it themselves
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def start(self, channel: Channel, hello: bytes) -> None:
+        """Start a worker for a client, or reject the client if that fails. Takes ownership of `channel`."""
+        try:
+            client_pidfd = channel.open_peer_pidfd()
+        except OSError as error:
+            self._reject(channel, error)
+            return
+        control_fd = channel.detach()  # a fork closes channels in the child
+        try:
+            started = self._fork(control_fd, hello, client_pidfd)
+        except (OSError, GeneralFailure) as error:
+            if client_pidfd is not None:
+                os.close(client_pidfd)
+            self._reject(Channel.adopt(control_fd), error)
+        else:
+            os.close(control_fd)
+            self._watch_or_end(started)
+
+    def _fork(self, control_fd: int, hello: bytes, client_pidfd: int | None) -> _Worker:
+        """Fork a worker. Raises as `fork_child`; the caller then still owns the fds."""
+        with ExitStack() as undo, ExitStack() as worker_ends:
+            link, cache_end = self._shared_cache.connect()
+            undo.callback(self._shared_cache.close, link)
+            cache_fd = cache_end.detach()
+            worker_ends.callback(os.close, cache_fd)
+            compile_link, compile_end = Channel.pair()
+            undo.callback(compile_link.close)
+            compile_fd = compile_end.detach()
+            worker_ends.callback(os.close, compile_fd)
+            slot = self._shares.take()
+            undo.callback(self._shares.release, slot)
+            memories = (self._shares.memory, self._cores.memory, self._traces.memory)
+            shares, cores, traces = (memory.fileno() for memory in memories)
+            statistics = self._statistics.fileno()
+            fds = WorkerFds(control_fd, self._status.fileno(), shares, cores, traces, cache_fd, compile_fd, statistics)
+            run = partial(worker.main, hello, fds, slot, self._setup, self._statistics)
+            with self._statistics.inherited():
+                # Without a supervisor nobody would end the worker if it is stopped and its client exits.
+                process = fork_child(run, fds, at_parent_exit=signal.SIGCONT)
+            undo.pop_all()
+        link.worker_pid = process.pid
+        vlog("driver", "worker %d serves a new client", process.pid)
+        return _Worker(process, link, compile_link, client_pidfd, slot)
+
+    def _reject(self, channel: Channel, error: OSError | GeneralFailure) -> None:
+        self._statistics.add(layout.REJECTED_CLIENTS)
+        _reject(channel, error)
+
+    def reject_surplus(self, channel: Channel, text: str) -> None:
+        """Reject a client because the driver has as many as it may have. Takes ownership of `channel`."""
+        self._statistics.add(layout.REJECTED_CLIENTS)
+        _log.warning("client rejected: %s", text)
+        reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
+
+    def _watch_or_end(self, started: _Worker) -> None:
+        """Watch a worker. If that fails, end it: its client, which may have its reply already, sees a hang-up."""
+        try:
+            self._watch(started)
+        except OSError as error:
+            _log.error("worker %d is ended, because it cannot be watched: %s", started.process.pid, error.strerror)
+            started.process.send(signal.SIGKILL)
+            self._on_exit(started)
+
+    def _watch(self, started: _Worker) -> None:
+        self._workers[started.process.pid] = started
+        self._loop.add_reader(started.process.fileno(), lambda: self._on_exit(started))
+        self._loop.add_reader(started.cache_link.channel.fileno(), lambda: self._serve_cache(started))
+        self._loop.add_reader(started.compile_link.fileno(), lambda: self._relay_compilation(started))
+        if started.client_pidfd is not None:
+            self._loop.add_reader(started.client_pidfd, lambda: self._on_client_exit(started))
+
+    def _serve_cache(self, linked: _Worker) -> None:
+        if not self._shared_cache.serve(linked.cache_link):
+            self._close_cache_link(linked)
+        self._publish_cache()
+
+    def _publish_cache(self) -> None:
+        cache, statistics = self._shared_cache, self._statistics
+        statistics.set(layout.CACHE_PROGRAMS, cache.program_count)
+        statistics.set(layout.CACHE_BYTES, cache.used_bytes)
+        statistics.set(layout.CACHE_LOOKUPS, cache.lookups)
+        statistics.set(layout.CACHE_HITS, cache.hits)
+
+    def _close_cache_link(self, linked: _Worker) -> None:
+        """Close a worker's link to the shared program cache. Idempotent. The worker goes on without it."""
+        self._loop.remove_reader(linked.cache_link.channel.fileno())
+        self._shared_cache.close(linked.cache_link)
+
+    def _relay_compilation(self, linked: _Worker) -> None:
+        linked.has_compiled = True
+        if not self._compile_relay.relay(linked.compile_link):
+            self._close_compile_link(linked)
+
+    def _close_compile_link(self, linked: _Worker) -> None:
+        """Close a worker's link to the compile server. Idempotent. The worker compiles its models itself then."""
+        self._loop.remove_reader(linked.compile_link.fileno())
+        linked.compile_link.close()
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def _on_client_exit(self, served: _Worker) -> None:
+        self._close_client_pidfd(served)
+        grace_s = COMPILING_EXIT_GRACE_S if served.has_compiled else CLIENT_EXIT_GRACE_S
+        self._loop.call_at(time.monotonic() + grace_s, lambda: self._kill_without_client(served))
+
+    def _close_client_pidfd(self, served: _Worker) -> None:
+        fd, served.client_pidfd = served.client_pidfd, None
+        if fd is not None:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+
+    def _kill_without_client(self, served: _Worker) -> None:
+        if served.process.pid in self._workers:
+            served.was_killed = True
+            served.process.send(signal.SIGKILL)
+
+    def _on_exit(self, ended: _Worker) -> None:
+        del self._workers[ended.process.pid]
+        self._loop.remove_reader(ended.process.fileno())
+        self._close_client_pidfd(ended)
+        self._close_cache_link(ended)
+        self._publish_cache()
+        self._close_compile_link(ended)
+        end_changes(self._status.view, ended.process.pid)
+        self._traces.release(ended.slot)
+        self._statistics.release(ended.slot - 1)
+        self._cores.release(ended.slot)  # first: another worker may get the slot from then on
+        self._shares.release(ended.slot)
+        status = ended.process.reap()
+        vlog("driver", "worker %d has ended with status %d", ended.process.pid, status)
+        if ended.was_killed:
+            _log.info("worker %d was killed after its client had exited", ended.process.pid)
+        elif status:
+            self._statistics.add(layout.DEAD_WORKERS)
+            _log.error("worker %d ended with status %d", ended.process.pid, status)
+
+    def end_all(self) -> None:
+        """Send SIGTERM to all workers, and SIGKILL to those that have not exited after STOP_TIMEOUT_S. Blocks."""
+        self._compile_relay.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for running in self._workers.values():
+                running.process.send(number)
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            while self._workers and time.monotonic() < deadline:
+                self._loop.run_once(deadline)
+
+
+def _reject(channel: Channel, error: OSError | GeneralFailure) -> None:
+    """Reject a client for which no worker could be started."""
+    if isinstance(error, OSError):
+        status, reason = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, error.strerror or str(error)
+    else:
+        status, reason = ErrorStatus.GENERAL_FAILURE, str(error)
+    text = f"no worker could be started: {reason}"
+    _log.warning("client rejected: %s", text)
+    reject(channel, status, text)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The model repository's process, as the supervisor starts it, watches it, and starts it again.
+#
+# The supervisor listens at the repository's socket, and the process inherits it. So clients that connect while it
+# starts, or starts again, wait instead of failing. If the process dies, no client of the driver notices, except those
+# that wait for the reply to a request for a model. The pause before the next start doubles, and is short again for a
+# process that has run for long. The process and its children are a session of their own, which ends with it; the kernel
+# kills the process if the supervisor is killed.
+
+
+PAUSE_S, PAUSE_MAX_S = 0.1, 30.0
+_LONG_S = 60.0
+
+
+class RepositoryProcess:
+    """Keeps a model repository running. Used by one thread, the only one of its process.
+
+    Args:
+        loop: The supervisor's event loop. Borrowed.
+        listener: Listens at the repository's socket. Borrowed.
+        socket: The driver's socket.
+        directory: The directory of models.
+    """
+
+    def __init__(self, loop: EventLoop, listener: Listener, socket: Path, directory: Path) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._socket = socket.absolute()
+        self._directory = directory
+        self._process: ChildProcess | None = None
+        self._started_s = 0.0
+        self._pause_s = PAUSE_S
+        self._is_ending = False
+
+    def start(self) -> None:
+        """Start the process; if that fails, try again after a pause."""
+        if self._is_ending:
+            return
+        fd = os.dup(self._listener.fileno())  # a fork closes the listener in the child
+        try:
+            process = self._process = fork_child(lambda: self._execute(fd), [fd], at_parent_exit=signal.SIGKILL)
+            self._started_s = time.monotonic()
+            self._loop.add_reader(process.fileno(), self._on_exit)
+        except (OSError, GeneralFailure) as error:
+            _log.error("the model repository cannot be started: %s", error)
+            self._end_process()
+            self._start_later()
+        finally:
+            os.close(fd)
+
+    def _execute(self, fd: int) -> None:
+        """Become the repository: a forked child without this process's memory."""
+        os.setsid()
+        os.set_inheritable(fd, True)
+        arguments = ["--serve", str(fd), str(self._socket), str(self._directory)]
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "nnfmq.repository", *arguments], child_environment())
+
+    def _on_exit(self) -> None:
+        status = self._end_process()
+        _log.error("the model repository ended with status %d; it is started again", status)
+        self._start_later()
+
+    def _end_process(self) -> int:
+        """Kill the process and its children; return its exit status. Blocks until it has ended."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        self._loop.remove_reader(process.fileno())
+        # The process group exists as long as the process is not reaped. Children that are stopped end, too.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.send(signal.SIGKILL)  # it may not have a group of its own yet
+        return process.reap()
+
+    def _start_later(self) -> None:
+        if time.monotonic() - self._started_s > _LONG_S:
+            self._pause_s = PAUSE_S
+        self._loop.call_at(time.monotonic() + self._pause_s, self.start)
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+
+    def end(self) -> None:
+        """End the process and its children; it has nothing to save. Blocks until it has ended. Idempotent."""
+        self._is_ending = True
+        self._end_process()

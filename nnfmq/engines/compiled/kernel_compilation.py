@@ -1,0 +1,146 @@
+"""Kernels as msgpack, for compile processes, and the initialization that these inherit.
+
+A kernel is a frozen dataclass of plain values, enum members, tuples of these, and further dataclasses. A dataclass is
+encoded as {"module.Class": [its fields in order]}, an enum member as {"module.Class": [its value]}. Only classes of the
+modules of `kernels`, and the struct `WindowDimension`, have such names, so decoding creates nothing else. The modules
+of a sub-package would not be found.
+
+Field types are exact: a subclass of int or float, such as NumPy's, has another `repr`, and the `repr` is the kernel's
+symbol name (`jit.symbol_name`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import cache
+from typing import Any, TypeAlias
+
+import msgspec
+
+from nnfmq.engines.compiled import kernels as kernel_package
+from nnfmq.engines.compiled.jit import Kernel, shard_kernels, unique_kernels
+from nnfmq.engines.compiled.target import TARGETS, Target, host_target
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.operations.shapes import WindowDimension
+
+__all__ = [
+    "ProgressCallback",
+    "compile_in_process",
+    "compile_shards",
+    "decode_kernels",
+    "encode_kernels",
+    "kernel_types",
+    "warm_up",
+]
+
+_PLAIN_TYPES = (bool, int, float, str, type(None))
+
+
+@cache
+def kernel_types() -> Mapping[str, type[Any]]:
+    """Return every dataclass and enum that a kernel may contain, by name. Imports all modules of `kernels`."""
+    modules = [
+        importlib.import_module(f"{kernel_package.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(kernel_package.__path__)
+    ]
+    found = {
+        f"{module.__name__.rpartition('.')[2]}.{name}": value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and (dataclasses.is_dataclass(value) or issubclass(value, Enum))
+        and value.__module__ == module.__name__
+    }
+    return {**found, "WindowDimension": WindowDimension}
+
+
+@cache
+def warm_up() -> None:
+    """Import all kernels and LLVM, and generate code once. Idempotent.
+
+    Called before a fork, so that compile processes start without that delay.
+    """
+    from nnfmq.engines.compiled.code_generator import compile_kernels
+
+    kernel_types()
+    with suppress(InvalidArgument):  # this machine has no target: each preparation reports that
+        compile_kernels([], host_target())
+
+
+@cache
+def _type_names() -> Mapping[type[Any], str]:
+    return {kind: name for name, kind in kernel_types().items()}
+
+
+def encode_kernels(kernels: Sequence[Kernel], target: Target) -> bytes:
+    """Return kernels and the target to compile them for as bytes.
+
+    Raises:
+        TypeError: If a kernel contains a value of another type.
+    """
+    return msgspec.msgpack.encode((target.name, [_encode(kernel) for kernel in kernels]))
+
+
+def decode_kernels(data: bytes | bytearray) -> tuple[list[Kernel], Target]:
+    """Return the kernels and the target that were encoded."""
+    name, kernels = msgspec.msgpack.decode(data)
+    return [_decode(kernel) for kernel in kernels], TARGETS[name]
+
+
+def _encode(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return value
+    if kind is tuple:
+        return [_encode(item) for item in value]
+    if kind not in _type_names():
+        raise TypeError(f"{value!r:.80} is a {kind.__name__}, which a kernel must not contain")
+    if isinstance(value, Enum):
+        return {_type_names()[kind]: [value.value]}
+    return {_type_names()[kind]: [_encode(getattr(value, name)) for name in kind.__match_args__]}
+
+
+def _decode(data: Any) -> Any:
+    if isinstance(data, dict):
+        ((name, fields),) = data.items()
+        return kernel_types()[name](*map(_decode, fields))
+    return tuple(map(_decode, data)) if isinstance(data, list) else data
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Compilation on the calling thread. LLVM is imported by the first one, and not together with this module.
+
+
+_SHARDS_IN_PROCESS = 8
+
+ProgressCallback: TypeAlias = Callable[[int, int], None]
+"""Receives the number of compiled kernels and of all kernels. An exception that it raises ends the compilation."""
+
+
+def compile_shards(shards: Sequence[Sequence[Kernel]], target: Target, on_progress: ProgressCallback) -> list[bytes]:
+    """Return the object code of each shard. Compiles on this thread, and calls `on_progress` after each shard."""
+    from nnfmq.engines.compiled.code_generator import compile_kernels  # imports LLVM
+
+    total, object_code = sum(map(len, shards)), []
+    on_progress(0, total)
+    for number, shard in enumerate(shards, start=1):
+        object_code.append(compile_kernels(shard, target))
+        on_progress(sum(map(len, shards[:number])), total)
+    return object_code
+
+
+def _no_progress(_done: int, _total: int) -> None:
+    """Ignore progress."""
+
+
+def compile_in_process(
+    kernels: Sequence[Kernel], target: Target, on_progress: ProgressCallback = _no_progress
+) -> list[bytes]:
+    """Return the object code of kernels, compiled on this thread: a `Compile`."""
+    shards = shard_kernels(unique_kernels(kernels), _SHARDS_IN_PROCESS)
+    return compile_shards(shards, target, on_progress)

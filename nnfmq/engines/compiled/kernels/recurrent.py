@@ -1,0 +1,635 @@
+"""Recurrent kernels: one step of a cell, a whole sequence, and SVDF.
+
+`CellKernel` splits a step into blocks of units. `SequenceKernel` takes batch rows through all time steps, because rows
+are independent and units are not. Both copy a row's inputs and states to scratch, padded to whole blocks, and
+copy the results from there. `SvdfKernel` computes SVDF from the features' matrix product on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, vector, vector_width_for
+from nnfmq.engines.compiled.kernels.normalization import AxisLoop
+from nnfmq.engines.compiled.kernels.reduction import FloatSumReducer, reduce_lanes
+from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmuladd, logistic, tanh
+from nnfmq.engines.compiled.memory_plan import align
+from nnfmq.engines.compiled.target import Target
+
+__all__ = [
+    "CellKernel",
+    "GateGemv",
+    "LstmCellUpdate",
+    "OutputKind",
+    "RnnCell",
+    "RowPointers",
+    "SequenceKernel",
+    "SvdfKernel",
+    "apply_activation",
+    "plan_gate_gemv",
+    "plan_svdf",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# RNN and LSTM cells: the matrix-vector product of all gates, fused with the update of the units.
+#
+# Lanes are units. A block of units computes the pre-activations of all its gates before it updates their state, so
+# these stay in registers. Weights are packed in the order in which the kernel reads them, (blocks, K, vectors, gates,
+# lanes). States and constants are padded to whole blocks, so there are no remainders; padding units have weights of 0.
+
+
+Array = npt.NDArray[Any]
+
+_MAX_ACCUMULATORS = 8  # of a block, so that inputs and weights have registers, too
+_K_UNROLL = 4
+_VARIANCE_EPSILON = 1e-8
+
+_ACTIVATIONS: Mapping[int, Callable[[KernelBuilder, Value], Value]] = {
+    0: lambda kb, x: x,
+    1: lambda kb, x: clamp_float(kb, x, 0.0, math.inf),
+    2: lambda kb, x: clamp_float(kb, x, -1.0, 1.0),
+    3: lambda kb, x: clamp_float(kb, x, 0.0, 6.0),
+    4: tanh,
+    6: logistic,
+}
+
+
+def apply_activation(kb: KernelBuilder, code: int, value: Value) -> Value:
+    """Return a value through the activation with this code of the recurrent operations."""
+    return _ACTIVATIONS[code](kb, value)
+
+
+@dataclass(frozen=True, slots=True)
+class GateGemv:
+    """The products of a vector of `k` elements with the matrices (units, k) of all `gates`, in blocks of units.
+
+    A block has `vectors` vectors of `lanes` units; all its accumulators, gates · vectors, are in registers.
+    """
+
+    gates: int
+    units: int
+    k: int
+    vectors: int
+    lanes: int
+
+    @property
+    def units_per_block(self) -> int:
+        """Units of a block."""
+        return self.vectors * self.lanes
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return math.ceil(self.units / self.units_per_block)
+
+    @property
+    def padded_units(self) -> int:
+        """Units of all blocks, padding included."""
+        return self.blocks * self.units_per_block
+
+    @property
+    def multiplications(self) -> int:
+        """Multiplications for one vector, padding included."""
+        return self.gates * self.padded_units * self.k
+
+    def pack_rows(self, rows: Array) -> Array:
+        """Return an array (gates, units, n) as (blocks, vectors, gates, lanes, n), with padding units of 0."""
+        padded = np.zeros((self.gates, self.padded_units, *rows.shape[2:]), np.float32)
+        padded[:, : self.units] = rows
+        split = padded.reshape(self.gates, self.blocks, self.vectors, self.lanes, -1)
+        return split.transpose(1, 2, 0, 3, 4)
+
+    def pack_weights(self, weights: Array) -> bytes:
+        """Return weights (gates, units, k) as the kernel reads them: (blocks, k, vectors, gates, lanes)."""
+        return self.pack_rows(weights).transpose(0, 4, 1, 2, 3).tobytes()
+
+    def emit(self, kb: KernelBuilder, block: Value, source: Value, weights: Value, bias: Value) -> Sequence[Value]:
+        """Return a block's pre-activations, vector by vector and for each vector gate by gate.
+
+        `bias` is the address of the initial accumulators, in the order of `pack_rows`.
+        """
+        count, kind = self.gates * self.vectors, vector(F32, self.lanes)
+        step_bytes = count * self.lanes * 4
+        panel, first_bias = (
+            kb.at(base, kb.mul(block, block_bytes))
+            for base, block_bytes in ((weights, step_bytes * self.k), (bias, step_bytes))
+        )
+        # Two sets of accumulators hide the latency of FMA, if both fit the registers.
+        sets = 2 if count * 2 <= _MAX_ACCUMULATORS + _MAX_ACCUMULATORS // 2 and self.k > 1 else 1
+        zeros = [kb.splat(F32, 0.0, self.lanes)] * (count * (sets - 1))
+        accs: Sequence[Value] = [kb.load(kind, first_bias, n * self.lanes * 4) for n in range(count)] + zeros
+
+        def accumulate(first: Value, steps: int, accs: Sequence[Value]) -> Sequence[Value]:
+            inputs, matrix, result = (
+                kb.at(source, kb.mul(first, 4)),
+                kb.at(panel, kb.mul(first, step_bytes)),
+                list(accs),
+            )
+            for k in range(steps):
+                value = kb.broadcast(kb.load(F32, inputs, 4 * k), self.lanes)
+                for n in range(count):
+                    acc = n + k % sets * count
+                    loaded = kb.load(kind, matrix, k * step_bytes + n * self.lanes * 4)
+                    result[acc] = fmuladd(kb, loaded, value, result[acc])
+            return result
+
+        iterations, remainder = divmod(self.k, _K_UNROLL)
+        if iterations:
+            accs = kb.for_loop(iterations, accs, lambda k, a: accumulate(kb.mul(k, _K_UNROLL), _K_UNROLL, a))
+        accs = accumulate(kb.i64(iterations * _K_UNROLL), remainder, accs)
+        return accs if sets == 1 else [kb.ir.fadd(accs[n], accs[count + n]) for n in range(count)]
+
+
+def plan_gate_gemv(gates: int, units: int, k: int, target: Target) -> GateGemv:
+    """Plan the product: as many vectors of a block as accumulators fit, distributed evenly over the blocks."""
+    vectors = math.ceil(units / target.lanes)
+    blocks = math.ceil(vectors / max(1, min(4, _MAX_ACCUMULATORS // gates)))
+    return GateGemv(gates, units, k, math.ceil(vectors / blocks), target.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPointers:
+    """Addresses of a batch row's state, output and pre-activations, and of the cell's constants."""
+
+    state: Value
+    output: Value
+    preactivations: Value
+    constants: Value
+
+
+@dataclass(frozen=True, slots=True)
+class RnnCell:
+    """A basic RNN cell or a projection: an activation, then a clip to [-clip, clip] if that is not 0. No constants."""
+
+    activation: int = 0
+    clip: float = 0.0
+
+    gates = 1
+    has_state = is_normalized = False
+
+    def emit_block(
+        self, kb: KernelBuilder, gemv: GateGemv, values: Sequence[Value], block: Value, row: RowPointers
+    ) -> None:
+        """Store a block's outputs for its pre-activations `values`."""
+        first = kb.mul(block, gemv.units_per_block * 4)
+        with kb.for_each_tile_row(values, 1) as (number, (value,)):
+            result = _clip(kb, apply_activation(kb, self.activation, value), self.clip)
+            kb.store(result, row.output, kb.add(first, kb.mul(number, gemv.lanes * 4)))
+
+
+@dataclass(frozen=True, slots=True)
+class LstmCellUpdate:
+    """An LSTM cell. Gates: input (unless `is_cifg` couples it to the forget gate), forget, cell, output.
+
+    Constants are rows of units: with peepholes a row of weights for each gate; if normalized then a row of weights and
+    one of biases for each gate, and a row that is 1 for units and 0 for padding.
+    """
+
+    is_cifg: bool
+    has_peephole: bool
+    is_normalized: bool
+    activation: int
+    clip: float
+
+    has_state = True
+
+    @property
+    def gates(self) -> int:
+        """3 with CIFG, else 4."""
+        return 3 if self.is_cifg else 4
+
+    def constants(self, gemv: GateGemv, peepholes: Array | None, norms: Array | None, biases: Array) -> bytes:
+        """Return the constants, from arrays (gates, units)."""
+        rows: list[Array] = [] if peepholes is None else [*peepholes]
+        if norms is not None:
+            rows += [*norms, *biases, np.ones(gemv.units)]
+        padded = np.zeros((len(rows), gemv.padded_units), np.float32)
+        padded[:, : gemv.units] = np.reshape(rows, (len(rows), gemv.units))
+        return padded.tobytes()
+
+    def emit_block(
+        self, kb: KernelBuilder, gemv: GateGemv, values: Sequence[Value], block: Value, row: RowPointers
+    ) -> None:
+        """Update a block's state and store its outputs.
+
+        Normalization needs all units of a gate: normalized cells only store the pre-activations, for `emit_row`.
+        """
+        pitch = gemv.padded_units * 4
+        with kb.for_each_tile_row(values, self.gates) as (number, gates):
+            offset = kb.add(kb.mul(block, gemv.units_per_block * 4), kb.mul(number, gemv.lanes * 4))
+            if self.is_normalized:
+                for gate, value in enumerate(gates):
+                    kb.store(value, row.preactivations, kb.add(offset, gate * pitch))
+            else:
+                self._emit_vector(kb, gates, offset, pitch, row)
+
+    def _emit_vector(
+        self, kb: KernelBuilder, gates: Sequence[Value], offset: Value, pitch: int, row: RowPointers
+    ) -> None:
+        def with_peephole(gate: int, state: Value) -> Value:
+            """Return a gate's pre-activation plus its peephole; the cell gate has none."""
+            if not self.has_peephole or gate == self.gates - 2:
+                return gates[gate]
+            weights = kb.load(state.type, row.constants, kb.add(offset, gate * pitch))
+            return fmuladd(kb, weights, state, gates[gate])
+
+        state = kb.load(gates[0].type, row.state, offset)
+        state = self._next_state(kb, [with_peephole(gate, state) for gate in range(self.gates - 1)], state)
+        kb.store(state, row.state, offset)
+        # The output gate's peephole sees the new state.
+        kb.store(self._output(kb, with_peephole(self.gates - 1, state), state), row.output, offset)
+
+    def _next_state(self, kb: KernelBuilder, preactivations: Sequence[Value], state: Value) -> Value:
+        *input_gates, forget, cell = preactivations
+        keep = logistic(kb, forget)
+        admit = logistic(kb, input_gates[0]) if input_gates else kb.ir.fsub(kb.splat(F32, 1.0, keep.type.count), keep)
+        update = kb.ir.fmul(admit, apply_activation(kb, self.activation, cell))
+        return _clip(kb, fmuladd(kb, keep, state, update), self.clip)
+
+    def _output(self, kb: KernelBuilder, preactivation: Value, state: Value) -> Value:
+        return kb.ir.fmul(logistic(kb, preactivation), apply_activation(kb, self.activation, state))
+
+    def emit_row(self, kb: KernelBuilder, gemv: GateGemv, row: RowPointers) -> None:
+        """Update a normalized cell's row, when the pre-activations of all units are stored."""
+        pitch, kind = gemv.padded_units * 4, vector(F32, gemv.lanes)
+        output_gate = (self.gates - 1) * pitch
+        with kb.loop(0, self.gates - 1) as gate:
+            self._normalize_gate(kb, gemv, kb.mul(gate, pitch), row)
+        with kb.loop(0, pitch, gemv.lanes * 4) as offset:
+            gates = [kb.load(kind, row.preactivations, kb.add(offset, gate * pitch)) for gate in range(self.gates - 1)]
+            kb.store(self._next_state(kb, gates, kb.load(kind, row.state, offset)), row.state, offset)
+        self._normalize_gate(kb, gemv, kb.i64(output_gate), row)  # after the update: its peephole sees the new state
+        with kb.loop(0, pitch, gemv.lanes * 4) as offset:
+            gate = kb.load(kind, row.preactivations, kb.add(offset, output_gate))
+            kb.store(self._output(kb, gate, kb.load(kind, row.state, offset)), row.output, offset)
+
+    def _normalize_gate(self, kb: KernelBuilder, gemv: GateGemv, offset: Value, row: RowPointers) -> None:
+        """Add a gate's peephole, then normalize its pre-activations, in place.
+
+        `offset` is the gate's offset in bytes in the pre-activations, and in each kind of constants.
+        """
+        kind, step, group = vector(F32, gemv.lanes), gemv.lanes * 4, self.gates * gemv.padded_units * 4
+        values, peepholes = kb.at(row.preactivations, offset), kb.at(row.constants, offset)
+        norms = kb.at(peepholes, group if self.has_peephole else 0)
+        is_unit = kb.at(row.constants, (3 if self.has_peephole else 2) * group)
+
+        def add_values(k: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            at = kb.mul(k, step)
+            value = kb.load(kind, values, at)
+            if self.has_peephole:
+                value = fmuladd(kb, kb.load(kind, peepholes, at), kb.load(kind, row.state, at), value)
+                kb.store(value, values, at)
+            return [kb.ir.fadd(accs[0], value)]
+
+        def add_squares(k: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            at = kb.mul(k, step)
+            deviation = kb.ir.fmul(kb.ir.fsub(kb.load(kind, values, at), mean), kb.load(kind, is_unit, at))
+            kb.store(deviation, values, at)
+            return [fmuladd(kb, deviation, deviation, accs[0])]
+
+        count, zeros, units = (
+            gemv.padded_units // gemv.lanes,
+            kb.splat(F32, 0.0, gemv.lanes),
+            kb.splat(F32, float(gemv.units), gemv.lanes),
+        )
+        mean = kb.ir.fdiv(_sum_of_lanes(kb, *kb.for_loop(count, [zeros], add_values)), units)
+        variance = kb.ir.fdiv(_sum_of_lanes(kb, *kb.for_loop(count, [zeros], add_squares)), units)
+        epsilon = kb.splat(F32, float(np.float32(_VARIANCE_EPSILON)), gemv.lanes)
+        deviation = kb.intrinsic("llvm.sqrt", kb.ir.fadd(variance, epsilon))
+        with kb.loop(0, gemv.padded_units * 4, step) as at:
+            scaled = kb.ir.fdiv(kb.load(kind, values, at), deviation)
+            bias = kb.load(kind, kb.at(norms, group), at)
+            kb.store(fmuladd(kb, scaled, kb.load(kind, norms, at), bias), values, at)
+
+
+def _sum_of_lanes(kb: KernelBuilder, values: Value) -> Value:
+    """Return the sum of all lanes, in each lane."""
+    single = reduce_lanes(kb, FloatSumReducer(), values)
+    return kb.broadcast(kb.ir.extract_element(single, kb.i64(0)), values.type.count)
+
+
+def _clip(kb: KernelBuilder, value: Value, limit: float) -> Value:
+    """Return a value clamped to [-limit, limit]; 0 is no limit."""
+    limit = float(np.float32(limit))
+    return clamp_float(kb, value, -limit, limit) if limit > 0 else value
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Recurrent kernels: one step of a cell, a whole sequence, and SVDF.
+
+
+class OutputKind(Enum):
+    """What an output of a recurrent kernel receives."""
+
+    LAST_OUTPUT = "last output"
+    LAST_STATE = "last state"
+    ALL_OUTPUTS = "all outputs"
+    ZEROS = "zeros"
+
+
+@dataclass(frozen=True, slots=True)
+class CellKernel:
+    """One step of a cell for `batch` rows. The GEMV's input is the concatenation of `source_sizes` elements each.
+
+    Args: sources; the state if the cell has one; `outputs`; weights, bias, the cell's constants if it has a state.
+    A row in scratch: sources, state (if any), outputs. A work item is a block of units.
+    """
+
+    gemv: GateGemv
+    cell: RnnCell | LstmCellUpdate
+    batch: int
+    source_sizes: tuple[int, ...]
+    outputs: tuple[OutputKind, ...]
+
+    compile_cost = 3
+
+    @property
+    def work_items(self) -> int:
+        """Blocks of units."""
+        return self.gemv.blocks
+
+    @property
+    def _state_offset(self) -> int:
+        return align(sum(self.source_sizes) * 4)
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._state_offset + align(self.gemv.padded_units * 4) * (2 if self.cell.has_state else 1)
+
+    @property
+    def _output_offset(self) -> int:
+        return self._row_bytes - align(self.gemv.padded_units * 4)
+
+    @property
+    def _first_output_arg(self) -> int:
+        return len(self.source_sizes) + (1 if self.cell.has_state else 0)
+
+    def scratch_bytes(self, target: Target) -> int:
+        """Return the size of all rows."""
+        return self.batch * self._row_bytes
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Load all rows, compute the call's blocks, store their results. Without a block, do nothing."""
+        with kb.ir.if_then(kb.ir.icmp_signed("<", kb.begin, kb.end)):
+            self._load_rows(kb)
+            self._compute_blocks(kb)
+            self._store_rows(kb)
+        kb.return_void()
+
+    def _load_rows(self, kb: KernelBuilder) -> None:
+        state_units = self.gemv.units if self.cell.has_state else 0
+        with kb.loop(0, self.batch) as row:
+            memory, offset = kb.at(kb.scratch, kb.mul(row, self._row_bytes)), 0
+            for number, size in enumerate(self.source_sizes):
+                kb.memcpy(kb.at(memory, offset), kb.at(kb.argument(number), kb.mul(row, size * 4)), size * 4)
+                offset += size * 4
+            if state_units:
+                source = kb.at(kb.argument(len(self.source_sizes)), kb.mul(row, state_units * 4))
+                _load_units(kb, kb.at(memory, self._state_offset), source, self.gemv)
+
+    def _compute_blocks(self, kb: KernelBuilder) -> None:
+        first = self._first_output_arg + len(self.outputs)
+        weights, bias = kb.argument(first), kb.argument(first + 1)
+        constants = kb.argument(first + 2) if self.cell.has_state else bias
+        with kb.loop(kb.begin, kb.end) as block, kb.loop(0, self.batch) as row:
+            memory = kb.at(kb.scratch, kb.mul(row, self._row_bytes))
+            state, output = kb.at(memory, self._state_offset), kb.at(memory, self._output_offset)
+            values = self.gemv.emit(kb, block, memory, weights, bias)
+            # Cells of one step are not normalized, so there are no pre-activations in memory.
+            self.cell.emit_block(kb, self.gemv, values, block, RowPointers(state, output, memory, constants))
+
+    def _store_rows(self, kb: KernelBuilder) -> None:
+        """Copy the blocks' units of each row to the outputs."""
+        first = kb.mul(kb.begin, self.gemv.units_per_block)
+        last = kb.intrinsic("llvm.smin", kb.mul(kb.end, self.gemv.units_per_block), kb.i64(self.gemv.units))
+        size, offset = kb.mul(kb.ir.sub(last, first), 4), kb.mul(first, 4)
+        with kb.loop(0, self.batch) as row:
+            memory = kb.at(kb.scratch, kb.mul(row, self._row_bytes))
+            for number, kind in enumerate(self.outputs):
+                if kind is not OutputKind.ZEROS:
+                    is_state = kind is OutputKind.LAST_STATE
+                    source = kb.at(memory, self._state_offset if is_state else self._output_offset)
+                    out = kb.at(kb.argument(self._first_output_arg + number), kb.mul(row, self.gemv.units * 4))
+                    kb.memcpy(kb.at(out, offset), kb.at(source, offset), size)
+        zeros = [number for number, kind in enumerate(self.outputs) if kind is OutputKind.ZEROS]
+        if zeros:
+            with kb.ir.if_then(kb.ir.icmp_signed("==", kb.begin, kb.i64(0))):
+                outputs = [kb.argument(self._first_output_arg + number) for number in zeros]
+                _zero_gate_buffers(kb, self.gemv, kb.i64(0), self.batch, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceKernel:
+    """All time steps of a cell, `is_backward` in reverse order. A work item is a batch row.
+
+    The inputs of all time steps are multiplied by a GEMM before; its results, with the biases added unless the cell is
+    normalized, are the first argument: positions in the order of the sequence, each as `GateGemv.pack_rows`.
+
+    Args: these; the hidden state; the state if the cell has one; `outputs`; recurrent weights; the cell's constants if
+    it has a state; the projection's weights and biases if there is one. Scratch: hidden state, state, outputs of the
+    cell, pre-activations if it is normalized.
+    """
+
+    gemv: GateGemv
+    cell: RnnCell | LstmCellUpdate
+    projection: GateGemv | None
+    projection_clip: float
+    time: int
+    batch: int
+    is_time_major: bool
+    outputs: tuple[OutputKind, ...]
+    is_backward: bool = False
+
+    compile_cost = 3
+
+    @property
+    def work_items(self) -> int:
+        """Batch rows."""
+        return self.batch
+
+    @property
+    def _hidden_size(self) -> int:
+        return self.gemv.k
+
+    @property
+    def _scratch_offsets(self) -> tuple[int, int, int, int]:
+        """Offsets of the state, the outputs and the pre-activations, which follow the hidden state; and the end."""
+        hidden = max(self.gemv.k, self.projection.padded_units if self.projection else 0)
+        row = align(self.gemv.padded_units * 4)
+        state = align(hidden * 4)
+        preactivations = state + 2 * row
+        end = preactivations + (self.gemv.gates * row if self.cell.is_normalized else 0)
+        return state, state + row, preactivations, end
+
+    def scratch_bytes(self, target: Target) -> int:
+        """Return the size of a row's states, outputs and pre-activations."""
+        return self._scratch_offsets[3]
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Take each row through all time steps."""
+        state, output, preactivations, _ = self._scratch_offsets
+        input_products, hidden_in = kb.argument(0), kb.argument(1)
+        first = 2 + (1 if self.cell.has_state else 0) + len(self.outputs)
+        weights = kb.argument(first)
+        constants = kb.argument(first + 1) if self.cell.has_state else weights
+        state, output, preactivations = (kb.at(kb.scratch, offset) for offset in (state, output, preactivations))
+        pointers = RowPointers(state, output, preactivations, constants)
+        with kb.loop(kb.begin, kb.end) as row:
+            kb.memcpy(kb.scratch, kb.at(hidden_in, kb.mul(row, self._hidden_size * 4)), self._hidden_size * 4)
+            if self.cell.has_state:
+                source = kb.at(kb.argument(2), kb.mul(row, self.gemv.units * 4))
+                _load_units(kb, pointers.state, source, self.gemv)
+            with kb.loop(0, self.time) as step:
+                time = kb.ir.sub(kb.i64(self.time - 1), step) if self.is_backward else step
+                outer, extent, inner = (time, self.batch, row) if self.is_time_major else (row, self.time, time)
+                position = kb.add(kb.mul(outer, extent), inner)
+                bias = kb.at(input_products, kb.mul(position, self.gemv.gates * self.gemv.padded_units * 4))
+                with kb.loop(0, self.gemv.blocks) as block:
+                    values = self.gemv.emit(kb, block, kb.scratch, weights, bias)
+                    self.cell.emit_block(kb, self.gemv, values, block, pointers)
+                if isinstance(self.cell, LstmCellUpdate) and self.cell.is_normalized:
+                    self.cell.emit_row(kb, self.gemv, pointers)
+                self._project(kb, pointers, first + 2)
+                self._store(kb, OutputKind.ALL_OUTPUTS, position, self._hidden_size, kb.scratch)
+            self._store(kb, OutputKind.LAST_OUTPUT, row, self._hidden_size, kb.scratch)
+            self._store(kb, OutputKind.LAST_STATE, row, self.gemv.units, pointers.state)
+            _zero_gate_buffers(kb, self.gemv, row, 1, self._outputs(kb, OutputKind.ZEROS))
+        kb.return_void()
+
+    def _project(self, kb: KernelBuilder, pointers: RowPointers, first_arg: int) -> None:
+        """Compute the hidden state from the cell's outputs: a projection, or a copy."""
+        if self.projection is None:
+            kb.memcpy(kb.scratch, pointers.output, self._hidden_size * 4)
+            return
+        weights, biases = kb.argument(first_arg), kb.argument(first_arg + 1)
+        hidden = RowPointers(pointers.state, kb.scratch, pointers.preactivations, biases)
+        with kb.loop(0, self.projection.blocks) as block:
+            values = self.projection.emit(kb, block, pointers.output, weights, biases)
+            RnnCell(0, self.projection_clip).emit_block(kb, self.projection, values, block, hidden)
+
+    def _outputs(self, kb: KernelBuilder, wanted: OutputKind) -> list[Value]:
+        first = 3 if self.cell.has_state else 2
+        return [kb.argument(first + number) for number, kind in enumerate(self.outputs) if kind is wanted]
+
+    def _store(self, kb: KernelBuilder, kind: OutputKind, position: Value, size: int, source: Value) -> None:
+        for out in self._outputs(kb, kind):
+            kb.memcpy(kb.at(out, kb.mul(position, size * 4)), source, size * 4)
+
+
+def _load_units(kb: KernelBuilder, memory: Value, source: Value, gemv: GateGemv) -> None:
+    """Copy a row of units to scratch; padding units get 0."""
+    kb.memcpy(memory, source, gemv.units * 4)
+    if gemv.padded_units > gemv.units:
+        kb.memset(kb.at(memory, gemv.units * 4), 0, (gemv.padded_units - gemv.units) * 4)
+
+
+def _zero_gate_buffers(kb: KernelBuilder, gemv: GateGemv, row: Value, count: int, outputs: Sequence[Value]) -> None:
+    """Fill `count` rows of LSTM's scratch outputs, which have an element for each gate and unit, with 0."""
+    size = gemv.gates * gemv.units * 4
+    for out in outputs:
+        kb.memset(kb.at(out, kb.mul(row, size)), 0, count * size)
+
+
+# -- SVDF -------------------------------------------------------------------------------------------------------------
+
+_UNITS_PER_ITEM = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SvdfKernel:
+    """SVDF after the feature product: each filter's memory is weighed and shifted, and each unit sums its filters.
+
+    A unit has `rank` filters, each with a memory of `memory_size` features, the newest last. A work item is a block of
+    units of a batch row.
+
+    Args: features, memories, new memories, outputs, time weights (in the order of a row's memories), biases.
+    """
+
+    batch: int
+    units: int
+    rank: int
+    memory_size: int
+    activation: int
+    lanes: int
+
+    compile_cost = 1
+
+    @property
+    def work_items(self) -> int:
+        """Blocks of units of all rows."""
+        return self.batch * self._blocks
+
+    @property
+    def _blocks(self) -> int:
+        return math.ceil(self.units / _UNITS_PER_ITEM)
+
+    def scratch_bytes(self, target: Target) -> int:
+        """Return the size of a block's sums."""
+        return _UNITS_PER_ITEM * 4
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Compute block by block."""
+        out, biases = kb.argument(3), kb.argument(5)
+        with kb.loop(kb.begin, kb.end) as work_item:
+            row, block = kb.ir.udiv(work_item, kb.i64(self._blocks)), kb.ir.urem(work_item, kb.i64(self._blocks))
+            first = kb.mul(block, _UNITS_PER_ITEM)
+            count = kb.intrinsic("llvm.smin", kb.i64(_UNITS_PER_ITEM), kb.ir.sub(kb.i64(self.units), first))
+            with kb.loop(0, count) as number:
+                unit = kb.add(first, number)
+                filters = kb.add(kb.mul(row, self.units * self.rank), kb.mul(unit, self.rank))
+                bias = kb.load(F32, biases, kb.mul(unit, 4))
+                (total,) = kb.for_loop(
+                    self.rank, [bias], lambda r, accs: [self._emit_filter(kb, filters, unit, r, accs[0])]
+                )
+                kb.store(total, kb.scratch, kb.mul(number, 4))
+            with kb.loop(0, count, kb.target.lanes) as number:
+                values = kb.load(vector(F32, kb.target.lanes), kb.scratch, kb.mul(number, 4))
+                kb.store(apply_activation(kb, self.activation, values), kb.scratch, kb.mul(number, 4))
+            results = kb.at(out, kb.mul(kb.add(kb.mul(row, self.units), first), 4))
+            kb.memcpy(results, kb.scratch, kb.mul(count, 4))
+        kb.return_void()
+
+    def _emit_filter(self, kb: KernelBuilder, filters: Value, unit: Value, number: Value, total: Value) -> Value:
+        """Shift the memory of a unit's filter `number`, and return `total` plus the weighed memory.
+
+        The new memory is the old one without its oldest feature, then the new feature, then 0: the place of the next
+        one. The weighed sum is over the old memory, with the new feature in the last place.
+        """
+        position, pitch = kb.add(filters, number), self.memory_size * 4
+        old, new = (kb.at(kb.argument(n), kb.mul(position, pitch)) for n in (1, 2))
+        weights = kb.at(kb.argument(4), kb.mul(kb.add(kb.mul(unit, self.rank), number), pitch))
+        feature, newest = kb.load(F32, kb.argument(0), kb.mul(position, 4)), pitch - 4
+        if self.memory_size > 2:
+            kb.memcpy(new, kb.at(old, 4), pitch - 8)
+        if self.memory_size > 1:
+            kb.store(feature, new, pitch - 8)
+            total = kb.ir.fadd(total, self._weigh_old(kb, old, weights))
+        kb.store(F32(0.0), new, newest)
+        return fmuladd(kb, feature, kb.load(F32, weights, newest), total)
+
+    def _weigh_old(self, kb: KernelBuilder, old: Value, weights: Value) -> Value:
+        """Return the weighed sum of all features but the newest."""
+        loop, kind = AxisLoop(1, self.memory_size - 1, 1, self.lanes, 1), vector(F32, self.lanes)
+        zeros = kb.splat(F32, 0.0, self.lanes)
+
+        def add_products(k: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            offset = kb.mul(loop.offset(kb, k), 4)
+            product = kb.ir.fmul(kb.load(kind, old, offset), kb.load(kind, weights, offset))
+            return [kb.ir.fadd(accs[0], loop.mask_seen(kb, k, product, zeros))]
+
+        (acc,) = kb.for_loop(loop.iterations, [zeros], add_products)
+        return kb.ir.extract_element(reduce_lanes(kb, FloatSumReducer(), acc), kb.i64(0))
+
+
+def plan_svdf(batch: int, units: int, rank: int, memory_size: int, activation: int, target: Target) -> SvdfKernel:
+    """Plan the kernel: choose the vector width along a memory."""
+    lanes = vector_width_for(max(1, memory_size - 1), target.lanes)
+    return SvdfKernel(batch, units, rank, memory_size, activation, lanes)

@@ -1,0 +1,312 @@
+"""ONNX files: the parsed model, its constants, and the shapes of its inputs.
+
+Only this module and `folding` import the package `onnx`, which the extra `onnx` installs. The file is not trusted:
+what the protocol buffer does not guarantee (types of attributes, sizes of constants) is checked when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+from nnfmq.hal.summaries import nearest
+from nnfmq.importers.file_format import ModelSource, Shapes
+from nnfmq.importers.loaded_model import DeclaredInput, UnknownShapes
+
+__all__ = [
+    "FIRST_OPSET",
+    "FLOAT_FORMATS",
+    "FloatFormat",
+    "OnnxFile",
+    "attribute_values",
+    "dtype_of",
+    "input_shapes",
+    "integer_limits",
+    "live_nodes",
+    "node_count",
+    "read",
+    "read_names",
+    "tensor_array",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+FIRST_OPSET = 7
+"""The first opset with NumPy's broadcasting."""
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+_MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, NotImplementedError)
+"""What the package `onnx` raises for a field that contradicts another."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFile:
+    """A parsed model. `proto` is onnx.ModelProto; `constants` are the initializers, by name.
+
+    `data_files` are the other files of the folder that have initializers.
+    """
+
+    proto: Any
+    opset: int
+    size_bytes: int
+    folder: Path | None
+    constants: dict[str, Array] = field(default_factory=dict)
+    data_files: set[str] = field(default_factory=set)
+
+    @property
+    def graph(self) -> Any:
+        """The model's graph, an onnx.GraphProto."""
+        return self.proto.graph
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs without a default value, as onnx.ValueInfoProto."""
+        return [info for info in self.graph.input if info.name not in self.constants]
+
+
+def read(source: ModelSource) -> OnnxFile:
+    """Return the model of an ONNX file with its constants, those in other files of its folder included.
+
+    Raises:
+        InvalidArgument: If the file is corrupt, its opset is not supported, or the package `onnx` is not installed.
+    """
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        raise InvalidArgument(
+            "this is an ONNX model; reading it needs the package onnx: pip install 'nnfmq[onnx]'"
+        ) from None
+    try:
+        proto = onnx.load_model_from_string(bytes(source.data))
+    except DecodeError as error:
+        raise InvalidArgument(f"a truncated or corrupt ONNX model: {error}") from None
+    folder = source.path.parent if source.path is not None else None
+    file = OnnxFile(proto, _opset(proto), len(source.data), folder)
+    for tensor in proto.graph.initializer:
+        file.data_files.update(entry.value for entry in tensor.external_data if entry.key == "location")
+        file.constants[tensor.name] = tensor_array(tensor, folder)
+    if proto.graph.sparse_initializer:
+        raise UnsupportedModel("sparse initializers are not supported")
+    file.constants.update(source.values)
+    return file
+
+
+def _opset(proto: Any) -> int:
+    import onnx
+
+    versions = [entry.version for entry in proto.opset_import if entry.domain in _DEFAULT_DOMAINS]
+    if not versions:
+        domains = ", ".join(sorted(str(entry.domain)[:80] for entry in proto.opset_import))
+        if domains:
+            raise UnsupportedModel(f"the model has no operators of ONNX itself; those of {domains} are not supported")
+        raise InvalidArgument("the model does not say which opset of ONNX it uses: it is corrupt")
+    latest = onnx.defs.onnx_opset_version()
+    if versions[0] > latest:
+        raise UnsupportedModel(
+            f"the model uses opset {versions[0]}; the installed onnx {onnx.__version__} knows those up to {latest}"
+        )
+    if versions[0] < FIRST_OPSET:
+        raise UnsupportedModel(f"the model uses opset {versions[0]}; supported are {FIRST_OPSET} and later ones")
+    return int(versions[0])
+
+
+def tensor_array(tensor: Any, folder: Path | None) -> Array:
+    """Return the array of an onnx.TensorProto; `folder` has the files with external data.
+
+    Raises:
+        InvalidArgument: If the tensor is corrupt, or its external data are missing.
+    """
+    import onnx
+
+    name = tensor.name[:80]
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        if folder is None:
+            raise InvalidArgument(f"tensor {name!r} has its data in another file: load the model from a path")
+        try:
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        except (*_MALFORMED, OSError, onnx.checker.ValidationError) as error:
+            raise InvalidArgument(f"the external data of tensor {name!r} cannot be read: {error}") from None
+    try:
+        array = onnx.numpy_helper.to_array(tensor)
+    except (*_MALFORMED, SystemError) as error:
+        raise InvalidArgument(f"tensor {name!r} is corrupt: {error}") from None
+    return np.asarray(array)
+
+
+def dtype_of(element_type: int) -> np.dtype[Any]:
+    """Return NumPy's type of an ONNX element type. Raises InvalidArgument if there is none."""
+    import onnx
+
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
+    except _MALFORMED:
+        raise InvalidArgument(f"element type {element_type} is unknown") from None
+
+
+def attribute_values(node: Any, folder: Path | None) -> dict[str, Any]:
+    """Return the attributes of a node: numbers, strings, tuples of them, arrays, and graphs as they are.
+
+    Raises:
+        InvalidArgument: If an attribute is corrupt.
+    """
+    import onnx
+
+    values = {}
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            raise InvalidArgument("attributes of functions are not supported")
+        try:
+            value = onnx.helper.get_attribute_value(attribute)
+            values[attribute.name] = _plain(value, folder)
+        except (*_MALFORMED, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"attribute {attribute.name[:80]!r} is corrupt: {error}") from None
+    return values
+
+
+def _plain(value: Any, folder: Path | None) -> Any:
+    import onnx
+
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, onnx.TensorProto):
+        return tensor_array(value, folder)
+    if isinstance(value, (int, float, onnx.GraphProto)):
+        return value
+    return tuple(_plain(element, folder) for element in value) if hasattr(value, "__iter__") else value
+
+
+def input_shapes(file: OnnxFile, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each input. A symbolic dimension has one size in all inputs.
+
+    Raises:
+        InvalidArgument: If a size remains unknown; the message names all of them. Or if `shapes` contradict the file.
+    """
+    names = [info.name for info in file.inputs]
+    given = {_input_name(names, key): tuple(map(int, shape)) for key, shape in shapes.items()}
+    symbols: dict[str, int] = {}
+    for info in file.inputs:
+        if info.name in given:
+            _bind(info, given[info.name], symbols)
+    resolved = {info.name: given.get(info.name, _resolved(info, symbols)) for info in file.inputs}
+    if None in resolved.values():
+        raise UnknownShapes(
+            [DeclaredInput(info.name, _dimensions(info), resolved[info.name] is not None) for info in file.inputs]
+        )
+    return {name: shape for name, shape in resolved.items() if shape is not None}
+
+
+def _input_name(names: list[str], key: str | int) -> str:
+    if isinstance(key, int) and 0 <= key < len(names):
+        return names[key]
+    if key in names:
+        return str(key)
+    listed = ", ".join(map(repr, names))
+    raise InvalidArgument(f"shapes: there is no input {key!r}; the inputs are {listed}{nearest(key, names)}")
+
+
+def _bind(info: Any, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
+    """Remember the sizes of the symbolic dimensions of an input, given its shape."""
+    dimensions = info.type.tensor_type.shape.dim
+    if (info.type.tensor_type.HasField("shape") and len(dimensions) != len(shape)) or min(shape, default=0) < 0:
+        declared = DeclaredInput(info.name, _dimensions(info)).text()
+        raise InvalidArgument(f"shapes: {shape} is no shape for input {info.name!r}, which is {declared}")
+    for dimension, size in zip(dimensions, shape, strict=False):
+        if dimension.dim_param in ("", "?"):  # PaddlePaddle writes "?" for every unknown dimension
+            continue
+        if symbols.setdefault(dimension.dim_param, size) != size:
+            raise InvalidArgument(
+                f"shapes: dimension {dimension.dim_param!r} is {symbols[dimension.dim_param]} and also {size}"
+            )
+
+
+def _resolved(info: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
+    """Return an input's shape, or None if one of its dimensions has no known size."""
+    if not info.type.tensor_type.HasField("shape"):
+        return None
+    dimensions = info.type.tensor_type.shape.dim
+    sizes = [
+        symbols.get(d.dim_param, -1) if d.dim_param else d.dim_value if d.HasField("dim_value") else -1
+        for d in dimensions
+    ]
+    return tuple(sizes) if all(size >= 0 for size in sizes) else None
+
+
+def _dimensions(info: Any) -> tuple[int | str | None, ...] | None:
+    """Return the dimensions that the file declares; None if the rank is not known."""
+    if not info.type.tensor_type.HasField("shape"):
+        return None
+    dimensions = info.type.tensor_type.shape.dim
+    return tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else None) for d in dimensions)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Graphs of an ONNX file: the nodes that outputs need, and the names that nodes read.
+
+
+def live_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[tuple[int, Any]]:
+    """Return the nodes on which the outputs of a graph depend, with their indexes, in the graph's order."""
+    wanted, found = set(outputs) - {""}, []
+    for index, proto in reversed(list(enumerate(nodes))):
+        if not wanted.isdisjoint(proto.output):
+            found.append((index, proto))
+            wanted.update(name for name in read_names(proto) if name)
+    return found[::-1]
+
+
+def node_count(graph: Any) -> int:
+    """Return the number of nodes of a graph and of those in its nodes' attributes."""
+    inner = (each.g for proto in graph.node for each in proto.attribute if each.HasField("g"))
+    return len(graph.node) + sum(map(node_count, inner))
+
+
+def read_names(proto: Any) -> Iterator[str]:
+    """Yield the names that a node reads, those that the graphs in its attributes read included."""
+    yield from proto.input
+    for attribute in proto.attribute:
+        if attribute.HasField("g"):
+            yield from (info.name for info in attribute.g.output)
+            for inner in attribute.g.node:
+                yield from read_names(inner)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Element types narrower than those of the HAL: which numbers they have.
+#
+# Their elements are INT32 or FLOAT32 in the HAL model, and results are wrapped or rounded to what the type has.
+
+
+_LIMITS = {"int2": (-2, 1), "uint2": (0, 3), "int4": (-8, 7), "uint4": (0, 15)}
+
+
+class FloatFormat(NamedTuple):
+    """A floating-point type; `overflow` says what larger numbers become: 0 or 3 the largest, 1 infinity, 2 NaN.
+
+    With 3, for types without NaN, NaN becomes 0.
+    """
+
+    fraction: int
+    exponent: int
+    largest: float
+    overflow: int
+
+
+FLOAT_FORMATS = {
+    "bfloat16": FloatFormat(7, -126, 3.3895313892515355e38, 1),
+    "float8_e4m3fn": FloatFormat(3, -6, 448.0, 2),
+    "float8_e4m3fnuz": FloatFormat(3, -7, 240.0, 2),
+    "float8_e5m2": FloatFormat(2, -14, 57344.0, 1),
+    "float8_e5m2fnuz": FloatFormat(2, -15, 57344.0, 2),
+    "float4_e2m1fn": FloatFormat(1, 0, 6.0, 3),
+}
+
+
+def integer_limits(dtype: np.dtype[Any]) -> tuple[int, int] | None:
+    """Return the smallest and the largest integer of a type; None if it has no integers."""
+    if dtype.name in _LIMITS:
+        return _LIMITS[dtype.name]
+    return (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) if dtype.kind in "iu" else None

@@ -1,0 +1,138 @@
+"""The interface of an ONNX model without its import: inputs, outputs, symbolic dimensions, the author's description.
+
+Shapes of outputs that the file does not declare are inferred by the package `onnx`, if it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nnfmq.importers.file_format import ModelSource
+from nnfmq.importers.onnx.file import OnnxFile, read
+
+__all__ = ["OnnxInterface", "OnnxValueType", "read_interface"]
+
+_ELEMENTS = (
+    "undefined", "float", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "double",
+    "uint32", "uint64", "complex64", "complex128", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2",
+    "float8e5m2fnuz", "uint4", "int4", "float4e2m1",
+)  # fmt: skip
+"""ONNX Runtime's names of the element types of TensorProto, by number."""
+_MAX_INFERENCE_BYTES = 1 << 28  # what `onnx` copies to infer shapes; a larger model keeps what it declares
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxValueType:
+    """An input or output: its type as ONNX Runtime writes it, "tensor(float)", and its shape.
+
+    A dimension is a size, the name of a symbol, or None if it has neither. `shape` is None if it is not known, or if
+    this is no tensor.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int | str | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxInterface:
+    """Inputs, outputs and metadata of a model. `overridable` are inputs that have a default value in the file."""
+
+    inputs: tuple[OnnxValueType, ...]
+    outputs: tuple[OnnxValueType, ...]
+    overridable: tuple[OnnxValueType, ...] = ()
+    producer_name: str = ""
+    graph_name: str = ""
+    domain: str = ""
+    description: str = ""
+    graph_description: str = ""
+    version: int | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+def read_interface(source: ModelSource) -> OnnxInterface:
+    """Return the interface of an ONNX file.
+
+    Raises:
+        InvalidArgument: If the file is corrupt, or the package `onnx` is not installed.
+    """
+    file = read(source)
+    proto, graph = file.proto, file.graph
+    return OnnxInterface(
+        _types(file.inputs),
+        _types(_inferred_outputs(file)),
+        _types(info for info in graph.input if info.name in file.constants),
+        proto.producer_name,
+        graph.name,
+        proto.domain,
+        proto.doc_string,
+        graph.doc_string,
+        proto.model_version if proto.HasField("model_version") else None,
+        {entry.key: entry.value for entry in proto.metadata_props},
+    )
+
+
+def _inferred_outputs(file: OnnxFile) -> list[Any]:
+    """Return the outputs, with types and shapes that the file leaves out as far as `onnx` can infer them."""
+    declared = list(file.graph.output)
+    if all(_is_complete(info) for info in declared) or file.size_bytes > _MAX_INFERENCE_BYTES:
+        return declared
+    from onnx import shape_inference
+
+    try:
+        inferred = shape_inference.infer_shapes(file.proto, data_prop=True)
+    except (shape_inference.InferenceError, ValueError, RuntimeError):
+        return declared  # a node of another domain, or one that is wrong: the import says so
+    known = {dimension.dim_param for info in _declared_values(file) for dimension in info.type.tensor_type.shape.dim}
+    for info in inferred.graph.output:
+        for dimension in info.type.tensor_type.shape.dim:
+            if dimension.dim_param not in known:  # a symbol that the inference has made up
+                dimension.ClearField("dim_param")
+    return list(inferred.graph.output)
+
+
+def _declared_values(file: OnnxFile) -> list[Any]:
+    """Return the descriptions of all inputs and outputs, as onnx.ValueInfoProto."""
+    return [*file.graph.input, *file.graph.output]
+
+
+def _is_complete(info: Any) -> bool:
+    kind, value = info.type.tensor_type, info.type.WhichOneof("value")
+    if value != "tensor_type":
+        return value is not None
+    return bool(kind.elem_type and kind.HasField("shape"))
+
+
+def _types(infos: Iterable[Any]) -> tuple[OnnxValueType, ...]:
+    return tuple(OnnxValueType(info.name, _type_name(info.type), _shape(info.type)) for info in infos)
+
+
+def _type_name(kind: Any) -> str:
+    value = kind.WhichOneof("value")
+    if value == "tensor_type":
+        return f"tensor({_element_name(kind.tensor_type.elem_type)})"
+    if value == "sparse_tensor_type":
+        return f"sparse_tensor({_element_name(kind.sparse_tensor_type.elem_type)})"
+    if value == "sequence_type":
+        return f"seq({_type_name(kind.sequence_type.elem_type)})"
+    if value == "optional_type":
+        return f"optional({_type_name(kind.optional_type.elem_type)})"
+    if value == "map_type":
+        return f"map({_element_name(kind.map_type.key_type)},{_type_name(kind.map_type.value_type)})"
+    return "unknown"
+
+
+def _element_name(number: int) -> str:
+    return _ELEMENTS[number] if number < len(_ELEMENTS) else f"type {number}"
+
+
+def _shape(kind: Any) -> tuple[int | str | None, ...] | None:
+    if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dimension.dim_param
+        or (dimension.dim_value if dimension.HasField("dim_value") and dimension.dim_value >= 0 else None)
+        for dimension in kind.tensor_type.shape.dim
+    )

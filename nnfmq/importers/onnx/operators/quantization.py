@@ -1,0 +1,601 @@
+"""QuantizeLinear and DequantizeLinear: QUANTIZE_LINEAR and DEQUANTIZE of 8 bits, and constants.
+
+Constants are converted when the model is loaded, so that weights become floats. What is between a DequantizeLinear and
+the next QuantizeLinear is computed in float, unless it can be computed from the integers; the
+integers that follow differ from those of ONNX Runtime's kernels by one step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.extensions import TfliteOperation, operation_code
+from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType
+from nnfmq.importers.onnx.file import FLOAT_FORMATS, dtype_of, integer_limits
+from nnfmq.importers.onnx.operators import convolution, movement, pooling
+from nnfmq.importers.onnx.operators.composition import Composition
+from nnfmq.importers.onnx.operators.movement import axis_of, broadcast_to
+from nnfmq.importers.onnx.operators.skip_normalization import embeddings
+from nnfmq.importers.onnx.values import Node, QuantizedForm, Value
+
+__all__ = ["CONVERTERS", "QUANTIZED_TYPES", "dequantized", "integer_form", "limited", "quantized"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Quantized results of operators whose inputs are quantized: operations on integers in place of those on floats.
+#
+# A quantized model has floats only between a DequantizeLinear and the next QuantizeLinear. When that is converted, the
+# nodes between are known, and the integers of their inputs: a convolution, a product with constant weights, a sum and a
+# movement of elements become the HAL's quantized operations. The importer drops the operations on floats, which nothing
+# reads then. Results differ from ONNX Runtime's, which rounds once, by one step at most.
+
+
+QUANTIZED_TYPES = {
+    "uint8": OperandType.TENSOR_QUANT8_ASYMM,
+    "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+}
+_SIGNIFICAND = 24  # bits of a float32
+_RARE_SHIFT = 13  # of a multiplier with which one of 4,096 sums is halfway between two results
+_MIDDLE = 128  # of uint8, less that of int8
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Scale, zero point and type of a result."""
+
+    scale: float
+    zero_point: int
+    dtype: np.dtype[Any]
+
+    @property
+    def quantization(self) -> tuple[float, int]:
+        """Scale and zero point."""
+        return self.scale, self.zero_point
+
+
+def integer_form(value: Value, scale: float, zero_point: int, dtype: np.dtype[Any]) -> Value | None:
+    """Return a tensor of floats quantized, computed from integers; None if it is not the result of such an operator."""
+    node = value.node
+    form = None if node is None else _FORMS.get(node.operator)
+    if node is None or form is None:
+        return None
+    try:
+        return form(node, _Target(scale, zero_point, dtype))
+    except InvalidArgument:  # the HAL's operation on integers is more restricted than that on floats
+        return None
+
+
+def _input(node: Node, position: int, target: _Target) -> QuantizedForm:
+    """Return the quantized form of an input that is no constant, of the result's type.
+
+    Raises:
+        InvalidArgument: If it has none.
+    """
+    form = node.value(position).quantized
+    if form is None or form.value.operand is None or form.value.dtype != target.dtype or form.scale.size != 1:
+        raise InvalidArgument(f"input {position} is not quantized to {target.dtype}")
+    if node.builder[form.value.operand].type != QUANTIZED_TYPES[target.dtype.name]:
+        raise InvalidArgument(f"input {position} has no quantized operand")
+    return form
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Integers in the type of a filter, and a scale for each output channel, which is axis 0."""
+
+    array: Array
+    scales: Array
+    zero_point: int
+    type: OperandType
+
+    def operand(self, node: Node, array: Array, channel_axis: int) -> int:
+        """Add a constant with these elements, whose output channels are along an axis."""
+        builder = node.builder
+        builder.reserve(array.nbytes)
+        operand = Operand(self.type, array.shape, lifetime=LifeTime.CONSTANT_COPY)
+        if self.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
+            quant = ChannelQuant(tuple(map(float, self.scales)), channel_axis)
+            operand = replace(operand, channel_quant=quant)
+        else:
+            operand = replace(operand, scale=float(self.scales[0]), zero_point=self.zero_point)
+        return builder.operand(replace(operand, location=builder.stored(array.tobytes())))
+
+
+def _weights(value: Value, channel_axis: int, target: _Target) -> _Weights:
+    """Return constant weights of 8 bits, with their output channels first, for an input of the target's type.
+
+    Without zero points they have a scale for each channel; with one, the input's type and one scale.
+
+    Raises:
+        InvalidArgument: If they are no such constant.
+    """
+    form = value.quantized
+    if form is None or form.value.array is None or form.value.dtype.name not in QUANTIZED_TYPES:
+        raise InvalidArgument("the weights are no constant of 8 bits")
+    if form.scale.size > 1 and (form.scale.ndim != 1 or form.axis % form.value.array.ndim != channel_axis):
+        raise InvalidArgument("the weights have scales along another axis than the output channels")
+    array, zero_points = np.moveaxis(form.value.array, channel_axis, 0), form.zero_point.reshape(-1).astype(int)
+    middle = _MIDDLE if form.value.dtype == np.uint8 else 0
+    signed, zero_points = (array.astype(np.int16) - middle).astype(np.int8), zero_points - middle
+    scales = np.broadcast_to(form.scale.reshape(-1).astype(np.float32), len(array))
+    if not zero_points.any():
+        return _Weights(signed, scales, 0, OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL)
+    if form.scale.size > 1 or zero_points.size > 1:
+        raise InvalidArgument("the weights have a zero point for each channel")
+    if target.dtype == np.int8:
+        return _Weights(signed, scales, int(zero_points[0]), QUANTIZED_TYPES["int8"])
+    unsigned = (signed.astype(np.int16) + _MIDDLE).astype(np.uint8)
+    return _Weights(unsigned, scales, int(zero_points[0]) + _MIDDLE, QUANTIZED_TYPES["uint8"])
+
+
+def _bias(node: Node, value: Value | None, input_scale: float, weights: _Weights) -> int:
+    """Add the bias in units of the product of the scales of input and weights.
+
+    Raises:
+        InvalidArgument: If it is no constant with an element for each channel, or does not fit 32 bits.
+    """
+    scales = np.float32(input_scale) * weights.scales
+    bias = np.zeros(len(scales)) if value is None else value.array
+    if bias is None or bias.size != len(scales):
+        raise InvalidArgument("the bias is no constant with an element for each channel")
+    steps = np.round(bias.reshape(-1) / scales.astype(np.float64))
+    if not (np.abs(steps) < 1 << 31).all():
+        raise InvalidArgument("the bias does not fit 32 bits")
+    is_per_channel = weights.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+    location = node.builder.stored(steps.astype("<i4").tobytes())
+    scale = 0.0 if is_per_channel else float(scales[0])
+    return node.builder.operand(
+        Operand(OperandType.TENSOR_INT32, (len(scales),), scale, 0, LifeTime.CONSTANT_COPY, location)
+    )
+
+
+def _require_few_halves(input_scale: float, weights: _Weights, target: _Target) -> None:
+    """Require that hardly a sum is halfway between two results, where the HAL's rounding and ONNX's differ.
+
+    A multiplier of m / 2^e, with an odd m, makes one of the multiples of 2^(e-1) halfway, that is of 2^(e-1) sums.
+
+    Raises:
+        InvalidArgument: If more are, as with scales that are powers of 2.
+    """
+    multipliers = np.float32(input_scale) * weights.scales / np.float32(target.scale)
+    fractions, exponents = np.frexp(multipliers.astype(np.float64))
+    odd = (fractions * (1 << _SIGNIFICAND)).astype(np.int64)
+    shifts = _SIGNIFICAND - exponents - np.log2(odd & -odd)
+    if ((shifts > 0) & (shifts < _RARE_SHIFT)).any():
+        raise InvalidArgument("many results are halfway between two integers")
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+def _conv(node: Node, target: _Target) -> Value:
+    x, weights = _input(node, 0, target), _weights(node.value(1), 0, target)
+    _require_few_halves(float(x.scale.reshape(-1)[0]), weights, target)
+    bias = _bias(node, node.value(2) if node.given(2) else None, float(x.scale.reshape(-1)[0]), weights)
+
+    def filter(shape: tuple[int, ...], permutation: tuple[int, ...]) -> int:
+        return weights.operand(node, weights.array.reshape(shape).transpose(permutation), permutation.index(0))
+
+    inner = replace(node, inputs=[x.value, *node.inputs[1:]], results={})
+    convolution.convolve(inner, filter, bias, target.quantization)
+    return _result(inner, target)
+
+
+def _matmul(node: Node, target: _Target) -> Value:
+    if len(node.value(1).shape) != 2 or len(node.value(0).shape) < 2:
+        raise InvalidArgument("the second matrix must have rank 2")
+    return _product(node, 1, None, target)
+
+
+def _gemm(node: Node, target: _Target) -> Value:
+    attributes = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+    if any(node.attributes.get(name, usual) != usual for name, usual in attributes.items()):
+        raise InvalidArgument("factors and a transposed first matrix are not supported")
+    return _product(
+        node, 0 if node.attributes.get("transB", 0) else 1, node.value(2) if node.given(2) else None, target
+    )
+
+
+def _product(node: Node, channel_axis: int, bias: Value | None, target: _Target) -> Value:
+    """Return a product with constant weights, as a pointwise convolution: that may have a scale for each channel."""
+    x, weights = _input(node, 0, target), _weights(node.value(1), channel_axis, target)
+    _require_few_halves(float(x.scale.reshape(-1)[0]), weights, target)
+    builder, shape = node.builder, node.value(0).shape
+    rows = node.reshaped(node.operand(x.value), (1, 1, math.prod(shape[:-1]), shape[-1]))
+    filter = weights.operand(node, weights.array.reshape(len(weights.array), 1, 1, -1), 0)
+    arguments = [rows, filter, _bias(node, bias, float(x.scale.reshape(-1)[0]), weights)]
+    window = [builder.int32(number) for number in (0, 0, 0, 0, 1, 1, 0)]
+    found = node.emit(Op.CONV_2D, [*arguments, *window, builder.boolean(False)], quantization=target.quantization)
+    shape = (*shape[:-1], len(weights.array))
+    return Value(shape, target.dtype, node.reshaped(found, shape))
+
+
+def _relu(node: Node, target: _Target) -> Value:
+    """Return the input quantized, whose negative elements are clamped if the zero point is the lowest integer."""
+    found = None
+    if target.zero_point == np.iinfo(target.dtype).min:
+        found = integer_form(node.value(0), target.scale, target.zero_point, target.dtype)
+    if found is None:
+        raise InvalidArgument("its input has no quantized form, or negative elements have")
+    return found
+
+
+def _movement(node: Node, target: _Target) -> Value:
+    """Return elements in other places, or some of them; the result has the input's scale and zero point."""
+    x = _input(node, 0, target)
+    if (float(x.scale.reshape(-1)[0]), int(x.zero_point.reshape(-1)[0])) != target.quantization:
+        raise InvalidArgument("the result has another scale or zero point")
+    inner = replace(node, inputs=[x.value, *node.inputs[1:]], results={})
+    _MOVEMENTS[node.operator](inner)
+    return _result(inner, target)
+
+
+def _result(node: Node, target: _Target) -> Value:
+    found = node.results[0]
+    return Value(found.shape, target.dtype, found.operand)
+
+
+_MOVEMENTS: Mapping[str, Callable[[Node], Any]] = {
+    name: {**movement.CONVERTERS, **pooling.CONVERTERS}[name]
+    for name in ("Flatten", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+}
+_FORMS: Mapping[str, Callable[[Node, _Target], Value]] = {
+    "Conv": _conv,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Relu": _relu,
+    **dict.fromkeys(_MOVEMENTS, _movement),
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# QuantizeLinear and DequantizeLinear: QUANTIZE_LINEAR and DEQUANTIZE of 8 bits, and constants.
+
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+
+
+def _quantize(node: Node) -> None:
+    if _is_computed(node):
+        return _quantize_by_computed(node)
+    value, scale = node.value(0), node.constant(1, "scale")
+    zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, _default_type(node))
+    axis = _axis(node)
+    if value.array is not None and integer_limits(zero_point.dtype):
+        return node.constant_result(_quantized(value.array, *_for_channels(value, scale, zero_point, axis)))
+    if scale.size == 1 and zero_point.dtype.name in QUANTIZED_TYPES:
+        node.results[0] = quantized(node, value, scale, zero_point)
+        return None
+    return _stepped(node, value, scale, zero_point, axis)
+
+
+def _stepped(node: Node, value: Value, scale: Array, zero_point: Array, axis: int) -> None:
+    """Quantize to a type, or with scales, that no quantized operand has: steps are INT32, or floats of 8 or 4 bits."""
+    x, none = node.operand(value), node.builder.int32(0)
+    if node.builder[x].type == OperandType.TENSOR_FLOAT16:
+        x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32)
+    factors, zeros = (node.add_constant(each) for each in _as_floats(_for_channels(value, scale, zero_point, axis)))
+    steps, limits = node.emit(Op.DIV, [x, factors, none]), integer_limits(zero_point.dtype)
+    if limits is not None:
+        return _finish_steps(node, steps, zeros if zero_point.any() else None, zero_point.dtype)
+    node.result(node.emit(Op.ADD, [steps, zeros, none]) if zero_point.any() else steps, value.shape, zero_point.dtype)
+    return None
+
+
+def _finish_steps(node: Node, quotients: int, zeros: int | None, dtype: np.dtype[Any]) -> None:
+    """Finish with INT32: the rounded quotients, plus zero points."""
+    steps, limits = node.emit(operation_code(TfliteOperation.ROUND), [quotients]), integer_limits(dtype)
+    assert limits is not None, "the type has integers"
+    if zeros is not None:
+        steps = node.emit(Op.ADD, [steps, zeros, node.builder.int32(0)])
+    steps = node.emit(Op.CAST, [limited(node, steps, *limits)], OperandType.TENSOR_INT32)
+    node.result(steps, node.value(0).shape, dtype)
+
+
+# -- scales and zero points that the model computes --------------------------------------------------------------------
+
+
+def _is_computed(node: Node) -> bool:
+    """Return whether the scale or the zero point is no constant."""
+    return any(node.given(position) and node.value(position).array is None for position in (1, 2))
+
+
+def _quantize_by_computed(node: Node) -> None:
+    """Quantize with one scale and zero point that the model computes."""
+    dtype = node.value(2).dtype if node.given(2) else _default_type(node)
+    if integer_limits(dtype) is None:
+        raise InvalidArgument(f"its scale is not a constant: that is supported for integers, not {dtype.name}")
+    x, scale, zeros = _computed_parts(node)
+    _finish_steps(node, node.emit(Op.DIV, [x, scale, node.builder.int32(0)]), zeros, dtype)
+
+
+def _dequantize_by_computed(node: Node) -> None:
+    """Dequantize with one scale and zero point that the model computes."""
+    (x, scale, zeros), none = _computed_parts(node), node.builder.int32(0)
+    found = x if zeros is None else node.emit(Op.SUB, [x, zeros, none])
+    found = node.emit(Op.MUL, [found, scale, none])
+    dtype = node.value(1).dtype
+    if dtype == np.float16:
+        found = node.emit(Op.CAST, [found], OperandType.TENSOR_FLOAT16)
+    node.result(found, node.value(0).shape, dtype)
+
+
+def _computed_parts(node: Node) -> tuple[int, int, int | None]:
+    """Return the input, the scale and the zero point, if there is one, as FLOAT32."""
+    node.attributes_read |= {"axis", "block_size"}  # which one scale does not need
+    for position in (1, 2):
+        if node.given(position) and node.value(position).size != 1:
+            raise InvalidArgument("scales or zero points that are no constants are supported if there is one")
+    return _as_float32(node, 0), _as_float32(node, 1), _as_float32(node, 2) if node.given(2) else None
+
+
+def _as_float32(node: Node, position: int) -> int:
+    """Return an input's elements, or the stored ones of a quantized tensor, as FLOAT32."""
+    x = node.operand(position)
+    kind = OperandType.TENSOR_FLOAT32
+    return x if node.builder[x].type == kind else node.emit(Op.CAST, [x], kind)
+
+
+def limited(node: Node, steps: int, lowest: int, highest: int) -> int:
+    """Return FLOAT32 limited to a range; NaN becomes the lowest number."""
+    low, high = (node.filled(OperandType.TENSOR_FLOAT32, limit) for limit in (lowest, highest))
+    is_number = node.emit(Op.GREATER, [steps, low], OperandType.TENSOR_BOOL8)
+    above = node.emit(Op.SELECT, [is_number, steps, broadcast_to(node, low, node.shape(steps))], node.builder[low].type)
+    return node.emit(Op.MINIMUM, [above, high])
+
+
+def _as_floats(arrays: tuple[Array, Array]) -> tuple[Array, Array]:
+    return arrays[0].astype(np.float32), arrays[1].astype(np.float32)
+
+
+def _dequantize(node: Node) -> None:
+    if _is_computed(node):
+        return _dequantize_by_computed(node)
+    scale = node.constant(1, "scale")
+    zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, node.value(0).dtype)
+    node.results[0] = dequantized(node, node.value(0), scale, zero_point, _axis(node))
+    return None
+
+
+def _axis(node: Node) -> int:
+    node.attribute("block_size", 0)  # which follows from the shapes
+    axis: int = node.attribute("axis", 1)
+    return axis
+
+
+def _default_type(node: Node) -> np.dtype[Any]:
+    number = node.attribute("output_dtype", 0)
+    return dtype_of(number) if number else np.dtype(np.uint8)
+
+
+def quantized(node: Node, value: Value, scale: Array, zero_point: Array, adds_first: bool = False) -> Value:
+    """Return a tensor of floats quantized as a whole; `adds_first`: the zero point is added before it is rounded.
+
+    Raises:
+        InvalidArgument: If scale or zero point are not those of a tensor of 8 bits.
+    """
+    number, zero, dtype = _parameters(scale, zero_point)
+    form = None if adds_first else integer_form(value, number, zero, dtype)
+    if form is not None:
+        return form
+    x = node.operand(value)
+    if node.builder[x].type not in _FLOATS:
+        raise InvalidArgument("only floats can be quantized")
+    begin = node.builder.operation_count
+    found = node.builder.operand(Operand(QUANTIZED_TYPES[dtype.name], (), number, zero))
+    node.builder.operation(
+        operation_code(TfliteOperation.QUANTIZE_LINEAR), [x, node.builder.boolean(adds_first)], found
+    )
+    node.builder.infer_shapes(begin)
+    return Value(value.shape, dtype, found)
+
+
+def dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis: int = 0) -> Value:
+    """Return a quantized tensor as floats; a constant may have a scale for each channel along `axis`.
+
+    Raises:
+        InvalidArgument: If scale or zero point do not fit the tensor.
+    """
+    found = _dequantized(node, value, scale, zero_point, axis)
+    found.quantized = QuantizedForm(value, scale, zero_point, axis)
+    return found
+
+
+def _dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis: int) -> Value:
+    if value.array is not None:
+        factors, zeros = _for_channels(value, scale, zero_point, axis)
+        wide = np.float32 if value.array.dtype.name in FLOAT_FORMATS else np.int64
+        found = (value.array.astype(wide) - zeros.astype(wide)).astype(np.float32) * factors.astype(np.float32)
+        return Value.of(found.astype(scale.dtype))
+    x = node.operand(value)
+    if node.builder[x].type == OperandType.TENSOR_INT32:
+        x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32)
+    operand = node.builder[x]
+    if operand.type == OperandType.TENSOR_FLOAT32 and value.dtype == zero_point.dtype:
+        return _from_floats(node, Value(value.shape, value.dtype, x), scale, zero_point, axis)
+    number, zero, dtype = _parameters(scale, zero_point)
+    if (operand.type, operand.scale, operand.zero_point) != (QUANTIZED_TYPES[dtype.name], number, zero):
+        raise InvalidArgument("its scale and zero point must be those with which the tensor was quantized")
+    kind = OperandType.TENSOR_FLOAT16 if scale.dtype == np.float16 else OperandType.TENSOR_FLOAT32
+    return Value(value.shape, scale.dtype, node.emit(Op.DEQUANTIZE, [x], kind))
+
+
+def _from_floats(node: Node, value: Value, scale: Array, zero_point: Array, axis: int) -> Value:
+    """Return steps that are FLOAT32, less their zero point, times their scale."""
+    factors, zeros = (node.add_constant(each) for each in _as_floats(_for_channels(value, scale, zero_point, axis)))
+    found = node.emit(Op.SUB, [node.operand(value), zeros, node.builder.int32(0)])
+    found = node.emit(Op.MUL, [found, factors, node.builder.int32(0)])
+    if scale.dtype == np.float16:
+        found = node.emit(Op.CAST, [found], OperandType.TENSOR_FLOAT16)
+    return Value(value.shape, scale.dtype, found)
+
+
+def _quantized(array: Array, scale: Array, zero_point: Array) -> Array:
+    """Return a constant quantized to integers."""
+    limits = integer_limits(zero_point.dtype)
+    if limits is None:
+        raise InvalidArgument(f"quantized tensors of {zero_point.dtype.name} are not supported")
+    with np.errstate(all="ignore"):
+        steps = np.rint(array.astype(np.float32) / scale.astype(np.float32)) + zero_point.astype(np.float32)
+    found: Array = np.clip(np.where(np.isnan(steps), limits[0], steps), *limits).astype(zero_point.dtype)
+    return found
+
+
+def _for_channels(value: Value, scale: Array, zero_point: Array, axis: int) -> tuple[Array, Array]:
+    """Return scale and zero point in a shape that broadcasts to a value's; those of blocks are repeated."""
+    if scale.dtype not in (np.float32, np.float16) or zero_point.size != scale.size:
+        raise InvalidArgument("types or shapes of its inputs are not supported")
+    if scale.size == 1:
+        return scale.reshape(()), zero_point.reshape(())
+    axis = axis_of(axis, len(value.shape))
+    extent = value.shape[axis]
+    if scale.ndim > 1:
+        return _for_blocks(value, scale, axis), _for_blocks(value, zero_point.reshape(scale.shape), axis)
+    shape = [1] * len(value.shape)
+    shape[axis] = extent
+    if scale.shape != (extent,):
+        raise InvalidArgument(f"{scale.size} scales for {extent} channels")
+    return scale.reshape(shape), zero_point.reshape(shape)
+
+
+def _for_blocks(value: Value, numbers: Array, axis: int) -> Array:
+    """Return the number of each element, of one for each block along an axis."""
+    if numbers.ndim != len(value.shape) or numbers.shape[axis] == 0 or value.shape[axis] % numbers.shape[axis]:
+        raise InvalidArgument(f"scales of shape {numbers.shape} for blocks of the shape {value.shape}")
+    found = np.repeat(numbers, value.shape[axis] // numbers.shape[axis], axis)
+    if found.shape != value.shape:
+        raise InvalidArgument(f"scales of shape {numbers.shape} for blocks of the shape {value.shape}")
+    return found
+
+
+def _parameters(scale: Array, zero_point: Array) -> tuple[float, int, np.dtype[Any]]:
+    """Return scale, zero point and type of a tensor that is quantized as a whole."""
+    if scale.size != 1 or zero_point.size != 1:
+        raise InvalidArgument("scales for each channel are supported only for constants")
+    if zero_point.dtype.name not in QUANTIZED_TYPES:
+        raise InvalidArgument(f"quantized tensors of {zero_point.dtype.name} are not supported")
+    return float(np.float32(scale.reshape(-1)[0])), int(zero_point.reshape(-1)[0]), zero_point.dtype
+
+
+_QUANTIZATION_CONVERTERS: dict[str, Callable[[Node], None]] = {
+    "DequantizeLinear": _dequantize,
+    "QuantizeLinear": _quantize,
+    "com.microsoft.DequantizeLinear": _dequantize,
+    "com.microsoft.QuantizeLinear": _quantize,
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Constants of 2, 4 or 8 bits with a scale for each block, which become floats: MatMulNBits, GatherBlockQuantized.
+#
+# Also the tables of QEmbedLayerNormalization, each of which has one scale.
+
+
+_BITS = (2, 4, 8)
+_TABLES = range(2, 7)  # positions of inputs of QEmbedLayerNormalization
+_TO_SCALE, _TO_ZERO_POINT = 6, 11
+
+
+def _element_count(node: Node) -> None:
+    """Convert A · Bᵀ, whose rows B has in blocks of `block_size` numbers."""
+    bits, block = _bits(node, 4), node.attribute("block_size", 0)
+    columns, rows = node.attribute("K", 0), node.attribute("N", 0)
+    node.attribute("accuracy_level", 0)  # permits to round A to 8 bits, too
+    node.attribute("weight_prepacked", 0)
+    packed = node.constant(1, "matrix")
+    blocks = -(-columns // block) if block > 0 else 0
+    if columns < 1 or rows < 1 or packed.size * (8 // bits) != rows * blocks * block:
+        raise InvalidArgument(f"{packed.size} bytes do not have {rows} × {columns} numbers in blocks of {block}")
+    node.builder.reserve(4 * rows * columns)  # before the matrix exists
+    steps = _unpacked(packed.reshape(rows, -1), bits)[:, :columns]
+    scales = node.constant(2, "scales").reshape(rows, blocks)
+    zeros = _zero_points(node, bits, (rows, blocks))
+    of_column = node.constant(4, "g_idx") if node.given(4) else np.arange(columns) // block
+    matrix = (steps.astype(np.float32) - zeros[:, of_column]) * scales[:, of_column]
+    compose = Composition(node)
+    found = compose("MatMul", node.value(0), Value.of(matrix.T.astype(scales.dtype)))
+    node.results[0] = compose("Add", found, node.value(5)) if node.given(5) else found
+
+
+def _zero_points(node: Node, bits: int, shape: tuple[int, int]) -> Array:
+    """Return the zero point of each block of each row; they are packed, or floats, or all in the middle."""
+    if not node.given(3):
+        return np.full(shape, 1 << (bits - 1), np.float32)
+    given = node.constant(3, "zero points")
+    if given.dtype != np.uint8:
+        return given.reshape(shape).astype(np.float32)
+    return _unpacked(given.reshape(shape[0], -1), bits)[:, : shape[1]].astype(np.float32)
+
+
+def _bits(node: Node, default: int) -> int:
+    bits: int = node.attribute("bits", default)
+    if bits not in _BITS:
+        raise InvalidArgument(f"numbers of {bits} bits are not supported; those of {_BITS} are")
+    return bits
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    """Return the numbers along the last axis of bytes, of which the lowest bits come first."""
+    parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)
+
+
+def _gather(node: Node) -> None:
+    """Convert to a lookup in a table of floats."""
+    table, scales, bits = node.constant(0, "table"), node.constant(2, "scales"), _bits(node, 4)
+    block = node.attribute("block_size", 128)
+    is_packed = table.dtype == np.uint8 and bits < 8
+    extents = table.shape[:-1] + (table.shape[-1] * (8 // bits if is_packed else 1),)
+    axis = axis_of(node.attribute("quantize_axis", 1), len(extents))
+    if block < 1 or scales.ndim != len(extents) or scales.shape[axis] != -(-extents[axis] // block):
+        raise InvalidArgument(f"scales of the shape {scales.shape} for blocks of {block} of {extents}")
+    node.builder.reserve(4 * table.size * (8 // bits))  # before the table exists
+    zeros: Array = np.full(scales.shape, 1 << (bits - 1) if table.dtype == np.uint8 else 0, np.float32)
+    if node.given(3):
+        zeros = node.constant(3, "zero points")
+        zeros = _unpacked(zeros, bits)[..., : scales.shape[-1]] if is_packed else zeros
+    steps = _unpacked(table, bits) if is_packed else table
+    factors, offsets = (np.repeat(each, min(block, extents[axis]), axis)[_limited(extents)] for each in (scales, zeros))
+    numbers = (steps.astype(np.float32) - offsets.astype(np.float32)) * factors
+    found = Value.of(numbers.astype(scales.dtype))
+    node.results[0] = Composition(node)("Gather", found, node.value(1), axis=node.attribute("gather_axis", 0))
+
+
+def _limited(extents: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(extent) for extent in extents)
+
+
+def _embeddings(node: Node) -> None:
+    """Convert with tables, scale and bias as floats."""
+    inputs = list(node.inputs)
+    for position in _TABLES:
+        if node.given(position):
+            scale = node.constant(position + _TO_SCALE, "scale")
+            zero_point = node.constant(position + _TO_ZERO_POINT, "zero point")
+            inputs[position] = dequantized(node, Value.of(node.constant(position, "table")), scale, zero_point)
+    node.inputs = inputs[:8]
+    embeddings(node)
+
+
+_MICROSOFT = "com.microsoft."
+_BLOCKWISE_CONVERTERS: dict[str, Callable[[Node], None]] = {
+    f"{_MICROSOFT}GatherBlockQuantized": _gather,
+    f"{_MICROSOFT}MatMulNBits": _element_count,
+    f"{_MICROSOFT}QEmbedLayerNormalization": _embeddings,
+}
+
+CONVERTERS: dict[str, Callable[[Node], None]] = {**_QUANTIZATION_CONVERTERS, **_BLOCKWISE_CONVERTERS}

@@ -1,0 +1,325 @@
+"""Operators on quantized tensors: dequantized, computed in float, and quantized again.
+
+The results differ from ONNX Runtime's integer kernels by one step at most. Sums of products of bytes are exact in
+float32 up to 2²⁴. Names of operators of ONNX Runtime itself begin with its domain.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.extensions import TfliteOperation, operation_code
+from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.types import OperandType
+from nnfmq.importers.onnx.operators.attention import self_attention
+from nnfmq.importers.onnx.operators.composition import Composition, applied, number
+from nnfmq.importers.onnx.operators.movement import axis_of, common_shape
+from nnfmq.importers.onnx.operators.quantization import QUANTIZED_TYPES, dequantized, limited, quantized
+from nnfmq.importers.onnx.values import Node, Value
+
+__all__ = ["CONVERTERS", "dynamically_quantized", "without_zero_point"]
+
+Array: TypeAlias = npt.NDArray[Any]
+_LAST_AXIS_OPSET = 13
+_BYTE = np.dtype(np.uint8)
+_HIGHEST = 255
+_EXACT = 1 << 24  # float32 has all integers up to this one
+_DIGIT = 32
+
+
+def _as_float(node: Node, position: int, axis: int = 0) -> Value:
+    """Return the quantized tensor at `position`, before its scale and zero point, as floats."""
+    value, scale = node.value(position), _scale(node, position + 1)
+    zero_point = (
+        node.constant(position + 2, "zero point") if node.given(position + 2) else np.zeros(scale.shape, value.dtype)
+    )
+    return dequantized(node, value, scale, zero_point, axis)
+
+
+def _finish(node: Node, found: Value, position: int, adds_first: bool = False) -> None:
+    """Quantize the result with the scale and the zero point from `position` on."""
+    scale = _scale(node, position)
+    zero_point = (
+        node.constant(position + 1, "zero point") if node.given(position + 1) else np.zeros(scale.shape, np.uint8)
+    )
+    node.results[0] = quantized(node, found, scale, zero_point, adds_first)
+
+
+def _scale(node: Node, position: int) -> Array:
+    """Return the scale at `position`, as float32."""
+    found: Array = node.constant(position, "scale").astype(np.float32)
+    return found
+
+
+def _bias(node: Node, position: int) -> Value | None:
+    """Return the bias at `position`, whose scale is the product of those of the first two tensors."""
+    if not node.given(position):
+        return None
+    scale = node.constant(1, "scale") * node.constant(4, "scale")
+    return Value.of(node.constant(position, "bias").astype(np.float32) * scale.astype(np.float32).reshape(-1))
+
+
+def _gemm(node: Node) -> None:
+    transposed = node.attribute("transB", 0)
+    values = [_as_float(node, 0), _as_float(node, 3, 0 if transposed else 1), _bias(node, 6)]
+    found = applied(node, "Gemm", values)
+    if not node.given(7):
+        node.results[0] = found
+        return
+    _finish(node, found, 7)
+
+
+def _matmul(node: Node) -> None:
+    _finish(node, applied(node, "MatMul", [_as_float(node, 0), _as_float(node, 3, -1)]), 6)
+
+
+def _arithmetic(operation: TfliteOperation, node: Node) -> None:
+    """Convert QLinearAdd and QLinearMul to operations on quantized operands."""
+    shape = common_shape(node.value(0), node.value(3))
+    operands = [_quantized_operand(node, position) for position in (0, 3)]
+    kind, scale = node.builder[operands[0]].type, float(_scale(node, 6).reshape(-1)[0])
+    zero_point = int(node.constant(7, "zero point").reshape(-1)[0]) if node.given(7) else 0
+    found = node.emit(operation_code(operation), operands, kind, (scale, zero_point))
+    node.results[0] = Value(shape, node.value(0).dtype, node.reshaped(found, shape))
+
+
+def _quantized_operand(node: Node, position: int) -> int:
+    """Return the operand of a quantized tensor, which has its scale and zero point."""
+    real = _as_float(node, position)
+    form = real.quantized
+    assert form is not None, "the result of `dequantized`"
+    if form.value.operand is not None and node.builder[form.value.operand].type in QUANTIZED_TYPES.values():
+        return form.value.operand
+    return node.operand(quantized(node, real, form.scale, form.zero_point))
+
+
+def _unary(operator: str, node: Node) -> None:
+    _finish(node, applied(node, operator, [_as_float(node, 0)]), 3)
+
+
+def _on_image(operator: str, quantization: int | None, node: Node) -> None:
+    """Convert an operator on an image whose channels may come last; without `quantization` its type stays."""
+    compose = Composition(node)
+    x = _as_float(node, 0) if quantization is not None else node.value(0)
+    is_last, rank = node.attribute("channels_last", 0) or node.operator.endswith("NhwcMaxPool"), len(x.shape)
+    x = compose.transpose(x, 0, rank - 1, *range(1, rank - 1)) if is_last else x
+    values = [x, _as_float(node, 3), _bias(node, 8)] if operator == "Conv" else [x]
+    found = applied(node, operator, values)
+    found = compose.transpose(found, 0, *range(2, rank), 1) if is_last else found
+    if quantization is None:
+        node.results[0] = found
+    else:
+        _finish(node, found, quantization, operator == "AveragePool")
+
+
+def _concat(node: Node) -> None:
+    """Convert inputs each of which has a scale and a zero point; those of the result are the first inputs."""
+    values = [_as_float(node, position) for position in range(2, len(node.inputs), 3)]
+    _finish(node, applied(node, "Concat", values), 0)
+
+
+def _softmax(node: Node) -> None:
+    """Convert a softmax that has the meaning of the opset in an attribute."""
+    compose, x = Composition(node), _as_float(node, 0)
+    axis, shape = axis_of(node.attribute("axis", -1), len(x.shape)), x.shape
+    if node.attribute("opset", 0) >= _LAST_AXIS_OPSET:
+        return _finish(node, compose("Softmax", x, axis=axis), 3)
+    flat = compose.reshape(x, math.prod(shape[:axis]), math.prod(shape[axis:]))
+    return _finish(node, compose.reshape(compose("Softmax", flat, axis=1), *shape), 3)
+
+
+def _where(node: Node) -> None:
+    _finish(node, applied(node, "Where", [node.value(0), _as_float(node, 1), _as_float(node, 4)]), 7)
+
+
+def _dynamic(node: Node) -> None:
+    """Quantize with the scale of the largest and smallest element: the results are floats that are integers."""
+    steps, scale, zero_point = dynamically_quantized(node, node.value(0))
+    node.results[0] = Value(steps.shape, _BYTE, steps.operand)
+    node.results[1] = scale
+    node.results[2] = Value(zero_point.shape, _BYTE, zero_point.operand)
+
+
+def dynamically_quantized(node: Node, x: Value) -> tuple[Value, Value, Value]:
+    """Return steps, scale and zero point, as DynamicQuantizeLinear has them, in float.
+
+    As in ONNX Runtime, NaN does not count in the range and becomes 0, the scale of zeros is 1, and the zero point of a
+    range without a lower end is the highest step.
+    """
+    compose, zero = Composition(node), number(0)
+    known = compose("Where", compose("Equal", x, x), x, zero)
+    highest, lowest = (
+        compose(limit, compose(f"Reduce{limit}", known, keepdims=0), zero)  # the range contains 0
+        for limit in ("Max", "Min")
+    )
+    found = compose("Div", compose("Sub", highest, lowest), number(_HIGHEST))
+    scale = compose("Where", compose("Greater", found, zero), found, number(1))
+    below = _bytes(node, compose("Add", compose("Round", compose("Div", lowest, scale)), number(_HIGHEST)))
+    zero_point = compose("Sub", number(_HIGHEST), below)
+    steps = compose("Round", compose("Div", x, scale))
+    return _bytes(node, compose("Add", steps, zero_point)), scale, zero_point
+
+
+def _bytes(node: Node, value: Value) -> Value:
+    """Return a tensor limited to numbers from 0 to 255."""
+    return Value(value.shape, value.dtype, limited(node, node.operand(value), 0, _HIGHEST))
+
+
+# -- products of integers ----------------------------------------------------------------------------------------------
+
+
+def _matmul_integer(node: Node) -> None:
+    """Convert a product of matrices of 8 bits, in parts whose sums float32 has exactly."""
+    first, second = (without_zero_point(node, position, position + 2) for position in (0, 1))
+    count, compose = first.shape[-1], Composition(node)
+    parts = -(-_bound(second, -2 if len(second.shape) > 1 else 0) // _EXACT)
+    ends = [count * part // parts for part in range(parts + 1)]
+    axes = len(first.shape) - 1, max(len(second.shape) - 2, 0)
+    pairs = list(zip((first, second), axes, strict=True))
+    products = [
+        compose("MatMul", *(compose.part(each, axis, *limits) for each, axis in pairs))
+        for limits in itertools.pairwise(ends)
+    ]
+    _sum_of_integers(node, products)
+
+
+def _conv_integer(node: Node) -> None:
+    """Convert a convolution of 8 bits; weights are divided into digits if float32 may not have its sums exactly."""
+    image, filters = (without_zero_point(node, position, position + 2) for position in (0, 1))
+    bound = _bound(filters, tuple(range(1, len(filters.shape))))
+    if bound <= _EXACT:
+        return _sum_of_integers(node, [applied(node, "Conv", [image, filters])])
+    if filters.array is None or bound > _EXACT * _DIGIT:
+        raise InvalidArgument("sums of its products may be larger than the integers that float32 has")
+    high = np.floor(filters.array / _DIGIT)
+    digits = [Value.of((filters.array - _DIGIT * high).astype(np.float32)), Value.of(high.astype(np.float32))]
+    low, upper = (applied(node, "Conv", [image, digit]) for digit in digits)
+    return _sum_of_integers(node, [low, upper], _DIGIT)
+
+
+def _bound(weights: Value, axes: int | tuple[int, ...]) -> int:
+    """Return what no sum of products along these axes of weights, with numbers of up to 255, is beyond."""
+    if weights.array is not None:
+        return int(_HIGHEST * np.abs(weights.array).sum(axis=axes, dtype=np.int64).max(initial=1))
+    counted = [axes] if isinstance(axes, int) else axes
+    return _HIGHEST * _HIGHEST * math.prod(weights.shape[axis] for axis in counted)
+
+
+def _sum_of_integers(node: Node, products: list[Value], factor: int = 1) -> None:
+    """Finish with the sum of integral floats, each of them times the last one's power of `factor`, as INT32."""
+    kind, none = OperandType.TENSOR_INT32, node.builder.int32(0)
+    total, *others = (node.emit(Op.CAST, [node.operand(product)], kind) for product in products)
+    for other in others:
+        scaled = other if factor == 1 else node.emit(Op.MUL, [other, node.filled(kind, factor), none])
+        total = node.emit(Op.ADD, [total, scaled, none])
+    node.result(total, products[0].shape, np.dtype(np.int32))
+
+
+def without_zero_point(node: Node, position: int, zero_position: int) -> Value:
+    """Return integers as floats, less their zero point, which may be missing."""
+    value = node.value(position)
+    zero_point = node.value(zero_position) if node.given(zero_position) else None
+    if not position and zero_point is not None and zero_point.size != 1:
+        raise InvalidArgument(f"{zero_point.size} zero points of the first input are not supported: one is")
+    if value.array is not None:
+        zeros: Any = 0
+        if zero_point is not None:
+            zeros = node.constant(zero_position, "zero point").astype(np.int32)
+            if position and zeros.size > 1 and node.operator == "ConvInteger":
+                zeros = zeros.reshape(-1, *[1] * (value.array.ndim - 1))
+        return Value.of((value.array.astype(np.int32) - zeros).astype(np.float32))
+    value = _as_integral_float(node, value)
+    if zero_point is None:
+        return value
+    zero_point = _as_integral_float(node, zero_point)
+    if position and zero_point.size > 1 and node.operator == "ConvInteger":  # one for each output channel
+        zero_point = Composition(node).reshape(zero_point, zero_point.size, *[1] * (len(value.shape) - 1))
+    return applied(node, "Sub", [value, zero_point], {})
+
+
+def _as_integral_float(node: Node, value: Value) -> Value:
+    """Return a tensor of integers as floats."""
+    if value.array is not None:
+        return Value.of(value.array.astype(np.float32))
+    x = node.operand(value)
+    if node.builder[x].type == OperandType.TENSOR_INT32:
+        x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32)
+    if node.builder[x].type != OperandType.TENSOR_FLOAT32:
+        raise InvalidArgument("an input must be integers that are not quantized, or those of DynamicQuantizeLinear")
+    return Value(value.shape, np.dtype(np.float32), x)
+
+
+_MICROSOFT = "com.microsoft."
+_QUANTIZED_CONVERTERS: dict[str, Callable[[Node], None]] = {
+    "ConvInteger": _conv_integer,
+    "DynamicQuantizeLinear": _dynamic,
+    "MatMulInteger": _matmul_integer,
+    "QLinearConv": partial(_on_image, "Conv", 6),
+    "QLinearMatMul": _matmul,
+    f"{_MICROSOFT}NhwcMaxPool": partial(_on_image, "MaxPool", None),
+    f"{_MICROSOFT}QGemm": _gemm,
+    f"{_MICROSOFT}QLinearAdd": partial(_arithmetic, TfliteOperation.QLINEAR_ADD),
+    f"{_MICROSOFT}QLinearAveragePool": partial(_on_image, "AveragePool", 3),
+    f"{_MICROSOFT}QLinearConcat": _concat,
+    f"{_MICROSOFT}QLinearConv": partial(_on_image, "Conv", 6),
+    f"{_MICROSOFT}QLinearGlobalAveragePool": partial(_on_image, "GlobalAveragePool", 3),
+    f"{_MICROSOFT}QLinearLeakyRelu": partial(_unary, "LeakyRelu"),
+    f"{_MICROSOFT}QLinearMul": partial(_arithmetic, TfliteOperation.QLINEAR_MUL),
+    f"{_MICROSOFT}QLinearSigmoid": partial(_unary, "Sigmoid"),
+    f"{_MICROSOFT}QLinearSoftmax": _softmax,
+    f"{_MICROSOFT}QLinearWhere": _where,
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Products of integers of 8 bits whose results are floats, and what ONNX Runtime's quantizer makes of attention.
+
+
+def _product(node: Node) -> None:
+    """Convert (A − its zero point) · (B − its zero point), times both scales, plus a bias."""
+    if node.value(2).size != 1:
+        raise InvalidArgument(f"{node.value(2).size} scales of the first matrix are not supported: one is")
+    factors = [without_zero_point(node, 0, 4), without_zero_point(node, 1, 5)]
+    node.results[0] = _scaled(node, factors, [node.value(2), node.value(3)], 6)
+
+
+def _product_of_floats(node: Node) -> None:
+    """Convert a product whose first factor is quantized when the model runs."""
+    steps, scale, zero_point = dynamically_quantized(node, node.value(0))
+    factors = [Composition(node)("Sub", steps, zero_point), without_zero_point(node, 1, 3)]
+    node.results[0] = _scaled(node, factors, [scale, node.value(2)], 4)
+
+
+def _attention(node: Node) -> None:
+    factors = [without_zero_point(node, 0, 6), without_zero_point(node, 1, 7)]
+    projected = _scaled(node, factors, [node.value(3), node.value(4)], 2)
+    self_attention(node, projected, mask=5, past=8, bias=None)
+
+
+def _scaled(node: Node, factors: list[Value], scales: list[Value], bias: int) -> Value:
+    """Return the product of the factors and scales, plus the bias at a position if there is one."""
+    compose = Composition(node)
+    first, second = scales
+    if first.array is not None and second.array is not None:
+        scale = Value.of(np.asarray(first.array * second.array, np.float32))
+    else:
+        scale = compose("Mul", first, second)
+    found = compose("Mul", compose("MatMul", *factors), scale)
+    return compose("Add", found, node.value(bias)) if node.given(bias) else found
+
+
+_INTEGER_PRODUCTS_CONVERTERS: dict[str, Callable[[Node], None]] = {
+    f"{_MICROSOFT}DynamicQuantizeMatMul": _product_of_floats,
+    f"{_MICROSOFT}MatMulIntegerToFloat": _product,
+    f"{_MICROSOFT}QAttention": _attention,
+}
+
+CONVERTERS: dict[str, Callable[[Node], None]] = {**_QUANTIZED_CONVERTERS, **_INTEGER_PRODUCTS_CONVERTERS}

@@ -1,0 +1,169 @@
+"""Measure a plan: start the runners, warm them up, measure them in turn, one level of the load after the other."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from nnfmq.client.connection.connect import connect
+from nnfmq.hal.errors import DeviceUnavailable
+from nnfmq.lab.bench.plan import LoadLevel, LoadPlan
+from nnfmq.lab.bench.runner_group import LoadResult, RunnerGroup, started_group
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerJob, RunnerUnavailable, to_messages
+from nnfmq.lab.listening_driver import started_daemon
+from nnfmq.lab.statistics import REPORTED, STABLE_WINDOWS, WarmUpWindow, are_stable, percentile
+
+__all__ = ["LoadMeasurements", "MeasuredLoad", "measure_plan", "rotated"]
+
+MAX_WINDOWS = 10  # of a warm-up
+_STAGE_EXECUTIONS = 200
+Progress = Callable[[str], object]
+"""Called with a text about ten times a second, and whenever that changes."""
+
+
+@dataclass(slots=True)
+class MeasuredLoad:
+    """The trials of one runner at one level; `is_stable` is None after a warm-up of fixed length."""
+
+    runner: str
+    level: LoadLevel
+    details: dict[str, str | int | float]
+    windows: list[WarmUpWindow] = field(default_factory=list)
+    is_stable: bool | None = None
+    trials: list[LoadResult] = field(default_factory=list)
+    pss_bytes: int = 0
+    processes: int = 0
+
+    def latency_ns(self, name: str) -> int:
+        """Return a percentile of all requests."""
+        return percentile(np.sort(np.concatenate([trial.latencies for trial in self.trials])), REPORTED[name])
+
+
+@dataclass(slots=True)
+class LoadMeasurements:
+    """All measured loads, and the reason for each missing runner."""
+
+    loads: list[MeasuredLoad] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def measure_plan(plan: LoadPlan, progress: Progress = lambda _: None) -> LoadMeasurements:
+    """Measure all levels of the plan; blocks until that is done.
+
+    Raises:
+        BenchmarkFailed: If a runner fails, or there is no request at a level.
+        NnfmqError: If the driver cannot be started.
+    """
+    found = LoadMeasurements()
+    with _driver(plan) as target:
+        for clients in plan.clients:
+            with ExitStack() as stack:
+                groups = _start(plan, clients, target, found, stack, progress)
+                for level in (level for level in plan.levels() if level.clients == clients):
+                    measured = _level(plan, level, groups, progress)
+                    found.loads += measured
+                    if _exceeds(plan, measured):
+                        return found
+    return found
+
+
+@contextmanager
+def _driver(plan: LoadPlan) -> Iterator[str | None]:
+    """Yield the driver that clients connect to. Several need one that listens; it is started unless one runs."""
+    if plan.connect is not None or max(plan.clients) == 1:
+        yield plan.connect
+        return
+    try:
+        connect(embedded=False).close()
+    except DeviceUnavailable:
+        with tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder, started_daemon(Path(folder)) as driver:
+            yield driver.socket
+    else:
+        yield None
+
+
+def _start(
+    plan: LoadPlan, clients: int, target: str | None, found: LoadMeasurements, stack: ExitStack, progress: Progress
+) -> dict[str, RunnerGroup]:
+    """Return the groups of the runners that can run here, and note the others in `found`."""
+    groups: dict[str, RunnerGroup] = {}
+    messages = to_messages(plan.inputs)
+    for name in plan.runners:
+        if name in found.missing:
+            continue
+        text = f"{name}: loading the model"
+        progress(text)
+        job = RunnerJob(
+            name, str(plan.model), plan.shapes, plan.signature, messages, plan.device, plan.threads, target
+        )  # fmt: skip
+        try:
+            groups[name] = stack.enter_context(started_group(name, [job] * clients, partial(progress, text)))
+        except RunnerUnavailable as reason:
+            found.missing[name] = str(reason)
+    return groups
+
+
+def _level(plan: LoadPlan, level: LoadLevel, groups: dict[str, RunnerGroup], progress: Progress) -> list[MeasuredLoad]:
+    measured = {name: MeasuredLoad(name, level, group.details) for name, group in groups.items()}
+    for name, group in groups.items():
+        _wait_until_idle(groups)
+        _warm_up(plan, measured[name], group, progress)
+    for number in range(plan.rounds):
+        for name in rotated(list(groups), number):
+            if len(groups) > 1:
+                _wait_until_idle(groups)
+            _trial(plan, measured[name], groups[name], number, progress)
+    for name, load in measured.items():
+        load.pss_bytes, load.processes = groups[name].pss_bytes(), len(groups[name].pids)
+        if not any(trial.latencies.size for trial in load.trials):
+            raise BenchmarkFailed(f"{name}: no request in {plan.seconds:g} s; give a longer --duration")
+    return list(measured.values())
+
+
+def _wait_until_idle(groups: dict[str, RunnerGroup]) -> None:
+    for group in groups.values():
+        group.wait_until_idle()
+
+
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    """Return the names, rotated by `number`, so that each of them is first in turn."""
+    first = number % max(1, len(names))
+    return [*names[first:], *names[:first]]
+
+
+def _warm_up(plan: LoadPlan, load: MeasuredLoad, group: RunnerGroup, progress: Progress) -> None:
+    name, window = f"{load.runner}, {load.level.text()}: warm-up", plan.warm_up_load(load.level)
+    tick = partial(progress, name)
+    if plan.warm_up is not None:
+        group.run(window, tick=tick)
+        return
+    while len(load.windows) < MAX_WINDOWS and not are_stable(load.windows, plan.stability):
+        result = group.run(window, tick=tick)
+        if not result.latencies.size:
+            break
+        latency_ns = percentile(np.sort(result.latencies), 50)
+        load.windows.append(WarmUpWindow(latency_ns, result.latencies.size * 1e9 / result.wall_ns))
+        tick = partial(progress, f"{name}, p50 {latency_ns / 1000:,.1f} µs")
+    load.is_stable = len(load.windows) >= STABLE_WINDOWS and are_stable(load.windows, plan.stability)
+
+
+def _trial(plan: LoadPlan, load: MeasuredLoad, group: RunnerGroup, number: int, progress: Progress) -> None:
+    known = f", p99 {load.latency_ns('p99') / 1000:,.1f} µs" if load.trials else ""
+    text = f"{load.runner}, {load.level.text()}: part {number + 1} of {plan.rounds}{known}"
+    progress(text)
+    is_last = number == plan.rounds - 1
+    stages = _STAGE_EXECUTIONS if is_last else 0
+    load.trials.append(group.run(plan.trial(load.level, number), stages=stages, tick=partial(progress, text)))
+
+
+def _exceeds(plan: LoadPlan, measured: Sequence[MeasuredLoad]) -> bool:
+    """Return True if the first runner's percentile is above the threshold."""
+    return (
+        plan.threshold_ns is not None and bool(measured) and measured[0].latency_ns(plan.percentile) > plan.threshold_ns
+    )

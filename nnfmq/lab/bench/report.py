@@ -1,0 +1,391 @@
+"""The report of `nnfmq bench` as a JSON-compatible dict, from which tables, files and page are made as well.
+
+A result is one runner at one level of the load. Its blocks are equal parts of the measured time, from which confidence
+intervals are computed. Times are in ns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnfmq.base.packages import installed_version
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.lab import placement
+from nnfmq.lab.bench.measurement import LoadMeasurements, MeasuredLoad
+from nnfmq.lab.bench.plan import LoadLevel, LoadPlan
+from nnfmq.lab.bench.runner_group import LoadResult
+from nnfmq.lab.bench.steps import STAGES
+from nnfmq.lab.statistics import percentile, percentile_steps, summary
+from nnfmq.queue.core import core_name
+
+__all__ = [
+    "BLOCKS",
+    "METRICS",
+    "Interval",
+    "bootstrap_ratio",
+    "build_report",
+    "compare_runners",
+    "compare_with_baseline",
+    "cpu_model",
+    "csv_text",
+    "hgrm_text",
+    "machine",
+    "named_parts",
+    "profile_export",
+    "ratio_text",
+    "result_names",
+    "result_of",
+    "time_text",
+]
+
+BLOCKS = 20  # of a result
+_POINTS = 100  # of a time line
+_BLOCK_PERCENTS = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
+
+
+def cpu_model() -> str:
+    """Return the model name of the CPU; if /proc/cpuinfo has none (as on arm64), the machine type."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def machine() -> dict[str, Any]:
+    """Return the conditions that do not depend on what is measured."""
+    packages = ("nnfmq", "numpy", "llvmlite", "ai-edge-litert", "onnxruntime", "openvino")
+    return {
+        "cpu": cpu_model(),
+        "cpus_allowed": sorted(placement.ALLOWED),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {name: version for name in packages if (version := installed_version(name)) is not None},
+        "core": core_name,
+        "load_before": [round(value, 2) for value in os.getloadavg()],
+        "clock": "time.monotonic_ns, around the call; in an open loop from the intended start",
+    }
+
+
+def build_report(plan: LoadPlan, found: LoadMeasurements, conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report; `conditions` are those of `machine` and of the command."""
+    return {
+        "model": str(plan.model),
+        "conditions": dict(conditions),
+        "load": {
+            "seconds": plan.seconds,
+            "count": plan.count,
+            "distribution": plan.distribution,
+            "rounds": plan.rounds,
+            "warm_up": plan.warm_up,
+            "window_s": plan.window_s,
+            "stability_percent": plan.stability,
+        },
+        "results": [result_of(load, plan.rounds) for load in found.loads],
+        "missing": found.missing,
+        "threshold": _threshold(plan, found),
+    }
+
+
+def _threshold(plan: LoadPlan, found: LoadMeasurements) -> dict[str, Any] | None:
+    """Return the limit, and the last level of the first runner that was within it; None for no level."""
+    if plan.threshold_ns is None:
+        return None
+    first = [load for load in found.loads if load.runner == found.loads[0].runner]
+    within = [load.level for load in first if load.latency_ns(plan.percentile) <= plan.threshold_ns]
+    best = _level(within[-1]) if within else None
+    return {"percentile": plan.percentile, "limit_ns": plan.threshold_ns, "within": best}
+
+
+def _level(level: LoadLevel) -> dict[str, Any]:
+    return {"clients": level.clients, "rate": level.rate}
+
+
+def result_of(load: MeasuredLoad, rounds: int) -> dict[str, Any]:
+    """Return the result of one runner at one level."""
+    latencies = np.concatenate([trial.latencies for trial in load.trials])
+    waits = np.concatenate([trial.started - trial.intended for trial in load.trials])
+    wall_ns = sum(trial.wall_ns for trial in load.trials)
+    stages_ns = load.trials[-1].stages_ns
+    return {
+        "runner": load.runner,
+        **_level(load.level),
+        "details": load.details,
+        "requests": int(latencies.size),
+        "unsent": sum(trial.unsent for trial in load.trials),
+        "wall_s": wall_ns / 1e9,
+        "throughput_per_s": latencies.size * 1e9 / wall_ns,
+        "latency_ns": summary(latencies),
+        "wait_ns": None if load.level.rate is None else summary(waits),
+        "stages_ns": dict(zip(STAGES, stages_ns, strict=True)) if stages_ns else None,
+        "cpu_s": {
+            "client": sum(trial.client_cpu_ns for trial in load.trials) / 1e9,
+            "driver": sum(trial.driver_cpu_ns for trial in load.trials) / 1e9,
+        },
+        "pss_bytes": load.pss_bytes,
+        "processes": load.processes,
+        "is_stable": load.is_stable,
+        "warm_up": [{"p50_ns": window.latency_ns, "throughput_per_s": window.per_second} for window in load.windows],
+        "blocks": [block for trial in load.trials for block in _blocks(trial, max(1, BLOCKS // rounds))],
+        "percentiles": [list(step) for step in percentile_steps(latencies)],
+        "timeline": _timeline(load.trials),
+    }
+
+
+def _blocks(trial: LoadResult, count: int) -> list[dict[str, float]]:
+    """Return the metrics of equal parts of a trial's time; parts without a request are left out."""
+    width_ns = trial.wall_ns / count
+    edges = np.searchsorted(trial.intended, [width_ns * number for number in range(count)])
+    found = []
+    for first, end in pairwise([*edges.tolist(), trial.intended.size]):
+        if end > first:
+            ordered = np.sort(trial.latencies[first:end])
+            metrics: dict[str, float] = {name: percentile(ordered, each) for name, each in _BLOCK_PERCENTS.items()}
+            found.append(metrics | {"throughput_per_s": (end - first) * 1e9 / width_ns})
+    return found
+
+
+def _timeline(trials: list[LoadResult]) -> list[dict[str, float]]:
+    """Return p50, p99 and max by time; the trials follow each other without the time between them."""
+    points, begin_ns, total_ns = [], 0, sum(trial.wall_ns for trial in trials)
+    for trial in trials:
+        count = max(1, round(_POINTS * trial.wall_ns / total_ns))
+        width_ns = trial.wall_ns / count
+        edges = [*np.searchsorted(trial.intended, [width_ns * n for n in range(count)]).tolist(), trial.intended.size]
+        for number, (first, end) in enumerate(pairwise(edges)):
+            if end > first:
+                ordered = np.sort(trial.latencies[first:end])
+                metrics = {f"{name}_ns": percentile(ordered, _BLOCK_PERCENTS[name]) for name in ("p50", "p99", "max")}
+                points.append({"s": (begin_ns + (number + 0.5) * width_ns) / 1e9, **metrics, "requests": end - first})
+        begin_ns += trial.wall_ns
+    return points
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files in the formats of other tools: perf_analyzer's CSV and its export of all requests, and HdrHistogram's .hgrm.
+
+
+_CSV_REST = (
+    "Inferences/Second", "Client Send", "Network+Server Send/Recv", "Server Queue", "Server Compute Input",
+    "Server Compute Infer", "Server Compute Output", "Client Recv", "p50 latency", "p90 latency", "p95 latency",
+    "p99 latency",
+)  # fmt: skip
+_PERCENTILES = ("p50", "p90", "p95", "p99")
+
+
+def result_names(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a name for each result: its runner, and the clients and the rate if they differ among the results."""
+    has_clients, has_rates = (len({result[name] for result in results}) > 1 for name in ("clients", "rate"))
+    return [
+        ", ".join(
+            [result["runner"], *([_clients(result)] if has_clients else []), *([_rate(result)] if has_rates else [])]
+        )
+        for result in results
+    ]
+
+
+def _clients(result: Mapping[str, Any]) -> str:
+    return "1 client" if result["clients"] == 1 else f"{result['clients']} clients"
+
+
+def _rate(result: Mapping[str, Any]) -> str:
+    return f"{result['rate']:g}/s"
+
+
+def time_text(duration_ns: float) -> str:
+    """Return µs for a table, without decimals from 1000 µs on."""
+    return f"{duration_ns / 1000:,.1f}" if duration_ns < 999_950 else f"{duration_ns / 1000:,.0f}"
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio for a table: three decimals, or one from 10 on."""
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:,.1f}"
+
+
+def named_parts(path: Path, names: Sequence[str]) -> list[Path]:
+    """Return a path for each name: `path` for the first, and for the others `path` with the name before its suffix."""
+    others = (re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") for name in names[1:])
+    return [path, *(path.with_name(f"{path.stem}-{other}{path.suffix}") for other in others)]
+
+
+def csv_text(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return the results of one runner in the columns of perf_analyzer, in µs.
+
+    A burst's queues are "Network+Server Send/Recv", what the driver does besides the model is "Server Compute Input",
+    and the engine is "Server Compute Infer". Parts that were not measured are empty.
+    """
+    is_rate = any(result["rate"] is not None for result in results)
+    lines = [",".join(["Request Rate" if is_rate else "Concurrency", *_CSV_REST])]
+    for result in results:
+        first = f"{result['rate']:g}" if is_rate else str(result["clients"])
+        times = [f"{result['latency_ns'][name] / 1000:.1f}" for name in _PERCENTILES]
+        lines.append(",".join([first, f"{result['throughput_per_s']:.2f}", *_stage_cells(result["stages_ns"]), *times]))
+    return "\n".join(lines) + "\n"
+
+
+def _stage_cells(stages_ns: Mapping[str, float] | None) -> list[str]:
+    if stages_ns is None:
+        return [""] * 7
+    queue, driver, engine = (f"{stages_ns[name] / 1000:.1f}" for name in ("queue", "driver", "engine"))
+    return ["", queue, "", driver, engine, "", ""]
+
+
+def hgrm_text(result: Mapping[str, Any]) -> str:
+    """Return the percentiles of one result as HdrHistogram prints them, in ms."""
+    return "\n".join(_hgrm_lines(result)) + "\n"
+
+
+def _hgrm_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{'Value':>12} {'Percentile':>14} {'TotalCount':>10} {'1/(1-Percentile)':>14}"
+    yield ""
+    for share, value_ns, count in result["percentiles"]:
+        rest = f"{1 / (1 - share):14.2f}" if share < 1 else ""
+        yield f"{value_ns / 1e6:12.6f} {share:2.12f} {count:10d} {rest}".rstrip()
+    latency_ns = result["latency_ns"]
+    yield f"#[Mean    = {latency_ns['mean'] / 1e6:12.6f}, StdDeviation   = {latency_ns['std'] / 1e6:12.6f}]"
+    yield f"#[Max     = {latency_ns['max'] / 1e6:12.6f}, Total count    = {result['requests']:12d}]"
+
+
+def profile_export(loads: Sequence[MeasuredLoad], version: str | None) -> str:
+    """Return every request of one runner, as JSON in the form of perf_analyzer's export.
+
+    Time stamps are ns from the begin of the first trial of each level. In an open loop a request's time stamp is its
+    intended start.
+    """
+    experiments = [
+        {
+            "experiment": _experiment(load),
+            "requests": list(_requests(load)),
+            "window_boundaries": list(itertools.accumulate((trial.wall_ns for trial in load.trials), initial=0)),
+        }
+        for load in loads
+    ]
+    return json.dumps({"experiments": experiments, "version": version or "unknown", "service_kind": "nnfmq"})
+
+
+def _experiment(load: MeasuredLoad) -> dict[str, Any]:
+    if load.level.rate is None:
+        return {"mode": "concurrency", "value": load.level.clients}
+    return {"mode": "request_rate", "value": load.level.rate}
+
+
+def _requests(load: MeasuredLoad) -> Iterator[dict[str, Any]]:
+    begin_ns = 0
+    for trial in load.trials:
+        for intended, latency in zip(trial.intended.tolist(), trial.latencies.tolist(), strict=True):
+            yield {"timestamp": begin_ns + intended, "response_timestamps": [begin_ns + intended + latency]}
+        begin_ns += trial.wall_ns
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Comparison of two runs, or of two runners in one run: ratios with confidence intervals.
+#
+# A metric of a result is the median of its blocks. The interval of a ratio is a bootstrap over the blocks: both
+# results' blocks are drawn with replacement many times, and the middle 95 % of the ratios is the interval. It holds for
+# noise within the runs. Two runs at different times differ by more, so a change below a tolerance is not a regression.
+
+
+METRICS = {"p50": False, "p99": False, "throughput_per_s": True}
+"""Name → whether more is better."""
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """A ratio, and the ends of its confidence interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def bootstrap_ratio(values: Sequence[float], reference: Sequence[float], seed: int = 0) -> Interval:
+    """Return the ratio of the medians of `values` and `reference`, with its interval. Neither may be empty."""
+    random = np.random.default_rng(seed)
+
+    def medians(blocks: Sequence[float]) -> np.ndarray[Any, Any]:
+        array = np.asarray(blocks, np.float64)
+        return np.asarray(np.median(array[random.integers(0, len(array), (RESAMPLES, len(array)))], axis=1))
+
+    ratios = medians(values) / medians(reference)
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(ratios, (tail, 100 - tail))
+    return Interval(float(np.median(values) / np.median(reference)), float(low), float(high))
+
+
+def compare_with_baseline(
+    report: Mapping[str, Any], baseline: Mapping[str, Any], tolerance_percent: float
+) -> list[dict[str, Any]]:
+    """Return a row for each metric of each result that the baseline has too; `outcome` is in words.
+
+    A change is a "regression" or an "improvement" if its whole interval is beyond the tolerance.
+
+    Raises:
+        InvalidArgument: If the baseline is no report, or has none of the results.
+    """
+    try:
+        earlier = {_key(result): result for result in baseline["results"]}
+        pairs = [(result, earlier[_key(result)]) for result in report["results"] if _key(result) in earlier]
+        rows = [row for new, old in pairs for row in _rows(new, old, tolerance_percent)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument("the baseline is no report of nnfmq bench --json") from error
+    if not pairs:
+        has = "; ".join(_text(key) for key in earlier) or "nothing"
+        raise InvalidArgument(f"the baseline has other runners, clients or rates: {has}")
+    return rows
+
+
+def _key(result: Mapping[str, Any]) -> tuple[str, int, float | None]:
+    return result["runner"], result["clients"], result["rate"]
+
+
+def _text(key: tuple[str, int, float | None]) -> str:
+    runner, clients, rate = key
+    return f"{runner}, {clients} clients" + ("" if rate is None else f", {rate:g}/s")
+
+
+def _rows(new: Mapping[str, Any], old: Mapping[str, Any], tolerance_percent: float) -> list[dict[str, Any]]:
+    rows = []
+    for metric, more_is_better in METRICS.items():
+        if more_is_better and new["rate"] is not None:
+            continue  # the throughput of an open loop is given
+        interval = bootstrap_ratio(_values(new, metric), _values(old, metric))
+        outcome = _outcome(interval, tolerance_percent / 100, more_is_better)
+        rows.append(_row(new, metric) | {**interval._asdict(), "outcome": outcome})
+    return rows
+
+
+def _values(result: Mapping[str, Any], metric: str) -> list[float]:
+    return [block[metric] for block in result["blocks"]]
+
+
+def _row(result: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    return {"runner": result["runner"], "clients": result["clients"], "rate": result["rate"], "metric": metric}
+
+
+def _outcome(interval: Interval, tolerance: float, more_is_better: bool) -> str:
+    is_more, is_less = interval.low > 1 + tolerance, interval.high < 1 - tolerance
+    if is_less if more_is_better else is_more:
+        return "regression"
+    return "improvement" if is_more or is_less else "no change"
+
+
+def compare_runners(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the p50 and p99 of each other runner over those of the first one at the same level, with intervals."""
+    rows = []
+    for result in results:
+        first = next(each for each in results if _key(each)[1:] == _key(result)[1:])
+        if result is first:
+            continue
+        for metric in ("p50", "p99"):
+            interval = bootstrap_ratio(_values(result, metric), _values(first, metric))
+            rows.append(_row(result, metric) | {"over": first["runner"], **interval._asdict()})
+    return rows

@@ -1,0 +1,274 @@
+"""Name the causes of slow requests from records. Pure arithmetic, without I/O and without knowledge of disturbances.
+
+The *usual* latency is the first decile: a disturbance that affects most requests would raise the median. A request is
+slow if it exceeds the usual latency by a factor and by an amount. What exceeds it is the *excess*. Evidence divides it
+among causes: time in state T, time throttled, CPU time of compile processes, time waiting for a CPU, time in the
+garbage collector, faults. Time counts once: a throttled thread also waits for a CPU, so the throttled time is
+subtracted from that wait. A cause is named if it explains a fifth of the excess. If none does, the request has no named
+cause.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+
+from nnfmq.lab.statistics import percentile
+from nnfmq.lab.stress.records import RequestRecord, StressSample
+
+__all__ = [
+    "NAMED_MIN_NS",
+    "Cause",
+    "SlowRequest",
+    "Thresholds",
+    "largest_part",
+    "named_causes",
+    "slow_requests",
+    "worst_requests",
+]
+
+_PAGE_FAULTS_MIN = 16  # more than usual: fewer are noise of any program
+_MINOR_FAULT_NS = 250  # of a page of 4 KiB, on a fast machine
+_STALL_SHARE = 0.1
+_USUAL = 10  # percent
+NAMED_MIN_NS = 10_000_000
+"""A cause is named for a load if it explains as much in total: every machine has requests that take longer."""
+_LOAD_SHARE = 1 / 30
+_TIME, _READ = attrgetter("time"), attrgetter("read")
+_FIRST_TOTAL = StressSample._fields.index("client_throttled")
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Slow: more than `factor` times the usual, and `excess` ns above it. A cause explains a `share` of the excess."""
+
+    factor: float = 3.0
+    excess: int = 2_000_000
+    share: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause of `records.CAUSES`, the part of the excess that it explains, in ns, and the numbers that show it."""
+
+    name: str
+    explained: int
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRequest:
+    """A slow request, what exceeds the usual latency, and its causes, the largest first; none if evidence lacks."""
+
+    record: RequestRecord
+    excess: int
+    causes: tuple[Cause, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Usual:
+    """First deciles of all requests."""
+
+    latency: int
+    client_cpu: int
+    worker_cpu: int
+    client_minor_faults: int
+    worker_minor_faults: int
+
+    @classmethod
+    def of(cls, records: Sequence[RequestRecord]) -> _Usual:
+        names = ("latency", "client_cpu", "worker_cpu", "client_minor_faults", "worker_minor_faults")
+        return cls(*(percentile(sorted(getattr(record, name) for record in records), _USUAL) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class _Between:
+    """What the sampler saw during a request."""
+
+    client_stopped: int = 0
+    worker_stopped: int = 0
+    client_throttled: int = 0
+    worker_throttled: int = 0
+    compiling: int = 0
+    compiling_client: int = 0
+    compiling_worker: int = 0
+    memory_stall: int = 0
+
+
+def slow_requests(
+    records: Sequence[RequestRecord], samples: Sequence[StressSample], thresholds: Thresholds | None = None
+) -> list[SlowRequest]:
+    """Return the slow requests with their causes, in the order of `records`.
+
+    `samples` are in order of time.
+    """
+    if not records:
+        return []
+    limits, usual, found = thresholds or Thresholds(), _Usual.of(records), []
+    for record in records:
+        excess = round(record.latency - usual.latency)
+        if record.latency > limits.factor * usual.latency and excess > limits.excess:
+            parts = _parts(record, _between(samples, record), usual, excess)
+            minimum = limits.share * excess
+            named = sorted((part for part in parts if part.explained >= minimum), key=lambda part: -part.explained)
+            found.append(SlowRequest(record, excess, tuple(named)))
+    return found
+
+
+def named_causes(slow: Sequence[SlowRequest]) -> dict[str, int]:
+    """Return the causes of a load's slow requests, and the time in ns that each explains, the largest first.
+
+    Those with less than 10 ms, or less than a thirtieth of all excess, are left out: every machine has some.
+    """
+    explained: Counter[str] = Counter()
+    for request in slow:
+        for cause in request.causes:
+            explained[cause.name] += cause.explained
+    minimum = max(NAMED_MIN_NS, _LOAD_SHARE * sum(request.excess for request in slow))
+    return {name: time for name, time in explained.most_common() if time >= minimum}
+
+
+def largest_part(slow: Sequence[SlowRequest], name: str) -> Cause:
+    """Return the cause `name` of the request of which it explains most. Some request must have it."""
+    parts = (cause for request in slow for cause in request.causes if cause.name == name)
+    return max(parts, key=lambda cause: cause.explained)
+
+
+def worst_requests(slow: Sequence[SlowRequest], count: int) -> list[SlowRequest]:
+    """Return the slowest request of each largest cause and of those without one, then others, up to `count`."""
+    ordered = sorted(slow, key=lambda request: -request.record.latency)
+    firsts: dict[str, SlowRequest] = {}
+    for request in ordered:
+        firsts.setdefault(request.causes[0].name if request.causes else "", request)
+    chosen = list(firsts.values())
+    chosen += [request for request in ordered if request not in chosen][: max(0, count - len(chosen))]
+    return sorted(chosen[:count], key=lambda request: -request.record.latency)
+
+
+# ---- the sampler's evidence
+
+
+def _between(samples: Sequence[StressSample], record: RequestRecord) -> _Between:
+    """Return what increased between the last sample before the request and the first one after it.
+
+    A sample is before the request if all of it was read before, and after it if nothing was read before its end.
+    """
+    first = max(0, bisect_right(samples, record.begin, key=_READ) - 1)
+    last = min(len(samples) - 1, bisect_left(samples, record.end, key=_TIME))
+    if not samples or first >= last:
+        return _Between()
+    before, after = samples[first], samples[last]
+    during = samples[first : last + 1]
+    return _Between(
+        _stopped(during, record, "is_client_stopped"),
+        _stopped(during, record, "is_worker_stopped"),
+        *(late - early for early, late in zip(before[_FIRST_TOTAL:], after[_FIRST_TOTAL:], strict=True)),
+    )
+
+
+def _stopped(during: Sequence[StressSample], record: RequestRecord, name: str) -> int:
+    """Return the time of the request between a sample in state T and the next sample."""
+    total = 0
+    for sample, following in pairwise(during):
+        if getattr(sample, name):
+            total += max(0, min(following.time, record.end) - max(sample.time, record.begin))
+    return total
+
+
+# ---- the division of the excess
+
+
+def _parts(record: RequestRecord, seen: _Between, usual: _Usual, excess: int) -> Iterator[Cause]:
+    found = [
+        *_stops(seen, excess),
+        *_throttling(seen, excess),
+        *_waits(record, seen, excess),
+        *_collections(record, excess),
+        *_page_faults(record, usual, excess),
+    ]
+    yield from found
+    rest = excess - sum(part.explained for part in found)
+    yield from _memory(record, seen, max(0, rest))
+
+
+def _stops(seen: _Between, excess: int) -> Iterator[Cause]:
+    total = seen.client_stopped + seen.worker_stopped
+    if total:
+        who = " and ".join(_who((seen.client_stopped, seen.worker_stopped)))
+        yield Cause("stops", min(excess, total), f"{who} in state T for {_ms(total)}")
+
+
+def _throttling(seen: _Between, excess: int) -> Iterator[Cause]:
+    total = seen.client_throttled + seen.worker_throttled
+    if total:
+        who = " and ".join(_who((seen.client_throttled, seen.worker_throttled)))
+        yield Cause("throttling", min(excess, total), f"{who}'s cgroup throttled for {_ms(total)} (cpu.stat)")
+
+
+def _who(times: tuple[int, int]) -> Iterator[str]:
+    yield from (name for name, time in zip(("client", "worker"), times, strict=True) if time)
+
+
+def _waits(record: RequestRecord, seen: _Between, excess: int) -> Iterator[Cause]:
+    """Divide the waits for a CPU among compile processes, up to their CPU time there, and other tasks.
+
+    A stopped thread does not wait for a CPU, but a throttled one does, as the scheduler counts (Linux 6.18).
+    """
+    compiled, details = 0, []
+    for name, delay, throttled, used in (
+        ("client", record.client_delay, seen.client_throttled, seen.compiling_client),
+        ("worker", record.worker_delay, seen.worker_throttled, seen.compiling_worker),
+    ):
+        waited = max(0, min(delay, excess) - throttled)
+        behind = min(waited, used)
+        compiled += behind
+        if behind:
+            details.append(f"{name} {_ms(waited)}")
+        if waited > behind:
+            text = f"{name} waited {_ms(delay)} for its CPU (schedstat)"
+            yield Cause(f"cpu-{name}", waited - behind, text)
+    if compiled:
+        text = f"compilations used {_ms(seen.compiling)} of CPU time; waits for a CPU: {', '.join(details)}"
+        yield Cause("compilation", min(excess, compiled), text)
+
+
+def _collections(record: RequestRecord, excess: int) -> Iterator[Cause]:
+    if record.gc:
+        yield Cause("gc", min(excess, record.gc), f"{_ms(record.gc)} in the client's garbage collector (gc.callbacks)")
+
+
+def _page_faults(record: RequestRecord, usual: _Usual, excess: int) -> Iterator[Cause]:
+    """Explain more CPU time than usual by faults: by system time, or the least time of so many faults.
+
+    The kernel counts system time in ticks, too coarsely for a few faults. A fault of a huge page takes a thousand times
+    as long as that of a small one, so the number of faults alone would explain too little.
+    """
+    for name, cpu, system, page_faults in (
+        ("client", record.client_cpu - usual.client_cpu - record.gc, record.client_system,
+         record.client_minor_faults - usual.client_minor_faults),
+        ("worker", record.worker_cpu - usual.worker_cpu, 0,
+         record.worker_minor_faults - usual.worker_minor_faults),
+    ):  # fmt: skip
+        explained = round(min(cpu, max(system, page_faults * _MINOR_FAULT_NS), excess))
+        if page_faults >= _PAGE_FAULTS_MIN and explained > 0:
+            yield Cause("page-faults", explained, f"{name}: {page_faults:,.0f} minor faults, {_ms(cpu)} more CPU time")
+
+
+def _memory(record: RequestRecord, seen: _Between, rest: int) -> Iterator[Cause]:
+    """Explain time off the CPU that nothing else explains by pages that had to be read or reclaimed."""
+    page_faults = record.client_major_faults + record.worker_major_faults
+    off_cpu = record.latency - record.client_cpu - record.client_delay
+    if record.worker_major_faults:
+        off_cpu = max(off_cpu, record.latency - record.worker_cpu - record.worker_delay)
+    stall = seen.memory_stall if seen.memory_stall >= _STALL_SHARE * record.latency else 0
+    explained = min(rest, off_cpu if page_faults else min(stall, off_cpu))
+    if explained > 0:
+        yield Cause("memory", explained, f"{page_faults:,} major faults, memory stalls (PSI) {_ms(seen.memory_stall)}")
+
+
+def _ms(duration_ns: float) -> str:
+    return f"{duration_ns / 1e6:,.1f} ms"

@@ -1,0 +1,145 @@
+"""The report of `nnfmq stress` as a JSON-compatible dict, and a Chrome trace of its worst requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from nnfmq.lab.bench.page import conditions_list, html_table, latency_page
+from nnfmq.lab.statistics import summary
+from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, named_causes, worst_requests
+from nnfmq.lab.stress.records import CAUSES, RequestRecord
+from nnfmq.lab.stress.trial import Scenario, TrialRecords
+
+__all__ = ["UNKNOWN", "chrome_trace", "render_stress_page", "scenario_report"]
+
+UNKNOWN = "unknown"
+
+
+def scenario_report(
+    scenario: Scenario, found: TrialRecords | str, worst: int, thresholds: Thresholds | None = None
+) -> dict[str, Any]:
+    """Return the percentiles of a scenario, the causes of its slow requests, and the worst of these.
+
+    A scenario that was not possible has only its `reason`.
+    """
+    named = {"scenario": scenario.text(), **scenario._asdict()}
+    if isinstance(found, str):
+        return named | {"reason": found}
+    latencies = found.latencies()
+    slow = found.slow_requests(thresholds)
+    return named | {
+        "requests": int(latencies.size),
+        "latency_ns": summary(latencies),
+        "slow_requests": len(slow),
+        "causes_ns": named_causes(slow),
+        "others_cpu_ns": found.others_ns,
+        "without_cause": sum(not request.causes for request in slow),
+        "worst": [_request_dict(request, found.begin_ns) for request in worst_requests(slow, worst)],
+    }
+
+
+def _request_dict(request: SlowRequest, begin_ns: int) -> dict[str, Any]:
+    record = request.record
+    return {
+        "at_s": (record.begin - begin_ns) / 1e9,
+        "begin_ns": record.begin,
+        "latency_ns": record.latency,
+        "excess_ns": request.excess,
+        "stages_ns": _stages(record),
+        "cause": request.causes[0].name if request.causes else UNKNOWN,
+        "causes": [
+            {"name": cause.name, "explained_ns": cause.explained, "evidence": cause.evidence}
+            for cause in request.causes
+        ],
+        "counters": {name: value for name, value in record._asdict().items() if "_" in name or name == "gc"},
+    }
+
+
+def _stages(record: RequestRecord) -> dict[str, int] | None:
+    """Return the application's time and the stages of the burst; None in other modes."""
+    if record.burst < 0:
+        return None
+    parts = {"queue": record.queue, "driver": record.driver, "engine": record.engine}
+    return {"application": record.latency - record.burst, **parts}
+
+
+def chrome_trace(scenarios: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the worst requests of a report in the JSON that chrome://tracing and Perfetto open.
+
+    A scenario is a process there. The stages of a request follow each other in the order of `stages_ns`: their lengths
+    are measured, their positions are not.
+    """
+    events: list[dict[str, Any]] = []
+    for pid, scenario in enumerate(scenarios, 1):
+        name = {"name": scenario["scenario"]}
+        events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 1, "args": name})
+        for request in scenario.get("worst", ()):
+            begin_us = request["begin_ns"] / 1000
+            evidence = {each["name"]: each["evidence"] for each in request["causes"]}
+            events.append(
+                _event(
+                    request["cause"], pid, begin_us, request["latency_ns"], {"evidence": evidence} | request["counters"]
+                )
+            )
+            for stage, length_ns in (request["stages_ns"] or {}).items():
+                events.append(_event(stage, pid, begin_us, length_ns, {}))
+                begin_us += length_ns / 1000
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _event(name: str, pid: int, begin_us: float, length_ns: int, details: Mapping[str, Any]) -> dict[str, Any]:
+    event = {"ph": "X", "name": name, "cat": "request", "pid": pid, "tid": 1, "ts": begin_us, "dur": length_ns / 1000}
+    return event | {"args": dict(details)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The report of `nnfmq stress` as one self-contained HTML page.
+
+
+_PERCENTILES = ("p50", "p99", "p99.9", "max")
+
+
+def render_stress_page(report: Mapping[str, Any]) -> str:
+    """Return the page of a report of `nnfmq stress --json`."""
+    title = f"Worst cases of {report['model'].rsplit('/', 1)[-1]}"
+    return latency_page(title, [*_scenarios(report["scenarios"]), *_worst(report["scenarios"]), *_conditions(report)])
+
+
+def _scenarios(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = []
+    for each in scenarios:
+        if "reason" in each:
+            rows.append([each["scenario"], *["-"] * (len(_PERCENTILES) + 2), each["reason"]])
+            continue
+        times = [f"{each['latency_ns'][name] / 1000:,.1f}" for name in _PERCENTILES]
+        causes = ", ".join(f"{name} {time / 1e6:,.0f} ms" for name, time in each["causes_ns"].items())
+        rows.append([each["scenario"], *times, f"{each['requests']:,}", f"{each['slow_requests']:,}", causes])
+    yield "<p>Latencies in µs. The causes are named from evidence, whatever the load was.</p>"
+    yield html_table(
+        ("scenario", *_PERCENTILES, "requests", "slow", "causes of slow requests"), rows, ends_with_words=True
+    )
+
+
+def _worst(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    found = [each for each in scenarios if each.get("worst")]
+    if not found:
+        return
+    yield "<h2>Worst requests</h2>"
+    for each in found:
+        yield f"<h3>{escape(each['scenario'])}</h3>"
+        yield f"<ul>{''.join(map(_request, each['worst']))}</ul>"
+    meanings = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in CAUSES.items())
+    yield f"<dl>{''.join(meanings)}</dl>"
+
+
+def _request(request: Mapping[str, Any]) -> str:
+    stages = "".join(f", {name} {time / 1e6:.1f}" for name, time in (request["stages_ns"] or {}).items())
+    causes = [f"<b>{escape(each['name'])}</b>: {escape(each['evidence'])}" for each in request["causes"]]
+    lines = "".join(f"<br>{cause}" for cause in causes or (f"<b>{request['cause']}</b>: no counter explains it",))
+    return f"<li>{request['latency_ns'] / 1e6:,.1f} ms at {request['at_s']:.2f} s{stages}{lines}</li>"
+
+
+def _conditions(report: Mapping[str, Any]) -> Iterator[str]:
+    yield from conditions_list(report["conditions"])

@@ -1,0 +1,296 @@
+"""INTEGER_LSTM and INTEGER_SVDF: TFLite's recurrent operators in integers, with int8 inputs, weights and outputs.
+
+INTEGER_LSTM is one step or a sequence of steps of an LSTM with int16 gates and cell state. Its arithmetic is that of
+the HAL's QUANTIZED_LSTM, except that as in TFLite the zero point of the hidden state is added, and the projection is
+clipped with its zero point. INTEGER_SVDF shifts its memory before it appends the features of the input.
+
+LSTM   C1 the input has rank 2 or 3       C2 to C9 and C13 are those of QUANTIZED_LSTM
+       C10 peepholes with a projection have as many cells as outputs
+SVDF   C11 shapes of input, weights, bias and state agree      C12 the rank divides the count of filters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nnfmq.hal.extensions import TfliteOperation
+from nnfmq.hal.types import OperationType as Op
+from nnfmq.operations import fixed_point, lstm, rnn_svdf
+from nnfmq.operations.declaration import (
+    BOOL,
+    F32,
+    FLOAT32,
+    I32,
+    INT32,
+    Q8S,
+    Q16S,
+    V1_2,
+    Array,
+    Declaration,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    attribute,
+    data,
+    overload,
+    weight,
+)
+from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.fixed_point16 import tanh_table
+from nnfmq.operations.lstm_cell import GATES, TENSOR_COUNT, LstmTensors, cell_parameters, check_cell, gate_parameters
+from nnfmq.operations.quantized_lstm import (
+    Multiplier,
+    PreparedQuantizedLstmCell,
+    ScaledMatmul,
+    cell_state_shift,
+    float_multiplier,
+    quantized_clip,
+    quantized_gate,
+    scale_quotient,
+)
+from nnfmq.operations.shapes import require
+from nnfmq.operations.tflite_extension.declaration import own_code
+from nnfmq.operations.tflite_extension.quantization import quantize_linearly, quantize_rows
+from nnfmq.operations.tflite_extension.sixteen_bits import find
+
+__all__ = ["DECLARATIONS", "dynamic", "hybrid", "lstm_shape", "plan_lstm", "plan_svdf", "svdf_shape"]
+
+Shapes = tuple[Shape, ...]
+
+
+def lstm_shape(
+    input: Shape, *rest: Shape, cell_clip: float, projection_clip: float, time_major: bool, **_: Any
+) -> Shapes:
+    """Return the shapes of the output, the hidden state and the cell state."""
+    require(len(input) in (2, 3), "C1", f"the input has shape {input}, required is (batch, size), or a sequence of it")
+    require(cell_clip >= 0 and projection_clip >= 0, "C9", f"clips are {cell_clip} and {projection_clip}")
+    hidden, state = rest[TENSOR_COUNT : TENSOR_COUNT + 2]
+    batch = input[1 if len(input) == 3 and time_major else 0]
+    cell = LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
+    check_cell(cell, (batch, input[-1]), (hidden, state))
+    equal = hidden == state or cell.peephole[3] is None
+    require(equal, "C10", f"peepholes with {hidden[1]} outputs of {state[1]} cells")
+    return (*input[:-1], hidden[1]), hidden, state
+
+
+def plan_lstm(
+    input: Tensor,
+    *rest: Tensor,
+    output: tuple[Tensor, ...],
+    cell_clip: float,
+    projection_clip: float,
+    time_major: bool,
+    hidden_state_zero_point: int,
+    hidden_state_scale: float,
+    **intermediate_scales: float,
+) -> Run:
+    """Plan all steps."""
+    cell = LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
+    previous, state = rest[TENSOR_COUNT : TENSOR_COUNT + 2]
+    shift = cell_state_shift(state.scale)
+    scales = tuple(intermediate_scales[f"{gate}_intermediate_scale"] for gate in GATES)
+    packed = PreparedQuantizedLstmCell(
+        tuple(quantized_gate(cell, gate, input, previous, shift, scales[gate]) for gate in cell.gates),
+        shift,
+        quantized_clip(cell_clip, state.scale, 32767),
+        tanh_table(15 + shift),
+        (float_multiplier(2.0**-30 / hidden_state_scale if hidden_state_scale else np.inf), -hidden_state_zero_point),
+        _Projection.of(cell, previous, hidden_state_scale, hidden_state_zero_point, projection_clip),
+    )
+    is_sequence, shape = len(input.shape) == 3, output[0].shape
+
+    def run(x: Array, hidden: Array, cells: Array) -> tuple[Array, ...]:
+        steps = x if is_sequence and time_major else np.swapaxes(x, 0, 1) if is_sequence else x[np.newaxis]
+        results = []
+        for step in steps:
+            hidden, cells, _ = packed.step(step, hidden, cells)
+            results.append(hidden)
+        stacked = np.stack(results)
+        ordered = np.swapaxes(stacked, 0, 1) if is_sequence and not time_major else stacked
+        return np.ascontiguousarray(ordered).reshape(shape), hidden, cells
+
+    return run
+
+
+class _Projection(Struct, frozen=True):
+    """The projection of hidden values to outputs; none if `product` is None."""
+
+    product: ScaledMatmul | None
+    zero_point: int
+    clip: int
+
+    @classmethod
+    def of(
+        cls, cell: LstmTensors[Tensor], previous: Tensor, hidden_scale: float, hidden_zero_point: int, clip: float
+    ) -> _Projection:
+        weights = cell.projection
+        if weights is None:
+            return cls(None, 0, 0)
+        multiplier = float_multiplier(scale_quotient(weights.scale, hidden_scale, by=previous.scale))
+        product = ScaledMatmul.of(weights, hidden_zero_point, cell.projection_bias, multiplier)
+        return cls(product, previous.zero_point, quantized_clip(clip, previous.scale, 127))
+
+    def __call__(self, hidden: Ints) -> Ints:
+        if self.product is None:
+            return hidden
+        outputs: Ints = np.clip(self.product.apply(hidden) + self.zero_point, -128, 127)
+        return np.clip(outputs, -self.clip, self.clip) if self.clip > 0 else outputs
+
+
+def svdf_shape(input: Shape, features: Shape, times: Shape, bias: Shape | None, state: Shape, *, rank: int) -> Shapes:
+    """Return the shapes of the output and the state."""
+    ranks = (len(input), len(features), len(times), len(state))
+    require(ranks == (2, 2, 2, 2), "C11", f"input, weights and state have ranks {ranks}, required is 2")
+    filters, memory = times
+    require(rank > 0 and filters % rank == 0, "C12", f"rank {rank} of {filters} filters")
+    units = filters // rank
+    fits = features == (filters, input[1]) and state == (input[0], filters * memory) and bias in (None, (units,))
+    require(fits, "C11", f"input {input}, weights {features} and {times}, bias {bias}, state {state}")
+    return (input[0], units), state
+
+
+def plan_svdf(
+    input: Tensor,
+    features: Tensor,
+    times: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    *,
+    output: tuple[Tensor, ...],
+    rank: int,
+) -> Run:
+    """Plan one step."""
+    of_features = ScaledMatmul.of(features, input.zero_point, None, _multiplier(input, features, state))
+    weights, multiplier = ints(times.array), _multiplier(state, times, output[0])
+    addend = 0 if bias is None else ints(bias.array)
+    filters, memory = times.shape
+    info = np.iinfo(state.dtype)
+
+    def run(x: Array, memories: Array) -> tuple[Array, ...]:
+        shifted = np.roll(memories.reshape(-1, filters, memory), -1, axis=2)
+        newest = np.clip(of_features.apply(x), info.min, info.max) + state.zero_point
+        shifted[:, :, -1] = newest.astype(state.dtype)
+        sums = ((ints(shifted) - state.zero_point) * weights).sum(axis=2)
+        units = sums.reshape(len(sums), -1, rank).sum(axis=2) + addend
+        scaled = fixed_point.multiply(ints(units.astype(np.int32)), *multiplier) + output[0].zero_point
+        return np.clip(scaled, -128, 127).astype(np.int8), shifted.reshape(memories.shape)
+
+    return run
+
+
+def _multiplier(first: Tensor, second: Tensor, result: Tensor) -> Multiplier:
+    return float_multiplier(scale_quotient(first.scale, second.scale, by=result.scale))
+
+
+_INTEGER_RECURRENT_DECLARATIONS = (
+    Declaration(
+        own_code(TfliteOperation.INTEGER_LSTM),
+        since=V1_2,
+        overloads=(
+            overload(
+                data("input"),
+                *cell_parameters(weights=Q8S, peepholes=Q16S, biases=I32),
+                *(data("hidden_state"), data("cell_state", Q16S)),
+                *gate_parameters("{}_layer_norm_weights", Q16S, optional=GATES),
+                *(attribute("cell_clip", FLOAT32), attribute("projection_clip", FLOAT32)),
+                attribute("time_major", BOOL),
+                *(attribute(f"{gate}_intermediate_scale", FLOAT32) for gate in GATES),
+                *(attribute("hidden_state_zero_point", INT32), attribute("hidden_state_scale", FLOAT32)),
+                level=V1_2,
+            ),
+        ),
+        variants=(Variant({"T": Q8S}, V1_2, plan_lstm),),
+        shape=lstm_shape,
+        outputs=("T", "T", Q16S),
+    ),
+    Declaration(
+        own_code(TfliteOperation.INTEGER_SVDF),
+        since=V1_2,
+        overloads=(
+            overload(
+                *(data("input"), weight("features"), weight("times", "S"), weight("bias", I32, optional=True)),
+                *(data("state", "S"), attribute("rank")),
+                level=V1_2,
+            ),
+        ),
+        variants=(Variant({"T": Q8S, "S": Q16S}, V1_2, plan_svdf), Variant({"T": Q8S, "S": Q8S}, V1_2, plan_svdf)),
+        shape=svdf_shape,
+        outputs=("T", "S"),
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# HYBRID_X: the recurrent operation X of the HAL on floats whose weights had 8 bits in the file.
+#
+# TFLite quantizes the rows that are multiplied by such weights, inputs and hidden states, at each step; the parameter
+# `asymmetric`, after all others, says how (see `quantization`). The weights are given dequantized.
+#
+# DYNAMIC_X does the same as ONNX Runtime's DynamicQuantizeLSTM: all inputs have one scale and zero point, and so have
+# the hidden states of each step.
+
+
+ASYMMETRIC = attribute("asymmetric", BOOL)
+
+
+def hybrid(source: Declaration) -> Declaration:
+    """Return the declaration of HYBRID_X, X being `source`."""
+    longest = max(source.overloads, key=lambda one: len(one.parameters))
+    variant = next(one for one in source.variants if one.types["T"] == F32)
+    assert variant.plan is not None
+    return replace(
+        source,
+        code=own_code(TfliteOperation[f"HYBRID_{source.name}"]),
+        since=V1_2,
+        overloads=(overload(*longest.parameters, ASYMMETRIC, level=V1_2),),
+        variants=(Variant(variant.types, V1_2, _quantizing(variant.plan)),),
+        shape=partial(_shape, source.shape),
+        output_counts=dict.fromkeys(source.output_counts, V1_2),
+    )
+
+
+def _shape(rule: Callable[..., Any], *shapes: Any, asymmetric: bool, **attributes: Any) -> Any:
+    return rule(*shapes, **attributes)
+
+
+def _quantizing(plan: Plan) -> Plan:
+    def plan_hybrid(*tensors: Any, asymmetric: bool, **attributes: Any) -> Run:
+        return plan(*tensors, represent=partial(quantize_rows, asymmetric=asymmetric), **attributes)
+
+    return plan_hybrid
+
+
+_LSTMS = (Op.LSTM, Op.UNIDIRECTIONAL_SEQUENCE_LSTM, Op.BIDIRECTIONAL_SEQUENCE_LSTM)
+_RNNS = (Op.RNN, Op.UNIDIRECTIONAL_SEQUENCE_RNN, Op.BIDIRECTIONAL_SEQUENCE_RNN)
+
+
+def dynamic(source: Declaration) -> Declaration:
+    """Return the declaration of DYNAMIC_X, X being `source`."""
+    longest = max(source.overloads, key=lambda one: len(one.parameters))
+    variant = next(one for one in source.variants if one.types["T"] == F32)
+    assert variant.plan is not None
+    return replace(
+        source,
+        code=own_code(TfliteOperation[f"DYNAMIC_{source.name}"]),
+        since=V1_2,
+        overloads=(overload(*longest.parameters, level=V1_2),),
+        variants=(Variant(variant.types, V1_2, partial(variant.plan, represent=quantize_linearly)),),
+        output_counts=dict.fromkeys(source.output_counts, V1_2),
+    )
+
+
+_HYBRID_RECURRENT_DECLARATIONS = (
+    *(hybrid(find(lstm.DECLARATIONS, code)) for code in _LSTMS),
+    *(hybrid(find(rnn_svdf.DECLARATIONS, code)) for code in _RNNS),
+    dynamic(find(lstm.DECLARATIONS, Op.UNIDIRECTIONAL_SEQUENCE_LSTM)),
+)
+
+DECLARATIONS = (*_INTEGER_RECURRENT_DECLARATIONS, *_HYBRID_RECURRENT_DECLARATIONS)

@@ -1,1 +1,0 @@
-"""Replays: the executions of a recording, run again on a driver, and compared."""

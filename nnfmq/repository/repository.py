@@ -1,0 +1,440 @@
+"""ModelRepository: looks at the directory, loads versions, and serves them.
+
+The main thread looks at the directory every LOOK_S and decides; up to LOADS_MAX threads load a version each, so that
+one slow or hanging import delays no other model. Clients are served on the watcher thread meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from enum import Enum
+from typing import NamedTuple
+
+from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.hal.errors import DeadObject, ErrorStatus, NnfmqError
+from nnfmq.repository.import_process import ImportCrashed, ImportedVersion, import_in_process
+from nnfmq.repository.models import DriverModels, ModelDirectory, VersionState
+from nnfmq.repository.server import RepositoryServer
+from nnfmq.serialize.repository_protocol import ModelDescription, ModelEntry, ModelState
+
+__all__ = ["LoadFailure", "ModelRepository", "ModelVersions"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# ModelVersions: which version of a model is served, and which one to load next. Without I/O.
+#
+# The newest version that can be loaded is served. A version is loaded when its files have not changed between two looks
+# at the directory, and again when they have changed since. If that fails, the version served before remains; so it does
+# while an older one takes the place of a version that was removed.
+#
+# A version whose files are wrong has failed until they change. If the process that loads it dies, it is tried again
+# after 1 and 2 s, and has failed after CRASHES_MAX times. Other errors, such as a lack of memory, may pass: it is tried
+# again after pauses that grow to PAUSE_MAX_S.
+
+
+CRASHES_MAX = 3
+PAUSE_MAX_S = 60.0
+_SETTLED_S = 2.0
+_REASON_CHARACTERS = 1000
+
+
+class LoadFailure(Enum):
+    """Why a version could not be loaded."""
+
+    WRONG = "wrong"
+    """Its files are."""
+    CRASH = "crash"
+    """The process that loaded it died."""
+    SHORTAGE = "shortage"
+    """Something that may pass."""
+
+
+class _Version:
+    def __init__(self, state: VersionState) -> None:
+        self.state = state
+        self.is_settled = False
+        self.failures = self.crashes = 0
+        self.has_failed = False
+        self.retry_at_s = 0.0
+        self.reason = ""
+
+
+class _Served(NamedTuple):
+    version: int
+    state: VersionState
+    device: str
+    changed_s: float
+
+
+class ModelVersions:
+    """The versions of one model. Used by one thread. Times are seconds of the monotonic clock, unless stated."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._known: dict[int, _Version] = {}  # the newest first
+        self._served: _Served | None = None
+        self._exists = True
+
+    @property
+    def served_version(self) -> int:
+        """The version that is served, 0 if there is none."""
+        return 0 if self._served is None else self._served.version
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is nothing to say of the model any more: it has no directory, and is not served."""
+        return not self._exists and self._served is None
+
+    def look(self, found: Mapping[int, VersionState] | None, clock_s: float) -> None:
+        """Note the states of all versions that there are now; None = the model's directory is gone.
+
+        `clock_s` is the time of day, since the epoch.
+        """
+        self._exists = found is not None
+        found = found or {}
+        known = {}
+        for number in sorted(found, reverse=True):
+            version = self._known.get(number)
+            if version is None or version.state != found[number]:
+                version = _Version(found[number])
+                # A driver that starts need not look twice at files that have been there for long.
+                version.is_settled = found[number].changed_s + _SETTLED_S < clock_s
+            else:
+                version.is_settled = True
+            known[number] = version
+        self._known = known
+
+    def next_load(self, now_s: float, loading: Collection[int] = ()) -> int:
+        """Return the version to load now, 0 if there is none. `loading` are those that are being loaded."""
+        for number, version in self._known.items():
+            if not self.is_wanted(number):
+                break
+            is_due = version.is_settled and not version.has_failed and version.retry_at_s <= now_s
+            if is_due and number not in loading:
+                return number
+        return 0
+
+    def is_wanted(self, number: int) -> bool:
+        """Return whether this version, as its files are now, would replace the one that is served."""
+        served = self._served
+        if served is None or served.version not in self._known:
+            return True
+        is_new = number == served.version and self._known[number].state != served.state
+        return number > served.version or is_new
+
+    def state_of(self, number: int) -> VersionState | None:
+        """Return the state of a version's files, None if it was not there at the last look."""
+        version = self._known.get(number)
+        return None if version is None else version.state
+
+    def on_loaded(self, number: int, state: VersionState, device: str, clock_s: float) -> None:
+        """Note that a version with files of this state is served from now on."""
+        self._served = _Served(number, state, device, clock_s)
+
+    def on_failure(self, number: int, state: VersionState, failure: LoadFailure, reason: str, now_s: float) -> bool:
+        """Note that loading a version has failed; return whether it has failed for good, until its files change."""
+        version = self._known.get(number)
+        if version is None or version.state != state:
+            return False  # its files have changed, or it was removed
+        version.failures += 1
+        version.reason = reason[:_REASON_CHARACTERS]
+        version.crashes += failure is LoadFailure.CRASH
+        version.has_failed = failure is LoadFailure.WRONG or version.crashes >= CRASHES_MAX
+        version.retry_at_s = now_s + min(2.0 ** (version.failures - 1), PAUSE_MAX_S)
+        return version.has_failed
+
+    def on_unusable(self, number: int, state: VersionState) -> None:
+        """Note that the files of a version have changed since they had this state: load it after the next look."""
+        version = self._known.get(number)
+        if version is not None and version.state == state:
+            version.is_settled = False
+
+    def withdraw(self) -> bool:
+        """Serve nothing any more if the served version was removed and no other one may follow; return whether so."""
+        served = self._served
+        if served is None or served.version in self._known:
+            return False
+        if any(not version.has_failed for version in self._known.values()):
+            return False
+        self._served = None
+        return True
+
+    def entry(self) -> ModelEntry:
+        """Return what clients are told of the model."""
+        served = self._served
+        failed = [number for number in self._known if self._has_failed_after_served(number)]
+        number = failed[0] if failed else 0
+        return ModelEntry(
+            name=self.name,
+            state=self._state(),
+            version=self.served_version,
+            device="" if served is None else served.device,
+            failed_version=number,
+            reason=self._known[number].reason if number else "" if self._known else "there is no version of it",
+            changed_s=0.0 if served is None else served.changed_s,
+        )
+
+    def _has_failed_after_served(self, number: int) -> bool:
+        return number >= self.served_version and bool(self._known[number].reason)
+
+    def _state(self) -> ModelState:
+        if self._served is not None:
+            return ModelState.READY
+        is_pending = any(not version.has_failed for version in self._known.values())
+        return ModelState.LOADING if is_pending else ModelState.UNAVAILABLE
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# ModelRepository: looks at the directory, loads versions, and serves them.
+
+
+LOOK_S = 1.0
+LOADS_MAX = 2
+SLOW_LOAD_S = 10.0
+RESTORE_PAUSE_S = 10.0  # between two times, in case a model makes the worker die
+_PASSING = frozenset(
+    (
+        ErrorStatus.DEVICE_UNAVAILABLE,
+        ErrorStatus.MISSED_DEADLINE_TRANSIENT,
+        ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT,
+        ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT,
+    )
+)
+_log = logging.getLogger("nnfmq.repository")
+
+
+class _Load(NamedTuple):
+    """A version that is being loaded, with the state of its files at the beginning."""
+
+    name: str
+    version: int
+    state: VersionState
+    started_s: float
+
+
+class _Loaded(NamedTuple):
+    """A version that is prepared in the driver."""
+
+    imported: ImportedVersion
+    prepared: PreparedModel
+
+    def close(self) -> None:
+        self.imported.close()
+        self.prepared.close()
+
+
+class _Failed(NamedTuple):
+    failure: LoadFailure
+    reason: str
+
+
+class ModelRepository:
+    """The models of a directory, and those of them that are served."""
+
+    def __init__(self, directory: ModelDirectory, driver: DriverModels, server: RepositoryServer) -> None:
+        self._directory = directory
+        self._driver = driver
+        self._server = server
+        self._models: dict[str, ModelVersions] = {}
+        self._served: dict[str, _Loaded] = {}
+        self._loads: list[_Load] = []  # that are in progress
+        self._results: queue.SimpleQueue[tuple[_Load, _Loaded | _Failed]] = queue.SimpleQueue()
+        self._unreadable = ""
+        self._restore_at_s = 0.0
+
+    def run(self) -> None:
+        """Serve until the process ends."""
+        self.look()
+        self._server.start()  # now it is known which models there are
+        while True:
+            next_look_s = time.monotonic() + LOOK_S
+            while (left_s := next_look_s - time.monotonic()) > 0:
+                self.handle_result(left_s)
+            self.look()
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Look at the directory once; begin loading what is new, and withdraw what is gone."""
+        try:
+            names = self._directory.names()
+        except OSError as error:  # it may be back soon: a network file system
+            self._report_unreadable([error])
+        else:
+            self._report_unreadable([problem for name in names if (problem := self._look_at(name)) is not None])
+            for name in self._models.keys() - set(names):
+                self._models[name].look(None, time.time())
+        self._restore_lost()
+        self._go_on()
+
+    def _look_at(self, name: str) -> OSError | None:
+        """Look at one model. If that fails, its versions remain those of the last look; return the error."""
+        found = {}
+        try:
+            for version in self._directory.versions(name):
+                state = self._directory.state(name, version)
+                if state is not None:
+                    found[version] = state
+        except OSError as error:
+            return error
+        self._models.setdefault(name, ModelVersions(name)).look(found, time.time())
+        return None
+
+    def _report_unreadable(self, errors: list[OSError]) -> None:
+        """Log what cannot be read, once."""
+        text = "; ".join(f"{error.filename}: {error.strerror}" for error in errors)
+        if text != self._unreadable:
+            self._unreadable = text
+            if text:
+                _log.warning("the models remain those of the last look: %s", text)
+
+    def _go_on(self) -> None:
+        """Withdraw models and begin loads, as far as possible; publish the list of models."""
+        for name, versions in list(self._models.items()):
+            if versions.withdraw():
+                self._withdraw(name)
+            if versions.is_gone:
+                del self._models[name]
+        for versions in self._models.values():
+            if len(self._loads) < LOADS_MAX:
+                self._begin_load(versions)
+        self._server.set_entries(self._entries())
+
+    def _withdraw(self, name: str) -> None:
+        self._server.withdraw(name)
+        self._served.pop(name).prepared.close()
+        _log.info("model %s is no longer served: its versions were removed", name)
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def _begin_load(self, versions: ModelVersions) -> None:
+        """Begin to load the next version of a model, if there is one.
+
+        While one is being loaded, an older one is loaded only if none is served and the first one takes long.
+        """
+        now_s = time.monotonic()
+        loads = [load for load in self._loads if load.name == versions.name]
+        if loads and (versions.served_version or loads[-1].started_s + SLOW_LOAD_S > now_s):
+            return
+        version = versions.next_load(now_s, [load.version for load in loads])
+        state = versions.state_of(version)
+        if state is not None:
+            load = _Load(versions.name, version, state, now_s)
+            self._loads.append(load)
+            threading.Thread(target=self._load, args=(load,), name=f"load {load.name}", daemon=True).start()
+
+    def _load(self, load: _Load) -> None:
+        """Load a version and put the result into the queue. Runs on a thread of its own."""
+        result: _Loaded | _Failed
+        try:
+            result = self._loaded(load)
+        except (ImportCrashed, DeadObject) as error:
+            result = _Failed(LoadFailure.CRASH, str(error))
+        except NnfmqError as error:
+            result = _Failed(LoadFailure.SHORTAGE if error.status in _PASSING else LoadFailure.WRONG, _one_line(error))
+        except (OSError, MemoryError) as error:
+            result = _Failed(LoadFailure.SHORTAGE, str(error) or "there is not enough memory")
+        except Exception as error:  # noqa: BLE001  a bug fails this version, not the others
+            _log.exception("loading version %d of model %s failed", load.version, load.name)
+            result = _Failed(LoadFailure.WRONG, repr(error))
+        self._results.put((load, result))
+
+    def _loaded(self, load: _Load) -> _Loaded:
+        imported = import_in_process(self._directory.version_path(load.name, load.version))
+        try:
+            return _Loaded(imported, self._driver.prepare(load.name, load.version, imported.model, imported.memories))
+        except BaseException:
+            imported.close()
+            raise
+
+    def _entries(self) -> list[ModelEntry]:
+        return [versions.entry() for versions in self._models.values()]
+
+    def handle_result(self, timeout_s: float) -> None:
+        """Wait for the end of a load, at most `timeout_s`, and serve what it has loaded."""
+        with suppress(queue.Empty):
+            load, result = self._results.get(timeout=timeout_s)
+            self._loads.remove(load)
+            if isinstance(result, _Failed):
+                self._on_failure(load, result)
+            elif self._is_current(load):
+                self._serve(load, result)
+            else:
+                result.close()
+                if load.name in self._models:
+                    self._models[load.name].on_unusable(load.version, load.state)
+            self._go_on()
+
+    def _is_current(self, load: _Load) -> bool:
+        """Return whether the files are still those that were loaded, and no newer version is served."""
+        versions = self._models.get(load.name)
+        if versions is None or versions.state_of(load.version) != load.state or not versions.is_wanted(load.version):
+            return False
+        try:
+            return self._directory.state(load.name, load.version) == load.state
+        except OSError:
+            return True  # the next look tells
+
+    def _on_failure(self, load: _Load, failed: _Failed) -> None:
+        versions = self._models.get(load.name)
+        if versions is None or versions.state_of(load.version) != load.state:
+            return  # it was removed, or has changed
+        is_final = versions.on_failure(load.version, load.state, failed.failure, failed.reason, time.monotonic())
+        then = "it is tried again when its files change" if is_final else "it is tried again"
+        served = versions.served_version
+        instead = f"version {served} is served" if served else "no version is served"
+        _log.warning(
+            "version %d of model %s is not served: %s; %s; %s", load.version, load.name, failed.reason, instead, then
+        )
+
+    def _serve(self, load: _Load, loaded: _Loaded) -> None:
+        device = loaded.prepared.device
+        self._models[load.name].on_loaded(load.version, load.state, device, time.time())
+        self._server.publish(_description(load, loaded), loaded.imported.memories, self._entries())
+        previous, self._served[load.name] = self._served.get(load.name), loaded
+        if previous is not None:
+            previous.prepared.close()
+        _log.info("version %d of model %s is served on device %s", load.version, load.name, device)
+
+    def _restore_lost(self) -> None:
+        """Prepare the served models again if the driver's worker has died: their programs may have gone with it."""
+        if not self._served or self._driver.is_connected or time.monotonic() < self._restore_at_s:
+            return
+        self._restore_at_s = time.monotonic() + RESTORE_PAUSE_S
+        _log.warning("the worker that kept the models has died: they are prepared again")
+        for name, loaded in self._served.items():
+            loaded.prepared.close()
+            try:
+                version = self._models[name].served_version
+                prepared = self._driver.prepare(name, version, loaded.imported.model, loaded.imported.memories)
+            except NnfmqError as error:
+                _log.warning("model %s is not prepared in advance: %s", name, error)
+            else:
+                self._served[name] = loaded._replace(prepared=prepared)
+
+
+def _one_line(error: Exception) -> str:
+    """Return an error's text, of which that of an unsupported model has a line for each operator."""
+    return "; ".join(line.strip() for line in str(error).splitlines())
+
+
+def _description(load: _Load, loaded: _Loaded) -> ModelDescription:
+    model, options = loaded.imported.model, loaded.imported.model.options
+    return ModelDescription(
+        name=load.name,
+        version=load.version,
+        device=loaded.prepared.device,
+        preference=options.preference,
+        priority=options.priority,
+        batch=options.batch,
+        model=model.model,
+        pools=model.pools,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        states=model.states,
+    )

@@ -1,1 +1,0 @@
-"""The client library: connect to a driver, prepare models, execute them. Never imports `service`."""

@@ -1,1 +1,0 @@
-"""The compilation of a model on a choice of devices: plan, preparation of each step, fallback."""

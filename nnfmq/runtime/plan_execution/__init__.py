@@ -1,1 +1,0 @@
-"""Executes a model on several devices: PartitionedModel, over the prepared steps of an execution plan."""

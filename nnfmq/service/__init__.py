@@ -1,1 +1,0 @@
-"""The driver process: who serves a client, and how. Never imports `runtime`: what the two share is data."""

@@ -1,1 +1,0 @@
-"""Handlers of the client's calls, one module for each family."""

@@ -1,0 +1,87 @@
+"""What a driver reads of its installation, in a child process and by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from support.drivers import running_daemon, short_folder
+from support.executors import until
+
+from nnfmq.base import settings
+from nnfmq.driver.devices import installation
+
+CHILD_READS = """
+import os
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process with threads does not fork
+import sys
+from nnfmq.driver.devices import installation
+installation.read_in_child()
+print(installation.installation())
+print(*[name for name in ("importlib.metadata", "hashlib") if name in sys.modules])
+"""
+
+PREFETCHES = """
+import sys
+from msgspec.structs import replace
+from nnfmq.driver.devices import installation
+from nnfmq.driver.devices.registry import load_devices
+needed = {"hmac", "nnfmq.engines.compiled.artifact"}
+devices = load_devices()
+if sys.argv[1] == "without":
+    installation._current = replace(installation.installation(), llvmlite=None)
+print(len(needed & sys.modules.keys()))
+devices.prefetch_imports()
+print(len(needed & sys.modules.keys()))
+"""
+
+
+def test_it_has_the_versions_of_installed_packages() -> None:
+    llvmlite = pytest.importorskip("llvmlite")
+    read = installation.read()
+    assert (read.release, read.llvmlite) == (version("nnfmq"), llvmlite.__version__)
+
+
+def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [])
+    read = installation.read()
+    assert (read.release, read.llvmlite, read.has_plugins) == ("source", None, False)
+
+
+def test_a_child_process_reads_the_same_and_the_parent_imports_nothing_for_it() -> None:
+    output = subprocess.run([sys.executable, "-c", CHILD_READS], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines() == [repr(installation.read()), ""]
+
+
+def test_a_supervisor_does_not_map_OpenSSL() -> None:
+    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon, daemon.connect() as client:
+        maps = Path(f"/proc/{client.driver_pid}/maps").read_text()
+    assert "_multiarray_umath" in maps
+    assert "libcrypto" not in maps
+
+
+@pytest.mark.parametrize(
+    ("llvmlite", "limit_mib", "imported"), [("with", "1", "2"), ("with", "0", "0"), ("without", "1", "0")]
+)
+def test_a_driver_imports_what_links_a_cached_program_before_it_needs_it(
+    llvmlite: str, limit_mib: str, imported: str
+) -> None:
+    pytest.importorskip("llvmlite")
+    output = subprocess.run(
+        [sys.executable, "-c", PREFETCHES, llvmlite],
+        env={**os.environ, settings.CACHE_MIB.variable: limit_mib},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert output.split() == ["0", imported]
+
+
+def test_a_worker_maps_OpenSSL_before_a_model_is_prepared() -> None:
+    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon, daemon.connect() as client:
+        maps = Path(f"/proc/{client.worker_pid}/maps")
+        until(lambda: "libcrypto" in maps.read_text())

@@ -1,0 +1,117 @@
+"""The process of the model repository: started, started again with growing pauses, ended. The process is a double."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nnfmq.base.channel import Listener
+from nnfmq.driver.process import workers
+from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.driver.process.workers import PAUSE_MAX_S, PAUSE_S, RepositoryProcess
+from nnfmq.hal.errors import GeneralFailure
+
+
+class FakeProcess:
+    """A child that has exited already."""
+
+    pid = 2**22 + 1  # above the kernel's limit
+
+    def __init__(self) -> None:
+        self._read_fd, write_fd = os.pipe()
+        os.close(write_fd)  # so the other end is readable
+        self.signals: list[signal.Signals] = []
+
+    def fileno(self) -> int:
+        return self._read_fd
+
+    def send(self, number: signal.Signals) -> None:
+        self.signals.append(number)
+
+    def reap(self) -> int:
+        os.close(self._read_fd)
+        return 3
+
+
+class Setup:
+    """A repository process, and the pauses after which it is to be started again."""
+
+    def __init__(self, loop: EventLoop, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        self.pauses: list[float] = []
+        self.started: list[FakeProcess] = []
+        self.error: Exception | None = None
+        monkeypatch.setattr(workers, "fork_child", self._fork)
+        monkeypatch.setattr(workers.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(loop, "call_at", lambda time_s, _callback: self.pauses.append(time_s - self.now_s))
+        self.loop = loop
+        self.process = RepositoryProcess(loop, listener, Path("d.sock"), Path("/models"))
+
+    def _fork(self, _run: Any, keep_fds: list[int], *, at_parent_exit: signal.Signals) -> FakeProcess:
+        assert at_parent_exit is signal.SIGKILL
+        os.fstat(keep_fds[0])
+        if self.error is not None:
+            raise self.error
+        self.started.append(FakeProcess())
+        return self.started[-1]
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
+    with EventLoop() as loop, Listener.create(tmp_path / "socket") as listener:
+        made = Setup(loop, listener, monkeypatch)
+        yield made
+        made.process.end()
+
+
+def test_the_pause_before_the_next_start_doubles_up_to_a_limit(setup: Setup) -> None:
+    for _ in range(12):
+        setup.process.start()
+        setup.now_s += 1
+        setup.loop.run_once(time.monotonic())
+    assert setup.pauses[:3] == pytest.approx([PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S])
+    assert setup.pauses[-1] == pytest.approx(PAUSE_MAX_S)
+    assert len(setup.started) == 12
+
+
+def test_after_a_long_life_the_pause_is_short_again(setup: Setup) -> None:
+    for life_s in (1, 1, 61):
+        setup.process.start()
+        setup.now_s += life_s
+        setup.loop.run_once(time.monotonic())
+    assert setup.pauses == pytest.approx([PAUSE_S, 2 * PAUSE_S, PAUSE_S])
+
+
+@pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), GeneralFailure("several threads")])
+def test_a_start_that_fails_is_tried_again(setup: Setup, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    setup.error = error
+    setup.process.start()
+    assert "the model repository cannot be started" in caplog.text
+    assert setup.pauses == pytest.approx([PAUSE_S])
+    setup.error = None
+    setup.process.start()
+    assert len(setup.started) == 1
+
+
+def test_a_process_that_cannot_be_watched_is_ended(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add_reader(_fd: int, _callback: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(setup.loop, "add_reader", add_reader)
+    setup.process.start()
+    assert setup.started[0].signals == [signal.SIGKILL]
+    assert setup.pauses == pytest.approx([PAUSE_S])
+
+
+def test_after_the_end_it_is_not_started_again(setup: Setup) -> None:
+    setup.process.start()
+    setup.process.end()
+    setup.process.end()
+    setup.process.start()
+    assert len(setup.started) == 1 and setup.started[0].signals == [signal.SIGKILL]
