@@ -223,9 +223,22 @@ def _inferred_shapes(node: Node, proto: Any) -> list[tuple[tuple[int, ...], np.d
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(proto.domain, node.opset)])
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        return [_known(info.type.tensor_type) for info in inferred.graph.output]
+        shapes = [_known(info.type.tensor_type) for info in inferred.graph.output]
+        return [(_without_windows_in_padding(node, shape), dtype) for shape, dtype in shapes]
     except (onnx.shape_inference.InferenceError, InvalidArgument, ValueError, RuntimeError):
         return None
+
+
+def _without_windows_in_padding(node: Node, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a pool's shape less the windows that begin in the padding at an end, which ONNX's inference may count."""
+    if not node.attributes.get("ceil_mode"):
+        return shape
+    rank = len(shape) - 2
+    strides = node.attributes.get("strides") or [1] * rank
+    pads = node.attributes.get("pads") or [0] * 2 * rank
+    limits = [size + begin for size, begin in zip(node.value(0).shape[2:], pads[:rank], strict=True)]
+    counts = zip(shape[2:], strides, limits, strict=True)
+    return *shape[:2], *(count - ((count - 1) * stride >= limit > 0) for count, stride, limit in counts)
 
 
 def _known(kind: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
