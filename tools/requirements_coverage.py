@@ -39,7 +39,7 @@ _FILES = re.compile(r"(\w+/)*test_\w+(, (\w+/)*test_\w+)*")
 _ID = re.compile(r"(?<![A-Z0-9])(?<!N-)((?:N-)?[A-Z]{2,5}-\d+)(?!\d)")
 
 Tests = Mapping[str, Counter[str]]
-"""For each row's id, the numbers of its tests by file, for instance `service/test_session`."""
+"""For each row's id, the numbers of its tests by file, for instance `driver/test_session`."""
 
 
 @dataclass
