@@ -42,7 +42,7 @@ os.pwrite = pwrite
 SAVING_DEVICE = """
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal.capabilities import NumberOfCacheFiles
-from nnfmq.driver.cache import interpreter_cache_format
+from nnfmq.driver.cache import files
 from nnfmq.driver.cache.files import CacheContents
 from nnfmq.driver.devices.device import DeviceBase
 
@@ -60,10 +60,10 @@ class Saving(DeviceBase):
     def save(self, model, program):
         if type(program) is not FunctionProgram:
             raise TypeError("this is not what `compile` made")
-        return interpreter_cache_format.encode_program(model, ())
+        return files.encode_program(model, ())
 
     def restore(self, contents):
-        model, _ = interpreter_cache_format.decode_program(contents)
+        model, _ = files.decode_program(contents)
         return model, FunctionProgram(model, lambda inputs: [inputs[0] + 100])
 """
 

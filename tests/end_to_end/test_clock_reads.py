@@ -11,9 +11,9 @@ from support.models import null_model
 from support.plugins import path_with
 
 COUNTING = """
-from nnfmq.driver import burst_server, driver_prepared_model
+from nnfmq.driver.execution import burst, prepared_model
 
-for module in (burst_server, driver_prepared_model):
+for module in (burst, prepared_model):
     def counting(real=module.monotonic_ns):
         with open({path!r}, "a") as file:
             file.write("x")

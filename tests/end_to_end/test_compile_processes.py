@@ -215,8 +215,9 @@ def test_a_preparation_outlives_the_compile_server_and_its_processes(client: nnf
 
 SERVE_IMPATIENTLY = """
 import pathlib, sys
-from nnfmq.driver import compile_relay, supervisor
-setattr(compile_relay, sys.argv[2], float(sys.argv[3]))
+from nnfmq.driver.compilation import server
+from nnfmq.driver.process import supervisor
+setattr(server, sys.argv[2], float(sys.argv[3]))
 supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
 """
 

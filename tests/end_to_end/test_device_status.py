@@ -148,7 +148,7 @@ def test_DEV_14_the_command_keeps_a_status(daemon: Daemon, administrator: nnfmq.
 def test_setting_a_status_without_a_driver_is_an_error(folder: Path) -> None:
     done = command("devices", "--set", "reference=OFFLINE", environment={"NNFMQ_SOCKET": str(folder / "none.sock")})
     assert (done.returncode, done.stdout) == (1, "")
-    assert "start one with `nnfmq serve --allow-device-status`" in done.stderr
+    assert "--set needs the option --allow-device-status of it" in done.stderr
 
 
 def command(*words: str | Path, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

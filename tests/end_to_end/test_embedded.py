@@ -39,15 +39,16 @@ class Telling(DeviceBase):
 IMPORTED_AT_THE_FORK = """
 import sys
 from nnfmq.base.channel import Channel
-from nnfmq.driver import compile_jobs, embedded_main
+from nnfmq.driver.compilation import jobs
+from nnfmq.driver.process import embedded
 
 def tell(_client):
     print(*["numpy" in sys.modules, "nnfmq.driver.session.session" in sys.modules])
     raise SystemExit
 
-compile_jobs.start_compile_server = tell
+jobs.start_compile_server = tell
 client_end, driver_end = Channel.pair()
-embedded_main.main(driver_end.detach())
+embedded.main(driver_end.detach())
 """
 
 

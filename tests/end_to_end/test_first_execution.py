@@ -19,8 +19,8 @@ import nnfmq
 from nnfmq.hal.types import ExecutionPreference
 
 NOTING = """
+from nnfmq.driver.compilation import jobs
 from nnfmq.engines import interpreter
-from nnfmq.driver import compile_jobs
 
 
 def note(owner, name):
@@ -37,7 +37,7 @@ def note(owner, name):
 note(interpreter.SubgraphPreparation, "__init__")  # of an engine's program, or of a part of it
 note(interpreter, "match")  # chooses a kernel
 note(interpreter, "load_constant")
-note(compile_jobs, "compile_in_processes")
+note(jobs, "compile_in_processes")
 """
 SIDE, CHANNELS = 256, 16
 TENSOR_KB = SIDE * SIDE * CHANNELS * 4 // 1024

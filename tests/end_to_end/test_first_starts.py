@@ -21,10 +21,10 @@ import sys
 import numpy as np
 import nnfmq
 import nnfmq.compat.litert
-from nnfmq.client import compile_notice
+from nnfmq.client.connection import prepare_arguments
 from support.models import relus_model
 
-compile_notice.DELAY_S = 0.0
+prepare_arguments.DELAY_S = 0.0
 digits, quantized = (str(nnfmq.example_path(name)) for name in ("digits.tflite", "digits_quant.tflite"))
 nnfmq.compat.litert.Interpreter(digits).allocate_tensors()
 nnfmq.run(quantized, np.zeros((1, 8, 8, 1), np.int8))

@@ -151,15 +151,15 @@ def test_the_client_is_closed_at_exit_and_a_forked_child_has_its_own(tmp_path: P
 import os, warnings
 import numpy as np
 import nnfmq
-from nnfmq.client import one_call
+from nnfmq.client import run
 warnings.simplefilter("ignore")
 image = np.zeros((1, 8, 8, 1), np.float32)
 nnfmq.run({str(DIGITS)!r}, image)
-driver = one_call._process.kept._client.driver_pid
+driver = run._process.kept._client.driver_pid
 child = os.fork()
 if not child:
     nnfmq.run({str(DIGITS)!r}, image)
-    os._exit(one_call._process.kept._client.driver_pid == driver)
+    os._exit(run._process.kept._client.driver_pid == driver)
 print(os.waitpid(child, 0)[1], driver)
 """
     done = subprocess.run(

@@ -36,12 +36,11 @@ PROGRAM = "/memfd:nnfmq-program"
 HELD = """
 import fcntl, os, signal, subprocess, threading
 from nnfmq.base.memory import CONSTANT_SEALS, Memory
-from nnfmq.driver import compile_relay
-from nnfmq.driver.cache import shared_cache_client
-from nnfmq.driver.cache import program_cache
+from nnfmq.driver.compilation import server
+from nnfmq.driver.cache import programs, shared
 from nnfmq.driver.cache.shared import SharedCacheClient
 
-compile_relay.IDLE_TIMEOUT_S = 0.2  # each test waits for the end of the compile server
+server.IDLE_TIMEOUT_S = 0.2  # each test waits for the end of the compile server
 
 def at(point):
     try:
@@ -60,7 +59,7 @@ def before(owner, name, point):
 
 before(SharedCacheClient, "_request", "before it asks")
 before(SharedCacheClient, "_receive_reply", "held")
-before(program_cache, "read_memory", "mapped")
+before(programs, "read_memory", "mapped")
 before(SharedCacheClient, "publish", "sealed")
 
 publish = SharedCacheClient.publish

@@ -38,7 +38,7 @@ FEW = 2
 
 SERVE_A_FEW = """
 import pathlib, sys
-from nnfmq.driver import supervisor
+from nnfmq.driver.process import supervisor
 supervisor.CLIENTS_MAX = int(sys.argv[2])
 supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
 """
@@ -46,7 +46,7 @@ supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: li
 
 SERVE_UNWATCHED = """
 import errno, pathlib, sys
-from nnfmq.driver import event_loop, supervisor
+from nnfmq.driver.process import event_loop, supervisor
 calls = []
 def add_reader(self, fd, callback, real=event_loop.EventLoop.add_reader):
     if sys._getframe(1).f_code.co_name == "_watch":

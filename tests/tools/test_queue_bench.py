@@ -129,9 +129,9 @@ sys.path.insert(0, {str(ROOT / "tools")!r})
 from pathlib import Path
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import LifeTime
-from nnfmq.lab.bench import cpu_pinning
+from nnfmq.lab import placement
 import queue_transports as server
-job = server.RoundJob("it", 1, 1, cpu_pinning.Cpus(None, None), Path("."), 30)
+job = server.RoundJob("it", 1, 1, placement.Cpus(None, None), Path("."), 30)
 try:
     with server.forked(job, None, {server}):
         print("it went on")
