@@ -35,7 +35,7 @@ _POLL_S_MAX = 1_000_000.0  # epoll_wait(2) takes an int of milliseconds
 # Signals that a fault of the thread itself raises cannot be left to another thread.
 _FAULT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 _BLOCKED_SIGNALS = signal.valid_signals() - _FAULT_SIGNALS
-_log = logging.getLogger("nnfmq.base.watcher")
+_log = logging.getLogger("nnfmq.watcher")
 
 
 class Wakeable(Protocol):

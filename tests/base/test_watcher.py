@@ -191,7 +191,7 @@ def test_UTL_9_a_callback_that_raises_loses_only_its_own_reader(
     bad = watcher.add_reader(bad_read, fail)
     reader = Reader(read)
     good = watcher.add_reader(read, reader)
-    with caplog.at_level(logging.ERROR, "nnfmq.base.watcher"):
+    with caplog.at_level(logging.ERROR, "nnfmq.watcher"):
         os.close(bad_write)
         until(lambda: "no longer watched" in caplog.text)
     os.write(write, b"alive")

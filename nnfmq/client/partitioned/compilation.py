@@ -230,7 +230,7 @@ class Switches(NamedTuple):  # a dataclass takes longer to import
 
 
 _ONE_DEVICE = "prepare the model on one device, with `devices=[name]` or `client.device(name).prepare`"
-_log = logging.getLogger("nnfmq.client")
+_log = logging.getLogger("nnfmq.runtime")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ __all__ = ["CPU_DEVICE_NAME", "ClientAccess", "CpuDevice", "DriverAccess", "Runt
 
 
 ResultT = TypeVar("ResultT")
-_log = logging.getLogger("nnfmq.client")
+_log = logging.getLogger("nnfmq.runtime")
 
 
 class DriverAccess(Uncopyable):

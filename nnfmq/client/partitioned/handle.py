@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["PlanHandle"]
 
 _CPU = "nnapi-reference"
-_log = logging.getLogger("nnfmq.client")
+_log = logging.getLogger("nnfmq.runtime")
 _KEPT = 4  # memories that wait for the next execution
 
 

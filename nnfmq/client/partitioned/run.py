@@ -225,7 +225,7 @@ def log_step(step: int | None, device: str, is_on_cpu: bool) -> None:
 # CompoundRun: the rules of one execution of a plan, for every execution mode; it decides, and calls no driver.
 
 
-_log = logging.getLogger("nnfmq.client")
+_log = logging.getLogger("nnfmq.runtime")
 
 
 @dataclass(frozen=True, slots=True)

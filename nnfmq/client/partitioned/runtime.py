@@ -52,7 +52,7 @@ __all__ = ["DeviceArgument", "DriverDiscovery", "Runtime", "listening_sockets"]
 
 _SUFFIX = ".sock"
 _EMBEDDED = "embedded"
-_log = logging.getLogger("nnfmq.client")
+_log = logging.getLogger("nnfmq.runtime")
 
 
 def listening_sockets() -> list[Path]:

@@ -6,6 +6,7 @@ is used. docs/how-to/move-an-onnx-runtime-script.md lists what differs.
 
 from typing import Any, NoReturn
 
+from nnfmq.compat.onnxruntime import capi
 from nnfmq.compat.onnxruntime.capi import onnxruntime_pybind11_state
 from nnfmq.compat.onnxruntime.environment import (
     UNAVAILABLE_CLASSES,

@@ -5,6 +5,8 @@ import nnfmq.compat.tensorflow as tf
 
 from typing import NoReturn
 
+from nnfmq.compat.tensorflow import lite
+
 __all__ = ["lite"]
 
 

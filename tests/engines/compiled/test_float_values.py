@@ -22,7 +22,13 @@ from nnfmq.engines.compiled import partition
 from nnfmq.engines.compiled.target import host_target
 from nnfmq.hal.types import OperandType, OperationType
 
-WITHOUT_KERNEL = {"REDUCE_PROD", "RESHAPE", "nnfmq.tflite.BITCAST", "nnfmq.tflite.FLOOR_MOD", "nnfmq.tflite.ONE_HOT"}  # or beside such a one
+WITHOUT_KERNEL = {  # or beside such a one
+    "REDUCE_PROD",
+    "RESHAPE",
+    "nnfmq.tflite.BITCAST",
+    "nnfmq.tflite.FLOOR_MOD",
+    "nnfmq.tflite.ONE_HOT",
+}
 ENGINES = pytest.mark.parametrize("engine", ["reference", "compiled"])
 TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=lambda dtype: dtype.__name__)
 OF_HALVES = (OperandType.TENSOR_FLOAT16, OperandType.FLOAT16)
