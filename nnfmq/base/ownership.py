@@ -1,4 +1,4 @@
-"""Uncopyable: the base of objects that own a file descriptor, a mapping or a connection."""
+"""Rules of objects that own a descriptor, a mapping or a connection: no copies, and one call at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment of a Python process that nnfmq starts: it finds this copy of nnfmq, and its BLAS has one thread."""
+"""Processes that nnfmq starts and that it looks at: environment, end with the parent, CPUs, and what /proc tells."""
 
 from __future__ import annotations
 

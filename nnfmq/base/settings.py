@@ -1,10 +1,10 @@
 """The settings of nnfmq: the only code that reads its environment variables and configuration files.
 
-Each constant is one setting, and `NAME.value()` its effective value. The order of precedence is in `setting`, the files
-come with it. `tools/generate_docs.py` writes docs/reference/configuration.md from this
-table, and `nnfmq config` prints it. To add a setting, declare it here, and run that tool.
+Each constant is one setting, and `NAME.value()` its effective value. `tools/generate_docs.py` writes
+docs/reference/configuration.md from this table, and `nnfmq config` prints it. To add a setting, declare it here, and
+run that tool.
 
-This package is imported by both sides at their start, so it imports little, and TOML only if there is a file.
+This module is imported by both sides at their start, so it imports little, and TOML only if there is a file.
 """
 
 from __future__ import annotations

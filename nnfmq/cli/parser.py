@@ -1,4 +1,4 @@
-"""ArgumentParser: argparse's, whose errors suggest the command, option or word that was probably meant."""
+"""The parser of every command: errors that suggest what was probably meant, and the layout of `--help`."""
 
 from __future__ import annotations
 

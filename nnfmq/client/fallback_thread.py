@@ -1,4 +1,4 @@
-"""The fallback thread: one thread per process for work that the watcher thread must not do, because it blocks.
+"""Threads of the library: one for work that the watcher thread must not do, and daemon threads.
 
 An asynchronous execution whose device fails is executed on the CPU; the watcher thread learns of the failure, but must
 not wait for anything. So it submits the execution to this thread. Submitted functions run one after the other, in the

@@ -1,4 +1,4 @@
-"""Future: a single result or error, set by one thread and awaited by others; safe if a signal handler raises.
+"""Waits of threads: a Future, one attempt for several threads, and bursts that may block their event loop.
 
 `concurrent.futures.Future` is not: its Condition is acquired in Python code, so an exception that a signal handler
 raises at the wrong instruction leaves the lock held, and the watcher thread then blocks in `set_result` forever. Here

@@ -1,4 +1,4 @@
-"""The budget of this process, which executions charge before they allocate memory.
+"""Memory of executions: the budget that they charge, and the trimming of what an idle process caches.
 
 A driver process serves one client and sets that client's quota as the budget (`use_budget`); other processes, which
 execute their own models, have none. Operand values whose shapes are known when a model is prepared are charged once,

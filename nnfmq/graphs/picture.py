@@ -1,4 +1,4 @@
-"""operation_graph: the operations of a model and what flows between them, in Graphviz's language, for a picture.
+"""The operations of a model and what flows between them, in Graphviz's language and as SVG.
 
 Unlike NNAPI's graph dump it has no constants: a box shows an operation, the shapes of its constant tensors of rank 2
 and more, and the shapes of its outputs. IF and WHILE point to the subgraphs that they call. Classes (`op`, `io`,

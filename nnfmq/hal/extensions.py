@@ -1,4 +1,4 @@
-"""Codes and names of vendor extensions.
+"""Vendor extensions: codes and names, and those of the built-in `nnfmq.tflite`, which also widens operations.
 
 The code of an extension's operand type or operation is prefix << 16 | type, which is above BASE_MAX. AIDL's codes are
 signed, so a prefix has 15 bits; HIDL's has 16. Each model chooses the prefixes of its extensions (`Model.extensions`);

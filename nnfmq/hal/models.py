@@ -1,4 +1,4 @@
-"""The hash that identifies a model's architecture, in telemetry and in the runtime."""
+"""Functions of whole models: the hash of the architecture, the alignment of constants, removal of unused operands."""
 
 from __future__ import annotations
 

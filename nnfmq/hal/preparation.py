@@ -1,4 +1,4 @@
-"""ProgramKind: what executes a prepared model. In a module of its own, because every client loads it."""
+"""ProgramKind and DeviceChoice: what executes a prepared model, and who chose its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result types of every importer, in a separate module so that no importer is imported with it."""
+"""What an importer returns: the loaded model, or its problems. No importer is imported with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes over a finished subgraph share: its operations, some of which they remove, and who reads each operand."""
+"""Passes over a finished ONNX graph: weights, activations and float16 arithmetic that become part of a neighbour."""
 
 from __future__ import annotations
 

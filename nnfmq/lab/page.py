@@ -1,4 +1,4 @@
-"""html_page: the frame of every HTML report: head, style and body. A page has no scripts and loads nothing.
+"""The frame of every HTML report: head, style and body. A page has no scripts and loads nothing.
 
 It is light or dark as the browser, wide tables scroll inside an element of the class `scroll`, and colours are
 variables: `--line`, `--good`, `--bad`, `--bar`.

@@ -1,4 +1,4 @@
-"""Assign processes to CPUs, and measure the CPU time of a process. Used by the benchmarks.
+"""Processes of a measurement: their CPUs, CPU time and memory.
 
 The time of a round trip depends on the placement of its two processes: waking a thread on another CPU can take thirty
 times as long as on the same one. Placement `apart` gives client and driver a CPU each, `same` one CPU for both, and

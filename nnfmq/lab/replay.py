@@ -1,4 +1,4 @@
-"""replay: execute the executions of a recording again, at their times, and compare their outputs.
+"""Replays: the executions of a recording, run again at their times, and compared with the recorded outputs.
 
 Latencies are measured as the recorder measures them, by an observer of the same executions, so that both are of the
 same stretch of code. To a latency is added how late the call was: the lane was still busy at the intended start.

@@ -1,4 +1,4 @@
-"""Percentiles of measured times. They are nearest-rank, so each is a measured value, not an interpolation."""
+"""Percentiles, means and histograms of measured times, and the end of a warm-up."""
 
 from __future__ import annotations
 

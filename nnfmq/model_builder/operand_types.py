@@ -1,4 +1,4 @@
-"""OperandTypes: the operand types of a model under construction, those of extensions included.
+"""The operand types of a model under construction, and the checks of the arguments of its calls.
 
 Extension codes are those of the model: its builder assigns a prefix to each extension by name, and has no others.
 """

@@ -1,4 +1,4 @@
-"""prepare_for_compilation: what NNAPI does to a model when it is finished (API-4)."""
+"""What NNAPI does to a model when it is finished (API-4): order, default arguments, dead parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ArgumentSetting: an input or output of an execution as the application has set it, and the checks of what it gave."""
+"""Arguments of an execution as the application has set them, the request made of them, and its sending."""
 
 from __future__ import annotations
 

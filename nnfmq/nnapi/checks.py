@@ -1,4 +1,4 @@
-"""Checks of arguments that NNAPI makes in every call: null pointers and indexes."""
+"""Checks of arguments that NNAPI makes in every call, and extension attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event: NNAPI's event, of an asynchronous computation or of a fence that the application has imported."""
+"""Event: NNAPI's event, and the progress of the execution that it belongs to."""
 
 from __future__ import annotations
 

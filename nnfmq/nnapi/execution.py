@@ -1,4 +1,4 @@
-"""ExecutionBuilder: NNAPI's execution, in its four modes."""
+"""ExecutionBuilder: NNAPI's execution, in its four modes, with the arguments and options set before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why requests were slow: the stages of each request of a trace, beside what they usually take.
+"""Evaluation of traces: the stages of slow requests, and AOSP's table of layers and phases.
 
     client write → request wake-up → decode → bind → queue for cores → engine → reply → result wake-up → client read
 

@@ -1,4 +1,4 @@
-"""A recorded trace in memory: slices of threads, and reading them from rings, of this or of other processes."""
+"""A recorded trace: its slices in memory, read from rings, and as files for ui.perfetto.dev and ftrace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory of models: DIRECTORY/NAME/VERSION/, and when the files of a version have last changed.
+"""Models of the repository: their directory, and those that it has prepared in the driver.
 
 Names of models are those of `repository_protocol.ModelName`, and versions positive decimal numbers without leading
 zeros; everything else is ignored. The directory is read again and again, because inotify(7) does not see what other

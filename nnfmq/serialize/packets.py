@@ -1,4 +1,4 @@
-"""The contents of burst packets: a decoded request and a decoded result. `codec` encodes and decodes them.
+"""Burst packets: a decoded request and a decoded result, the records that carry them, and their deadline.
 
     request: packetInformation, (input, its dimensions)*, (output, its dimensions)*, poolIdentifier*, measureTiming
     result:  packetInformation, (operand, its dimensions)*, executionTiming

@@ -1,4 +1,4 @@
-"""ExecutableModel: a model that a server executes, with its bursts."""
+"""ExecutableModel: a model that a server executes, its bursts, batches and arrays."""
 
 from __future__ import annotations
 

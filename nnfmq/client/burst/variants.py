@@ -1,4 +1,4 @@
-"""ObservedBurst: a burst that shows its executions to the observers of its model.
+"""Bursts that observers see, and bursts that move to new versions of their model.
 
 A class of its own, so that the executions of an ordinary burst cost nothing more.
 """

@@ -1,4 +1,4 @@
-"""Arguments of `Device.prepare` in the forms that applications use: paths of model files, and names of preferences."""
+"""Arguments of `Device.prepare`: paths, names of preferences, keywords; and the notice of a compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RequestRun: one request, as it is executed: validates replies and records what the managed buffers contain."""
+"""Requests of every execution mode: their values on the wire, their run, and the validation of replies."""
 
 from __future__ import annotations
 

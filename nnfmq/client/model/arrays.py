@@ -1,4 +1,4 @@
-"""Checks of an application's arrays against a model's inputs and outputs.
+"""An application's arrays: checks against a model's inputs and outputs, their layout, and results with names.
 
 An array must have the shape and the dtype of its tensor. An input's batch dimension of 1 may be missing. Only
 conversions within a kind, such as float64 to float32, are made (NumPy's `same_kind` casting), and integers must be in

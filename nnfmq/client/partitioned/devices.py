@@ -1,4 +1,4 @@
-"""RuntimeDevice: a device of any driver under a name that is unique in its Runtime, and the CPU device."""
+"""Devices of several drivers under unique names, and the access to these drivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asynchronous executions of a plan: each step is started when the callback of the one before it arrives.
+"""Executions of a plan, synchronous and asynchronous.
 
 The callbacks arrive on the watcher thread, which must not block. It starts the next step and interprets IF and WHILE;
 what may block, such as starting the CPU's driver, is done on the fallback thread.

@@ -1,4 +1,4 @@
-"""Compilations that go on when nobody waits for them any more: a process of its own fills the driver's cache.
+"""Compilations that go on when nobody waits for them any more, and the process in which they do.
 
 A short program would otherwise never see the compiled program: its compilations would end with it at each start. The
 process prepares the models again, from copies of the client's files, stores the programs, and exits

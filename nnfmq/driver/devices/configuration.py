@@ -1,4 +1,4 @@
-"""The configuration file that lists a driver's devices (docs/how-to/devices.md).
+"""The file that lists a driver's devices (docs/how-to/devices.md), and the page of their status.
 
 This module imports no engine, so that a supervisor, which computes nothing, can validate the file before it serves.
 """

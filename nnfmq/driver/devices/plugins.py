@@ -1,4 +1,4 @@
-"""Devices from plug-ins: entry points of the group `nnfmq.devices`.
+"""Plug-ins: devices and vendor extensions from the entry points of installed packages.
 
 An entry point names a subclass of `DeviceBase`. Each worker creates its own instances, because hardware handles do not
 survive a fork. A plug-in that cannot be loaded, or that describes its device with invalid values, is skipped with a log

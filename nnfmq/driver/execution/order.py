@@ -1,4 +1,4 @@
-"""The order in which one client's long executions have the worker's turns at the cores.
+"""The order of one client's executions, and the threads that run its calls by priority.
 
 Higher priorities go first, within one priority whoever is due first (QOS-1). Priorities count among the executions of
 one client only: which client is next does not depend on them (PREP-5). Further executions of a client run beside

@@ -1,4 +1,4 @@
-"""Where this worker records its slices: in its client's ring, in its ring of the driver's trace area, or nowhere.
+"""Traces of workers: where each records its slices, and the area of all.
 
 A client that traces itself gives the worker a ring (`StartTrace`); the worker only writes there, and reads nothing
 back. Otherwise the worker looks after each request whether a client traces the driver. One look at `switch` tells both,

@@ -1,4 +1,4 @@
-"""The supervisor's workers: it forks one for each client, and ends those that outlive their client.
+"""The supervisor's child processes: a worker for each client, and the model repository.
 
 The supervisor has imported everything that a worker needs, so that a worker starts in milliseconds and shares those
 pages. It closes its copy of the client's connection immediately, because a hang-up is seen only when no other process

@@ -1,4 +1,4 @@
-"""Calls that execute a prepared model once, synchronously or asynchronously (`IPreparedModel`)."""
+"""Calls that execute a prepared model: once, fenced, or as a reusable execution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls about models: which operations a device supports, preparing, releasing (`IDevice`)."""
+"""Calls about models and devices, and about traces: support, preparation, release, status (`IDevice`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads object code into this process. The only module that makes memory executable.
+"""Object code, as LLVM emits it, linked and loaded. The only module that makes memory executable.
 
 Memory is first writable, and then either executable or read-only: never writable and executable at the same time, and
 never writable again. It is unmapped with the last reference to its `LoadedCode`.

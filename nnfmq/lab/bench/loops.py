@@ -1,4 +1,4 @@
-"""The two loops that execute a model under load and record each request.
+"""Load: the two loops that execute a model and record each request, and the schedule of an open loop.
 
 In the *closed loop* a client begins a request when the last one is done. If the driver stops for 100 ms, one request
 takes 100 ms, and those that would have been sent meanwhile are not. In the *open loop* each request has an intended

@@ -1,4 +1,4 @@
-"""Export a model to ONNX, in the form that ONNX Runtime executes fastest.
+"""Export of a model to ONNX, in the form that ONNX Runtime executes fastest, and the builder of its graph.
 
 So ONNX Runtime and OpenVINO execute the weights of a .tflite file as the other runtimes do. Convolutions, pooling,
 fully connected layers, products of batches, and RNN and LSTM cells are supported. A model with another operation is

@@ -1,4 +1,4 @@
-"""The random source of random graphs: numbers, dimensions, values and scales from one seed.
+"""The random source of random graphs, and the oracle of single operations.
 
 All values are derived from the raw bits of PCG64, whose stream NumPy guarantees (NEP 19), and not from NumPy's
 distributions, which may change. So a seed gives the same graph everywhere. The ranges are those of AOSP's random graph

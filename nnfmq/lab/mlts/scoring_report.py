@@ -1,4 +1,4 @@
-"""The benchmark's results as one self-contained HTML page: groups of models, a row for each backend, histograms.
+"""The benchmark's results as one self-contained HTML page, and as CSV.
 
 The page has no scripts and loads nothing. The first row of a model is the baseline; in the other rows its values are
 compared with the baseline's, better ones green and worse ones red if they differ by 1 % or more.

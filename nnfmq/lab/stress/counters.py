@@ -1,4 +1,4 @@
-"""Counters of threads and processes in /proc that are cheap enough to be read for each request or every 2 ms."""
+"""Counters in /proc and in control groups that are cheap enough to be read for each request or every 2 ms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trial: clients execute for some seconds while disturbances happen. The analysis gets the records alone."""
+"""One trial, in which clients execute while disturbances happen, and the scenarios of all trials."""
 
 from __future__ import annotations
 

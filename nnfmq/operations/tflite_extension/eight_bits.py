@@ -1,4 +1,4 @@
-"""SQUARED_DIFFERENCE, DIV, MEAN, REDUCE_SUM and REDUCE_PROD of 8-bit tensors, in fixed point as TFLite defines them.
+"""Operations on 8-bit tensors as TFLite defines them: arithmetic, functions, choices, images, products.
 
 DIV and REDUCE_PROD of 16-bit tensors are the same, with zero points of 0.
 

@@ -1,4 +1,4 @@
-"""GELU, COS, ERF, ROUND, SIGN, FAKE_QUANT and BITCAST: functions of one value.
+"""Functions of one or two values, element by element, as TFLite and ONNX define them.
 
 GELU of quantized values is a table. TFLite fills it in float32, with the reciprocal of the output's scale.
 """

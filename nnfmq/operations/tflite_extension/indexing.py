@@ -1,4 +1,4 @@
-"""BATCH_GATHER, GATHER_ND, SCATTER_ND, SPARSE_TO_DENSE, ONE_HOT, DYNAMIC_UPDATE_SLICE and REVERSE_SEQUENCE.
+"""Gathers, scatters and updates by index: those of TFLite, and of single elements as ONNX has them.
 
 Indices are data: each execution checks a private copy.
 

@@ -1,4 +1,4 @@
-"""RFFT2D, REAL, IMAG and COMPLEX_ABS.
+"""Spectra and matrices: RFFT2D, REAL, IMAG, COMPLEX_ABS, DETERMINANT.
 
 C1 the lengths of the transform are two powers of 2
 """

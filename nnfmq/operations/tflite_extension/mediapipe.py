@@ -1,4 +1,4 @@
-"""Operations of MediaPipe's models on landmarks: points (x, y[, z]) of a face or hand, and the crops around them.
+"""Operations of MediaPipe's models: landmarks and crops, and pools that remember where the maximum was.
 
 A transformation is a matrix of 4x4 for column vectors (x, y, 0, 1); only its first two rows are used.
 

@@ -1,4 +1,4 @@
-"""QUANTIZE_LINEAR, QLINEAR_ADD and QLINEAR_MUL: quantization as ONNX and ONNX Runtime define it.
+"""Quantization as ONNX defines it, and of rows by their range as TFLite does it at run time.
 
 QUANTIZE_LINEAR takes the place of the HAL's QUANTIZE: the quotient is rounded to the nearest integer, halves to the
 even one, before the zero point is added. ONNX does not define the result for NaN: it is the lowest value, as in ONNX

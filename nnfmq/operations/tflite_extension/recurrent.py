@@ -1,4 +1,4 @@
-"""INTEGER_LSTM and INTEGER_SVDF: TFLite's recurrent operators in integers, with int8 inputs, weights and outputs.
+"""Recurrent operations of TFLite with 8-bit weights: in integers, and on floats with weights of 8 bits.
 
 INTEGER_LSTM is one step or a sequence of steps of an LSTM with int16 gates and cell state. Its arithmetic is that of
 the HAL's QUANTIZED_LSTM, except that as in TFLite the zero point of the hidden state is added, and the projection is

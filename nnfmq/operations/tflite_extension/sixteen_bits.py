@@ -1,4 +1,4 @@
-"""What the operations on 16-bit tensors share: their declarations, multipliers and tables.
+"""Operations on 16-bit tensors but for arithmetic: functions, products, images and movement.
 
 TFLite quantizes such tensors symmetrically: the zero point is 0. `sixteen_bit` makes the declaration of an operation
 Q16_X from that of the HAL's X. A 64-bit accumulator is multiplied by 16 bits of the multiplier and rounded once, half

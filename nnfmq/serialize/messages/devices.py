@@ -1,4 +1,4 @@
-"""Messages about devices and their capabilities."""
+"""Messages about devices and their capabilities, and about traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that execute a prepared model: synchronously, asynchronously, fenced, or as a reusable execution."""
+"""Messages that execute a prepared model, in each mode, and those about bursts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that prepare, query and release models (IDevice.prepareModel and its relatives)."""
+"""Messages that prepare, query and release models and driver-managed buffers (IDevice, IBuffer)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broadcasting elementwise kernels.
+"""Broadcasting elementwise kernels, and elementwise operators in the epilogue of others.
 
 Adjacent dimensions with compatible strides in all inputs are coalesced, as in NumPy's nditer; inputs of one shape
 become a single row. A row of whole vectors is a `FlatElementwiseKernel`, whose code is that of any length. Another one

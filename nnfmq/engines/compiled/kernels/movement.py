@@ -1,4 +1,4 @@
-"""Strided copy: PAD, SLICE, CONCATENATION, SPACE_TO_DEPTH and other operations without arithmetic.
+"""Kernels without arithmetic: strided copies, and transposes with register tiles.
 
 A kernel is a list of `CopyRegion`s with disjoint destinations. A region is a loop nest of (extent, source stride,
 target stride) in bytes around a contiguous run; along an axis, source offsets may also come from an index table (a

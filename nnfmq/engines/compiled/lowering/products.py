@@ -1,4 +1,4 @@
-"""Lowering rules of convolutions and matrix products.
+"""Lowering rules of convolutions, depthwise ones included, and of matrix products.
 
 CONV_2D, GROUPED_CONV_2D, TRANSPOSE_CONV_2D, FULLY_CONNECTED, BATCH_MATMUL. A rule chooses the
 micro-kernel, folds zero points into the bias, and chooses the epilogue. It returns None if an accumulator might

@@ -1,4 +1,4 @@
-"""Operators that select elements: Compress, Gather, Slice, TopK."""
+"""Operators that select elements: Compress, Gather, Slice, TopK, and those whose indices have any shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products: FULLY_CONNECTED if the second matrix is a constant, else BATCH_MATMUL."""
+"""Matrix products, Einsum, and linear maps along an axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LSTM: each direction is a UNIDIRECTIONAL_SEQUENCE_LSTM of the HAL. Also what all recurrent operators have in common.
+"""LSTM as an operation of the HAL, GRU and RNN as operations of their own for each step.
 
 ONNX stacks the gates' weights as input, output, forget, cell; the HAL has them apart, as input, forget, cell, output.
 """

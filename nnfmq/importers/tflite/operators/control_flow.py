@@ -1,4 +1,4 @@
-"""IF and WHILE, whose subgraphs become referenced subgraphs of the model."""
+"""IF and WHILE, and the resource variables that they may share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on NHWC images: pooling, resizing, and blocks of pixels to or from channels or batch."""
+"""Operators on images and volumes: pooling, resizing, blocks, and suppression of boxes."""
 
 from __future__ import annotations
 

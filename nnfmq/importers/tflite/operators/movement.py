@@ -1,4 +1,4 @@
-"""Operators that only move data: reshapes, permutations, padding, tiling, concatenation.
+"""Operators that move or select elements: reshapes, permutations, padding, slices, gathers and lookups.
 
 Axes become non-negative.
 """

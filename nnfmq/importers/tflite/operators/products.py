@@ -1,4 +1,4 @@
-"""Operators with weights: convolutions and FULLY_CONNECTED.
+"""Operators with weights, and BATCH_MATMUL.
 
 A missing bias becomes zeros. A quantized operator's bias gets the scale that the HAL requires, input scale × filter
 scale. Quantized weights of a float input (TFLite quantizes the input dynamically) are dequantized.
