@@ -27,7 +27,7 @@ from nnfmq.serialize.control_protocol import PeerRole
 
 SERVE = """
 import pathlib, sys
-from nnfmq.driver import {module} as module, supervisor
+from nnfmq.driver.process import {module} as module, supervisor
 {change}
 supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {{path}}", flush=True))
 """
@@ -221,7 +221,7 @@ def runs(self):
     run(self)
 supervisor.Supervisor.run = runs
 """
-    with changed_daemon(folder, "child_process", fail) as daemon:
+    with changed_daemon(folder, "children", fail) as daemon:
         before = daemon.process.descriptors()
         for reason in ("Cannot allocate memory", "Resource temporarily unavailable"):
             with pytest.raises(nnfmq.ResourceExhaustedTransient, match=f"no worker could be started: {reason}"):

@@ -250,7 +250,7 @@ def test_many_tasks_execute_while_the_version_changes(
     ended.set()
     seen = running.wait().value
     assert all(versions == sorted(versions) for versions in seen)
-    assert max(versions[-1] for versions in seen) > VERSIONS // 2
+    assert max(versions[-1] for versions in seen if versions) > VERSIONS // 2
     count = sum(map(len, seen))
     assert count == next(calls)
     until(lambda: executions(client) - before == count, "each execution is counted once")

@@ -12,7 +12,7 @@ import numpy as np
 import nnfmq
 
 target, device = sys.argv[1:]
-client = nnfmq.connect(embedded=True) if target == "embedded" else nnfmq.connect(target)
+client = nnfmq.connect(None if target == "embedded" else target, embedded=target == "embedded" or None, recover=False)
 with client, client.device(device).prepare(nnfmq.example_path("digits.tflite")) as model, model.burst() as burst:
     image = np.zeros(model.inputs[0].shape, model.inputs[0].dtype)
     for line in sys.stdin:
