@@ -100,7 +100,7 @@ class CrashingInSilence(Base):
     name = "test-silent"
 
     def compile(self, model):
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSEGV)).start()
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGSEGV)).start()
         return interpreter.prepare(model)
 """
 NAMES = ("Hanging", "HangingInCompile", "Crashing", "Failing", "Wrong", "FailingOnGraphs", "CrashingInSilence")
