@@ -49,6 +49,21 @@ def test_TST_1_TST_5_every_path_returns_the_expected_outputs_and_the_same_bytes(
     assert [(r.name, o.reason) for r in results for o in r.outcomes if o.status != PASSED] == []
 
 
+def test_TST_1_the_paths_are_the_calls_that_execute_a_model_with_pools_and_with_buffers() -> None:
+    with_pools = {"sync", "async", "fenced", "reusable", "burst", "aidl-burst"}
+    with_buffers = {"memory-domain", *(f"memory-domain-{mode}" for mode in ("async", "fenced", "aidl-burst"))}
+    assert set(DRIVER_PATHS) == with_pools | with_buffers
+
+
+def test_TST_1_a_model_that_must_fail_is_a_failure_if_the_driver_executes_it(target: ExecutionTarget) -> None:
+    invalid = model_lines.changed(lambda line: line["main"]["operations"][0].update(inputs=[0, 1]))
+    results = [
+        run_test(testmodels.read({**line, "expectFailure": True}), target, with_variants=False)
+        for line in (model_lines.add(), invalid)
+    ]
+    assert [outcome.status for result in results for outcome in result.outcomes] == [FAILED, PASSED]
+
+
 class Inverted:
     """What executes a model, with all bits of the outputs inverted."""
 
@@ -60,7 +75,7 @@ class Inverted:
         return replace(executed, outputs=tuple(bytes(255 - byte for byte in raw) for raw in executed.outputs))
 
 
-def test_a_path_with_another_result_is_reported_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_TST_1_a_path_with_another_result_is_reported_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Driver.executor
     with closing(open_target("all", "reference", "embedded")) as target:
         for path in DRIVER_PATHS:
