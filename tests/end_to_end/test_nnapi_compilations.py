@@ -238,7 +238,9 @@ def test_N_API_18_nothing_is_made_of_an_unfinished_or_failed_compilation(
         made(None)  # type: ignore[arg-type]
 
 
-def test_N_API_37_attributes_of_a_compilation_need_a_device_with_the_extension(device: Device, other: Device) -> None:
+def test_EXT_6_N_API_37_attributes_of_a_compilation_need_a_device_with_the_extension(
+    device: Device, other: Device
+) -> None:
     unsupported = pytest.raises(nnfmq.InvalidArgument, match=r"'compiled' does not support 'com\.example\.hints'")
     with CompilationBuilder(add_model(), [other]) as compilation, unsupported:
         compilation.add_extension_attribute(EXTENSION, 1, b"")

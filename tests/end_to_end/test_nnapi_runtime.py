@@ -134,7 +134,7 @@ def test_API_5_one_device_of_the_runtime_has_times_and_limits(
 
 
 @pytest.mark.parametrize("names", [(), (MINIMAL, REFERENCE)], ids=["chosen by the runtime", "two devices"])
-def test_N_API_15_N_API_25_QOS_5_TIM_1_times_and_limits_need_exactly_one_device(
+def test_EXT_6_N_API_15_N_API_25_QOS_5_TIM_1_attributes_times_and_limits_need_exactly_one_device(
     stack: ExitStack, runtime: nnfmq.Runtime, names: tuple[str, ...]
 ) -> None:
     devices = [runtime.device(name) for name in names] or None
