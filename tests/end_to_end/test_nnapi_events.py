@@ -314,8 +314,13 @@ def test_N_API_39_bursts_and_memories_are_closed_in_either_order(
     memory.view[:BYTES] = floats(ONE).tobytes()
     summing(stack, compilation, memory, 0).burst_compute(burst)
     assert np.frombuffer(memory.view, np.float32, 4, BYTES).tolist() == [2, 4, 6, 8]
-    for made in (burst, memory) if burst_first else (memory, burst):
-        made.close()
+    if burst_first:
+        burst.close()
+        assert np.frombuffer(memory.view, np.float32, 4, BYTES).tolist() == [2, 4, 6, 8]  # it is the application's
+        memory.close()
+    else:
+        memory.close()
+        burst.close()
     execution: ExecutionBuilder
     found: Floats
     execution, found = adding(stack, compilation)
