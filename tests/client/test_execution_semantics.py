@@ -201,7 +201,7 @@ def test_EXE_3_a_synchronous_execution_returns_shapes_and_times_when_it_is_done(
 
 
 def test_EXE_4_an_execution_is_one_synchronous_call_by_default(
-    connection: Connection, driver: ProtocolPeer, start: Start
+    start: Start, connection: Connection, driver: ProtocolPeer
 ) -> None:
     info = TensorInfo("x", (2,), "float32")
     running = start(PreparedModel(connection, 7, (info,), (info,)).execute, np.zeros(2, np.float32))
