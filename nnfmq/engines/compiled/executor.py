@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines import memory as idle_trim
-from nnfmq.engines import memory as memory_budget
+from nnfmq.engines import memory as process_memory
 from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, Allocation, ArraySpec, PartitionPlan
 from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
@@ -41,10 +40,10 @@ class CompiledPartition:
         self._trace_names: Callable[[int], str] | None = None
         self._traced_by: TraceRecorder | None = None
         self._name_ids = b""  # of the operations of all launches, in the ring of `_traced_by`
-        fits = memory_budget.charge(self.context_bytes)  # a model that can never run is rejected when it is prepared
+        fits = process_memory.charge(self.context_bytes)  # a model that can never run is rejected when it is prepared
         if fits is not None:
             fits.close()
-        idle_trim.register(self)
+        process_memory.register(self)
 
     def __call__(self, frame: ExecutionFrame) -> None:
         """Run all launches, and publish the outputs in the frame.
@@ -205,7 +204,7 @@ class ExecutionContext:
 
     def __init__(self, partition: CompiledPartition) -> None:
         plan = self._plan = partition.plan
-        self._charge = memory_budget.charge(partition.context_bytes)  # as long as this object exists
+        self._charge = process_memory.charge(partition.context_bytes)  # as long as this object exists
         memory = np.empty(partition.context_bytes, np.uint8)
         skip = -memory.ctypes.data % ALIGNMENT
         self._arena = memory[skip:]
