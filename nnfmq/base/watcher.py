@@ -8,8 +8,7 @@ queues that the peer shared.
 The thread starts with the first reader or timer and ends with the last. Callbacks run on it and must not block. A
 callback that raises loses its registration; the error is logged, and the owner is informed.
 
-The thread blocks all signals, and so do the threads that it starts: Python runs signal handlers on the main thread
-only, which would not be interrupted if the kernel delivered the signal to another thread.
+The thread blocks all signals (see `threads`), and so do the threads that it starts.
 """
 
 from __future__ import annotations
@@ -28,13 +27,11 @@ from typing import Protocol
 
 from nnfmq.base.deadlines import remaining_s
 from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.threads import BLOCKED_SIGNALS
 
 THREAD_NAME = "nnfmq-watcher"
 _WAKE_INTERVAL_S = 0.001
 _POLL_S_MAX = 1_000_000.0  # epoll_wait(2) takes an int of milliseconds
-# Signals that a fault of the thread itself raises cannot be left to another thread.
-_FAULT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
-_BLOCKED_SIGNALS = signal.valid_signals() - _FAULT_SIGNALS
 _log = logging.getLogger("nnfmq.watcher")
 
 
@@ -212,7 +209,7 @@ class Watcher(Uncopyable):
             undo.callback(os.close, wakeup_fd)
             epoll.register(wakeup_fd, select.EPOLLIN)
             thread = threading.Thread(target=self._run, args=(epoll, wakeup_fd), name=THREAD_NAME, daemon=True)
-            previous = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+            previous = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
             try:
                 thread.start()  # the thread inherits this mask
                 self._epoll, self._thread, self._wakeup_fd = epoll, thread, wakeup_fd

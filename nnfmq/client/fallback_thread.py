@@ -1,56 +1,25 @@
-"""Threads of the library: one for work that the watcher thread must not do, and daemon threads.
+"""The fallback thread: one thread per process for work that the watcher thread must not do, because it blocks.
 
 An asynchronous execution whose device fails is executed on the CPU; the watcher thread learns of the failure, but must
 not wait for anything. So it submits the execution to this thread. Submitted functions run one after the other, in the
 order of submission.
 
 The thread starts with the first function and ends when none is left, so a process whose devices do not fail has no
-such thread. It is a daemon: a process that exits does not wait for results that nobody reads any more. As on the
-watcher thread, all signals are blocked, because signals must interrupt the main thread. A forked child starts without
-functions: they belong to executions of the parent.
+such thread. It is a daemon: a process that exits does not wait for results that nobody reads any more. A forked child
+starts without functions: they belong to executions of the parent.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["BLOCKED_SIGNALS", "THREAD_NAME", "start_daemon", "submit"]
+from nnfmq.base.threads import start_daemon
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# start_daemon: a thread for work of the client that must not run on the application's threads or the watcher's.
-
-
-# Signals that a fault of the thread itself raises cannot be left to another thread.
-_FAULT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
-BLOCKED_SIGNALS = signal.valid_signals() - _FAULT_SIGNALS
-
-
-def start_daemon(run: Callable[[], object], name: str) -> threading.Thread:
-    """Start a thread and return it. All signals are blocked in it, because signals must interrupt the main thread.
-
-    A process that exits does not wait for it.
-
-    Raises:
-        RuntimeError: If no thread can be started.
-    """
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
-    try:
-        thread.start()  # the thread inherits this mask
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-    return thread
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The fallback thread: one thread per process for work that the watcher thread must not do, because it blocks.
-
+__all__ = ["THREAD_NAME", "submit"]
 
 THREAD_NAME = "nnfmq-fallback"
 _log = logging.getLogger("nnfmq.client")

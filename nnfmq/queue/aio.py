@@ -20,7 +20,6 @@ import ctypes
 import itertools
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -30,6 +29,7 @@ from errno import EAGAIN, EINTR
 from typing import TYPE_CHECKING, TypeVar
 
 from nnfmq.base.deadlines import has_passed, remaining_s
+from nnfmq.base.threads import start_daemon
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.queue import futex
 from nnfmq.queue._pycore import READER, WRITER
@@ -42,9 +42,6 @@ THREAD_NAME = "nnfmq-async-waiter"
 KEEP_ALIVE_NS = 50_000_000
 """Keep-alive time of an idle waiter thread. Starting a thread costs more than one wake-up."""
 
-# Signals that a fault of the thread itself raises cannot be left to another thread.
-_FAULT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
-_BLOCKED_SIGNALS = signal.valid_signals() - _FAULT_SIGNALS
 _log = logging.getLogger("nnfmq.queue")
 
 T = TypeVar("T")
@@ -166,6 +163,8 @@ class _Registration:
 class _WaiterThread:
     """A background thread, and up to `capacity` registrations that it waits for."""
 
+    thread: threading.Thread
+
     def __init__(self, pool: _WaiterPool, has_waitv: bool) -> None:
         self.registrations: list[_Registration] = []
         self.capacity = futex.WAITV_MAX - 1 if has_waitv else 1
@@ -175,18 +174,10 @@ class _WaiterThread:
         # Each value once: if two threads wake this one concurrently, no increment is lost.
         self._wakeup_values = itertools.count(1)
         self._idle_until_ns: int | None = None
-        self.thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
-        """Start the thread with all signals blocked, because signals must interrupt the main thread.
-
-        Python runs signal handlers on the main thread only.
-        """
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
-        try:
-            self.thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        """Start the thread. Raises RuntimeError if none can be started."""
+        self.thread = start_daemon(self._run, THREAD_NAME)
 
     def wakeup(self, registration: _Registration) -> None:
         """Make the thread check everything again. Without futex_waitv it may sleep on `registration`'s word alone."""

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from nnfmq.base.ownership import Uncopyable
-from nnfmq.client.fallback_thread import BLOCKED_SIGNALS
+from nnfmq.base.threads import BLOCKED_SIGNALS
 
 __all__ = ["ClosedWhenDropped", "CloserUse", "catch_up", "weak_call"]
 

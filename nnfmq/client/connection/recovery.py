@@ -12,7 +12,7 @@ import threading
 import time
 from typing import NamedTuple, Protocol
 
-from nnfmq.client.fallback_thread import start_daemon
+from nnfmq.base.threads import start_daemon
 from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, NnfmqError
 
 __all__ = ["DriverRecovery", "RecoveryCounts", "RestartLimit"]

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from nnfmq.base.threads import start_daemon
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.device import Device
 from nnfmq.client.connection.prepare_arguments import NamedModel
-from nnfmq.client.fallback_thread import start_daemon
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.waiting import Future
 from nnfmq.hal.errors import (
