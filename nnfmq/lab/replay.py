@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from nnfmq.base.memory import Memory
 from nnfmq.client.connection.client import Client
-from nnfmq.client.execution.observation import ObservedModel
 from nnfmq.client.model.array_request import ArrayRequest
 from nnfmq.client.model.arrays import has_unknown_shape
 from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.client.observation import ObservedModel
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import HalExecutionMode, Model

@@ -16,8 +16,8 @@ from support.small_models import two_adds
 
 import nnfmq
 from nnfmq.base import verbose_log
-from nnfmq.client.execution.observation import ObservedModel
 from nnfmq.client.model.cpu_fallback import CpuFallback
+from nnfmq.client.observation import ObservedModel
 from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import operand_info

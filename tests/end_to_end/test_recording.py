@@ -25,7 +25,7 @@ from support.stateful_models import two_rnns
 import nnfmq
 from nnfmq.base.memory import Memory
 from nnfmq.client.burst.controller import Burst
-from nnfmq.client.execution.observation import ObservedModel, RequestObservation
+from nnfmq.client.observation import ObservedModel, RequestObservation
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import DataLocation, HalExecutionMode, Request, RequestArgument

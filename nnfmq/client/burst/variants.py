@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nnfmq.client.burst.controller import Burst, Inputs, Targets
-from nnfmq.client.execution.observation import RequestObservation, Tensors
 from nnfmq.client.model.arrays import Array, ExecutionResult, InputValue, Outputs
 from nnfmq.client.model.handle import ModelHandle, ModelLocation
+from nnfmq.client.observation import RequestObservation, Tensors
 from nnfmq.hal.errors import BadState, ErrorStatus, NnfmqError
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import HalExecutionMode, MeasureTiming, Pool, Request

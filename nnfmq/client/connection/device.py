@@ -36,8 +36,8 @@ from nnfmq.client.execution.requests import memory_fds, require_supported_hints,
 from nnfmq.client.model.buffer_allocation import ModelRole, allocate_in_device
 from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.handle import ModelHandle
-from nnfmq.client.model.observation import is_observed
 from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.client.observation import Preparation, begin_preparation
 from nnfmq.hal.capabilities import Capabilities
 from nnfmq.hal.errors import (
     DeadObject,
@@ -70,7 +70,6 @@ from nnfmq.validation.values import element_info
 
 if TYPE_CHECKING:
     from nnfmq.client.connection.cache_directory import CacheDirectory
-    from nnfmq.client.model.observation import Preparation
 
 __all__ = ["Device", "DeviceInfo", "extension_types", "model_signature"]
 
@@ -404,7 +403,7 @@ class Device(Struct, frozen=True):
             raise
         vlog("compilation", "%r is ready, with id %d", prepared, prepared.model_id)
         if preparation is not None:
-            prepared.handle.observed = preparation.finish()
+            prepared.handle.observed = preparation.finish(prepared.handle.inputs, prepared.handle.outputs)
         return prepared
 
     def _observe(
@@ -413,12 +412,15 @@ class Device(Struct, frozen=True):
         model: Model | ModelSignature,
         prepared: PreparedModel,
     ) -> Preparation | None:
-        """Return what tells the observers of this process of a preparation; None if there cannot be any."""
-        if not is_observed():
-            return None
-        from nnfmq.client.model.observation import Preparation
-
-        return Preparation(self.info, self._choice, message, model, prepared.handle)
+        """Return what tells the observers of this process of a preparation; None if there are none."""
+        options: tuple[int, int] = DEFAULT_PREFERENCE, Priority.MEDIUM  # a preparation from a cache has none
+        is_cached = True
+        if isinstance(message, messages.PrepareModel):
+            options, is_cached = (message.preference, message.priority), bool(message.caches.token)
+        handle, device = prepared.handle, (self.info.name, self.info.version)
+        return begin_preparation(
+            model, handle.inputs, handle.outputs, len(handle.states), self._choice, options, is_cached, device=device
+        )
 
     def _extension_names(self) -> frozenset[str]:
         return frozenset(extension.name for extension in self.info.extensions)

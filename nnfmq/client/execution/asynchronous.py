@@ -28,7 +28,7 @@ from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
-    from nnfmq.client.execution.observation import RequestObservation
+    from nnfmq.client.observation import RequestObservation
 
 ResultT = TypeVar("ResultT")
 

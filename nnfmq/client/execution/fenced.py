@@ -26,7 +26,7 @@ from nnfmq.hal.types import BufferToken, ExecutionConfig, FenceState, HalExecuti
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
-    from nnfmq.client.execution.observation import RequestObservation
+    from nnfmq.client.observation import RequestObservation
 
 ResultT = TypeVar("ResultT")
 _INFO_TIMEOUT_S = 10.0

@@ -33,7 +33,7 @@ from nnfmq.hal.types import (
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
-    from nnfmq.client.execution.observation import RequestObservation
+    from nnfmq.client.observation import RequestObservation
     from nnfmq.queue import MessageQueue
 
 __all__ = [
@@ -273,9 +273,7 @@ class RequestRun:
         vlog("execution", "%s execution on %s", mode.name, self._device)
         if self._observed is None or self._request is None:
             return None
-        from nnfmq.client.execution.observation import RequestObservation
-
-        return RequestObservation(self._observed, self._request, mode, deadline_ns)
+        return self._observed.begin(self._request, mode, deadline_ns)
 
     def discard_outputs(self) -> None:
         """Mark the content of the output buffers unknown: the driver has rejected the request (DOM-7)."""

@@ -24,7 +24,7 @@ from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
-    from nnfmq.client.execution.observation import ObservedModel
+    from nnfmq.client.observation import ObservedModel
 
 __all__ = [
     "CompiledHandle",

@@ -29,9 +29,9 @@ from nnfmq.client.connection.device import Device
 from nnfmq.client.connection.open_connections import CLOSED
 from nnfmq.client.connection.prepare_arguments import FinishedModel, ModelSignature
 from nnfmq.client.model.handle import ModelHandle, ModelLocation, release_in_driver
-from nnfmq.client.model.observation import is_observed
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.named.repository import ReceivedModel, RepositoryConnection, difference
+from nnfmq.client.observation import current_observers
 from nnfmq.client.waiting import SingleAttempt
 from nnfmq.hal.errors import (
     BadState,
@@ -511,18 +511,10 @@ def _is_a(type_: Any, value: object) -> bool:
     return True
 
 
-def _has_observers() -> bool:
-    if not is_observed():
-        return False
-    from nnfmq.client.model.observation import current_observers
-
-    return bool(current_observers())
-
-
 def _signature(received: ReceivedModel, device: Device) -> ModelSignature:
     """Return what `Device.prepare_encoded` needs: with the model itself, if observers or HIDL need that."""
     description = received.description
-    if device.is_aidl and not _has_observers():
+    if device.is_aidl and not current_observers():
         return description
     model = decode_model(description.model, received.pools)
     return FinishedModel(model, description.inputs, description.outputs, description.states)

@@ -36,8 +36,8 @@ from nnfmq.client.connection.prepare_arguments import (
     with_time_left,
 )
 from nnfmq.client.model.cpu_fallback import CpuFallback
-from nnfmq.client.model.observation import is_observed
 from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.client.observation import Preparation, begin_preparation
 from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.errors import InvalidArgument, MissedDeadline, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
@@ -52,7 +52,6 @@ from nnfmq.validation.values import validate_extensions
 
 if TYPE_CHECKING:
     from nnfmq.client.model.compiled_model import CompiledModel
-    from nnfmq.client.model.observation import PlanPreparation
     from nnfmq.client.partitioned.devices import RuntimeDevice
     from nnfmq.hal.preparation import DeviceChoice
 
@@ -463,20 +462,18 @@ class _Compilation:
             prepared.handle.observed = observation.finish(prepared.handle.inputs, prepared.handle.outputs)
         return prepared
 
-    def _observation(self, plan: ExecutionPlan, devices: Sequence[RuntimeDevice]) -> PlanPreparation | None:
-        """Return what tells the observers of this process of the plan; None if there cannot be any."""
-        if not is_observed():
-            return None
-        from nnfmq.client.model.observation import PlanPreparation
-
+    def _observation(self, plan: ExecutionPlan, devices: Sequence[RuntimeDevice]) -> Preparation | None:
+        """Return what tells the observers of this process of the plan; None if there are none."""
         used = [devices[step.device] for step in plan.execution_steps]
-        return PlanPreparation(
-            [(device.name, device.version_string) for device in used],
-            self._choice,
+        return begin_preparation(
             self._loaded,
-            self._preference,
-            self._priority,
+            getattr(self._loaded, "inputs", ()),
+            getattr(self._loaded, "outputs", ()),
+            len(getattr(self._loaded, "states", ())),
+            self._choice,
+            (self._preference, self._priority),
             bool(self._options.get("token") or self._options.get("cache_dir")),
+            plan_devices=[(device.name, device.version_string) for device in used],
         )
 
     def _prepare_step(self, index: int, step: ExecutionStep, device: RuntimeDevice) -> PreparedModel:

@@ -8,7 +8,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Uncopyable
@@ -16,15 +15,13 @@ from nnfmq.client import fallback_thread
 from nnfmq.client.model.arrays import has_unknown_shape
 from nnfmq.client.model.cpu_fallback import CpuFallback
 from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.client.observation import ObservedModel
 from nnfmq.client.partitioned.memory import ArrayArguments, ExecutionMemory, constant_locations, value_locations
 from nnfmq.client.partitioned.plan import BoundCall, BoundIf, BoundPlan, BoundWhile, bind_plan
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.planning.plan import ExecutionPlan
-
-if TYPE_CHECKING:
-    from nnfmq.client.execution.observation import ObservedModel
 
 __all__ = ["PlanHandle"]
 

@@ -21,7 +21,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from nnfmq.base.verbose_log import vlog, vlog_is_on
 from nnfmq.client.execution.synchronous import execute_arrays, execute_request
 from nnfmq.client.model.arrays import ExecutionResult
 from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.client.observation import ObservedModel
 from nnfmq.client.partitioned.handle import PlanHandle
 from nnfmq.client.partitioned.memory import ExecutionMemory
 from nnfmq.client.partitioned.plan import BoundCall, BoundIf, BoundWhile, array_at, read_condition, step_request
@@ -46,9 +46,6 @@ from nnfmq.hal.timing import NO_TIME, NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, LoopTimeoutDurationNs, OutputShape, Request
 from nnfmq.observe.executions import ObservedExecution
 from nnfmq.observe.trace_points import TRACING, recorded
-
-if TYPE_CHECKING:
-    from nnfmq.client.execution.observation import ObservedModel
 
 __all__ = [
     "INTERPRETATION_SLICE",

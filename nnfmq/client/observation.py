@@ -1,21 +1,122 @@
-"""RequestObservation: one execution of an observed model, from its call to its end.
+"""What observers are told of this process's preparations and executions: recordings, telemetry, an application's own.
 
-A model that nothing observed when it was prepared has no `ObservedModel`, and this module is not imported for it.
+`observe.executions` has the form of what they get. The settings `NNFMQ_RECORD` and `telemetry` are read when a process
+prepares its first model, so that an application may set them itself. A forked child reads them again, because it has
+no observers. A model that nothing observed when it was prepared has no `ObservedModel`.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
+from nnfmq.base import settings
 from nnfmq.client.model.arrays import callers_shape, size_bytes
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.hal.preparation import DeviceChoice
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import NO_TIME, NO_TIMING, Timing
-from nnfmq.hal.types import BufferToken, HalExecutionMode, OutputShape, Pool, Request, RequestArgument
-from nnfmq.observe.executions import CapturedTensor, ModelObserver, ObservedExecution
+from nnfmq.hal.types import BufferToken, HalExecutionMode, Model, OutputShape, Pool, Request, RequestArgument
+from nnfmq.observe.executions import (
+    CapturedTensor,
+    ModelObserver,
+    ObservedExecution,
+    ObservedPreparation,
+    PreparationObserver,
+    observers,
+)
 
-__all__ = ["ObservedModel", "RequestObservation", "Tensors"]
+__all__ = ["ObservedModel", "Preparation", "RequestObservation", "Tensors", "begin_preparation", "current_observers"]
+
+_readers: set[int] = set()  # the processes that have read their environment: this one, and those it was forked from
+
+
+def current_observers() -> tuple[PreparationObserver, ...]:
+    """Return the observers of this process; the first time with those that its environment asks for.
+
+    Raises:
+        InvalidArgument: If a variable has no valid value, or a configuration file is not valid.
+        OSError: If the file of a variable cannot be created.
+    """
+    if os.getpid() not in _readers:
+        _readers.add(os.getpid())
+        # Few applications are recorded, or have telemetry: the modules are not part of every start.
+        if recording := settings.RECORD.value():
+            from nnfmq.recording.writer import record_from_environment
+
+            record_from_environment(recording)
+        if sink := settings.TELEMETRY.value():
+            from nnfmq.telemetry.environment import report_from_environment
+
+            report_from_environment(sink)
+    return observers()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Preparation: one preparation of a model, on one device or on several.
+
+
+class Preparation:
+    """A preparation in progress. Exactly one of the methods tells the observers how it has ended."""
+
+    def __init__(self, observers: Sequence[PreparationObserver], event: ObservedPreparation) -> None:
+        self._observers = observers
+        self._event = event
+
+    def finish(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> ObservedModel | None:
+        """Report success; return the observers of the model's executions, None if there are none.
+
+        `inputs` and `outputs` are those of the HAL's model: with the states.
+        """
+        found = self._tell(ErrorStatus.NONE)
+        return ObservedModel(found, inputs, outputs) if found else None
+
+    def fail(self, error: BaseException) -> None:
+        """Report the error of nnfmq with which the preparation ended; others, such as KeyboardInterrupt, are none."""
+        if isinstance(error, NnfmqError):
+            self._tell(error.status)
+
+    def _tell(self, status: ErrorStatus) -> Sequence[ModelObserver]:
+        event = replace(self._event, status=status, end_ns=time.monotonic_ns())
+        found = [observer.prepared(event) for observer in self._observers]
+        return [observer for observer in found if observer is not None]
+
+
+def begin_preparation(
+    model: object,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    state_count: int,
+    choice: DeviceChoice,
+    options: tuple[int, int],
+    is_cached: bool,
+    *,
+    device: tuple[str, str] = ("", ""),
+    plan_devices: Sequence[tuple[str, str]] = (),
+) -> Preparation | None:
+    """Return the preparation that begins now, for the observers of this process; None if there are none.
+
+    `options` are the preference and the priority, `device` and `plan_devices` names and versions; the other arguments
+    are those of an `ObservedPreparation`. Raises as `current_observers`.
+    """
+    found = current_observers()
+    if not found:
+        return None
+    hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
+    event = ObservedPreparation(
+        hal_model if isinstance(hal_model, Model) else None,
+        tuple(inputs), tuple(outputs), state_count, *device, *options, choice, is_cached,
+        ErrorStatus.NONE, time.monotonic_ns(), 0, tuple(plan_devices),
+    )  # fmt: skip
+    return Preparation(found, event)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# RequestObservation: one execution of an observed model, from its call to its end.
+
 
 Tensors = tuple[CapturedTensor, ...]
 Shape = tuple[int, ...]
@@ -38,6 +139,10 @@ class ObservedModel:
         """Show an execution to all observers. Does not block."""
         for observer in self._observers:
             observer.executed(execution)
+
+    def begin(self, request: Request, mode: HalExecutionMode, deadline_ns: int | None) -> RequestObservation:
+        """Return the observation of an execution that begins now."""
+        return RequestObservation(self, request, mode, deadline_ns)
 
 
 class RequestObservation:
