@@ -84,7 +84,7 @@ def connect(
         return _connect_embedded(deadline_ns, wait_ready, options)
     socket_path = default_socket() if path is None else Path(path)
     if wait and _has_event_loop():
-        from nnfmq.client.connection.late_client import LateClient
+        from nnfmq.client.connection.client import LateClient
 
         return LateClient(partial(_connect_when_listening, socket_path, options, deadline_ns))
     if wait:

@@ -202,6 +202,10 @@ class DroppedConnection(ClosedWhenDropped):
     def _close_dropped(self) -> None:
         has_started = self.has_started
         self.close()
+        self.end_driver(has_started)
+
+    def end_driver(self, has_started: bool = True) -> None:
+        """End the embedded driver, if it is one, after the connection is closed; blocks up to 2 s. Call it once."""
         if self.end_process is not None:
             self.end_process(has_started)
 
