@@ -146,7 +146,7 @@ def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Clien
     with ExitStack() as undo:
         undo.callback(connection.close)
         from nnfmq.client.connection.client import Client  # while the driver starts a worker
-        from nnfmq.client.partitioned.client_compilation import ClientCompilation
+        from nnfmq.client.partitioned.compilation import ClientCompilation
 
         connection.watch()
         if not _has_event_loop():
@@ -242,7 +242,7 @@ def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Optio
         channel.enlarge_descriptor_table()
         from nnfmq.client.connection.client import Client  # while the driver starts
         from nnfmq.client.connection.connection import Connection
-        from nnfmq.client.partitioned.client_compilation import ClientCompilation
+        from nnfmq.client.partitioned.compilation import ClientCompilation
 
         connection = Connection.start(channel, deadline_ns, options.interface)
         undo.callback(connection.close)

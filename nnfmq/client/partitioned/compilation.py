@@ -3,6 +3,7 @@
 The order of things is that of Android's NNAPI runtime: the devices, the plan, the preparations, and after a failure the
 whole model on the CPU device. It is used neither after a mistake of the application, nor if the application has
 listed the devices, nor for operations of vendors, nor if a setting says so (PREP-12, PART-6, PART-7, EXT-5).
+ClientCompilation is the same for the devices of one client.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from nnfmq.base import settings
 from nnfmq.base.deadlines import deadline_after, has_passed
 from nnfmq.base.verbose_log import vlog, vlog_is_on
-from nnfmq.client.connection.device import model_signature
+from nnfmq.client.connection.client import Client
+from nnfmq.client.connection.device import Device, DeviceInfo, model_signature
 from nnfmq.client.connection.prepare_arguments import (
     ModelArgument,
     NamedModel,
@@ -38,9 +40,11 @@ from nnfmq.client.connection.prepare_arguments import (
 from nnfmq.client.model.cpu_fallback import CpuFallback
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.observation import Preparation, begin_preparation
+from nnfmq.client.partitioned.devices import CPU_DEVICE_NAME, ClientAccess, CpuDevice, DriverAccess, RuntimeDevice
 from nnfmq.client.partitioned.model import PartitionedModel
-from nnfmq.hal.errors import InvalidArgument, MissedDeadline, MissedDeadlineTransient, NnfmqError
-from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
+from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadline, MissedDeadlineTransient, NnfmqError
+from nnfmq.hal.types import DEFAULT_PREFERENCE, DeviceStatus, ExecutionPreference, Model, Priority
 from nnfmq.observe.trace_points import recorded
 from nnfmq.operations.extensions import to_local_prefixes
 from nnfmq.planning.device_assignment import Choose
@@ -52,14 +56,15 @@ from nnfmq.validation.values import validate_extensions
 
 if TYPE_CHECKING:
     from nnfmq.client.model.compiled_model import CompiledModel
-    from nnfmq.client.partitioned.devices import RuntimeDevice
     from nnfmq.hal.preparation import DeviceChoice
 
 __all__ = [
+    "ClientCompilation",
     "DeviceSelection",
     "PartitionMode",
     "StepCall",
     "Switches",
+    "best_of_all",
     "compile_model",
     "plan_model",
     "prepare_steps",
@@ -494,3 +499,164 @@ def _log_plan(plan: ExecutionPlan) -> None:
 
         for line in plan_text(plan).splitlines():
             vlog("compilation", "%s", line)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# ClientCompilation: the choice among one driver's devices, for `Client.prepare`, and the CPU device behind them.
+#
+# The common case costs nothing beside the preparation: a driver whose devices are the packaged ones has `compiled`,
+# which no other device beats, so no device is asked for its performance or for what it supports. Only if it declines,
+# or the driver has other devices that are faster at something, is the model planned.
+
+
+_COMPILED, _REFERENCE = "compiled", "reference"
+_PACKAGED = {_COMPILED, _REFERENCE}
+_UNKNOWN = UNKNOWN_PERFORMANCE.exec_time
+_client_log = logging.getLogger("nnfmq.client")
+
+
+class ClientCompilation:
+    """Prepares the models of one client. Close it: the driver of the CPU device ends with it. Thread-safe.
+
+    Args:
+        connect_cpu: Starts the driver of the CPU device when it is first needed. Takes a deadline.
+    """
+
+    def __init__(self, connect_cpu: Callable[[int | None], Client]) -> None:
+        self._connect_cpu = connect_cpu
+        self._lock = threading.Lock()
+        self._cpu: CpuDevice | None = None
+        self._warning = threading.Lock()  # acquired once, by the thread that logs the warning
+        self._capabilities: dict[str, Capabilities] = {}
+
+    def prepare(
+        self, client: Client, infos: Sequence[DeviceInfo], model: Model | NamedModel, options: PrepareOptions
+    ) -> CompiledModel:
+        """Return the model, prepared on the best of the client's devices, or on several, or on the CPU device; blocks.
+
+        Args:
+            client: The client.
+            infos: Its devices, as they are now.
+            model: The model. The caller closes the result.
+            options: As for `Device.prepare`.
+
+        Raises:
+            NnfmqError: As `compile_model`.
+        """
+        switches, deadline_ns = Switches.read(), deadline_after(options.get("timeout"))
+        enabled = sorted(
+            (info for info in infos if switches.is_enabled(info.name)), key=lambda info: info.name != _COMPILED
+        )
+        best = None if switches.uses_only_cpu else self._best(client, enabled, options)
+        if best is None:
+            return self._compile(client, enabled, model, options)
+        try:
+            with recorded("[NN_LR_PC]compilation"):
+                prepared = client.device_of(best, "best").prepare(model, **options)
+        except InvalidArgument:
+            raise
+        except NnfmqError as error:
+            # A device that has declined the model may still be one of several that execute it.
+            left, may_be_planned = with_time_left(options, deadline_ns), isinstance(error, GeneralFailure)
+            return self._compile(client, enabled, model, left, None if may_be_planned else error)
+        return self._with_fallback(prepared, model, switches, client.recovers)
+
+    # -- the common case -----------------------------------------------------------------------------------------------
+
+    def _best(self, client: Client, infos: Sequence[DeviceInfo], options: PrepareOptions) -> DeviceInfo | None:
+        """Return the device that no other one beats at anything; None if there is none such."""
+        available = [info for info in infos if info.status is DeviceStatus.AVAILABLE]
+        if {info.name for info in infos} <= _PACKAGED:
+            # `reference` is the CPU, which all figures are relative to, and `compiled` its operations in machine code.
+            best = available[0] if available else None
+        else:
+            is_low_power = to_preference(options.get("preference", DEFAULT_PREFERENCE)) == ExecutionPreference.LOW_POWER
+            best = best_of_all(available, self._performance(client, available), is_low_power)
+        if best is not None and best.name == _REFERENCE:
+            self._warn(infos)
+        return best
+
+    def _performance(self, client: Client, infos: Sequence[DeviceInfo]) -> list[Capabilities]:
+        """Return the capabilities of the devices, each asked for once; none at all if one fails."""
+        for info in infos:
+            if info.name not in self._capabilities:
+                try:
+                    self._capabilities[info.name] = client.device_of(info).capabilities()
+                except NnfmqError as error:
+                    _client_log.info("device %r does not tell its performance: %s", info.name, error)
+                    return []
+        return [self._capabilities[info.name] for info in infos]
+
+    def _warn(self, infos: Sequence[DeviceInfo]) -> None:
+        status = next((info.status for info in infos if info.name == _COMPILED), None)
+        if self._warning.acquire(blocking=False):
+            _client_log.warning(
+                "device 'compiled' is %s: models are prepared on the slower device 'reference'. "
+                "'compiled' needs llvmlite where the driver runs: pip install 'nnfmq[compiled]'",
+                "missing" if status is None else status.name,
+            )
+
+    def _with_fallback(
+        self, prepared: PreparedModel, model: Model | NamedModel, switches: Switches, recovers: bool
+    ) -> PreparedModel:
+        prepared.planned_model = hal_model = to_hal_model(model)
+        prepared.is_synchronous = switches.is_synchronous
+        if switches.partition is PartitionMode.WITH_FALLBACK and not has_vendor_operations(hal_model):
+            prepared.fallback = CpuFallback(self._open_cpu, model, survives_driver=recovers)
+        return prepared
+
+    def _open_cpu(self) -> Device:
+        return self._cpu_device().connected()
+
+    # -- all other cases -----------------------------------------------------------------------------------------------
+
+    def _compile(
+        self,
+        client: Client,
+        infos: Sequence[DeviceInfo],
+        model: Model | NamedModel,
+        options: PrepareOptions,
+        failure: NnfmqError | None = None,
+    ) -> CompiledModel:
+        access = ClientAccess(client, infos)
+        devices = [RuntimeDevice(info.name, access, info) for info in infos]
+        selection = DeviceSelection(devices, self._cpu_device(), is_cpu_last=True, survives_driver=client.recovers)
+        try:
+            return compile_model(model, selection, options, failure)
+        finally:
+            del failure  # as in `compile_model`
+
+    def _cpu_device(self) -> CpuDevice:
+        with self._lock:
+            if self._cpu is None:
+                self._cpu = CpuDevice(DriverAccess(CPU_DEVICE_NAME, self._connect_cpu))
+            return self._cpu
+
+    def close(self) -> None:
+        """End the driver of the CPU device. Idempotent."""
+        cpu = self._cpu
+        if cpu is not None:
+            cpu.close()
+
+
+def best_of_all(
+    infos: Sequence[DeviceInfo], performance: Sequence[Capabilities], is_low_power: bool
+) -> DeviceInfo | None:
+    """Return the first device whose every performance figure is at least as good as that of all others, if any."""
+    tables = [_table(capabilities, is_low_power) for capabilities in performance]
+    types = {type for table in tables for type in table}
+    for info, table in zip(infos, tables, strict=False):
+        if all(table.get(type, _UNKNOWN) <= other.get(type, _UNKNOWN) for other in tables for type in types):
+            return info
+    return None
+
+
+def _table(capabilities: Capabilities, is_low_power: bool) -> dict[object, float]:
+    """Return the figures by operand type, and by name for those of relaxed models and of control flow."""
+    infos = {entry.type: entry.info for entry in capabilities.operand_performance} | {
+        "relaxed scalar": capabilities.relaxed_float32_to_float16_scalar,
+        "relaxed tensor": capabilities.relaxed_float32_to_float16_tensor,
+        "if": capabilities.if_performance,
+        "while": capabilities.while_performance,
+    }
+    return {key: info.power_usage if is_low_power else info.exec_time for key, info in infos.items()}
