@@ -23,15 +23,22 @@ from nnfmq.client.burst.model_burst import ModelBurst
 from nnfmq.client.connection.garbage import ClosedWhenDropped
 from nnfmq.client.model.array_request import MappedArrays
 from nnfmq.client.model.arrays import Array, ExecutionInfo, ExecutionResult, InputValue, Outputs
+from nnfmq.client.partitioned.executions import (
+    CompoundRun,
+    PlanCall,
+    require_time_left,
+    require_unmeasured,
+    run_synchronously,
+)
 from nnfmq.client.partitioned.handle import PlanHandle
 from nnfmq.client.partitioned.memory import ExecutionMemory
 from nnfmq.client.partitioned.plan import BoundCall, step_request
-from nnfmq.client.partitioned.run import CompoundRun, PlanCall, require_time_left, require_unmeasured, run_synchronously
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, MeasureTiming, OutputShape, Pool, Request
 from nnfmq.observe.trace_points import TRACING
+from nnfmq.validation.requests import validate_request
 
 __all__ = ["CompoundBurst", "StepBursts"]
 
@@ -380,8 +387,6 @@ class CompoundBurst(ClosedWhenDropped, ModelBurst):
 
         Each pool has a slot in the steps' bursts. See `ModelBurst.execute_request`.
         """
-        from nnfmq.validation.requests import validate_request  # few applications make requests
-
         deadline_ns = deadline_after(timeout)
         require_unmeasured(config.measure is MeasureTiming.YES)
         if self._is_closed:

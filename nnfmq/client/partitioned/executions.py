@@ -1,39 +1,593 @@
-"""Executions of a plan, synchronous and asynchronous.
+"""Executions of a plan: the rules of one, for every execution mode, and the synchronous and the asynchronous mode.
 
-The callbacks arrive on the watcher thread, which must not block. It starts the next step and interprets IF and WHILE;
-what may block, such as starting the CPU's driver, is done on the fallback thread.
+CompoundRun decides, and calls no driver. The mode asks for the next call, makes it, and reports the result or the
+error, until no call is left:
+
+    a step succeeds                  the shapes of its outputs are noted, the next step follows
+    an output has too little memory  if all that lack some can grow: they grow, and the step is repeated
+                                     otherwise OutputInsufficientSize, with the shapes known so far
+    a step fails otherwise           the same step on the CPU; if it fails there, too, the whole model on the CPU
+    a result that another step
+    needs has no elements            the whole model on the CPU
+    a loop exceeds its time          MissedDeadlineTransient
+    the deadline passes              MissedDeadline, from the driver whose step runs, or before the next step
+
+Without a fallback the first failure is the result; InvalidArgument always is, because it is the application's error.
+The model's inputs are intact after each of these: no driver can write to them, and no value shares their memory.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
+from nnfmq.base.deadlines import has_passed
+from nnfmq.base.verbose_log import vlog, vlog_is_on
 from nnfmq.client import fallback_thread
+from nnfmq.client.execution import synchronous
 from nnfmq.client.execution.asynchronous import AsyncRequest, PendingExecution
 from nnfmq.client.execution.synchronous import check_out, copy_out
 from nnfmq.client.model.array_request import checked_arguments
 from nnfmq.client.model.arrays import Array, ExecutionResult, InputValue, Outputs, checked_arrays
 from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.client.observation import ObservedModel
 from nnfmq.client.partitioned.handle import PlanHandle
-from nnfmq.client.partitioned.memory import ArrayArguments
-from nnfmq.client.partitioned.run import CompoundRun, PlanCall, run_synchronously
+from nnfmq.client.partitioned.memory import ArrayArguments, ExecutionMemory
+from nnfmq.client.partitioned.plan import BoundCall, BoundIf, BoundWhile, array_at, read_condition, step_request
 from nnfmq.client.waiting import Future
-from nnfmq.hal.errors import NnfmqError, ResourceExhaustedTransient
-from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
+from nnfmq.hal.errors import (
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlinePersistent,
+    MissedDeadlineTransient,
+    NnfmqError,
+    OutputInsufficientSize,
+    ResourceExhaustedTransient,
+)
+from nnfmq.hal.timing import NO_TIME, NO_TIMING
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, LoopTimeoutDurationNs, OutputShape, Request
+from nnfmq.observe.executions import ObservedExecution
+from nnfmq.observe.trace_points import TRACING, recorded
+from nnfmq.validation.requests import validate_request
 
 __all__ = [
+    "INTERPRETATION_SLICE",
+    "PLAN_SLICE",
     "AsyncRun",
+    "CompoundRun",
+    "Controller",
+    "PlanCall",
+    "RunObservation",
     "execute_arrays",
     "execute_request",
+    "log_step",
     "new_run",
+    "require_time_left",
+    "require_unmeasured",
+    "run_synchronously",
     "start_arrays",
     "start_request",
+    "step_slice",
     "submit_fallback",
 ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Controller: the position of an execution in its plan. It interprets IF and WHILE between the steps of the devices.
+#
+# Each WHILE has a limit of time, which begins with its first condition and is checked after each condition that was
+# true; an inner loop has its own, which restarts with it. (NNAPI: ExecutionPlan::Controller; PART-4)
+
+
+class _Loop:
+    """A WHILE in progress: the end of its time, and whether its condition or its body runs."""
+
+    __slots__ = ("end_ns", "is_in_body")
+
+    def __init__(self, end_ns: int) -> None:
+        self.end_ns = end_ns
+        self.is_in_body = False
+
+
+class Controller:
+    """The steps of one execution, one after the other. The values are in `memory`."""
+
+    def __init__(self, memory: ExecutionMemory, loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT) -> None:
+        self._memory = memory
+        self._steps = memory.plan.steps
+        self._loop_timeout_ns = loop_timeout_ns
+        self._position = 0
+        self._loops: dict[int, _Loop] = {}  # by the position of their step
+
+    def next(self) -> BoundCall | None:
+        """Return the next step that a device executes; None after the last. The steps before it have been executed.
+
+        Raises:
+            MissedDeadlineTransient: If a loop's time is over.
+            GeneralFailure: If a value that an IF or a WHILE needs was omitted.
+        """
+        while self._position < len(self._steps):
+            step = self._steps[self._position]
+            if isinstance(step, BoundCall):
+                self._position += 1
+                return step
+            if isinstance(step, BoundIf):
+                is_true = read_condition(self._memory.locations[step.condition])
+                self._position = step.then_step if is_true else step.else_step
+            elif isinstance(step, BoundWhile):
+                self._position = self._continue_loop(self._position, step)
+            else:
+                self._position = step.target
+        return None
+
+    def _continue_loop(self, position: int, step: BoundWhile) -> int:
+        """Return the position of the step that follows a WhileStep."""
+        loop = self._loops.get(position)
+        if loop is None:
+            self._memory.copy(step.initial, step.current)
+            self._loops[position] = _Loop(time.monotonic_ns() + self._loop_timeout_ns)
+            return step.condition_step
+        if loop.is_in_body:
+            self._memory.copy(step.next, step.current)
+            loop.is_in_body = False
+            return step.condition_step
+        if read_condition(self._memory.locations[step.condition]):
+            if time.monotonic_ns() >= loop.end_ns:
+                raise MissedDeadlineTransient(f"a loop was still running after {self._loop_timeout_ns} ns")
+            loop.is_in_body = True
+            return step.body_step
+        del self._loops[position]
+        self._memory.copy(step.current[: len(step.outputs)], step.outputs)
+        return step.exit_step
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The limits of an execution on several devices: its deadline holds for all steps, and times are not measured.
+
+
+def require_unmeasured(measure: bool) -> None:
+    """Raise InvalidArgument if an execution on several devices is to be measured (TIM-1)."""
+    if measure:
+        raise InvalidArgument(
+            "`measure` needs a model on one device, and this one is on several: prepare it on a device that you "
+            "choose, with client.device(name).prepare(model), or leave `measure` out"
+        )
+
+
+def require_time_left(deadline_ns: int | None, *, has_begun: bool) -> None:
+    """Raise MissedDeadline if an execution's deadline has passed (QOS-2, QOS-3).
+
+    Raises:
+        MissedDeadlinePersistent: If the execution has not begun.
+        MissedDeadlineTransient: If it has.
+    """
+    if not has_passed(deadline_ns):
+        return
+    if has_begun:
+        raise MissedDeadlineTransient("the deadline passed between two steps of the model")
+    raise MissedDeadlinePersistent("the deadline had passed before the execution began")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What observers, the trace and the verbose log are told of an execution of a plan (OBS-2, OBS-5, OBS-7).
+#
+# The trace has a slice of the layer LR around each execution on the caller's thread, in it one for each step, and one
+# for what the runtime does itself between two steps: it interprets IF and WHILE, and copies the values of loops.
+# Executions that are continued on the watcher thread have none, because their slices would not nest.
+
+
+PLAN_SLICE = "[NN_LR_PE]plan"
+INTERPRETATION_SLICE = "[NN_LR_PCO]interpretation"
+
+
+class RunObservation:
+    """One execution of a plan, for the observers of its model; `observed` is None if there are none.
+
+    The first of `finish` and `fail` reports the execution; later calls do nothing. Times are those of the whole
+    execution; a plan has no measured ones, and its tensors are not shown.
+    """
+
+    __slots__ = ("_begin_ns", "_mode", "_observed")
+
+    def __init__(self, observed: ObservedModel | None, mode: HalExecutionMode) -> None:
+        self._observed = observed
+        self._mode = mode
+        self._begin_ns = time.monotonic_ns() if observed is not None else 0
+
+    def finish(self) -> None:
+        """Report success."""
+        self._report(ErrorStatus.NONE)
+
+    def fail(self, error: NnfmqError) -> None:
+        """Report an error."""
+        self._report(error.status)
+
+    def _report(self, status: ErrorStatus) -> None:
+        observed, self._observed = self._observed, None
+        if observed is not None:
+            observed.report(
+                ObservedExecution(
+                    self._mode, status, self._begin_ns, self._begin_ns, time.monotonic_ns(), None,
+                    NO_TIME, NO_TIME, None, None,
+                )
+            )  # fmt: skip
+
+
+def step_slice(step: int | None, device: str, is_on_cpu: bool) -> str:
+    """Return the name of the slice of a step; `step` None = the whole model, as a fallback."""
+    if step is None:
+        return "[NN_LR_PE]fallback: whole model"
+    return f"[NN_LR_PE]fallback: step {step}" if is_on_cpu else f"[NN_LR_PE]step {step} on {device}"
+
+
+def log_step(step: int | None, device: str, is_on_cpu: bool) -> None:
+    """Log which step is executed next, and where."""
+    if step is None:
+        vlog("execution", "the CPU executes the whole model")
+    else:
+        vlog("execution", "step %d on %s", step, "the CPU" if is_on_cpu else device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# CompoundRun: the rules of one execution of a plan, for every execution mode; it decides, and calls no driver.
+
+
+_log = logging.getLogger("nnfmq.runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCall:
+    """A call that the execution mode makes next: a step of the plan, or the whole model (`step` is None) on the CPU."""
+
+    run: CompoundRun
+    step: BoundCall | None
+    is_on_cpu: bool
+    """Whether the fallback executes it. `model` then blocks while the CPU's driver starts and prepares the model."""
+
+    def model(self) -> PreparedModel:
+        """Return the prepared model to execute. Raises NnfmqError if it must be prepared first, and that fails."""
+        return self.run.model_of(self)
+
+    def request(self, model: PreparedModel) -> Request:
+        """Return the request to execute."""
+        return self.run.request_of(self, model)
+
+    def execute(self) -> Sequence[OutputShape]:
+        """Execute over the control channel and return the reported shapes; blocks. Raises NnfmqError if that fails."""
+        model = self.model()
+        return synchronous.execute_request(
+            model.handle, self.request(model), self.run.config, self.run.deadline_ns
+        ).shapes
+
+    def execute_copies(self) -> Sequence[OutputShape]:
+        """As `execute`, with copies of the values.
+
+        An execution that a signal handler interrupts continues in the driver: it must not write to memory that the next
+        one uses.
+        """
+        return self.run.execute_copies_of(self)
+
+
+class CompoundRun:
+    """One execution of a plan. `memory` has the model's inputs and outputs, and is used by nothing else meanwhile.
+
+    `result` tells the model's observers of a success; the mode tells `observation` of an error. Each step gets what is
+    left of the time until `deadline_ns`.
+    """
+
+    def __init__(
+        self,
+        handle: PlanHandle,
+        memory: ExecutionMemory,
+        config: ExecutionConfig,
+        mode: HalExecutionMode,
+        deadline_ns: int | None = None,
+    ) -> None:
+        self.config, self.deadline_ns = config, deadline_ns
+        self.observation = RunObservation(handle.observed, mode)
+        if vlog_is_on("execution"):
+            vlog("execution", "%s execution of a plan on %s", mode.name, handle.device)
+        self._handle = handle
+        self.memory = memory
+        self._controller = Controller(memory, config.loop_timeout_ns)
+        self._call: PlanCall | None = None
+        self._is_repeated = False
+        memory.reset()
+
+    def next_call(self) -> PlanCall | None:
+        """Return the next call; None if the execution is done.
+
+        Raises:
+            MissedDeadline: If the deadline has passed, and a call would follow.
+            NnfmqError: If the execution has failed between two steps.
+        """
+        has_begun = self._call is not None
+        if self._is_repeated:
+            self._is_repeated = False
+        elif self._call is not None and self._call.step is None:  # the whole model was executed
+            return None
+        else:
+            step = self._controller.next()
+            self._call = None if step is None else PlanCall(self, step, is_on_cpu=False)
+        if self._call is None:
+            return None
+        require_time_left(self.deadline_ns, has_begun=has_begun)
+        if vlog_is_on("execution"):
+            log_step(*self._description_of(self._call))
+        return self._call
+
+    def repeat_call(self) -> None:
+        """Let the next call be the last one again, which was not made."""
+        self._is_repeated = True
+
+    def _description_of(self, call: PlanCall) -> tuple[int | None, str, bool]:
+        """Return the number of a call's step (None = the whole model), its device, and whether the CPU executes it."""
+        if call.step is None:
+            return None, "", True
+        return call.step.index, self._handle.steps[call.step.index].device, call.is_on_cpu
+
+    def slice_of(self, call: PlanCall) -> str:
+        """Return the name of a call's slice in a trace."""
+        return step_slice(*self._description_of(call))
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether the runtime interprets IF and WHILE between steps."""
+        bound = self._handle.bound
+        return len(bound.calls) < len(bound.steps)
+
+    def model_of(self, call: PlanCall) -> PreparedModel:
+        """Return the prepared model of a call. See `PlanCall.model`."""
+        fallback = self._handle.fallback
+        if not call.is_on_cpu or fallback is None:
+            assert call.step is not None  # only the fallback has the whole model
+            return self._handle.steps[call.step.index]
+        if call.step is None:
+            return fallback.whole_model(self.deadline_ns)
+        return fallback.step_model(call.step.index, self.deadline_ns)
+
+    def request_of(self, call: PlanCall, model: PreparedModel) -> Request:
+        """Return the request of a call."""
+        inputs, outputs = self._values_of(call)
+        return step_request(self.memory.locations, inputs, outputs, (model.handle.inputs, model.handle.outputs))
+
+    def execute_copies_of(self, call: PlanCall) -> Sequence[OutputShape]:
+        """Execute a call with copies. See `PlanCall.execute_copies`."""
+        model, (inputs, outputs) = call.model().handle, self._values_of(call)
+        arrays = [array_at(self.memory.locations[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
+        results, _ = synchronous.execute_arrays(model, arrays, None, self.config, self.deadline_ns)
+        shapes = []
+        for number, result in zip(outputs, results, strict=True):
+            if isinstance(result, np.ndarray):
+                self.memory.write(number, result)
+                shapes.append(OutputShape(result.shape))
+        return shapes
+
+    def _values_of(self, call: PlanCall) -> tuple[Sequence[int], Sequence[int]]:
+        source = self.memory.plan if call.step is None else call.step
+        return source.inputs, source.outputs
+
+    def succeed(self, shapes: Sequence[OutputShape]) -> None:
+        """Report that the last call has succeeded, with the shapes that its driver reported.
+
+        Raises:
+            GeneralFailure: If another step needs a result without elements, and there is no fallback.
+        """
+        assert self._call is not None
+        outputs = self._values_of(self._call)[1]
+        for number, shape in zip(outputs, shapes, strict=bool(shapes)):
+            self.memory.locations[number].dimensions = shape.dimensions
+        if self._call.step is not None:
+            empty = [n for n in outputs if n in self._handle.step_inputs and 0 in self.memory.locations[n].dimensions]
+            if empty:
+                self.execute_whole_model(GeneralFailure("a result that another step needs has no elements"))
+
+    def fail(self, error: NnfmqError) -> None:
+        """Report that the last call has failed; returns if another call follows.
+
+        Raises:
+            NnfmqError: The error of the execution, if none follows.
+        """
+        assert self._call is not None
+        if isinstance(error, OutputInsufficientSize):
+            self._grow(self._call, error)
+            self._is_repeated = True
+            return
+        try:
+            if self._call.step is None:
+                raise error
+            if self._call.is_on_cpu or self._handle.is_cpu_step(self._call.step.index):
+                self.execute_whole_model(error)
+                return
+            self._require_fallback(error)
+            index = self._call.step.index
+            device = self._handle.steps[index].device
+            _log.warning("step %d failed on %s, executing it on the CPU: %s", index, device, str(error))
+        finally:
+            del error  # this frame, to which it refers, would keep it
+        self._repeat(PlanCall(self, self._call.step, is_on_cpu=True))
+
+    def execute_whole_model(self, error: NnfmqError) -> None:
+        """Let the whole model on the CPU be the next call, because of `error`; raise that if there is no fallback."""
+        try:
+            self._require_fallback(error)
+            _log.warning("executing the whole model on the CPU: %s", str(error))  # a record would keep its frames
+        finally:
+            del error  # as above
+        self.memory.reset()
+        self._repeat(PlanCall(self, None, is_on_cpu=True))
+
+    def _require_fallback(self, error: NnfmqError) -> None:
+        fallback = self._handle.fallback
+        try:
+            if fallback is None or not fallback.applies_to(error, self.deadline_ns):
+                raise error
+        finally:
+            del error  # as above
+
+    def _repeat(self, call: PlanCall) -> None:
+        self._call, self._is_repeated = call, True
+
+    def _grow(self, call: PlanCall, error: OutputInsufficientSize) -> None:
+        """Enlarge the memory of outputs that lack some; raise OutputInsufficientSize if that is not possible."""
+        locations, has_grown, lacks_memory = self.memory.locations, False, set()
+        for number, shape in zip(self._values_of(call)[1], error.output_shapes, strict=False):
+            location = locations[number]
+            location.dimensions = shape.dimensions
+            if 0 not in shape.dimensions:
+                has_grown |= self.memory.grow(number, location.size_of(shape.dimensions))
+            if not (shape.is_sufficient or location.is_growable):
+                lacks_memory.add(number)
+        if lacks_memory or not has_grown:
+            shapes = [OutputShape(locations[n].dimensions, n not in lacks_memory) for n in self.memory.plan.outputs]
+            raise OutputInsufficientSize(str(error), tuple(shapes)) from error
+
+    def result(self) -> ExecutionResult:
+        """Return the result of an execution that is done: the shapes of all outputs, if not all were known."""
+        self.observation.finish()
+        locations = [self.memory.locations[number] for number in self.memory.plan.outputs]
+        shapes = tuple(OutputShape(location.dimensions) for location in locations)
+        return ExecutionResult(shapes if self._handle.has_unknown_outputs else (), NO_TIMING)
+
+
+def run_synchronously(run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]]) -> ExecutionResult:
+    """Make all calls of an execution on this thread, with `execute`, and return the result. Blocks.
+
+    Raises:
+        NnfmqError: The error of the execution.
+    """
+    try:
+        if TRACING.recorder is None:
+            return _make_calls(run, run.next_call, execute)
+        return _make_recorded_calls(run, execute)
+    except NnfmqError as error:
+        run.observation.fail(error)
+        raise
+
+
+def _make_calls(
+    run: CompoundRun, next_call: Callable[[], PlanCall | None], execute: Callable[[PlanCall], Sequence[OutputShape]]
+) -> ExecutionResult:
+    while (call := next_call()) is not None:
+        try:
+            shapes = execute(call)
+        except NnfmqError as error:
+            run.fail(error)
+        else:
+            run.succeed(shapes)
+    return run.result()
+
+
+def _make_recorded_calls(run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]]) -> ExecutionResult:
+    """Make all calls as `_make_calls`, with slices of the layer LR in this process's trace (OBS-7)."""
+
+    def next_call() -> PlanCall | None:
+        if not run.is_interpreted:
+            return run.next_call()
+        with recorded(INTERPRETATION_SLICE):
+            return run.next_call()
+
+    def execute_recorded(call: PlanCall) -> Sequence[OutputShape]:
+        with recorded(run.slice_of(call)):
+            return execute(call)
+
+    with recorded(PLAN_SLICE):
+        return _make_calls(run, next_call, execute_recorded)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Synchronous executions of a plan: each step over the control channel of its driver, on the caller's thread.
+
+
+def execute_request(
+    handle: PlanHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None
+) -> ExecutionResult:
+    """Execute a request of the application; blocks. Borrows its pools.
+
+    Raises:
+        InvalidArgument: If the request is invalid, or the model is closed.
+        MissedDeadline: If the deadline passes.
+        NnfmqError: The error of the execution.
+    """
+    with handle.in_use():
+        validate_request(handle.plan.model, request)
+        arguments = handle.take_arguments()
+        try:
+            arguments.memory.bind(request)
+            result = run_synchronously(_new_run(handle, arguments, config, deadline_ns), PlanCall.execute)
+        except BaseException:
+            arguments.close()
+            raise
+        handle.return_arguments(arguments)
+        return result
+
+
+def execute_arrays(
+    handle: PlanHandle,
+    inputs: Sequence[InputValue | Buffer],
+    out: Sequence[Array | Buffer] | None,
+    config: ExecutionConfig,
+    deadline_ns: int | None,
+) -> tuple[Array | Buffer, ...]:
+    """Execute the model with arrays and shared buffers, and return the outputs; blocks.
+
+    The outputs are new arrays if `out` is None, else the filled arrays and the buffers of `out`.
+
+    Raises:
+        InvalidArgument: If an argument's shape, dtype or number is wrong, or the model is closed.
+        MissedDeadline: If the deadline passes.
+        NnfmqError: The error of the execution.
+    """
+    checked = checked_arguments(handle.inputs, inputs)
+    if out is not None:
+        check_out(handle.outputs, out)
+    targets: Sequence[object] = out if out is not None else [None] * len(handle.outputs)
+    writer = object()
+    _check_roles(handle, checked, targets, writer)
+    with handle.in_use():
+        arguments = handle.take_arguments()
+        try:
+            arguments.write(checked, targets)
+            run_synchronously(_new_run(handle, arguments, config, deadline_ns), PlanCall.execute)
+            outputs = arguments.results(targets)
+        except BaseException:
+            arguments.close()
+            raise
+        handle.return_arguments(arguments)
+    for target in targets:
+        if isinstance(target, Buffer):
+            target.mark_written(writer)
+    return outputs if out is None else copy_out(out, outputs)
+
+
+def _new_run(
+    handle: PlanHandle, arguments: ArrayArguments, config: ExecutionConfig, deadline_ns: int | None
+) -> CompoundRun:
+    return CompoundRun(handle, arguments.memory, config, HalExecutionMode.SYNCHRONOUS, deadline_ns)
+
+
+def _check_roles(handle: PlanHandle, inputs: Sequence[object], targets: Sequence[object], writer: object) -> None:
+    for values, is_output in ((inputs, False), (targets, True)):
+        for index, value in enumerate(values):
+            if isinstance(value, Buffer):
+                value.check_role((handle, index, is_output), writer)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Asynchronous executions of a plan.
+#
+# The callbacks arrive on the watcher thread, which must not block. It starts the next step and interprets IF and WHILE;
+# what may block, such as starting the CPU's driver, is done on the fallback thread.
+
 
 ResultT = TypeVar("ResultT")
 ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
@@ -183,8 +737,6 @@ def start_request(
     Raises:
         InvalidArgument: If the request is invalid, or the model is closed.
     """
-    from nnfmq.validation.requests import validate_request  # few applications make requests
-
     validate_request(handle.plan.model, request)
     return _start(handle, config, deadline_ns, lambda a: a.memory.bind(request), lambda _arguments, result: result)
 
@@ -247,83 +799,3 @@ def _release(handle: PlanHandle, arguments: ArrayArguments, is_successful: bool)
         handle.return_arguments(arguments)
     else:
         arguments.close()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Synchronous executions of a plan: each step over the control channel of its driver, on the caller's thread.
-
-
-def execute_request(
-    handle: PlanHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None
-) -> ExecutionResult:
-    """Execute a request of the application; blocks. Borrows its pools.
-
-    Raises:
-        InvalidArgument: If the request is invalid, or the model is closed.
-        MissedDeadline: If the deadline passes.
-        NnfmqError: The error of the execution.
-    """
-    from nnfmq.validation.requests import validate_request  # few applications make requests
-
-    with handle.in_use():
-        validate_request(handle.plan.model, request)
-        arguments = handle.take_arguments()
-        try:
-            arguments.memory.bind(request)
-            result = run_synchronously(_new_run(handle, arguments, config, deadline_ns), PlanCall.execute)
-        except BaseException:
-            arguments.close()
-            raise
-        handle.return_arguments(arguments)
-        return result
-
-
-def execute_arrays(
-    handle: PlanHandle,
-    inputs: Sequence[InputValue | Buffer],
-    out: Sequence[Array | Buffer] | None,
-    config: ExecutionConfig,
-    deadline_ns: int | None,
-) -> tuple[Array | Buffer, ...]:
-    """Execute the model with arrays and shared buffers, and return the outputs; blocks.
-
-    The outputs are new arrays if `out` is None, else the filled arrays and the buffers of `out`.
-
-    Raises:
-        InvalidArgument: If an argument's shape, dtype or number is wrong, or the model is closed.
-        MissedDeadline: If the deadline passes.
-        NnfmqError: The error of the execution.
-    """
-    checked = checked_arguments(handle.inputs, inputs)
-    if out is not None:
-        check_out(handle.outputs, out)
-    targets: Sequence[object] = out if out is not None else [None] * len(handle.outputs)
-    writer = object()
-    _check_roles(handle, checked, targets, writer)
-    with handle.in_use():
-        arguments = handle.take_arguments()
-        try:
-            arguments.write(checked, targets)
-            run_synchronously(_new_run(handle, arguments, config, deadline_ns), PlanCall.execute)
-            outputs = arguments.results(targets)
-        except BaseException:
-            arguments.close()
-            raise
-        handle.return_arguments(arguments)
-    for target in targets:
-        if isinstance(target, Buffer):
-            target.mark_written(writer)
-    return outputs if out is None else copy_out(out, outputs)
-
-
-def _new_run(
-    handle: PlanHandle, arguments: ArrayArguments, config: ExecutionConfig, deadline_ns: int | None
-) -> CompoundRun:
-    return CompoundRun(handle, arguments.memory, config, HalExecutionMode.SYNCHRONOUS, deadline_ns)
-
-
-def _check_roles(handle: PlanHandle, inputs: Sequence[object], targets: Sequence[object], writer: object) -> None:
-    for values, is_output in ((inputs, False), (targets, True)):
-        for index, value in enumerate(values):
-            if isinstance(value, Buffer):
-                value.check_role((handle, index, is_output), writer)

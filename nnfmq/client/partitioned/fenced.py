@@ -22,10 +22,9 @@ from nnfmq.base.fence import Fence, fence_state
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
 from nnfmq.client.model.arrays import InputValue, Outputs, checked_arrays, require_fixed_shapes
-from nnfmq.client.partitioned.executions import AsyncRun, Completion, new_run, submit_fallback
+from nnfmq.client.partitioned.executions import AsyncRun, Completion, new_run, require_time_left, submit_fallback
 from nnfmq.client.partitioned.handle import PlanHandle
 from nnfmq.client.partitioned.plan import step_request
-from nnfmq.client.partitioned.run import require_time_left
 from nnfmq.client.waiting import Future
 from nnfmq.hal.errors import (
     GeneralFailure,
@@ -36,6 +35,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
+from nnfmq.validation.requests import validate_request
 
 __all__ = ["CompoundFencedExecution", "FenceWait", "launch_arrays", "launch_compound_fenced", "launch_request"]
 
@@ -413,8 +413,6 @@ def launch_request(
         InvalidArgument: If the request is invalid, or as `launch_compound_fenced`.
         NnfmqError: As `launch_compound_fenced`.
     """
-    from nnfmq.validation.requests import validate_request  # few applications make requests
-
     validate_request(handle.plan.model, request, allow_unspecified_output=False)
     times = FencedTiming(NO_TIMING, NO_TIMING)
 

@@ -20,17 +20,24 @@ from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.model.cpu_fallback import CpuFallback
 from nnfmq.client.model.prepared_model import PreparedModel
-from nnfmq.client.partitioned import executions
-from nnfmq.client.partitioned.executions import AsyncRun, Completion
+from nnfmq.client.partitioned import executions, fenced
+from nnfmq.client.partitioned.executions import (
+    AsyncRun,
+    Completion,
+    CompoundRun,
+    PlanCall,
+    require_unmeasured,
+    run_synchronously,
+)
 from nnfmq.client.partitioned.fenced import launch_compound_fenced
 from nnfmq.client.partitioned.handle import PlanHandle
 from nnfmq.client.partitioned.plan import BoundCall, step_request
-from nnfmq.client.partitioned.run import CompoundRun, PlanCall, require_unmeasured, run_synchronously
 from nnfmq.hal.errors import BadState, InvalidArgument, MissedDeadline, NnfmqError
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, MeasureTiming, OutputShape, Request
 from nnfmq.planning.plan import ExecutionPlan
+from nnfmq.validation.requests import validate_request
 
 if TYPE_CHECKING:
     from nnfmq.client.execution.asynchronous import PendingExecution
@@ -99,16 +106,12 @@ class PartitionedModel(CompiledModel):
     def _start_arrays(
         self, inputs: Sequence[InputValue], config: ExecutionConfig, deadline_ns: int | None
     ) -> PendingExecution[Outputs]:
-        from nnfmq.client.partitioned.executions import start_arrays
-
-        return start_arrays(self.handle, inputs, config, deadline_ns)
+        return executions.start_arrays(self.handle, inputs, config, deadline_ns)
 
     def _launch_arrays(
         self, inputs: Sequence[InputValue], config: ExecutionConfig, limits: FenceLimits
     ) -> FencedExecution[Outputs]:
-        from nnfmq.client.partitioned.fenced import launch_arrays
-
-        return launch_arrays(self.handle, inputs, config, limits)
+        return fenced.launch_arrays(self.handle, inputs, config, limits)
 
     def burst(
         self, *, polling_window_us: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
@@ -129,16 +132,12 @@ class PartitionedModel(CompiledModel):
     def _start_request(
         self, request: Request, config: ExecutionConfig, deadline_ns: int | None
     ) -> PendingExecution[ExecutionResult]:
-        from nnfmq.client.partitioned.executions import start_request
-
-        return start_request(self.handle, request, config, deadline_ns)
+        return executions.start_request(self.handle, request, config, deadline_ns)
 
     def _launch_request(
         self, request: Request, config: ExecutionConfig, limits: FenceLimits
     ) -> FencedExecution[FencedTiming]:
-        from nnfmq.client.partitioned.fenced import launch_request
-
-        return launch_request(self.handle, request, config, limits)
+        return fenced.launch_request(self.handle, request, config, limits)
 
     def _bind(
         self, request: Request, config: ExecutionConfig, deadline_ns: int | None, is_reusable: bool
@@ -203,8 +202,6 @@ class CompoundRequest(BoundRequest):
             InvalidArgument: If the request is invalid, or the model is closed.
             NnfmqError: The error of a driver.
         """
-        from nnfmq.validation.requests import validate_request  # few applications make requests
-
         validate_request(handle.plan.model, request)
         bound = cls(handle, config)
         try:
