@@ -48,7 +48,7 @@ from bench_support import (
     targets_table,
     upper_limit,
 )
-from generated_models import generate_model
+from generated_models import convolution
 
 import nnfmq
 from nnfmq.base.processes import descendants
@@ -211,9 +211,8 @@ def interpreting(job: PhaseJob) -> Work:
 
 
 def _execute(job: PhaseJob, device: str, size: int, channels: int) -> Work:
-
     with _connect(job) as client:
-        model = generate_model("convolution 3×3", "float32", size, channels)
+        model = nnfmq.load(convolution(size, channels))
         sustained = ExecutionPreference.SUSTAINED_SPEED
         with client.device(device).prepare(model, preference=sustained) as prepared, prepared.burst() as burst:
             yield client.worker_pid

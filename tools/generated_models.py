@@ -1,4 +1,4 @@
-"""Models for benchmarks: transformer blocks and products, models of many weights, and models of one operation.
+"""Models for benchmarks: transformer blocks and products, models of many weights, and convolutions.
 
     python tools/generated_models.py block_768x128_int8 product_768x3072x8_float32 --out FOLDER
 
@@ -6,10 +6,6 @@ A block has the products of BERT's: projections to queries, keys and values, att
 projection, and two feed-forward layers with RELU between them, four times as wide; both parts have a residual. There is
 no normalization, which the runtimes quantize differently. Weights and biases are random, scaled so that activations
 keep their magnitude. int8 models are quantized with one scale for each tensor, calibrated with random inputs.
-
-Multiply-accumulates are counted as `nnfmq profile` counts them. Bytes are those of every operation's inputs, constants
-and outputs, as if no cache kept them between two operations. The quotient is the arithmetic intensity of the roofline
-model.
 """
 
 from __future__ import annotations
@@ -26,31 +22,14 @@ import numpy.typing as npt
 from quantize import Calibrator, quantize, read
 from tflite_writer import Operator, Tensor, write
 
-from nnfmq.engines.interpreter import prepare
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
-from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import (
-    LifeTime,
-    Model,
-    Operand,
-    OperandType,
-    Operation,
-    OperationType,
-    PaddingScheme,
-    Subgraph,
-    operand_bytes,
-)
-from nnfmq.importers.graph_builder import GraphBuilder
-from nnfmq.lab.roofline import compute_op_cost
-from nnfmq.operations import REGISTRY
-from nnfmq.operations.declaration import Shape, match
 
 HEAD_WIDTH = 64
 DTYPES = ("float32", "int8")
 _CALIBRATION_INPUTS = 4
 _SEED = 11
 _RELU = 1  # TFLite's code of the fused activation
-_FUSED_RELU = {"FusedActivationFunction": _RELU}
+_STRIDES = {"StrideW": 1, "StrideH": 1}
 FLOAT_SIZE, FLOAT_CHANNELS, FLOAT_UNITS = 4, 512, 1024
 
 
@@ -92,6 +71,14 @@ class _Graph:
         self.weight_bytes += weights.nbytes
         return self.tensor(shape, weights), self.tensor(bias.shape, bias)
 
+    def convolution(self, source: int, channels: int, activation: int = 0, scale: float = 1.0) -> int:
+        """Add a 3×3 convolution that keeps the size of the image."""
+        *extents, depth = self.shape(source)
+        inputs = (source, *self.parameters((channels, 3, 3, depth), scale))
+        options = {"Padding": 0, **_STRIDES, "DilationWFactor": 1, "DilationHFactor": 1}
+        options |= {"FusedActivationFunction": activation}
+        return self.add("CONV_2D", inputs, (*extents, channels), "Conv2DOptions", **options)
+
     def reshape(self, source: int, shape: Sequence[int]) -> int:
         target = self.tensor((len(shape),), np.array(shape, np.int32))
         return self.add("RESHAPE", (source, target), shape, "ReshapeOptions", NewShape=list(shape))
@@ -120,18 +107,23 @@ def float_model(weight_bytes: int) -> bytes:
     random, so no two layers are equal, and keep the size of the activations.
     """
     graph = _Graph(np.random.default_rng(_SEED))
-    shape, strides = (1, FLOAT_SIZE, FLOAT_SIZE, FLOAT_CHANNELS), {"StrideW": 1, "StrideH": 1}
-    source = value = graph.tensor(shape)
+    source = value = graph.tensor((1, FLOAT_SIZE, FLOAT_SIZE, FLOAT_CHANNELS))
     while graph.weight_bytes < weight_bytes / 2:
-        inputs = (value, *graph.parameters((FLOAT_CHANNELS, 3, 3, FLOAT_CHANNELS), 2**0.5))
-        options = {"Padding": 0, **strides, "DilationWFactor": 1, "DilationHFactor": 1, **_FUSED_RELU}
-        value = graph.add("CONV_2D", inputs, shape, "Conv2DOptions", **options)
-    window = {"Padding": 1, **strides, "FilterWidth": FLOAT_SIZE, "FilterHeight": FLOAT_SIZE}
+        value = graph.convolution(value, FLOAT_CHANNELS, _RELU, 2**0.5)
+    window = {"Padding": 1, **_STRIDES, "FilterWidth": FLOAT_SIZE, "FilterHeight": FLOAT_SIZE}
     pooled = graph.add("AVERAGE_POOL_2D", (value,), (1, 1, 1, FLOAT_CHANNELS), "Pool2DOptions", **window)
     value = graph.reshape(pooled, (1, FLOAT_CHANNELS))
     while graph.weight_bytes < weight_bytes:
         value = graph.fully_connected(value, FLOAT_UNITS, _RELU, 2**0.5)
     return write(graph.tensors, graph.operators, (source,), (value,), f"{graph.weight_bytes} bytes of weights")
+
+
+def convolution(size: int, channels: int) -> bytes:
+    """Return the float32 model of one 3×3 convolution of an image of `size` × `size` pixels with `channels`."""
+    graph = _Graph(np.random.default_rng(_SEED))
+    source = graph.tensor((1, size, size, channels))
+    result = graph.convolution(source, channels)
+    return write(graph.tensors, graph.operators, (source,), (result,), f"convolution, {channels} channels")
 
 
 def block(width: int, length: int) -> bytes:
@@ -207,104 +199,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"generated_models: error: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-# ---- models of one operation, and the arithmetic of a model
-
-
-OPERATIONS_PER_MULTIPLY_ADD = 2
-_CONSTANT_BYTES = 1 << 26
-_SCALE = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedModel:
-    """A model that is not from a file, with the attributes of `nnfmq.LoadedModel`."""
-
-    model: Model
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCost:
-    """The cost of executing a model once; `is_quantized`: its products are of quantized values."""
-
-    multiply_adds: int
-    bytes: int
-    is_quantized: bool
-
-    @property
-    def operations(self) -> int:
-        """Multiplications and additions."""
-        return OPERATIONS_PER_MULTIPLY_ADD * self.multiply_adds
-
-    @property
-    def intensity(self) -> float:
-        """Operations per byte."""
-        return self.operations / self.bytes
-
-
-def count_model_cost(model: Model) -> ModelCost:
-    """Return the cost of a model. Bytes of operands whose shape is unknown before the execution are not counted."""
-    main = model.main
-    shapes = prepare(model).shapes
-    multiply_adds = sum(_multiply_adds(main, operation, shapes) for operation in main.operations)
-    indexes = (index for o in main.operations for index in (*o.inputs, *o.outputs))
-    moved = sum(operand_bytes(main.operands[index]) for index in indexes)
-    quantized = main.operands[main.input_indexes[0]].type != OperandType.TENSOR_FLOAT32
-    return ModelCost(multiply_adds, moved, quantized)
-
-
-def _multiply_adds(graph: Subgraph, operation: Operation, shapes: Sequence[Shape | None]) -> int:
-    inputs, outputs = (
-        [graph.operands[index] for index in indexes] for indexes in (operation.inputs, operation.outputs)
-    )
-    given = [None if graph.operands[i].lifetime == LifeTime.NO_VALUE else shapes[i] for i in operation.inputs]
-    made = [shape for i in operation.outputs if (shape := shapes[i]) is not None]
-    found = match(REGISTRY[operation.type], inputs, outputs)
-    return compute_op_cost(found, given, made).multiply_adds or 0 if made else 0
-
-
-# ---- generated models
-
-
-KINDS = {"convolution 3×3": OperationType.CONV_2D, "depthwise 3×3": OperationType.DEPTHWISE_CONV_2D}
-TYPES = {"float32": OperandType.TENSOR_FLOAT32, "uint8": OperandType.TENSOR_QUANT8_ASYMM}
-
-
-def generate_model(kind: str, dtype: str, size: int, channels: int) -> GeneratedModel:
-    """Return a model of one operation on `size` × `size` pixels with `channels` input and output channels."""
-    builder, tensor = GraphBuilder(_CONSTANT_BYTES), TYPES[dtype]
-    shape, code = (1, size, size, channels), KINDS[kind]
-    depth = 1 if code == OperationType.DEPTHWISE_CONV_2D else channels
-    source = builder.operand(_value(tensor, shape, LifeTime.SUBGRAPH_INPUT))
-    filters = _weights(builder, tensor, (depth, 3, 3, channels))
-    bias = builder.zeros(
-        OperandType.TENSOR_FLOAT32 if dtype == "float32" else OperandType.TENSOR_INT32,
-        0.0 if dtype == "float32" else _SCALE * _SCALE,
-        channels,
-    )
-    controls = [PaddingScheme.SAME, 1, 1, *([1] if depth == 1 else []), 0]
-    output = builder.operand(_value(tensor, shape, LifeTime.SUBGRAPH_OUTPUT))
-    builder.operation(code, [source, filters, bias, *map(builder.int32, controls)], output)
-    model = builder.build([source], [output])
-    infos = [TensorInfo(name, shape, dtype, _SCALE, 0) for name in ("input", "output")]
-    return GeneratedModel(model, (infos[0],), (infos[1],))
-
-
-def _value(tensor: OperandType, shape: tuple[int, ...], lifetime: LifeTime) -> Operand:
-    scale = 0.0 if tensor == OperandType.TENSOR_FLOAT32 else _SCALE
-    return Operand(tensor, shape, scale, 0, lifetime)
-
-
-def _weights(builder: GraphBuilder, tensor: OperandType, shape: tuple[int, ...]) -> int:
-    random = np.random.default_rng(5)
-    is_float = tensor == OperandType.TENSOR_FLOAT32
-    array = random.normal(size=shape).astype(np.float32) if is_float else random.integers(0, 256, shape, np.uint8)
-    location = builder.constant(array.tobytes())
-    scale, zero_point = (0.0, 0) if is_float else (_SCALE, 128)
-    return builder.operand(Operand(tensor, shape, scale, zero_point, LifeTime.CONSTANT_COPY, location))
 
 
 if __name__ == "__main__":

@@ -1,43 +1,51 @@
-"""Measure models on nnfmq, LiteRT, ONNX Runtime and OpenVINO, and the overhead of a burst: all sections in one run.
+"""Measure models on nnfmq, LiteRT, ONNX Runtime and OpenVINO, interleaved.
 
 Every runner has a separate process, their trials are interleaved, and only one runner computes at any time. The times
 include writing the input and reading the output, for all runners. A baseline that is not installed is reported as
 missing. The machine should do nothing else meanwhile. docs/explanation/performance.md describes the method.
 
     python tools/model_bench.py --models FOLDER --json > performance.json    # most of an hour
-    python tools/model_bench.py --models FOLDER --sections models,cost --only mobilenet_v1_0.25_128_quant
+    python tools/model_bench.py --models FOLDER --sections models --only mobilenet_v1_0.25_128_quant
     python tools/model_bench.py --models FOLDER --quick
     python tools/model_bench.py --report performance.json --results docs/explanation/performance
 
 *models* compares the device `compiled` over a burst, and called in process, with the baselines in process.
-*transformers* does so with generated models: transformer blocks, and products with large weights. *cost* compares the
-burst with the same engine in process, and in another process, while all poll. *compiling* measures a burst while
-another client of the same driver has a model compiled. *scaling* measures generated models of one operation in many
-sizes, and one model with 1, 2, ... threads. *roofline* compares the models with the ceilings of one CPU. A metric of a
-runner is p50, p99 or p99.9 of its executions in all rounds together, in µs.
+*transformers* does so with generated models: transformer blocks, and products with large weights. A metric of a runner
+is p50, p99 or p99.9 of its executions in all rounds together, in µs. Targets are limits for the ratio of a metric to
+that of the best baseline. The same report gives the same tables and the same plot.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
-import statistics
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from bench_support import (
     CLIENT_WINDOW,
+    REPORTED_PERCENTILES,
     SERVER_WINDOW,
+    Metrics,
     Report,
+    Table,
+    Tables,
+    Target,
     add_common_options,
+    evaluate_target,
+    format_metric,
+    format_metrics,
     parser_for,
     positive,
     progress,
@@ -46,60 +54,138 @@ from bench_support import (
     set_time_limit,
     some_of,
     started_processes,
+    target_columns,
 )
-from generated_models import KINDS, TYPES, GeneratedModel, count_model_cost, generate, generate_model
-from model_bench_results import (
-    BASELINES,
-    BURST,
-    IN_PROCESS,
-    MODELS,
-    SHARED,
-    TRANSFORMERS,
-    ModelBenchmark,
-    compiling_row,
-    cost_row,
-    draw,
-    format_threads,
-    max_output_difference,
-    model_row,
-    roofline_row,
-    runner_name,
-    scaling_exponent,
-    tables,
-    targets_of,
-)
-from model_bench_runners import (
-    SUSTAINED,
-    TRIALS_PER_ROUND,
-    Measurements,
-    RunnerJob,
-    Trial,
-    batched,
-    child_main,
-    load_source,
-    metrics_of,
-    run_interleaved,
-)
+from generated_models import generate
 
+import nnfmq
+from nnfmq.base import settings
 from nnfmq.base.packages import installed_version
-from nnfmq.cli.console import open_client
-from nnfmq.driver.cache.programs import cache_disabled
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.hal.preparation import require_machine_code
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import ExecutionPreference
 from nnfmq.lab import placement
+from nnfmq.lab.bench.measurement import rotated
+from nnfmq.lab.bench.peers import PEERS, PeerJob, opened_peer
 from nnfmq.lab.bench.report import cpu_model
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerUnavailable
+from nnfmq.lab.bench.steps import Array, Runner, fastest_variant, make_step, random_input, states_of, timed
 from nnfmq.lab.placement import wait_until_idle
+from nnfmq.lab.statistics import percentile
+
+# ---- models and their targets
+
+
+BURST, IN_PROCESS = "nnfmq burst", "nnfmq in process"
+BASELINES = ("LiteRT", "ONNX Runtime", "OpenVINO")
+TAIL_RATIOS = {"p99": 1.3, "p99.9": 2.0}
+"""Limits of every model's tail over that of the baseline whose tail is the shortest."""
+
+
+def format_threads(threads: int) -> str:
+    """Return a number of threads in words."""
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
+def runner_name(kind: str, threads: int) -> str:
+    """Return the name of a runner with this number of threads."""
+    return f"{kind}, {format_threads(threads)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBenchmark:
+    """One model: its file (without .tflite), and the limits for p50 over the best baseline's, by number of threads.
+
+    `subject` is the runner that is compared with the baselines, `count` the number of steps of a runner in each round.
+    """
+
+    file: str
+    targets: tuple[float, float]
+    subject: str = BURST
+    count: int = 2000
+
+    @property
+    def name(self) -> str:
+        """The model's name in tables."""
+        return self.file.rpartition("/")[2]
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        """The kinds of runners that are measured."""
+        return (*dict.fromkeys((self.subject, IN_PROCESS)), *BASELINES)
+
+
+MODELS = (
+    ModelBenchmark("mobilenet_v1_0.25_128", (0.95, 0.95)),
+    ModelBenchmark("mobilenet_v1_0.25_128_quant", (0.50, 0.60)),
+    ModelBenchmark("mobilenet_v1_0.75_192_quant", (0.47, 0.50)),
+    ModelBenchmark("mobilenet_v2_1.0_224_quant", (0.47, 0.50)),
+    ModelBenchmark("micro/mobilenet_v2_int8_per_channel_224", (0.80, 0.85)),
+    ModelBenchmark("tts_float", (0.80, 0.80)),
+)
+TRANSFORMERS = (
+    *(
+        ModelBenchmark(f"block_{width}x{length}_{dtype}", (1.0, 1.0), BURST, count)
+        for width, length, count in ((256, 1, 2000), (256, 128, 500), (768, 1, 2000), (768, 128, 100))
+        for dtype in ("float32", "int8")
+    ),
+    *(
+        ModelBenchmark(f"product_{size}x{rows}_{dtype}", (1.0, 1.0), IN_PROCESS, count)
+        for size, counts in (("768x3072", (2000, 1000, 300)), ("4096x4096", (300, 200, 40)))
+        for rows, count in zip((1, 8, 128), counts, strict=True)
+        for dtype in ("float32", "int8")
+    ),
+)
+"""Models that generated_models.py makes."""
+Rounds = Sequence[Mapping[str, Metrics]]
+"""The metrics of every runner by round; the noise of a target is computed from them."""
+
+
+def model_row(
+    model: ModelBenchmark, metrics: Mapping[str, Metrics], threads: int, by_round: Rounds = ()
+) -> dict[str, Any]:
+    """Return a model's targets with `threads` threads: p50, p99 and p99.9 of its subject over the best baseline's."""
+    baselines = tuple(runner_name(kind, threads) for kind in BASELINES)
+    subject, what = runner_name(model.subject, threads), model.subject.removeprefix("nnfmq ")
+    limits = {"p50": model.targets[threads - 1], **TAIL_RATIOS}
+    targets = [
+        Target(f"{metric} of {what} / best baseline", subject, metric, limit, "×", baselines)
+        for metric, limit in limits.items()
+    ]
+    measured = [name for name in baselines if name in metrics]
+    return {
+        "model": model.name,
+        "threads": threads,
+        "best_baseline": min(measured, key=lambda name: metrics[name]["p50"]).partition(",")[0] if measured else None,
+        "subject": model.subject,
+        "subject_us": metrics[subject]["p50"],
+        "baseline_us": min((metrics[name]["p50"] for name in measured), default=None),
+        "targets": [evaluate_target(target, metrics, by_round) for target in targets],
+    }
+
+
+def max_output_difference(outputs: Sequence[Any], expected: Sequence[Any]) -> float:
+    """Return the largest difference of outputs: in quantized steps, or relative to the largest float."""
+    worst = 0.0
+    for found, correct in zip(outputs, expected, strict=True):
+        distance = float(np.abs(np.asarray(found, np.float64) - np.asarray(correct, np.float64)).max())
+        scale = float(np.abs(correct).max()) if np.asarray(correct).dtype.kind == "f" else 1.0
+        worst = max(worst, distance / scale if scale else distance)
+    return worst
+
+
+def targets_of(report: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return every target of a report with the label of its row."""
+    rows = [row for section in SECTIONS for found in report.get(section, []) for row in found["comparisons"]]
+    return [(runner_name(row["model"], row["threads"]), target) for row in rows for target in row["targets"]]
+
 
 # ---- sections
 
 
-POLLING_US = 100_000
-SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 64, 256)
-AT_SIZE, AT_CHANNELS = 16, 32
-COST_COUNT, SCALING_COUNT, COMPILING_COUNT = 500, 300, 3000  # steps of a runner in each round
 THREADS = 2  # of the runners that are compared
-COMPILING = ("mobilenet_v1_0.25_128_quant", "mobilenet_v2_1.0_224_quant")  # the executed model, the compiled model
-THREADS_MODEL = "mobilenet_v1_0.75_192_quant"
+QUICK_DIVISOR = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,53 +199,15 @@ class BenchmarkPlan:
     limit_s: int
     advance: Callable[[str], object]
 
-    def path(self, file: str) -> Path:
-        """Return the .tflite file of a model."""
-        return self.folder / f"{file}.tflite"
-
-    def trial(self, count: int, trials: int = TRIALS_PER_ROUND) -> Trial:
-        """Return one of `trials` trials that together have `count` steps, or fewer in a quick run."""
-        fewer = max(10, count // self.divisor // trials)
+    def trial(self, count: int) -> Trial:
+        """Return one of the trials that together have `count` steps, or fewer in a quick run."""
+        fewer = max(10, count // self.divisor // TRIALS_PER_ROUND)
         return Trial(fewer, min(50, max(3, fewer // 10)))
-
-    def series_values(self, values: Sequence[int]) -> Sequence[int]:
-        """Return the values of a series; in a quick run only the first two."""
-        return values if self.divisor == 1 else values[:2]
-
-
-# ---- placement
-
-
-def compute_cpus(threads: int) -> tuple[int, ...]:
-    """Return the CPUs on which `threads` threads compute."""
-    return tuple(sorted(placement.ALLOWED)[:threads])
-
-
-def client_cpu_set(threads: int) -> tuple[int, ...]:
-    """Return the CPU for a burst's client: the next one after the computing CPUs, or all if there is none."""
-    allowed = sorted(placement.ALLOWED)
-    return (allowed[threads],) if len(allowed) > threads else tuple(allowed)
-
-
-def _burst(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int, window_us: int | None = None) -> RunnerJob:
-    return RunnerJob(BURST, source, compute_cpus(threads), client_cpu_set(threads), window_us, limit_s=plan.limit_s)
-
-
-def _in_process(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int) -> RunnerJob:
-    return RunnerJob(IN_PROCESS, source, compute_cpus(threads), limit_s=plan.limit_s)
-
-
-def thread_counts() -> range:
-    """Return the numbers of threads with which runners are compared: 1, and 2 if two CPUs are allowed."""
-    return range(1, min(THREADS, len(placement.ALLOWED)) + 1)
-
-
-# ---- models
 
 
 def models(plan: BenchmarkPlan) -> list[dict[str, Any]]:
     """Compare all runners on each model, with one thread and with two."""
-    return [_model(plan, model, plan.path(model.file)) for model in plan.models]
+    return [_model(plan, model, plan.folder / f"{model.file}.tflite") for model in plan.models]
 
 
 def transformers(plan: BenchmarkPlan) -> list[dict[str, Any]]:
@@ -175,13 +223,13 @@ def transformers(plan: BenchmarkPlan) -> list[dict[str, Any]]:
 
 
 def _model(plan: BenchmarkPlan, model: ModelBenchmark, path: Path) -> dict[str, Any]:
-    jobs = {}
-    for threads in thread_counts():
-        if model.subject == BURST:
-            jobs[runner_name(BURST, threads)] = _burst(plan, path, threads)
-        jobs[runner_name(IN_PROCESS, threads)] = _in_process(plan, path, threads)
-        for kind in BASELINES:
-            jobs[runner_name(kind, threads)] = RunnerJob(kind, path, compute_cpus(threads), limit_s=plan.limit_s)
+    jobs = {
+        runner_name(kind, threads): RunnerJob(
+            kind, path, compute_cpus(threads), client_cpus(threads) if kind == BURST else (), plan.limit_s
+        )
+        for threads in thread_counts()
+        for kind in model.runners
+    }
     trial = plan.trial(model.count)
     found = run_interleaved(jobs, trial, plan.rounds, lambda name: plan.advance(f"{model.name}: {name}"))
     metrics, subject = found.metrics(), found.outputs[runner_name(IN_PROCESS, 1)]
@@ -199,291 +247,240 @@ def _model(plan: BenchmarkPlan, model: ModelBenchmark, path: Path) -> dict[str, 
     return {"model": model.name, "comparisons": comparisons, **conditions, "runners": runners, "missing": found.missing}
 
 
-# ---- cost
+def compute_cpus(threads: int) -> tuple[int, ...]:
+    """Return the CPUs on which `threads` threads compute."""
+    return tuple(sorted(placement.ALLOWED)[:threads])
 
 
-def cost(plan: BenchmarkPlan) -> list[dict[str, Any]]:
-    """Compare the burst with the same engine in another process, and in process, with the same threads and CPUs.
-
-    All poll. Only numbers of threads that leave a CPU for the client are measured.
-    """
-    rows = []
-    for model in plan.models:
-        for threads in range(1, min(THREADS, len(placement.ALLOWED) - 1) + 1):
-            found = _polling(
-                plan, plan.path(model.file), threads, COST_COUNT, f"cost of {model.name}", with_shared=True
-            )
-            differences = found.differences_us(BURST, SHARED)
-            by_round = [statistics.median(each) for each in batched(differences, TRIALS_PER_ROUND)]
-            cost_us = statistics.median(differences)
-            rows.append(cost_row(model.name, threads, found.metrics(), cost_us, by_round))
-    return rows
+def client_cpus(threads: int) -> tuple[int, ...]:
+    """Return the CPU for a burst's client: the next one after the computing CPUs, or all if there is none."""
+    allowed = sorted(placement.ALLOWED)
+    return (allowed[threads],) if len(allowed) > threads else tuple(allowed)
 
 
-def _polling(
-    plan: BenchmarkPlan,
-    source: Path | GeneratedModel,
-    threads: int,
-    count: int,
-    label: str,
-    with_shared: bool = False,
-) -> Measurements:
-    """Measure a burst and the engine in process, and in another process; whoever waits polls."""
-    jobs = {BURST: _burst(plan, source, threads, POLLING_US), IN_PROCESS: _in_process(plan, source, threads)}
-    if with_shared:
-        cpus = compute_cpus(threads), client_cpu_set(threads)
-        jobs[SHARED] = RunnerJob(SHARED, source, *cpus, limit_s=plan.limit_s)
-    return run_interleaved(jobs, plan.trial(count), plan.rounds, lambda name: plan.advance(f"{label}: {name}"))
+def thread_counts() -> range:
+    """Return the numbers of threads with which runners are compared: 1, and 2 if two CPUs are allowed."""
+    return range(1, min(THREADS, len(placement.ALLOWED)) + 1)
 
 
-# ---- compiling
-
-
-def compiling(plan: BenchmarkPlan) -> list[dict[str, Any]]:
-    """Measure a burst without load, and while another client's model is compiled by the same driver on other CPUs."""
-    executed, compiled = (plan.path(name) for name in COMPILING)
-    trial, allowed = plan.trial(COMPILING_COUNT, trials=1), sorted(placement.ALLOWED)
-    own, others = ((allowed[0],), (allowed[1],)) if len(allowed) < 4 else ((allowed[0],), (allowed[2],))
-    client = own if len(allowed) < 4 else (allowed[1],)
-    samples: dict[str, list[list[int]]] = {"unloaded": [], "under_load": []}
-    preparations = 0
-    with _serving_driver() as address:
-        job = RunnerJob(BURST, executed, own, client, connect=address, limit_s=plan.limit_s)
-        other = RunnerJob("compiling", compiled, others, others, connect=address, limit_s=plan.limit_s)
-        entries = [(child_main, (job,)), (_compiling_main, (other,))]
-        with started_processes(entries, duplex=True) as (burst, compiler):
-            pids = [pid for end in (burst, compiler) for pid in receive_result(end, plan.limit_s).pids]
-            for _ in range(plan.rounds):
-                plan.advance("a burst, unloaded")
-                wait_until_idle(pids)
-                samples["unloaded"].append(_run_trial(burst, trial, plan.limit_s))
-                plan.advance("a burst under load")
-                compiler.send(True)
-                receive_result(compiler, plan.limit_s)  # compiling has begun
-                samples["under_load"].append(_run_trial(burst, trial, plan.limit_s))
-                compiler.send(False)
-                preparations += receive_result(compiler, plan.limit_s)
-    metrics = {name: metrics_of(rounds) for name, rounds in samples.items()}
-    by_round = [
-        {name: metrics_of([rounds[number]]) for name, rounds in samples.items()} for number in range(plan.rounds)
-    ]
-    row = compiling_row(COMPILING[0], COMPILING[1], metrics["unloaded"], metrics["under_load"], by_round)
-    return [row | {"count": trial.count, "rounds": plan.rounds, "preparations": preparations}]
-
-
-def _run_trial(connection: Connection, trial: Trial, limit_s: int) -> list[int]:
-    connection.send(trial)
-    times: list[int] = receive_result(connection, limit_s)[0]
-    return times
-
-
-@contextmanager
-def _serving_driver() -> Iterator[str]:
-    """Run `nnfmq serve` in a temporary folder, without its program cache; yield the socket's path."""
-    with cache_disabled(), tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder:
-        socket = Path(folder) / "driver.sock"
-        command = [sys.executable, "-P", "-m", "nnfmq", "serve", "--socket", str(socket)]
-        driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert driver.stdout is not None
-        try:
-            if not driver.stdout.readline():
-                raise BenchmarkFailed(f"nnfmq serve ended with {driver.wait()}")
-            yield str(socket)
-        finally:
-            driver.terminate()
-            driver.wait()
-            driver.stdout.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Compiler:
-    """The first message of the client that compiles."""
-
-    pids: tuple[int, ...]
-
-
-def _compiling_main(connection: Connection, job: RunnerJob) -> None:
-    """Compile repeatedly between a True and a False from the parent. Entry point of a client process.
-
-    Sends None when compiling begins, and the number of compilations at the end.
-    """
-    set_time_limit(job.limit_s)
-    try:
-        with open_client(job.connect) as client:
-            placement.pin_to(client.worker_pid, job.cpus)
-            placement.pin_to(0, job.client_cpus)
-            device, model = client.device("compiled"), load_source(job.source)
-            device.prepare(model, preference=SUSTAINED).close()
-            connection.send(_Compiler((client.worker_pid,)))
-            while _is_started(connection):
-                set_time_limit(job.limit_s)
-                connection.send(None)
-                count = 0
-                while not connection.poll():
-                    device.prepare(model, preference=SUSTAINED).close()
-                    count += 1
-                connection.recv()
-                connection.send(count)
-    except EOFError:
-        pass  # the parent has closed the connection: the benchmark is done
-    except (NnfmqError, OSError) as error:
-        connection.send(BenchmarkFailed(f"{type(error).__name__}: {error}"))
-    finally:
-        connection.close()
-
-
-def _is_started(connection: Connection) -> bool:
-    set_time_limit(0)  # no limit during the other runner's trial
-    return bool(connection.recv())
-
-
-# ---- scaling
-
-
-def scaling(plan: BenchmarkPlan) -> dict[str, Any]:
-    """Return latency by image size and by channels, for models of one operation, and by number of threads."""
-    return {
-        "size": [_series(plan, kind, dtype, "size", plan.series_values(SIZES)) for kind in KINDS for dtype in TYPES],
-        "channels": [
-            _series(plan, kind, dtype, "channels", plan.series_values(CHANNELS)) for kind in KINDS for dtype in TYPES
-        ],
-        "at": {"size": AT_SIZE, "channels": AT_CHANNELS},
-        "threads": [_threads(plan, model) for model in plan.models if model.file == THREADS_MODEL],
-    }
-
-
-def _series(plan: BenchmarkPlan, kind: str, dtype: str, what: str, values: Sequence[int]) -> dict[str, Any]:
-    points = [_point(plan, kind, dtype, what, value) for value in values]
-    pixels = [value**2 if what == "size" else value for value in values]
-    exponents = {
-        runner: scaling_exponent(pixels, [point[runner] for point in points])
-        for runner in ("burst_us", "in_process_us")
-    }
-    return {"operation": kind, "type": dtype, "points": points, "exponents": exponents}
-
-
-def _point(plan: BenchmarkPlan, kind: str, dtype: str, what: str, value: int) -> dict[str, Any]:
-    size, channels = (value, AT_CHANNELS) if what == "size" else (AT_SIZE, value)
-    label = f"{kind}, {dtype}, {what} {value}"
-    metrics = _polling(plan, generate_model(kind, dtype, size, channels), 1, SCALING_COUNT, label).metrics()
-    return {what: value, "burst_us": metrics[BURST]["p50"], "in_process_us": metrics[IN_PROCESS]["p50"]}
-
-
-def _threads(plan: BenchmarkPlan, model: ModelBenchmark) -> dict[str, Any]:
-    path, counts = plan.path(model.file), range(1, len(placement.ALLOWED) + 1)
-    kinds = {BURST: _burst, IN_PROCESS: _in_process}
-    jobs = {runner_name(kind, n): make(plan, path, n) for n in counts for kind, make in kinds.items()}
-    found = run_interleaved(jobs, plan.trial(SCALING_COUNT), plan.rounds, lambda name: plan.advance(f"threads: {name}"))
-    metrics = found.metrics()
-    points = [
-        {
-            "threads": n,
-            "burst_us": metrics[runner_name(BURST, n)]["p50"],
-            "in_process_us": metrics[runner_name(IN_PROCESS, n)]["p50"],
-        }
-        for n in counts
-    ]
-    return {"model": model.name, "points": points}
-
-
-# ---- roofline
-
-
-def roofline(plan: BenchmarkPlan) -> dict[str, Any]:
-    """Return the ceilings of one CPU, and each model's share of them with one thread, in process."""
-    plan.advance("ceilings of the machine")
-    ceilings = _measure_ceilings(plan.limit_s)
-    jobs = {model.name: _in_process(plan, plan.path(model.file), 1) for model in plan.models}
-    trials = {model.name: plan.trial(COST_COUNT) for model in plan.models}
-    found = run_interleaved(jobs, trials, plan.rounds, lambda name: plan.advance(f"roofline: {name}"))
-    rows = [
-        roofline_row(
-            model.name,
-            count_model_cost(load_source(plan.path(model.file)).model),
-            found.metrics()[model.name]["p50"],
-            ceilings,
-        )
-        for model in plan.models
-    ]
-    return {"ceilings": ceilings, "models": rows}
-
-
-def _measure_ceilings(limit_s: int) -> Mapping[str, float | None]:
-    with started_processes([(_ceilings_main, (limit_s,))]) as (connection,):
-        ceilings: Mapping[str, float | None] = receive_result(connection, limit_s)
-    return ceilings
-
-
-CEILINGS = {
-    "float32_operations": "float32",
-    "quantized_operations": "quantized",
-    "memory_bytes": "memory",
-    "cache_bytes": "cache",
-}
-"""The names of ceilings in the report, and the engine's."""
-
-
-def _ceilings_main(connection: Connection, limit_s: int) -> None:
-    set_time_limit(limit_s)
-    from nnfmq.engines.compiled.thread_pool import ThreadPool
-    from nnfmq.lab.roofline import measure_ceilings
-
-    placement.pin_to(0, compute_cpus(1))
-    ceilings = measure_ceilings(ThreadPool(0))
-    connection.send({f"{name}_per_s": 1e9 * ceilings[kind].one_thread for name, kind in CEILINGS.items()})
-    connection.close()
-
-
-SECTIONS: dict[str, Callable[[BenchmarkPlan], Any]] = {
-    "models": models,
-    "transformers": transformers,
-    "cost": cost,
-    "compiling": compiling,
-    "scaling": scaling,
-    "roofline": roofline,
-}
+SECTIONS: dict[str, Callable[[BenchmarkPlan], Any]] = {"models": models, "transformers": transformers}
 """By the names that --sections takes."""
-NEEDS_TWO_CPUS = frozenset(("cost", "compiling", "scaling"))
 
 
 def count_trials(name: str, plan: BenchmarkPlan) -> int:
     """Return how often a section advances the progress bar."""
-    threads = len(thread_counts())
-    pairs = {"cost": len(plan.models) * min(THREADS, len(placement.ALLOWED) - 1)}
-    pairs["scaling"] = len(KINDS) * len(TYPES) * sum(len(plan.series_values(values)) for values in (SIZES, CHANNELS))
-    pairs["scaling"] += len(placement.ALLOWED) * any(model.file == THREADS_MODEL for model in plan.models)
-    trials = TRIALS_PER_ROUND * plan.rounds
-    if name in pairs:
-        return (3 if name == "cost" else 2) * pairs[name] * trials
-    return {
-        "models": sum(_runner_count(model) for model in plan.models) * threads * trials,
-        "transformers": sum(_runner_count(model) for model in TRANSFORMERS) * threads * trials,
-        "compiling": 2 * plan.rounds,
-        "roofline": 1 + len(plan.models) * trials,
-    }[name]
+    compared = {"models": plan.models, "transformers": TRANSFORMERS}[name]
+    return sum(len(model.runners) for model in compared) * len(thread_counts()) * TRIALS_PER_ROUND * plan.rounds
 
 
-def _runner_count(model: ModelBenchmark) -> int:
-    return len(BASELINES) + (2 if model.subject == BURST else 1)
+# ---- interleaved trials
 
 
-def polling_windows() -> dict[str, str]:
-    """Return the polling window by section."""
-    from nnfmq.base import settings
+Samples = list[list[int]]
+"""Times in ns, by trial or by round."""
+TRIALS_PER_ROUND = 5  # of each runner: a period in which the machine is slower affects all of them
 
-    window_us = settings.BURST_SERVER_POLLING_WINDOW.default
-    default = f"default ({window_us} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)"
-    return {
-        "models, transformers, compiling, threads": default,
-        "cost, growth": f"{POLLING_US:g} µs: both ends poll for as long as they wait",
-    }
+
+@dataclass(slots=True)
+class Measurements:
+    """Times in ns by runner and trial; details and first outputs by runner; the reason for each missing runner."""
+
+    samples: dict[str, Samples] = field(default_factory=dict)
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, Metrics]:
+        """Return the metrics of all executions of each runner, in µs."""
+        return {name: metrics_of(trials) for name, trials in self.samples.items()}
+
+    def metrics_by_round(self) -> list[dict[str, Metrics]]:
+        """Return the metrics of each runner in each round, in µs."""
+        count = min(map(len, self.samples.values()), default=0)
+        rounds = (slice(first, first + TRIALS_PER_ROUND) for first in range(0, count, TRIALS_PER_ROUND))
+        return [{name: metrics_of(trials[part]) for name, trials in self.samples.items()} for part in rounds]
+
+
+def metrics_of(samples: Samples) -> Metrics:
+    """Return the percentiles of all times together, in µs."""
+    ordered = sorted(itertools.chain(*samples))
+    return {name: percentile(ordered, percent) / 1000 for name, percent in REPORTED_PERCENTILES.items()}
+
+
+def run_interleaved(
+    jobs: Mapping[str, RunnerJob], trial: Trial, rounds: int, advance: Callable[[str], object]
+) -> Measurements:
+    """Run `rounds` rounds of TRIALS_PER_ROUND trials of all runners, each time beginning with another one.
+
+    A trial begins only when no runner's process has used the CPU in two consecutive polls: the runtimes' threads poll
+    for some time after a run, and would compete with the next runner.
+
+    Raises:
+        BenchmarkFailed: If a runner fails, or does not become idle.
+    """
+    measured, present = Measurements(), {}
+    with ExitStack() as stack:
+        for name, job in jobs.items():  # one after the other, because preparing occupies a CPU and its time is reported
+            (connection,) = stack.enter_context(started_processes([(child_main, (job,))], duplex=True))
+            try:
+                present[name] = connection, receive_result(connection, job.limit_s)
+            except RunnerUnavailable as reason:
+                measured.missing[name] = str(reason)
+        pids = [pid for _, ready in present.values() for pid in ready.pids]
+        for name, (_, ready) in present.items():
+            measured.outputs[name], measured.samples[name] = ready.outputs, []
+        for number in range(rounds * TRIALS_PER_ROUND):
+            for name in rotated(list(jobs), number):
+                advance(name)
+                if name in present:
+                    wait_until_idle(pids)
+                    present[name][0].send(trial)
+                    times, measured.details[name] = receive_result(present[name][0], jobs[name].limit_s)
+                    measured.samples[name].append(times)
+    return measured
+
+
+# ---- runners, each in a process of its own
+
+
+_SEED = 7
+_SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # machine code, without a baseline program that runs first
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerJob:
+    """One runner; sent to its process. It computes on `cpus`, one thread per CPU."""
+
+    kind: str
+    source: Path
+    cpus: tuple[int, ...]
+    client_cpus: tuple[int, ...] = ()
+    limit_s: int = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A request to a runner: `count` steps that are timed, after `warm_up` steps that are not."""
+
+    count: int
+    warm_up: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The first message of a runner: its processes, its details, and the outputs of its first step."""
+
+    pids: tuple[int, ...]
+    details: dict[str, Any]
+    outputs: list[Array]
+
+
+def inputs_for(infos: Sequence[TensorInfo]) -> list[Array]:
+    """Return random arrays, the same for every runner."""
+    random = np.random.default_rng(_SEED)
+    return [random_input(info, random) for info in infos]
+
+
+def child_main(connection: Connection, job: RunnerJob) -> None:
+    """Report that the runner is ready, then run the requested trials and send their times in ns. Entry point.
+
+    It is pinned to its CPUs before it creates threads, which decides their number.
+    """
+    set_time_limit(job.limit_s)
+    try:
+        placement.pin_to(0, job.client_cpus or job.cpus)
+        with RUNNERS[job.kind](job, nnfmq.load(job.source)) as runner:
+            _serve(connection, job, runner)
+    except RunnerUnavailable as missing:
+        connection.send(missing)
+    except (BenchmarkFailed, NnfmqError, ImportError, OSError) as error:
+        connection.send(BenchmarkFailed(f"{job.kind}: {type(error).__name__}: {error}"))
+    finally:
+        connection.close()
+
+
+def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
+    inputs = inputs_for(nnfmq.load(job.source).inputs)
+    outputs = [np.array(array) for array in next(iter(runner.variants.values()))(inputs)]
+    connection.send(Ready((os.getpid(), *runner.pids), runner.details, outputs))
+    step = None
+    while True:
+        set_time_limit(0)  # no limit while other runners compute; the connection closes when the benchmark ends
+        try:
+            trial = connection.recv()
+        except EOFError:
+            return
+        set_time_limit(job.limit_s)
+        with np.errstate(all="ignore"):
+            if step is None:
+                step, runner.details["api_variant"] = fastest_variant(runner.variants, inputs)
+            timed(step, inputs, trial.warm_up)
+            connection.send((timed(step, inputs, trial.count), runner.details))
+
+
+@contextmanager
+def _in_process(job: RunnerJob, model: Any) -> Iterator[Runner]:
+    """The compiling engine, called directly."""
+    from nnfmq.engines.compiled.partition import prepare
+    from nnfmq.engines.compiled.thread_pool import default_thread_pool
+
+    inputs, states = inputs_for(model.inputs), states_of(model)
+    input_buffers = [*(array.copy() for array in inputs), *states]
+    output_buffers = [*(np.zeros(i.shape, i.dtype) for i in model.outputs), *map(np.zeros_like, states)]
+    begin = time.perf_counter()
+    program = prepare(model.model)
+    details = {"prepare_s": time.perf_counter() - begin, "threads": default_thread_pool().worker_count + 1}
+    execution = program.bind(input_buffers, output_buffers)
+    try:
+        yield Runner({"bound": make_step(len(inputs), input_buffers, output_buffers, execution.run)}, (), details)
+    finally:
+        default_thread_pool().stop()
+
+
+@contextmanager
+def _burst(job: RunnerJob, model: Any) -> Iterator[Runner]:
+    """The device `compiled` of a driver process, over a burst; arrays are written to and read from its memory."""
+    with ExitStack() as stack:
+        client = stack.enter_context(nnfmq.connect(embedded=True, recover=False))
+        placement.pin_to(client.worker_pid, job.cpus)  # the size of its thread pool follows its affinity
+        device = client.device("compiled")
+        begin = time.perf_counter()
+        prepared = stack.enter_context(device.prepare(model, preference=_SUSTAINED, timeout=job.limit_s))
+        require_machine_code(prepared.device, prepared.program, prepared.compiled_operations)
+        details = {"prepare_s": time.perf_counter() - begin, "threads": len(job.cpus)}
+        # When a burst is created, each process decides by the number of its allowed CPUs whether it polls.
+        for pid in (0, client.worker_pid):
+            placement.pin_process(pid, None)
+        burst = stack.enter_context(prepared.burst())
+        inputs = inputs_for(model.inputs)
+        for buffer, array in zip(burst.inputs, inputs, strict=True):
+            buffer[...] = array
+        placement.pin_to(client.worker_pid, job.cpus)
+        placement.pin_to(0, job.client_cpus)
+        outputs = burst.outputs
+
+        def run() -> None:
+            burst.execute(out=outputs, timeout=job.limit_s)
+
+        step = make_step(len(inputs), burst.inputs, outputs, run)
+        yield Runner({"in place": step}, (client.worker_pid,), details)
+
+
+def _peer(name: str, job: RunnerJob, model: Any) -> AbstractContextManager[Runner]:
+    return opened_peer(name, PeerJob(job.source, model, len(job.cpus)))
+
+
+RUNNERS: dict[str, Callable[[RunnerJob, Any], AbstractContextManager[Runner]]] = {
+    BURST: _burst,
+    IN_PROCESS: _in_process,
+    **{name: partial(_peer, name) for name in PEERS},
+}
 
 
 # ---- the program
 
 
 PACKAGES = ("ai-edge-litert", "onnxruntime", "openvino", "onnx", "llvmlite", "numpy")
-QUICK_DIVISOR = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -513,9 +510,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ---- measuring
-
-
 def measure(arguments: argparse.Namespace, _: Path) -> Report:
     """Return the report, as --json prints it.
 
@@ -528,33 +522,25 @@ def measure(arguments: argparse.Namespace, _: Path) -> Report:
     divisor = QUICK_DIVISOR if arguments.quick else 1
     only = tuple(model for model in MODELS if model.name in arguments.only)
     plan = BenchmarkPlan(arguments.models, only, rounds, divisor, arguments.limit, lambda _: None)
-    chosen, skipped = _supported_sections(arguments.sections)
-    with progress(sum(count_trials(name, plan) for name in chosen), arguments.no_color) as advance:
+    with progress(sum(count_trials(name, plan) for name in arguments.sections), arguments.no_color) as advance:
         plan = replace(plan, advance=advance)
         report: Report = {"conditions": _conditions(load, arguments.quick)}
-        report |= {name: SECTIONS[name](plan) for name in chosen}
+        report |= {name: SECTIONS[name](plan) for name in arguments.sections}
     missed = [f"{label}: {target['target']}" for label, target in targets_of(report) if target["met"] is False]
     missing = [
         f"{row['model']}: {runner}: {reason}"
-        for section in ("models", "transformers")
-        for row in report.get(section, [])
+        for section in arguments.sections
+        for row in report[section]
         for runner, reason in row["missing"].items()
     ]
-    return report | {"missed": missed, "not_compared": [*skipped, *missing]}
-
-
-def _supported_sections(sections: Sequence[str]) -> tuple[list[str], list[str]]:
-    if placement.two_cpus() is not None:
-        return list(sections), []
-    skipped = [f"{name}: only one CPU is allowed, and both ends poll" for name in sections if name in NEEDS_TWO_CPUS]
-    return [name for name in sections if name not in NEEDS_TWO_CPUS], skipped
+    return report | {"missed": missed, "not_compared": missing}
 
 
 def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, Any]:
     from nnfmq.engines.compiled.target import host_target
     from nnfmq.queue import core
 
-    threads = max(thread_counts())
+    window_us = settings.BURST_SERVER_POLLING_WINDOW.default
     return {
         "cpu": cpu_model(),
         "target": host_target().name,
@@ -564,14 +550,127 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "core": core.core_name,
         "cpus_allowed": sorted(placement.ALLOWED),
         "cpus_used": {
-            format_threads(n): {"computing": compute_cpus(n), "client": client_cpu_set(n)} for n in thread_counts()
+            format_threads(n): {"computing": compute_cpus(n), "client": client_cpus(n)} for n in thread_counts()
         },
-        "client_shares_cpus": len(placement.ALLOWED) <= threads,
-        "polling_window": polling_windows(),
+        "client_shares_cpus": len(placement.ALLOWED) <= max(thread_counts()),
+        "polling_window": f"default ({window_us} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)",
         "load_before": [round(value, 2) for value in load],
         "clock": "time.perf_counter_ns, around the step: write the input, execute, read the output",
         "quick": is_quick,
     }
+
+
+# ---- tables
+
+
+def tables(report: Report) -> Tables:
+    """Return the tables of the sections that the report has."""
+    made: Tables = {}
+    for name in SECTIONS:
+        if report.get(name):
+            made |= _compared(name, report[name])
+    return made
+
+
+def _compared(name: str, rows: Sequence[Report]) -> Tables:
+    metrics = [column for metric in ("p50", *TAIL_RATIOS) for column in (f">{metric}", ">target", "")]
+    ratios = [
+        [
+            row["model"], row["subject"], str(row["threads"]),
+            *(column for target in row["targets"] for column in target_columns(target)),
+            *(format_metric(row[each]) for each in ("subject_us", "baseline_us")), row["best_baseline"] or "-",
+        ]
+        for found in rows
+        for row in found["comparisons"]
+    ]  # fmt: skip
+    runners = [
+        [found["model"], runner, *format_metrics(metrics_of_runner, list(REPORTED_PERCENTILES)),
+         f"{metrics_of_runner['output_difference']:.2g}", metrics_of_runner["api_variant"]]
+        for found in rows
+        for runner, metrics_of_runner in found["runners"].items()
+    ]  # fmt: skip
+    heads = ("model", "runner", ">threads", *metrics, ">µs", ">best baseline µs", "best baseline")
+    difference = ">difference (quantized steps, or relative)"
+    runner_heads = ("model", "runner", ">p50 µs", ">p99", ">p99.9", difference, "API variant")
+    return {
+        name: Table(f"{name} compared with the best baseline", heads, ratios),
+        f"{name}-runners": Table(f"runners of {name}", runner_heads, runners),
+    }
+
+
+# ---- the plot
+
+
+WIDTH, HEIGHT = 9.0, 4.2
+_BASELINE_COLORS = dict(zip(BASELINES, ("#d9822b", "#8a5fb0", "#4f8f4f"), strict=True))
+COLORS = {BURST: "#0b6e99", IN_PROCESS: "#7fbcd2", **_BASELINE_COLORS}
+_TARGET_LINE = {"color": "#b03030", "linestyle": "--", "linewidth": 1.2}
+_SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "nnfmq",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "axes.axisbelow": True,
+}
+
+
+def draw(report: Report, folder: Path) -> None:
+    """Draw models.svg into `folder`: p50 of each runner over the best baseline's; nothing without baselines."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    rows = [row for row in report.get("models", []) if row["comparisons"][0]["best_baseline"]]
+    if rows:
+        with mpl.rc_context(_SETTINGS):
+            _models_chart(rows).savefig(folder / "models.svg", metadata={"Date": None}, bbox_inches="tight")
+
+
+def _short(name: str) -> str:
+    short = name.removeprefix("mobilenet_").replace("_quant", "\nuint8")
+    return short.replace("_int8_per_channel", "") + "\nint8 per channel" if "per_channel" in short else short
+
+
+def _models_chart(rows: Sequence[Report]) -> Any:
+    """Return bars of p50 over the best baseline's, above each other by number of threads; the target of each model."""
+    from matplotlib.figure import Figure  # pyplot would keep a reference to every figure
+
+    counts = [row["threads"] for row in rows[0]["comparisons"]]
+    chart = Figure(figsize=(WIDTH, HEIGHT * (0.3 + 0.7 * len(counts))), layout="constrained")
+    panels = chart.subplots(len(counts), squeeze=False).flat
+    for index, (axes, threads) in enumerate(zip(panels, counts, strict=True)):
+        _draw_runners(axes, rows, index)
+        axes.set_xticks(range(len(rows)), [_short(row["model"]) for row in rows])
+        axes.set_ylabel(f"p50 / best baseline's p50\n{format_threads(threads)}; less is faster")
+        axes.grid(axis="x", visible=False)
+    handles, labels = chart.axes[0].get_legend_handles_labels()
+    chart.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    return chart
+
+
+def _draw_runners(axes: Any, rows: Sequence[Mapping[str, Any]], index: int) -> None:
+    """Draw each runner's bars and each model's target for the comparison at `index`."""
+    kinds = (BURST, IN_PROCESS, *BASELINES)
+    width = 0.8 / len(kinds)
+    for number, kind in enumerate(kinds):
+        places = [place - 0.4 + (number + 0.5) * width for place in range(len(rows))]
+        heights = [_relative(row, row["comparisons"][index], kind) for row in rows]
+        bars = axes.bar(places, heights, width * 0.94, color=COLORS[kind], label=kind)
+        labels = axes.bar_label(
+            bars, fmt=lambda value: f"{value:.2f}" if value else "", fontsize=7, padding=1, zorder=4
+        )
+        for label in labels:  # keeps the label readable if the target's line crosses it
+            label.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.3})
+    for place, row in enumerate(rows):
+        limit = row["comparisons"][index]["targets"][0]["limit"]
+        axes.hlines(limit, place - 0.4, place + 0.4, label="target" if not place else None, **_TARGET_LINE)
+
+
+def _relative(row: Mapping[str, Any], comparison: Mapping[str, Any], kind: str) -> float:
+    name = runner_name(kind, comparison["threads"])
+    return row["runners"][name]["p50"] / comparison["baseline_us"] if name in row["runners"] else 0.0
 
 
 if __name__ == "__main__":

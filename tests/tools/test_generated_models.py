@@ -84,3 +84,12 @@ def test_the_float_model_has_the_weights_that_were_asked_for(tmp_path: Path) -> 
     assert 14_000_000 <= file.stat().st_size < 20_000_000
     model = nnfmq.load(file)
     assert [info.dtype for info in (*model.inputs, *model.outputs)] == ["float32", "float32"]
+
+
+def test_a_convolution_keeps_the_size_of_the_image() -> None:
+    content = generated_models.convolution(6, 3)
+    weights, bias = constants(content)
+    source = np.random.default_rng(2).normal(size=(1, 6, 6, 3)).astype(np.float32)
+    padded = np.pad(source[0], ((1, 1), (1, 1), (0, 0)))
+    expected = [[[np.sum(padded[y : y + 3, x : x + 3] * one) for one in weights] for x in range(6)] for y in range(6)]
+    np.testing.assert_allclose(run(content, source)[0], np.array(expected) + bias, rtol=1e-4, atol=1e-4)

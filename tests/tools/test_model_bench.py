@@ -13,35 +13,34 @@ from pathlib import Path
 from typing import Any
 
 import model_bench
-import model_bench as sections
-import model_bench_results as results
 import numpy as np
 import pytest
-from generated_models import KINDS, TYPES, ModelCost, count_model_cost, generate_model
-from model_bench import SECTIONS, BenchmarkPlan, client_cpu_set, compute_cpus, count_trials
-from model_bench_results import (
+from model_bench import (
     BASELINES,
     BURST,
     IN_PROCESS,
     MODELS,
+    RUNNERS,
+    SECTIONS,
+    TRIALS_PER_ROUND,
+    BenchmarkPlan,
+    Measurements,
     ModelBenchmark,
-    compiling_row,
-    cost_row,
+    RunnerJob,
+    Trial,
+    client_cpus,
+    compute_cpus,
+    count_trials,
+    inputs_for,
     max_output_difference,
+    metrics_of,
     model_row,
-    roofline_row,
     runner_name,
-    scaling_exponent,
     targets_of,
 )
-from model_bench_runners import RUNNERS, TRIALS_PER_ROUND, Measurements, RunnerJob, Trial, inputs_for, metrics_of
-from support.compiled import assert_kernels_agree
 from support.places import ROOT
-from support.small_models import F32, one_operation
 
-import nnfmq
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import Operand, OperationType
 from nnfmq.lab import placement
 from nnfmq.lab.bench.measurement import rotated
 from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
@@ -84,12 +83,12 @@ def one_cpu() -> Iterator[None]:
 
 @needs_llvmlite
 @needs_two_cpus
-def test_models_and_cost_are_reported(data_dir: Path) -> None:
-    words = ("--quick", "--json", "--only", "tts_float", "--sections", "models,cost,roofline")
+def test_every_runner_of_a_model_is_reported(data_dir: Path) -> None:
+    words = ("--quick", "--json", "--only", "tts_float", "--sections", "models")
     done = bench(*words, "--models", str(data_dir / "models"))
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
-    assert set(report) == {"conditions", "models", "cost", "roofline", "missed", "not_compared"}
+    assert set(report) == {"conditions", "models", "missed", "not_compared"}
     (row,) = report["models"]
     assert row["runners"].keys() | row["missing"].keys() == {
         runner_name(kind, n) for kind in (BURST, IN_PROCESS, *BASELINES) for n in (1, 2)
@@ -99,7 +98,6 @@ def test_models_and_cost_are_reported(data_dir: Path) -> None:
         assert runner["output_difference"] < 1e-5  # all runners execute the same model on the same input
     if "LiteRT, 1 thread" in row["runners"]:
         assert row["runners"]["LiteRT, 1 thread"]["delegate"] == "XNNPACK"
-    assert [cost["threads"] for cost in report["cost"]] == list(range(1, min(2, len(placement.ALLOWED) - 1) + 1))
     assert {"target", "cpus_used", "polling_window", "client_shares_cpus"} <= set(report["conditions"])
 
 
@@ -121,23 +119,6 @@ def test_a_baseline_that_is_not_installed_is_reported_and_not_compared(data_dir:
     assert row["missing"]["ONNX Runtime, 1 thread"] == "onnxruntime is not installed: pip install 'nnfmq[bench]'"
     assert row["missing"]["OpenVINO, 1 thread"] == "openvino is not installed: pip install 'nnfmq[bench]'"
     assert len(report["not_compared"]) == len(row["missing"])
-
-
-@needs_llvmlite
-@needs_two_cpus
-def test_a_burst_is_measured_while_another_client_compiles(data_dir: Path) -> None:
-    code = f"""
-import sys
-sys.path.insert(0, {str(ROOT / "tools")!r})
-import model_bench
-model_bench.COMPILING = ("tts_float", "tts_float")
-sys.exit(model_bench.main(["--quick", "--json", "--sections", "compiling", "--models", {str(data_dir / "models")!r}]))
-"""
-    done = _python("-P", "-c", code)
-    assert (done.returncode, done.stderr) == (0, "")
-    (row,) = json.loads(done.stdout)["compiling"]
-    assert set(row["metrics"]) == {"under_load", "unloaded"}
-    assert row["preparations"] >= 1
 
 
 @needs_llvmlite
@@ -207,11 +188,6 @@ def test_a_metric_is_a_percentile_of_all_executions() -> None:
     assert Measurements({"a": rounds}).metrics() == {"a": metrics_of(rounds)}
 
 
-def test_adjacent_trials_differ_by_their_medians() -> None:
-    found = Measurements({"a": [[1000, 7000, 9000], [20000]], "b": [[4000], [5000, 6000, 99000]]})
-    assert found.differences_us("a", "b") == [3.0, 14.0]
-
-
 def test_each_round_begins_with_another_runner() -> None:
     assert [rotated("abc", number) for number in range(4)] == [
         ["a", "b", "c"],
@@ -265,39 +241,9 @@ def test_tails_are_compared_with_the_shortest_tail_of_a_baseline() -> None:
     assert [(each["value"], each["met"]) for each in row["targets"]] == [(0.5, True), (1.35, False), (2.0, True)]
 
 
-COST_METRICS = {"nnfmq burst": _metrics(45), "nnfmq in process": _metrics(31), "nnfmq shared memory": _metrics(41)}
-
-
-def test_the_cost_is_a_difference_with_a_target_of_5_us() -> None:
-    row = cost_row("net", 1, COST_METRICS, 4)
-    assert (row["burst_us"], row["in_process_us"], row["transfer_us"]) == (45, 31, 10)
-    assert cost_row("net", 1, COST_METRICS, 4)["targets"][0]["value"] == 4
-    assert cost_row("net", 1, COST_METRICS, 4)["targets"][0]["met"] is True
-    assert cost_row("net", 1, COST_METRICS, 6)["targets"][0]["met"] is False
-
-
-def test_a_cost_below_the_noise_of_its_rounds_is_not_measured() -> None:
-    (noisy,) = cost_row("net", 1, COST_METRICS, 4, [1, 4, 9])["targets"]
-    assert (noisy["value"], noisy["noise"], noisy["met"]) == (4, 8, None)
-    (negative,) = cost_row("net", 1, COST_METRICS, -100, [-101, -100, -99])["targets"]
-    assert negative["met"] is None  # a burst cannot be faster than its engine
-    (stable,) = cost_row("net", 1, COST_METRICS, 4, [3.75, 4, 4.25])["targets"]
-    assert (stable["noise"], stable["met"]) == (0.5, True)
-
-
 def test_metrics_by_round_have_all_trials_of_the_round() -> None:
     found = Measurements({"a": [[1000]] * TRIALS_PER_ROUND + [[3000]] * TRIALS_PER_ROUND})
     assert [each["a"]["p50"] for each in found.metrics_by_round()] == [1.0, 3.0]
-
-
-def test_p99_during_a_compilation_is_divided_by_p99_without() -> None:
-    (target,) = compiling_row("net", "other", unloaded=_metrics(10), under_load=_metrics(16))["targets"]
-    assert (target["value"], target["met"]) == (1.6, False)
-
-
-def test_scaling_exponent_is_of_the_last_two_sizes() -> None:
-    assert scaling_exponent([4, 8, 16], [1, 1, 4]) == pytest.approx(2)
-    assert scaling_exponent([64, 256], [10, 40]) == pytest.approx(1)
 
 
 def test_output_difference_is_in_quantized_steps_or_relative_to_the_largest_float() -> None:
@@ -308,44 +254,29 @@ def test_output_difference_is_in_quantized_steps_or_relative_to_the_largest_floa
     assert max_output_difference([floats + 1], [np.zeros(2, np.float32)]) == 7
 
 
-def test_the_roofline_is_the_lower_of_cache_and_registers() -> None:
-    ceilings = {"float32_operations_per_s": 80e9, "quantized_operations_per_s": 180e9, "memory_bytes_per_s": 10e9,
-             "cache_bytes_per_s": 50e9}  # fmt: skip
-    low = roofline_row("low", ModelCost(500, 2000, False), 1, ceilings)  # half an operation a byte: 25 G/s
-    assert low["operations_per_s"] == 1e9
-    assert low["roofline_share"] == pytest.approx(1 / 25)
-    high = roofline_row("high", ModelCost(9000, 1000, True), 1, ceilings)  # 18 operations a byte: 180 G/s
-    assert high["roofline_share"] == pytest.approx(18 / 180)
-    assert (
-        roofline_row("none", ModelCost(1, 1, True), 1, ceilings | {"quantized_operations_per_s": None})[
-            "roofline_share"
-        ]
-        is None
-    )
-
-
 def test_targets_are_listed_with_the_label_of_their_row() -> None:
-    models = [{"comparisons": [model_row(MODEL, METRICS, 2)]}]
-    compiling = compiling_row("net", "other", unloaded=_metrics(10), under_load=_metrics(16))
-    report = {"models": models, "cost": [cost_row("net", 1, COST_METRICS, 8)], "compiling": [compiling]}
+    slower = METRICS | {"nnfmq burst, 2 threads": _metrics(400)}
+    report = {
+        "models": [{"comparisons": [model_row(MODEL, METRICS, 2)]}],
+        "transformers": [{"comparisons": [model_row(ModelBenchmark("block", (1.0, 1.0)), slower, 2)]}],
+    }
     assert [(label, target["met"]) for label, target in targets_of(report)] == [
         *[("net, 2 threads", True)] * 3,
-        ("net, 1 thread", False),
-        ("net", False),
+        *[("block, 2 threads", False)] * 3,
     ]
 
 
 def test_the_client_of_a_burst_has_its_own_cpu_if_one_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "ALLOWED", frozenset((2, 3, 5)))
-    assert (compute_cpus(2), client_cpu_set(2)) == ((2, 3), (5,))
-    assert (compute_cpus(3), client_cpu_set(3)) == ((2, 3, 5), (2, 3, 5))
+    assert (compute_cpus(2), client_cpus(2)) == ((2, 3), (5,))
+    assert (compute_cpus(3), client_cpus(3)) == ((2, 3, 5), (2, 3, 5))
 
 
 @pytest.fixture
 def fake_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace trials by immediate results: each step takes as many ns as its runner's name is long."""
 
-    def take(jobs: dict[str, RunnerJob], trials: object, rounds: int, advance: Callable[[str], object]) -> Measurements:
+    def take(jobs: dict[str, RunnerJob], trial: object, rounds: int, advance: Callable[[str], object]) -> Measurements:
         for name in [*jobs] * rounds * TRIALS_PER_ROUND:
             advance(name)
         outputs = {name: [np.zeros(1, np.uint8)] for name in jobs}
@@ -353,17 +284,11 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch) -> None:
             {name: [[len(name)]] * rounds * TRIALS_PER_ROUND for name in jobs}, {name: {} for name in jobs}, outputs
         )
 
-    digits = nnfmq.load(nnfmq.example_path("digits.tflite"))
-    rates = {
-        f"{name}_per_s": 1e9 for name in ("float32_operations", "quantized_operations", "memory_bytes", "cache_bytes")
-    }
-    monkeypatch.setattr(sections, "run_interleaved", take)
-    monkeypatch.setattr(sections, "load_source", lambda _: digits)
-    monkeypatch.setattr(sections, "generate", lambda _: b"")
-    monkeypatch.setattr(sections, "_measure_ceilings", lambda _: rates)
+    monkeypatch.setattr(model_bench, "run_interleaved", take)
+    monkeypatch.setattr(model_bench, "generate", lambda _: b"")
 
 
-@pytest.mark.parametrize("section", [name for name in SECTIONS if name != "compiling"])
+@pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize("divisor", [1, 100])
 @pytest.mark.parametrize("cpus", [2, 4])
 def test_the_progress_bar_has_the_number_of_trials(
@@ -376,65 +301,9 @@ def test_the_progress_bar_has_the_number_of_trials(
     assert len(seen) == count_trials(section, plan)
 
 
-def test_the_cost_is_measured_if_the_client_has_a_cpu(fake_trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "ALLOWED", frozenset(range(3)))
-    rows = SECTIONS["cost"](BenchmarkPlan(Path(), MODELS[:2], 1, 1, 1, lambda _: None))
-    assert [(row["model"], row["threads"]) for row in rows] == [(m.name, n) for m in MODELS[:2] for n in (1, 2)]
-
-
-def test_scaling_has_a_point_for_each_size(fake_trials: None) -> None:
-    found = SECTIONS["scaling"](BenchmarkPlan(Path(), MODELS, 1, 1, 1, lambda _: None))
-    assert [point["size"] for point in found["size"][0]["points"]] == list(sections.SIZES)
-    assert [(series["operation"], series["type"]) for series in found["channels"]] == [
-        (k, t) for k in KINDS for t in TYPES
-    ]
-
-
 def test_a_quick_run_has_fewer_steps() -> None:
     assert BenchmarkPlan(Path(), MODELS, 3, 1, 1, lambda _: None).trial(2000) == Trial(2000 // TRIALS_PER_ROUND, 40)
-    assert BenchmarkPlan(Path(), MODELS, 3, 100, 1, lambda _: None).trial(2000, trials=1) == Trial(20, 3)
-
-
-# ---- costs, and generated models
-
-
-def test_the_cost_of_known_models(data_dir: Path) -> None:
-    # The papers have 14 and 300 million multiply-adds.
-    small = count_model_cost(nnfmq.load(data_dir / "models" / "mobilenet_v1_0.25_128_quant.tflite").model)
-    large = count_model_cost(nnfmq.load(data_dir / "models" / "mobilenet_v2_1.0_224_quant.tflite").model)
-    assert (small.is_quantized, large.is_quantized) == (True, True)
-    assert round(small.multiply_adds / 1e6) == 14
-    assert round(large.multiply_adds / 1e6) == 301
-    speech = count_model_cost(nnfmq.load(data_dir / "models" / "tts_float.tflite").model)
-    assert not speech.is_quantized
-    assert speech.multiply_adds * 4 == pytest.approx(speech.bytes, rel=0.03)  # each weight is used once
-
-
-def test_the_cost_of_a_fully_connected_layer_with_several_rows() -> None:
-    weights, bias = (Operand(F32, (5, 6)), bytes(120)), (Operand(F32, (5,)), bytes(20))
-    model = one_operation(OperationType.FULLY_CONNECTED, [Operand(F32, (3, 6)), weights, bias, 0], Operand(F32, (3, 5)))
-    work = count_model_cost(model)
-    assert work.multiply_adds == 3 * 5 * 6
-    assert work.bytes == 4 * (3 * 6 + 5 * 6 + 5 + 1 + 3 * 5)
-
-
-@pytest.fixture
-def stop_thread_pool() -> Iterator[None]:
-    yield
-    from nnfmq.engines.compiled.thread_pool import default_thread_pool
-
-    default_thread_pool().stop()
-
-
-@needs_llvmlite
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", TYPES)
-def test_generated_models_are_computed_by_kernels(kind: str, dtype: str, stop_thread_pool: None) -> None:
-    made = generate_model(kind, dtype, 6, 12)
-    assert_kernels_agree(made.model)
-    assert (made.inputs[0].shape, made.inputs[0].dtype) == ((1, 6, 6, 12), dtype)
-    depth = 12 if kind.startswith("convolution") else 1
-    assert count_model_cost(made.model).multiply_adds == 6 * 6 * 9 * 12 * depth
+    assert BenchmarkPlan(Path(), MODELS, 3, 100, 1, lambda _: None).trial(2000) == Trial(10, 3)
 
 
 # ---- results
@@ -449,10 +318,6 @@ def report() -> dict[str, Any]:
     row = {"model": "net", "count": 7, "rounds": 3, "is_quantized": True, "missing": {}}
     row["comparisons"] = [model_row(MODEL, METRICS, 2)]
     row["runners"] = {name: _runner(metrics["p50"]) for name, metrics in METRICS.items()}
-    ceilings = {"float32_operations_per_s": 80e9, "quantized_operations_per_s": None, "memory_bytes_per_s": 10e9,
-             "cache_bytes_per_s": 50e9}  # fmt: skip
-    points = [{"size": n, "channels": n, "threads": n, "burst_us": 3.0 * n, "in_process_us": 2.0 * n} for n in (8, 16)]
-    series = {"operation": "op", "type": "uint8", "points": points, "exponents": {"burst_us": 1.5, "in_process_us": 1}}
     conditions = {
         "cpu": "a processor", "target": "avx2", "kernel": "6", "python": "3", "packages": {"onnx": None}, "core": "c",
         "cpus_allowed": [0, 1], "cpus_used": {"1 threads": {"computing": [0], "client": [1]}},
@@ -461,31 +326,23 @@ def report() -> dict[str, Any]:
     return {
         "conditions": conditions,
         "models": [row],
-        "cost": [cost_row("net", 1, COST_METRICS, 4)],
-        "compiling": [compiling_row("net", "other", _metrics(10), _metrics(16))],
-        "scaling": {"size": [series], "channels": [series], "at": {"size": 16, "channels": 32},
-                   "threads": [{"model": "net", "points": points}]},
-        "roofline": {"ceilings": ceilings, "models": [roofline_row("net", ModelCost(500, 2000, False), 1, ceilings)]},
+        "transformers": [row | {"model": "block"}],
         "missed": ["net: something"],
         "not_compared": [],
     }  # fmt: skip
 
 
 def test_results_have_a_table_for_each_section(report: dict[str, Any]) -> None:
-    made = results.tables(report)
+    made = model_bench.tables(report)
     ratios = ["0.50 ×", "0.50 ×", "met", "0.50 ×", "1.30 ×", "met", "0.50 ×", "2 ×", "met"]
     assert made["models"].rows == [["net", "nnfmq burst", "2", *ratios, "40", "80", "ONNX Runtime"]]
     assert ["net", "nnfmq burst, 2 threads", "40", "80", "120", "0", "in place"] in made["models-runners"].rows
-    assert made["cost"].rows == [["net", "1", "4 µs", "5 µs", "met", "45", "31", "10"]]
-    assert made["compiling"].rows == [["net", "other", "1.60 ×", "1.50 ×", "missed", "32", "20"]]
-    assert made["scaling-size"].rows == [["op", "uint8", "24", "48", "1.50"]]
-    assert made["scaling-threads"].rows == [["net", "8", "24", "16"], ["net", "16", "48", "32"]]
-    assert ["float32 operations", "80.0"] in made["ceilings"].rows
-    assert made["roofline"].rows[0][0] == "net"
+    assert made["transformers-runners"].rows[0][:2] == ["block", "nnfmq burst, 2 threads"]
 
 
 def test_a_section_that_was_not_measured_has_no_table(report: dict[str, Any]) -> None:
-    assert list(results.tables({name: report[name] for name in ("conditions", "cost")})) == ["cost"]
+    kept = {name: report[name] for name in ("conditions", "models")}
+    assert list(model_bench.tables(kept)) == ["models", "models-runners"]
 
 
 @needs_matplotlib
@@ -502,7 +359,7 @@ def test_TST_10_the_plot_is_drawn_and_the_same_report_gives_the_same_bytes(
         written.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert written[0] == written[1]
     assert b"<svg" in written[0]["models.svg"]
-    assert written[0]["model-cost.csv"].startswith(b"model,threads,cost,target,,burst \xc2\xb5s,")
+    assert written[0]["model-models.csv"].startswith(b"model,runner,threads,p50,target,,")
 
 
 def test_the_page_of_the_repository_has_the_targets() -> None:
