@@ -22,6 +22,7 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import ElementInfo
 from nnfmq.hal.types import (
     BASE_MAX,
+    CLAMPS,
     ExtensionNameAndPrefix,
     ExtensionOperandTypeInformation,
     Operand,
@@ -550,7 +551,7 @@ def flat_shape(operation_type: OperationType, inputs: Sequence[Operand]) -> tupl
 
 
 _OF_ELEMENTS = frozenset(
-    OperationType[name] for name in ("DEQUANTIZE", "FLOOR", "LOGISTIC", "RELU", "RELU1", "RELU6", "TANH")
+    (OperationType.DEQUANTIZE, OperationType.FLOOR, OperationType.LOGISTIC, OperationType.TANH, *CLAMPS)
 )
 _OF_ROWS = {
     OperationType.L2_NORMALIZATION: 1,

@@ -6,7 +6,7 @@ used for all versions. Nothing here validates (`validation` does) or serializes 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum, IntFlag
 from typing import Protocol, Self
 
@@ -17,6 +17,7 @@ from nnfmq.hal.summaries import TensorRow, code_name, html_tables, listed, tenso
 
 __all__ = [
     "BASE_MAX",
+    "CLAMPS",
     "DEFAULT_PREFERENCE",
     "EXTENSION_TYPES",
     "BufferToken",
@@ -142,12 +143,42 @@ class DeviceStatus(IntEnum):
 
 
 class FusedActivationFunc(IntEnum):
-    """The activation function that ADD, CONV_2D and other operations apply to their result."""
+    """The activation function that ADD, CONV_2D and other operations apply to their result.
+
+    Attributes:
+        operation: The operation that applies it to a tensor; NONE has none.
+        low: The minimum of its results, as a real number.
+        high: The maximum of its results.
+    """
+
+    operation: OperationType | None
+    low: float
+    high: float
 
     NONE = 0
-    RELU = 1
-    RELU1 = 2
-    RELU6 = 3
+    RELU = 1, OperationType.RELU, 0.0
+    RELU1 = 2, OperationType.RELU1, -1.0, 1.0
+    RELU6 = 3, OperationType.RELU6, 0.0, 6.0
+
+    def __new__(
+        cls, code: int, operation: OperationType | None = None, low: float = -math.inf, high: float = math.inf
+    ) -> Self:
+        """Return the member whose value is the HAL's `code`."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.operation, member.low, member.high = operation, low, high
+        return member
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The minimum and maximum of its results."""
+        return self.low, self.high
+
+
+CLAMPS: Mapping[OperationType, FusedActivationFunc] = {
+    function.operation: function for function in FusedActivationFunc if function.operation is not None
+}
+"""The operations that only clamp a tensor, each with the fused activation that does the same."""
 
 
 class PaddingScheme(IntEnum):

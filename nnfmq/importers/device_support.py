@@ -16,7 +16,7 @@ from msgspec import Struct
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.extensions import PREFIX, extension_prefix
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, PaddingScheme, is_scalar
+from nnfmq.hal.types import CLAMPS, LifeTime, Operand, OperandType, Operation, PaddingScheme, is_scalar
 from nnfmq.importers.graph_builder import GraphBuilder
 
 __all__ = ["is_usual", "require_computable"]
@@ -150,7 +150,7 @@ _Codes = OperationType
 _FIXED_SCALES = {_Codes.LOGISTIC: 1 / 256, _Codes.SOFTMAX: 1 / 256, _Codes.TANH: 1 / 128}
 _LARGEST_QUOTIENT = 2.0**15
 _RULES: Mapping[OperationType, tuple[int, Callable[[_Given], _Shape]]] = {
-    **dict.fromkeys((_Codes.DEQUANTIZE, _Codes.LOGISTIC, _Codes.QUANTIZE, _Codes.RELU, _Codes.RELU6), (1, _same)),
+    **dict.fromkeys((_Codes.DEQUANTIZE, _Codes.LOGISTIC, _Codes.QUANTIZE, *CLAMPS), (1, _same)),
     **dict.fromkeys((_Codes.SOFTMAX, _Codes.TANH), (1, _same)),
     **dict.fromkeys((_Codes.ADD, _Codes.MUL, _Codes.SUB), (2, _broadcast)),
     **dict.fromkeys((_Codes.AVERAGE_POOL_2D, _Codes.MAX_POOL_2D), (1, _pooled)),
@@ -160,7 +160,7 @@ _RULES: Mapping[OperationType, tuple[int, Callable[[_Given], _Shape]]] = {
     _Codes.RESHAPE: (2, _reshaped),
 }
 """The number of an operation's tensors, and the shape of its result; () if it is not a usual one."""
-_SAME_QUANTIZATION = (_Codes.AVERAGE_POOL_2D, _Codes.MAX_POOL_2D, _Codes.RELU, _Codes.RELU6, _Codes.RESHAPE)
+_SAME_QUANTIZATION = (_Codes.AVERAGE_POOL_2D, _Codes.MAX_POOL_2D, _Codes.RESHAPE, *CLAMPS)
 _CONVERSIONS = {
     _Codes.DEQUANTIZE: [(kind, _FLOAT) for kind in _BYTES],
     _Codes.QUANTIZE: [(_FLOAT, kind) for kind in _BYTES],

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nnfmq.hal.extensions import TfliteOperation, operation_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.operation_type import OperationType as Op
-from nnfmq.hal.types import FusedActivationFunc, LifeTime, Operand, OperandType, Operation
+from nnfmq.hal.types import CLAMPS, FusedActivationFunc, LifeTime, Operand, OperandType, Operation
 from nnfmq.importers.graph_builder import GraphBuilder
 
 __all__ = ["GraphRewriting", "fold_into_weights", "fuse_hard_swish", "widen_half_precision"]
@@ -102,11 +102,6 @@ class GraphRewriting:
 
 
 Shape: TypeAlias = tuple[int, ...]
-_ACTIVATIONS = {
-    OperationType.RELU: FusedActivationFunc.RELU,
-    OperationType.RELU1: FusedActivationFunc.RELU1,
-    OperationType.RELU6: FusedActivationFunc.RELU6,
-}
 _AFFINE: Mapping[OperationType, Callable[[Array], tuple[Any, Any]]] = {
     OperationType.ADD: lambda constant: (1.0, constant),
     OperationType.DIV: lambda constant: (1 / constant, 0.0),
@@ -198,8 +193,8 @@ class _Folding(Struct, frozen=True):
                     break
                 axis, last = after, reader
                 continue
-            if following.type in _ACTIVATIONS:
-                activation = _ACTIVATIONS[following.type]
+            if following.type in CLAMPS:
+                activation = CLAMPS[following.type]
             else:
                 affine = self._affine(following, result, axis)
                 then = None if affine is None else (product or self._product(operation)).then(*affine)
@@ -339,11 +334,10 @@ def _codes(names: str) -> frozenset[OperationType]:
     return frozenset(found.union(map(operation_code, own)))
 
 
-_ARITHMETIC = _codes(
+_ARITHMETIC = CLAMPS.keys() | _codes(
     "ABS ACOS ACOSH ADD ASIN ASINH ATAN ATANH COS COSH DIV ELU ERF EXP FLOOR GELU HARD_SWISH L2_NORMALIZATION "
     "LOCAL_RESPONSE_NORMALIZATION LOG LOGISTIC LOG_SOFTMAX MAXIMUM MEAN MINIMUM MISH MUL NEG POW PRELU REDUCE_MAX "
-    "REDUCE_MIN REDUCE_PROD REDUCE_SUM RELU RELU1 RELU6 ROUND RSQRT SELECT SIGN SIN SINH SOFTMAX SOFTPLUS SQRT SUB TAN "
-    "TANH"
+    "REDUCE_MIN REDUCE_PROD REDUCE_SUM ROUND RSQRT SELECT SIGN SIN SINH SOFTMAX SOFTPLUS SQRT SUB TAN TANH"
 )
 """Comparisons are not among them: equal numbers of float16 may differ before they are rounded."""
 _MOVEMENT = _codes("CONCATENATION EXPAND_DIMS RESHAPE SLICE SPLIT SQUEEZE STRIDED_SLICE TILE TRANSPOSE")

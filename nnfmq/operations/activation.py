@@ -9,12 +9,12 @@ HARD_SWISH  C1 the output's scale is greater than the input's / 128
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
-from nnfmq.hal.types import FusedActivationFunc, OperationType
+from nnfmq.hal.types import CLAMPS, OperationType
 from nnfmq.operations import fixed_point, fixed_point16
 from nnfmq.operations.declaration import (
     F16,
@@ -42,19 +42,11 @@ from nnfmq.operations.quantization import (
     OutputMultipliers,
     all_quantized_values,
     dtype_range,
-    float_activation_range,
     quantized_range,
     requantizer,
     require_quantization,
 )
 from nnfmq.operations.shapes import broadcast_shapes, require, same_shape, same_shape_up_to_rank_4
-
-CLAMP_RANGES: Mapping[OperationType, tuple[float, float]] = {
-    OperationType.RELU: float_activation_range(FusedActivationFunc.RELU),
-    OperationType.RELU1: float_activation_range(FusedActivationFunc.RELU1),
-    OperationType.RELU6: float_activation_range(FusedActivationFunc.RELU6),
-}
-"""The minimum and maximum of the results of each operation that is only a clamp."""
 
 
 def clamp(input: Array, *, low: float, high: float) -> Array:
@@ -193,7 +185,7 @@ def _scaler(real: float, output: Tensor) -> Callable[[Array, Array], None]:
 
 
 DECLARATIONS = (
-    *(_clamp(code, low, high) for code, (low, high) in CLAMP_RANGES.items()),
+    *(_clamp(code, *function.bounds) for code, function in CLAMPS.items()),
     _unary(OperationType.LOGISTIC, stateless(logistic), via_lut8(_logistic_lut)),
     _unary(OperationType.TANH, stateless(np.tanh), via_lut8(_tanh_lut), quantized_since=V1_2),
     Declaration(

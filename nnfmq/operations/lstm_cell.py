@@ -18,12 +18,14 @@ have the size of the auxiliary input, not of the input.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 from msgspec import Struct
 
-from nnfmq.operations.activation import logistic
+from nnfmq.hal.types import CLAMPS, FusedActivationFunc
+from nnfmq.operations.activation import clamp, logistic
 from nnfmq.operations.declaration import Array, Parameter, ParameterType, Shape, Tensor, weight
 from nnfmq.operations.shapes import require
 
@@ -36,16 +38,14 @@ GATES = ("input", "forget", "cell", "output")
 _NORMALIZATION_EPSILON = np.float32(1e-8)
 
 ACTIVATIONS: Mapping[int, Callable[[Array], Array]] = {
-    0: lambda x: x,
-    1: lambda x: np.maximum(x, 0),
-    2: lambda x: np.clip(x, -1, 1),
-    3: lambda x: np.clip(x, 0, 6),
+    FusedActivationFunc.NONE.value: lambda x: x,
+    **{function.value: partial(clamp, low=function.low, high=function.high) for function in CLAMPS.values()},
     4: np.tanh,
     6: logistic,
 }
 """Activations of the recurrent operations by code; LSTM does not allow 2 (RELU1)."""
 
-_LSTM_CODES = frozenset(ACTIVATIONS) - {2}
+_LSTM_CODES = frozenset(ACTIVATIONS) - {FusedActivationFunc.RELU1}
 
 
 def cell_parameters(

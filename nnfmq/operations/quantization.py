@@ -34,23 +34,17 @@ Epilogue: TypeAlias = Callable[[Array, Array], None]  # (accumulators, output): 
 EXACT_FLOAT32 = 1 << 24  # float32 represents all integers up to this one
 _MAX_EXACT_SHIFT = 12
 
-_FLOAT_RANGES = {
-    FusedActivationFunc.NONE: (-np.inf, np.inf),
-    FusedActivationFunc.RELU: (0.0, np.inf),
-    FusedActivationFunc.RELU1: (-1.0, 1.0),
-    FusedActivationFunc.RELU6: (0.0, 6.0),
-}
-
 
 def require_activation(activation: int) -> None:
     """Require a FusedActivationFunc (Q5)."""
-    require(activation in (0, 1, 2, 3), "Q5", f"activation code {activation}, allowed are 0 to 3")
+    allowed = f"allowed are 0 to {max(FusedActivationFunc):d}"
+    require(activation in tuple(FusedActivationFunc), "Q5", f"activation code {activation}, {allowed}")
 
 
 def float_activation_range(activation: int) -> tuple[float, float]:
     """Return the minimum and maximum of a fused activation."""
     require_activation(activation)
-    return _FLOAT_RANGES[FusedActivationFunc(activation)]
+    return FusedActivationFunc(activation).bounds
 
 
 def dtype_range(tensor: Tensor) -> tuple[int, int]:

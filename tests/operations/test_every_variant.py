@@ -14,7 +14,7 @@ import pytest
 from support.one_result import result_of
 
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.hal.types import ChannelQuant, Operand, OperandType, is_scalar
+from nnfmq.hal.types import CLAMPS, ChannelQuant, Operand, OperandType, is_scalar
 from nnfmq.operations import (
     activation,
     binary_arithmetic,
@@ -26,7 +26,6 @@ from nnfmq.operations import (
     softmax,
     unary,
 )
-from nnfmq.operations.activation import CLAMP_RANGES
 from nnfmq.operations.declaration import AIDL_V3, NUMPY_TYPES, V1_3, Declaration, Parameter, Role, Variant, match
 from nnfmq.operations.preparation import prepare, tensor_of
 
@@ -76,9 +75,7 @@ EXAMPLES: dict[str, Example] = {
     "LOGICAL_NOT": Example(ONE),
     "SELECT": Example(((2, 3), (2, 3), (2, 3))),
     **dict.fromkeys(("ABS", "NEG", "EXP", "LOG", "SIN", "SQRT", "RSQRT", "FLOOR"), Example(ONE)),
-    **dict.fromkeys(
-        (*(code.name for code in CLAMP_RANGES), "HARD_SWISH", "QUANTIZE", "DEQUANTIZE", "CAST"), Example(ONE)
-    ),
+    **dict.fromkeys((*(code.name for code in CLAMPS), "HARD_SWISH", "QUANTIZE", "DEQUANTIZE", "CAST"), Example(ONE)),
     "LOGISTIC": Example(ONE, output=(1 / 256, 0)),
     "TANH": Example(ONE, output=(1 / 128, 128)),
     "ELU": Example(ONE, {"alpha": 0.5}),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +40,7 @@ from nnfmq.engines.compiled.kernels.elementwise import (
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.lowering import Constant, KernelLaunch, LoweredOp, RuleCall, elementwise
 from nnfmq.engines.compiled.target import Target
-from nnfmq.hal.types import FusedActivationFunc, OperationType
+from nnfmq.hal.types import CLAMPS, FusedActivationFunc, OperationType
 from nnfmq.operations.declaration import Tensor
 from nnfmq.operations.preparation import TO_NHWC
 from nnfmq.operations.shapes import WindowDimension, windows
@@ -163,18 +163,14 @@ def _with_padding(window: WindowDimension, low: int, high: int) -> tuple[int, in
 
 # -- activations -------------------------------------------------------------------------------------------------------
 
-_ACTIVATIONS: Mapping[OperationType | None, FusedActivationFunc] = {
-    OperationType.RELU: FusedActivationFunc.RELU,
-    OperationType.RELU1: FusedActivationFunc.RELU1,
-    OperationType.RELU6: FusedActivationFunc.RELU6,
-}
-
 
 def _activated(producer: LoweredOp, activation: LoweredOp, _: int) -> LoweredOp | None:
     """Return the producer with a fused activation, in the layout of its own result. Both have one scale."""
     if producer.call.attributes["activation"] != FusedActivationFunc.NONE:
         return None
-    call = producer.call.with_attributes(activation=_ACTIVATIONS[activation.call.code])
+    code = activation.call.code
+    assert code is not None, "the pattern has one of CLAMPS"
+    call = producer.call.with_attributes(activation=CLAMPS[code])
     return replace(producer, call=call, outputs=activation.outputs)
 
 
@@ -287,7 +283,7 @@ _ELEMENTWISE = frozenset({None, *elementwise.RULES})
 _PATTERNS: Sequence[Sequence[_Pattern]] = (
     (
         _Pattern(frozenset({OperationType.PAD, OperationType.PAD_V2}), _CONVOLUTIONS, _padded_convolution),
-        _Pattern(_ACTIVATED, frozenset(_ACTIVATIONS), _activated),
+        _Pattern(_ACTIVATED, frozenset(CLAMPS), _activated),
         _Pattern(_ELEMENTWISE, _ELEMENTWISE, _one_loop),
     ),
     (_Pattern(_PRODUCTS, _ELEMENTWISE, _with_operator),),

@@ -39,6 +39,8 @@ from nnfmq.hal.types import (
 )
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.declaration import match
+from nnfmq.operations.preparation import tensor_of
+from nnfmq.operations.quantization import quantized_activation_range
 
 __all__ = ["MatchedOperation", "OnnxExport", "OnnxGraphBuilder", "convert_weights", "export_to_onnx"]
 
@@ -55,12 +57,6 @@ INT8_TO_UINT8 = 128
 NHWC_TO_NCHW, NCHW_TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 _QUANTIZED_TYPES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
 _UINT8_MAX = 255
-_ACTIVATION_RANGES = {
-    FusedActivationFunc.NONE: (-np.inf, np.inf),
-    FusedActivationFunc.RELU: (0.0, np.inf),
-    FusedActivationFunc.RELU1: (-1.0, 1.0),
-    FusedActivationFunc.RELU6: (0.0, 6.0),
-}
 
 
 @dataclass
@@ -203,10 +199,10 @@ class OnnxGraphBuilder:
 
     def activated(self, name: str, activation: int, output: Operand) -> str:
         """Return the name of a value with one of the HAL's fused activations, applied in the type of `output`."""
-        function = FusedActivationFunc(activation)
         if output.type not in _QUANTIZED_TYPES:
-            return self._float_activated(name, function)
-        low, high = self._quantized_activation_range(function, output)
+            return self._float_activated(name, FusedActivationFunc(activation))
+        shift = self.zero_point(output) - output.zero_point
+        low, high = (code + shift for code in quantized_activation_range(activation, tensor_of(output, ())))
         if (low, high) == (0, _UINT8_MAX):
             return name
         return self.node("Clip", [name, self.constant(np.uint8(low)), self.constant(np.uint8(high))])
@@ -216,12 +212,7 @@ class OnnxGraphBuilder:
             return name
         if function == FusedActivationFunc.RELU:
             return self.node("Relu", [name])
-        return self.node("Clip", [name, *(self.constant(np.float32(bound)) for bound in _ACTIVATION_RANGES[function])])
-
-    def _quantized_activation_range(self, function: FusedActivationFunc, output: Operand) -> tuple[int, int]:
-        bounds = [bound / output.scale + self.zero_point(output) for bound in _ACTIVATION_RANGES[function]]
-        low, high = (round(min(max(bound, 0), _UINT8_MAX)) for bound in bounds)
-        return low, high
+        return self.node("Clip", [name, *(self.constant(np.float32(bound)) for bound in function.bounds)])
 
     # ---- result
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from nnfmq.hal.types import OperandType, OperationType
+from nnfmq.hal.types import CLAMPS, OperandType, OperationType
 from nnfmq.lab.conformance.random_source import Discard, RandomSource, Sign
 from nnfmq.lab.conformance.testmodels import Array
 from nnfmq.operations.declaration import NUMPY_TYPES, Shape
@@ -593,7 +593,8 @@ _POOL = OperationGenerator(pool, _IMAGE)
 _RESIZE = OperationGenerator(resize, _IMAGE)
 
 _BY_NAME: dict[str, OperationGenerator] = {
-    **dict.fromkeys(("FLOOR", "RELU", "RELU1", "RELU6", "HARD_SWISH", "ABS", "EXP", "NEG", "SIN"), _NO_ARGUMENTS),
+    **dict.fromkeys((code.name for code in CLAMPS), _NO_ARGUMENTS),
+    **dict.fromkeys(("FLOOR", "HARD_SWISH", "ABS", "EXP", "NEG", "SIN"), _NO_ARGUMENTS),
     **dict.fromkeys(("LOGICAL_NOT", "QUANTIZE", "DEQUANTIZE", "CAST", "RANK"), _NO_ARGUMENTS),
     "LOGISTIC": OperationGenerator(fixed_output=(1 / 256, 0)),
     "TANH": OperationGenerator(fixed_output=(1 / 128, 128)),

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import Operand, OperandType, OperationType, is_scalar
+from nnfmq.hal.types import FusedActivationFunc, Operand, OperandType, OperationType, is_scalar
 from nnfmq.lab.conformance.testmodels import Array
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.declaration import NUMPY_TYPES, Match, Role, Shape, match
@@ -136,7 +136,7 @@ class RandomSource:
 
     def activation(self) -> int:
         """Return the code of a fused activation; in half of the cases none, because the others clamp results."""
-        return 0 if self.chance() else self.integer(1, 3)
+        return 0 if self.chance() else self.integer(1, max(FusedActivationFunc))
 
     def divisor(self, number: int, max_divisor: int | None = None) -> int:
         """Return one of the divisors of `number`, up to `max_divisor`."""

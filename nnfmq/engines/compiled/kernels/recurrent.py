@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from nnfmq.engines.compiled.kernels.reduction import FloatSumReducer, reduce_lan
 from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmuladd, logistic, tanh
 from nnfmq.engines.compiled.memory_plan import align
 from nnfmq.engines.compiled.target import Target
+from nnfmq.hal.types import FusedActivationFunc
 
 __all__ = [
     "CellKernel",
@@ -53,10 +55,7 @@ _K_UNROLL = 4
 _VARIANCE_EPSILON = 1e-8
 
 _ACTIVATIONS: Mapping[int, Callable[[KernelBuilder, Value], Value]] = {
-    0: lambda kb, x: x,
-    1: lambda kb, x: clamp_float(kb, x, 0.0, math.inf),
-    2: lambda kb, x: clamp_float(kb, x, -1.0, 1.0),
-    3: lambda kb, x: clamp_float(kb, x, 0.0, 6.0),
+    **{function: partial(clamp_float, low=function.low, high=function.high) for function in FusedActivationFunc},
     4: tanh,
     6: logistic,
 }

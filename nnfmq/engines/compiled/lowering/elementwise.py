@@ -29,9 +29,8 @@ from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, ViewOp, 
 from nnfmq.engines.compiled.lowering.reduction import lower_pool, lower_reduction
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.extensions import SIXTEEN_BIT, TfliteOperation, operation_code
-from nnfmq.hal.types import FusedActivationFunc, OperationType
+from nnfmq.hal.types import CLAMPS, FusedActivationFunc, OperationType
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.activation import CLAMP_RANGES
 from nnfmq.operations.binary_arithmetic import rescaled_values, sum_multipliers
 from nnfmq.operations.declaration import NUMPY_TYPES, Array, Tensor
 from nnfmq.operations.fixed_point import quantize_multiplier, quantize_multiplier_of_mean
@@ -323,7 +322,7 @@ _ELEMENTWISE_RULES: Mapping[OperationType, LoweringRule] = {
     **{OperationType[name.upper()]: partial(_min_max, name) for name in ("maximum", "minimum")},
     **{code: partial(_comparison, order) for code, order in _ORDERS.items()},
     **{OperationType[f"LOGICAL_{name.upper()}"]: partial(_logical, name) for name in ("and", "or", "not")},
-    **{code: partial(_clamp, low, high) for code, (low, high) in CLAMP_RANGES.items()},
+    **{code: partial(_clamp, *function.bounds) for code, function in CLAMPS.items()},
     **{OperationType[name.upper()]: partial(lower_unary, name) for name in _UNARY},
     **{
         OperationType[name.upper()]: partial(_unary_or_lut, OperationType[name.upper()], name) for name in _UNARY_OR_LUT

@@ -14,7 +14,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import TENSOR_FLOAT64, TENSOR_INT64, TfliteOperation, operation_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.operation_type import OperationType as Op
-from nnfmq.hal.types import OperandType
+from nnfmq.hal.types import CLAMPS, OperandType
 from nnfmq.importers.onnx.operators.movement import broadcast_to, common_shape
 from nnfmq.importers.onnx.values import Node, Value, operand_type_of
 
@@ -66,7 +66,7 @@ _BOOL = np.dtype(bool)
 _B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
 _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 _MOVEMENTS = frozenset(("Expand", "Flatten", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"))
-_RELU6 = 6.0
+_CLAMPS = {function.bounds: operation for operation, function in CLAMPS.items()}
 _BOUNDS_ARE_INPUTS = 11  # of Clip
 _BROADCASTING_OPSET = 8  # of operators with any number of inputs
 _MASK_OF_ALL = 12  # the opset from which inference has a mask of ones; before, ONNX Runtime returns zeros
@@ -189,8 +189,9 @@ def _clip(node: Node) -> None:
             bounds[name] = node.filled(node.builder[x].type, node.attribute(name, 0.0))
         elif node.value(0).dtype.kind == "f":
             bounds[name] = node.filled(node.builder[x].type, _default_bound(node, name))
-    if _is_relu6(node):
-        return _same(node, node.emit(Op.RELU6, [x]))
+    clamp = _clamp_operation(node)
+    if clamp is not None:
+        return _same(node, node.emit(clamp, [x]))
     if "min" in bounds:
         x = node.emit(Op.MAXIMUM, [x, bounds["min"]])
     if "max" in bounds:
@@ -204,12 +205,13 @@ def _default_bound(node: Node, name: str) -> float:
     return float(getattr(limits, name))
 
 
-def _is_relu6(node: Node) -> bool:
+def _clamp_operation(node: Node) -> Op | None:
+    """Return the HAL's operation with the constant limits of a Clip of floats, None if there is none."""
     limits = [node.inputs[i].array if node.given(i) else None for i in (1, 2)]  # type: ignore[union-attr]
     if any(limit is None or limit.size != 1 for limit in limits) or operand_type_of(node.value(0).dtype) not in _FLOATS:
-        return False
+        return None
     low, high = (float(limit.reshape(-1)[0]) for limit in limits if limit is not None)
-    return (low, high) == (0.0, _RELU6) and len(node.value(0).shape) <= 4
+    return _CLAMPS.get((low, high)) if len(node.value(0).shape) <= 4 else None
 
 
 def _leaky_relu(node: Node) -> None:

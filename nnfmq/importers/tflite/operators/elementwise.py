@@ -14,7 +14,7 @@ import numpy as np
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import TENSOR_COMPLEX64, TENSOR_FLOAT64, TENSOR_INT64, TfliteOperation, operation_code
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.types import LifeTime, Operand, OperandType
+from nnfmq.hal.types import CLAMPS, LifeTime, Operand, OperandType
 from nnfmq.importers.tflite.file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite.operators.conversion import (
     FLOAT_TYPES,
@@ -45,7 +45,6 @@ Apply: TypeAlias = Callable[[ConversionContext, TfliteOperator], None]
 _LAST_AXIS = -1
 _LOG_SOFTMAX_ZERO_POINTS = {OperandType.TENSOR_QUANT8_ASYMM: 255, OperandType.TENSOR_QUANT8_ASYMM_SIGNED: 127}
 _MAX_LOG_SOFTMAX_SIZE = 1 << 12
-_BOUNDS = {OperationType.RELU: (0.0, math.inf), OperationType.RELU1: (-1.0, 1.0), OperationType.RELU6: (0.0, 6.0)}
 
 
 def _dequantizing(operation_type: OperationType) -> Apply:
@@ -116,7 +115,7 @@ def _clamp(operation_type: OperationType) -> Apply:
         x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
         differ = (x.scale, x.zero_point) != (y.scale, y.zero_point)
         if differ and are_quantized(context, x.index, y.index):
-            return emit_clamp(context, operator, *_BOUNDS[operation_type])
+            return emit_clamp(context, operator, *CLAMPS[operation_type].bounds)
         return context.emit(operation_type, operator, context.value(x.index))
 
     return convert

@@ -5,7 +5,8 @@ Functions take TFLite's options and return operand indexes, or validated Python 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -39,18 +40,6 @@ __all__ = [
     "strides",
 ]
 
-_ACTIVATIONS = {
-    0: FusedActivationFunc.NONE,
-    1: FusedActivationFunc.RELU,
-    2: FusedActivationFunc.RELU1,
-    3: FusedActivationFunc.RELU6,
-}
-_INTEGER_BOUNDS: Mapping[FusedActivationFunc, tuple[int | None, int | None]] = {
-    FusedActivationFunc.NONE: (None, None),
-    FusedActivationFunc.RELU: (0, None),
-    FusedActivationFunc.RELU1: (-1, 1),
-    FusedActivationFunc.RELU6: (0, 6),
-}
 _PADDINGS = {0: PaddingScheme.SAME, 1: PaddingScheme.VALID}
 
 
@@ -60,10 +49,11 @@ def activation(context: ConversionContext, operator: TfliteOperator) -> int:
 
 
 def _activation(operator: TfliteOperator) -> FusedActivationFunc:
+    """Return the fused activation: TFLite and the HAL have the same codes."""
     code = operator.options.FusedActivationFunction() if operator.options is not None else 0
-    if code not in _ACTIVATIONS:
+    if code not in tuple(FusedActivationFunc):
         raise InvalidArgument(f"fused activation {code} is not supported: NONE, RELU, RELU_N1_TO_1 and RELU6 are")
-    return _ACTIVATIONS[code]
+    return FusedActivationFunc(code)
 
 
 def no_activation(operator: TfliteOperator) -> None:
@@ -164,10 +154,10 @@ def emit_integers(
 
     The HAL's have no fused activation: MAXIMUM and MINIMUM take its place.
     """
-    low, high = _INTEGER_BOUNDS[_activation(operator)]
+    low, high = _activation(operator).bounds
     y = context.file.tensor(operator.outputs[0])
     for choice, bound in ((OperationType.MAXIMUM, low), (OperationType.MINIMUM, high)):
-        if bound is not None:
+        if math.isfinite(bound):
             unbounded = context.temporary(y, y.shape)
             context.builder.operation(operation_type, inputs, unbounded)
             location = context.builder.stored(np.array([bound], INTEGERS[y.type]).tobytes())
