@@ -30,8 +30,10 @@ from support.ort_scripts import (
     symbolic_model,
 )
 
+import nnfmq
 import nnfmq.compat.onnxruntime as ours
 from nnfmq.compat.onnxruntime import shape_plans
+from nnfmq.hal.errors import UnsupportedModel
 
 
 @pytest.fixture(autouse=True)
@@ -180,14 +182,51 @@ def test_a_model_of_another_domain_is_refused_with_the_reason() -> None:
         ours.InferenceSession(model.SerializeToString())
 
 
-def test_a_model_whose_shapes_are_known_is_refused_when_it_is_loaded() -> None:
-    node = onnx.helper.make_node("RandomUniformLike", ["x"], ["y"])
-    x, y = (onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [1, 3, 3]), ("y", [1])))
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "g", [x], [y]), opset_imports=[onnx.helper.make_opsetid("", 17)]
-    )
-    with pytest.raises(ours.onnxruntime_pybind11_state.NotImplemented, match=r"operator 0 \(RandomUniformLike\)"):
-        ours.InferenceSession(model.SerializeToString())
+def model_of(size: int | str, *nodes: Any, function: Any = None) -> bytes:
+    """Return a model of `nodes`, from x of the shape (size, 3, 3) to y."""
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in (("", 18), ("acme", 1))]
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [size, 3, 3]), ("y", None)))
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y])
+    functions = [] if function is None else [onnx.helper.make_function("acme", "Double", *function, opsets[:1])]
+    content: bytes = onnx.helper.make_model(graph, opset_imports=opsets, functions=functions).SerializeToString()
+    return content
+
+
+@pytest.mark.parametrize("operator", ["RandomUniformLike", "acme.Double"])
+@pytest.mark.parametrize("size", [1, "n"])
+def test_an_operator_that_is_not_supported_is_refused_when_the_model_is_loaded(size: int | str, operator: str) -> None:
+    domain, _, name = operator.rpartition(".")
+    model = model_of(size, onnx.helper.make_node(name, ["x"], ["y"], domain=domain))
+    for load, error in (
+        (ours.InferenceSession, ours.onnxruntime_pybind11_state.NotImplemented),
+        (nnfmq.load, UnsupportedModel),
+    ):
+        with pytest.raises(error, match=rf"operator 0 \({operator}\): is not supported"):
+            load(model)
+
+
+NODE = onnx.helper.make_node
+FUNCTION = (["a"], ["b"], [NODE("Add", ["a", "a"], ["b"])])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model_of("n", NODE("Mish", ["x"], ["y"])), id="defined by a function"),
+        pytest.param(model_of("n", NODE("Double", ["x"], ["y"], domain="acme"), function=FUNCTION), id="a function"),
+        pytest.param(
+            model_of("n", NODE("Shape", ["x"], ["s"]), NODE("NonZero", ["s"], ["z"]), NODE("Cast", ["z"], ["y"], to=1)),
+            id="folded",
+        ),
+        pytest.param(
+            model_of("n", NODE("Relu", ["x"], ["y"]), NODE("RandomUniformLike", ["x"], ["unread"])), id="not read"
+        ),
+    ],
+)
+def test_a_model_of_unknown_shapes_is_loaded_if_sizes_may_make_it_one_that_is_supported(model: bytes) -> None:
+    fed = {"x": RNG.normal(size=(2, 3, 3)).astype(np.float32)}
+    found, wanted = (module.InferenceSession(model).run(None, fed)[0] for module in (ours, runtime))
+    np.testing.assert_allclose(found, wanted, rtol=2e-5)
 
 
 def test_an_int64_beyond_int32_is_computed() -> None:

@@ -26,7 +26,7 @@ from nnfmq.compat.onnxruntime.options import OrtRunOptions, SessionOptions
 from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlans, bindings
 from nnfmq.compat.onnxruntime.values import IOBinding, OrtValue, require_cpu
 from nnfmq.compat.shared_client import DriverShare
-from nnfmq.hal.errors import DeadObject, NnfmqError, UnsupportedModel
+from nnfmq.hal.errors import DeadObject, InvalidArgument, NnfmqError, UnsupportedModel
 
 if TYPE_CHECKING:
     from nnfmq.importers import LoadedModel
@@ -117,6 +117,8 @@ class InferenceSession:
         )
         if all(node.is_static for node in self._inputs):
             self._prepare([_example(node) for node in self._inputs])
+        else:
+            _require_operators(self._source)
         if self._profile is not None:
             self._profile.add("session_initialization", self._profile.start_ns, time.monotonic_ns())
 
@@ -373,6 +375,19 @@ def _importer(source: ModelSource, names: list[str]) -> Callable[[Sequence[Array
         return load_source(replace(source, shapes=shapes, values={names[place]: inputs[place] for place in bound}))
 
     return import_for
+
+
+def _require_operators(source: ModelSource) -> None:
+    """Raise NotImplemented, as ONNX Runtime, if a model of unknown shapes has operators that are not supported."""
+    from nnfmq.importers import load_source
+    from nnfmq.importers.loaded_model import UnknownShapes
+
+    try:
+        load_source(source)
+    except UnknownShapes:
+        pass
+    except InvalidArgument as error:
+        raise translated(error) from error
 
 
 def _example(node: NodeArg) -> Array:

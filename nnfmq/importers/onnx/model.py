@@ -20,11 +20,12 @@ from msgspec.structs import replace
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import ELEMENTS, TENSOR_INT64
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.summaries import counted
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.types import DataLocation, LifeTime, Operand, OperandType
 from nnfmq.importers.file_format import ModelSource
 from nnfmq.importers.graph_builder import GraphBuilder
-from nnfmq.importers.loaded_model import LoadedModel, Problems
+from nnfmq.importers.loaded_model import LoadedModel, Problems, UnknownShapes
 from nnfmq.importers.onnx.file import (
     OnnxFile,
     attribute_values,
@@ -278,6 +279,7 @@ def index_inputs(nodes: Iterable[Any]) -> set[str]:
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 _BLOCKED_DOMAIN = "com.microsoft.nchwc"  # what ONNX Runtime writes with ORT_ENABLE_ALL
+_CONTROL_FLOW = ("If", "Loop", "Scan")
 _MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, ZeroDivisionError)
 """What Python raises for attributes that a converter does not expect: an ONNX file may have any."""
 _WITHOUT_EFFECT = frozenset(
@@ -303,8 +305,38 @@ def import_model(source: ModelSource) -> LoadedModel:
         InvalidArgument: If the file is corrupt or uses an unsupported feature.
     """
     file = read(source)
-    shapes = input_shapes(file, source.shapes)
+    try:
+        shapes = input_shapes(file, source.shapes)
+    except UnknownShapes:
+        _require_operators(file)  # sizes would not help
+        raise
     return _Import(file, shapes).run()
+
+
+def _require_operators(file: OnnxFile) -> None:
+    """Raise UnsupportedModel, which lists them, if the graph has operators that are supported in no shape."""
+    problems = Problems()
+    functions = {(each.domain, each.name) for each in file.proto.functions}
+    for index, proto in live_nodes(file.graph.node, (info.name for info in file.graph.output)):
+        name = _qualified_name(proto)
+        is_local = (proto.domain, proto.op_type) in functions
+        may_be_known = is_local or name in CONVERTERS or name in _CONTROL_FLOW or name in FOLDED
+        if not may_be_known and not _has_function(proto, file):
+            types = f"{counted(len(proto.input), 'input')} → {counted(len(proto.output), 'output')}"
+            problems.add(_refusal(proto) + _quoted_name(proto), index, name[:80], types)
+    problems.raise_if_any()
+
+
+def _has_function(proto: Any, file: OnnxFile) -> bool:
+    """Return whether ONNX defines an operator by a function of others."""
+    import onnx
+
+    if proto.domain not in _DEFAULT_DOMAINS:
+        return False
+    with suppress(onnx.defs.SchemaError):
+        schema: Any = onnx.defs.get_schema(proto.op_type, file.opset, "")
+        return bool(schema.function_opset_versions or schema.context_dependent_function_opset_versions)
+    return False
 
 
 class _Import:
@@ -387,17 +419,15 @@ class _Import:
         try:
             if unknown:
                 raise InvalidArgument(f"input {unknown[0][:80]!r} is the result of no earlier node")
-            if proto.domain == _BLOCKED_DOMAIN:
-                raise InvalidArgument("its layout fits one machine; optimize the file with ORT_ENABLE_EXTENDED at most")
             if not self._is_known(proto):
-                raise InvalidArgument("is not supported")
+                raise InvalidArgument(_refusal(proto))
             inputs = [self._values[name] if name else None for name in proto.input]
             if any(value is None and name for name, value in zip(proto.input, inputs, strict=True)):
                 return self._assume(proto)  # a problem of an earlier node
             self._require_legal(proto, inputs)
             if _qualified_name(proto) == "If":
                 return self._if(index, self._node(proto, inputs), proto)
-            if _qualified_name(proto) in ("Loop", "Scan"):
+            if _qualified_name(proto) in _CONTROL_FLOW:
                 return self._loop(index, self._node(proto, inputs), proto)
             self._add(index, self._node(proto, inputs), proto)
         except InvalidArgument as error:
@@ -651,9 +681,8 @@ class _Import:
             self._opset, self._depth = outer, self._depth - 1
 
     def _fail(self, index: int, proto: Any, reason: str) -> None:
-        name = f" ({proto.name[:80]!r})" if proto.name else ""
-        types = f"{self._types(proto.input)} → {len(proto.output)} outputs"
-        self._problems.add(f"{reason}{name}", index, _qualified_name(proto)[:80], types)
+        types = f"{self._types(proto.input)} → {counted(len(proto.output), 'output')}"
+        self._problems.add(reason + _quoted_name(proto), index, _qualified_name(proto)[:80], types)
         self._assume(proto)
 
     def _assume(self, proto: Any) -> None:
@@ -692,6 +721,17 @@ def _qualified_name(proto: Any) -> str:
     """Return the name of a node's operator, with its domain unless that is ONNX's own."""
     name = str(proto.op_type)  # bytes if it is no UTF-8
     return name if proto.domain in _DEFAULT_DOMAINS else f"{proto.domain}.{name}"
+
+
+def _quoted_name(proto: Any) -> str:
+    return f" ({proto.name[:80]!r})" if proto.name else ""
+
+
+def _refusal(proto: Any) -> str:
+    """Return the reason for which a node's operator is not supported."""
+    if proto.domain == _BLOCKED_DOMAIN:
+        return "its layout fits one machine; optimize the file with ORT_ENABLE_EXTENDED at most"
+    return "is not supported"
 
 
 def _kind(value: Value, operand: Operand) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import counted
 from nnfmq.importers.onnx.values import Value
 
 __all__ = ["require_legal"]
@@ -65,10 +66,11 @@ def require_legal(proto: Any, opset: int, values: Sequence[Value | None]) -> Non
     _require_attributes(proto, definition, opset)
     schema = definition.schema
     if not schema.min_input <= len(values) <= schema.max_input:
-        raise InvalidArgument(f"it has {len(values)} inputs: {_range(schema.min_input, schema.max_input)} are allowed")
+        allowed = _range(schema.min_input, schema.max_input)
+        raise InvalidArgument(f"it has {counted(len(values), 'input')}: {allowed} are allowed")
     if not schema.min_output <= len(proto.output) <= schema.max_output:
         allowed = _range(schema.min_output, schema.max_output)
-        raise InvalidArgument(f"it has {len(proto.output)} outputs: {allowed} are allowed")
+        raise InvalidArgument(f"it has {counted(len(proto.output), 'output')}: {allowed} are allowed")
     _require_types(definition, values)
     has_graph = any(attribute.HasField("g") for attribute in proto.attribute)
     if proto.op_type not in _UNCHECKED_SHAPES and not has_graph and not schema.deprecated:

@@ -250,7 +250,7 @@ ILLEGAL = [
     (_case("Relu", _ints(1), opset=13), "input 0 (X) has elements of int64"),
     (_case("Add", _real(2), _ints(1, 2)), "input 1 has elements of int64, and others those of float"),
     (_case("Pow", _real(2), _ints(2), opset=11), "input 1 (Y) has elements of int64"),
-    (_case("Add", _real(2)), "it has 1 inputs: 2 are allowed"),
+    (_case("Add", _real(2)), "it has 1 input: 2 are allowed"),
     (_case("Gemm", _real(2, 3), _real(3, 2), opset=9), "it has 2 inputs: 3 are allowed"),
     (_case("Gelu", _real(2), opset=19), "opset 19 does not have it: it is in opset 20 and later ones"),
     (_case("Upsample", _real(1, 1, 2, 2), _floats(1, 1, 2, 2), c=(1,), opset=10), "does not have it any more"),
