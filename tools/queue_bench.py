@@ -1,7 +1,7 @@
-"""Measure the queue, compare it with other transports and with its targets: the whole table in one run.
+"""Measure the queue, compare it with the same ring in C, with pipes and with its targets: the whole table in one run.
 
 The candidates of a row are interleaved: each round measures every candidate, in separate processes on the CPUs that the
-row asks for. A baseline that is not installed is reported as missing. The machine should do nothing else meanwhile.
+row asks for. Without a C compiler its baselines are reported as missing. The machine should do nothing else meanwhile.
 
     python tools/queue_bench.py                        # some minutes
     python tools/queue_bench.py --rows round-trip,one-cpu --json
@@ -46,9 +46,8 @@ from bench_support import (
     started_processes,
     targets_table,
 )
-from queue_transports import DEFAULT_NS, MEMORIES, POLLING_NS, RoundJob, Sample, child_main
+from queue_candidates import DEFAULT_NS, MEMORIES, POLLING_NS, RoundJob, Sample, child_main
 
-from nnfmq.base.packages import installed_version
 from nnfmq.cli.console import new_file
 from nnfmq.lab import placement as cpu_pinning
 from nnfmq.lab.bench.page import conditions_list, html_table, latency_page, legend, percentile_chart
@@ -57,9 +56,6 @@ from nnfmq.lab.bench.runner_protocol import RunnerUnavailable
 from nnfmq.lab.statistics import percentile, percentile_steps
 
 # ---- rows
-
-
-ICEORYX = ("iceoryx2 pub-sub", "iceoryx2 request-response")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +75,8 @@ class Row:
     rounds: int | None = None
 
 
-SLOWER = {"os.pipe": 10, "multiprocessing.Pipe": 10, "pyzmq": 10, "grpc": 20, "os.pipe stream": 2}
+SLOWER = {"os.pipe": 10, "os.pipe stream": 2}
 """Divisors of the round trips per round, for slow candidates."""
-
-
-def _faster(candidate: str, times: float, per: tuple[str, ...]) -> Target:
-    return Target(f"faster than {candidate}", "nnfmq", "p50", times, "×", per, is_at_least=True)
 
 
 def _at_most(text: str, candidate: str, metric: str, limit: float, unit: str) -> Target:
@@ -94,22 +86,18 @@ def _at_most(text: str, candidate: str, metric: str, limit: float, unit: str) ->
 ROWS = (
     Row(
         "round-trip", "round trip 512 B + 64 B, one CPU each, polling",
-        ("nnfmq", "C spin", *ICEORYX, "multiprocessing.Pipe", "pyzmq", "grpc"),
+        ("nnfmq", "C spin"),
         (
             Target("p50 against the same ring in C", "nnfmq", "p50", 1.4, "×", ("C spin",)),
-            _faster("iceoryx2, the faster of its two kinds", 5.5, ICEORYX),
-            _faster("multiprocessing.Pipe", 60, ("multiprocessing.Pipe",)),
-            _faster("pyzmq ipc://", 60, ("pyzmq",)),
-            _faster("gRPC on a unix socket", 60, ("grpc",)),
+            Target("p99 / p50", "nnfmq", "p99", 1.5, "×", ("nnfmq",), "p50"),
         ),
     ),
     Row(
-        "tail", "p99 and p50, one CPU each, polling", ("nnfmq",),
-        (Target("p99 / p50", "nnfmq", "p99", 1.5, "×", ("nnfmq",), "p50"),),
-    ),
-    Row(
         "one-cpu", "round trip, both on one CPU, default window", ("nnfmq", "C futex", "os.pipe"),
-        (Target("p50 against C futex", "nnfmq", "p50", 1.1, "×", ("C futex",)), _faster("os.pipe", 1.3, ("os.pipe",))),
+        (
+            Target("p50 against C futex", "nnfmq", "p50", 1.1, "×", ("C futex",)),
+            Target("faster than os.pipe", "nnfmq", "p50", 1.3, "×", ("os.pipe",), is_at_least=True),
+        ),
         placement="same", window_ns=DEFAULT_NS, count=4_000,
     ),
     Row(
@@ -172,11 +160,8 @@ ROWS = (
     ),
     Row(
         "burst", "a whole burst execution of the null model, one CPU each, polling",
-        ("burst in place", "burst copied", *ICEORYX),
-        (
-            _at_most("p50, arrays in place", "burst in place", "p50", 4, "µs"),
-            Target("against iceoryx2's bare message", "burst in place", "p50", 1, "×", ICEORYX, is_strict=True),
-        ),
+        ("burst in place", "burst copied"),
+        (_at_most("p50, arrays in place", "burst in place", "p50", 4, "µs"),),
     ),
     Row(
         "python", "the Python core, one CPU each, polling", ("python, libatomic", "python, FUTEX_WAKE_OP", "C spin"),
@@ -219,7 +204,6 @@ def report_row(row: Row, rounds: Mapping[str, Sequence[Sample]], missing: Mappin
 # ---- measuring
 
 
-BASELINE_PACKAGES = ("iceoryx2", "pyzmq", "grpcio")
 Rounds = dict[str, list[Sample]]
 
 
@@ -324,7 +308,6 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "cpus_used": {name: asdict(cpu_pinning.choose(name, 0)) for name in cpu_pinning.PLACEMENTS},
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "packages": {name: installed_version(name) for name in BASELINE_PACKAGES},
         "core": core.core_name,
         "polling_window_us": {"default": DEFAULT_NS / 1000, "polling": POLLING_NS / 1000},
         "load_before": [round(value, 2) for value in load],

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import queue_bench
-import queue_transports
+import queue_candidates
 from bench_support import END, Target, evaluate_target, outcome_text, replaced
 from queue_bench import ROWS, Row, medians, page, report_row
-from queue_transports import CANDIDATES, RECORDS, Sample, codec_request, operations, require, samples
+from queue_candidates import CANDIDATES, RECORDS, Sample, codec_request, operations, samples
 from support.places import ROOT
 from support.under_test import core_name
 
@@ -47,10 +47,11 @@ def reported(*words: str, **environment: str) -> Any:
     return json.loads(done.stdout)
 
 
+@needs_cc
 @needs_compiled
 @needs_two_cpus
 def test_every_chosen_row_is_reported() -> None:
-    names = ["tail", "busy-cpu", "stream", "batches", "work", "think", "idle", "codec", "memories"]
+    names = ["round-trip", "busy-cpu", "stream", "batches", "work", "think", "idle", "codec", "memories"]
     report = reported("--rows", ",".join(names))
     assert [row["name"] for row in report["rows"]] == names
     assert set(report) == {"conditions", "rows", "missed", "not_compared"}
@@ -61,16 +62,16 @@ def test_every_chosen_row_is_reported() -> None:
             assert set(target) == {"target", "value", "unit", "limit", "noise", "sense", "met"}
             assert target["value"] is not None
     rows = {row["name"]: row for row in report["rows"]}
-    assert set(rows["tail"]["candidates"]["nnfmq"]) == {"p50", "p99", "p99.9", "rounds"}
+    assert set(rows["round-trip"]["candidates"]["nnfmq"]) == {"p50", "p99", "p99.9", "rounds"}
     assert rows["batches"]["candidates"]["nnfmq batches"]["checksums_equal"] == 1
 
 
 @needs_compiled
 @needs_two_cpus
 def test_the_conditions_are_part_of_the_report() -> None:
-    conditions = reported("--rows", "tail")["conditions"]
+    conditions = reported("--rows", "codec")["conditions"]
     assert {
-        "cpu", "cpus_used", "kernel", "python", "packages", "core", "polling_window_us", "load_before", "clock",
+        "cpu", "cpus_used", "kernel", "python", "core", "polling_window_us", "load_before", "clock",
     } <= set(conditions)  # fmt: skip
 
 
@@ -104,11 +105,6 @@ def test_the_python_core_is_compared_with_c_over_both_atomics() -> None:
     assert "C spin" in row["candidates"]
 
 
-def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
-    with pytest.raises(RunnerUnavailable, match=re.escape("no_such_peer is not installed: pip install 'nnfmq[bench]'")):
-        require("no_such_peer")
-
-
 @needs_compiled
 def test_a_child_that_fails_ends_the_run_with_its_reason() -> None:
     done = bench("--rows", "idle", "--limit", "1")
@@ -130,7 +126,7 @@ from pathlib import Path
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import LifeTime
 from nnfmq.lab import placement
-import queue_transports as server
+import queue_candidates as server
 job = server.RoundJob("it", 1, 1, placement.Cpus(None, None), Path("."), 30)
 try:
     with server.forked(job, None, {server}):
@@ -145,7 +141,7 @@ except server.BenchmarkFailed as error:
 @needs_compiled
 @needs_two_cpus
 def test_the_table_has_targets_and_missing_comparisons() -> None:
-    done = bench("--quick", "--rounds", "1", "--rows", "tail", "--no-color")
+    done = bench("--quick", "--rounds", "1", "--rows", "round-trip", "--no-color")
     assert (done.returncode, done.stderr) == (0, "")
     assert "p99 / p50" in done.stdout
     assert re.search(r"at most 1\.50 ×\s+(met|missed)", done.stdout)
@@ -242,14 +238,14 @@ def queue_report() -> dict[str, Any]:
     noisy = Target("p99", "us", "p99", 3.0, "µs")
     conditions = {
         "cpu": "x", "cpus_allowed": [0, 1], "kernel": "6", "python": "3", "core": "compiled", "load_before": [0.1],
-        "packages": {"pyzmq": "27", "grpcio": None}, "polling_window_us": {"default": 50.0}, "clock": "c",
+        "polling_window_us": {"default": 50.0}, "clock": "c",
         "quick": False,
     }  # fmt: skip
     rows = [
         report_row(Row("r", "round trip", ("us", "them"), (target, noisy)), {"us": SUBJECT, "them": BASELINE}, {}),
         report_row(Row("i", "idle", ("us",), ()), {"us": [Sample(metrics={"cpu_seconds": 0.1})]}, {}),
     ]
-    return {"conditions": conditions, "rows": rows, "missed": [], "not_compared": ["r: grpc: not installed"]}
+    return {"conditions": conditions, "rows": rows, "missed": [], "not_compared": ["r: C spin: no C compiler"]}
 
 
 def test_the_tables_have_every_percentile_of_every_candidate_and_every_outcome() -> None:
@@ -271,8 +267,8 @@ def test_the_same_report_gives_the_same_files(tmp_path: Path, capsys: pytest.Cap
     assert made[0].keys() == {"queue-targets.csv", "queue-times.csv", "queue-metrics.csv", "queue.json"}
     assert b"row,candidate,p50,p99,p99.9\nr,us,2,4,4\n" in made[0]["queue-times.csv"]
     kept = json.loads(made[0]["queue.json"])
-    assert kept["conditions"]["packages"] == {"pyzmq": "27", "grpcio": None}
-    assert kept["not_compared"] == ["r: grpc: not installed"]
+    assert kept["conditions"]["polling_window_us"] == {"default": 50.0}
+    assert kept["not_compared"] == ["r: C spin: no C compiler"]
 
 
 def test_only_the_text_between_the_markers_of_a_page_is_replaced() -> None:
@@ -317,7 +313,7 @@ def test_there_is_one_sample_for_each_batch(name: str) -> None:
 
 
 def test_round_trips_alternate_between_memories() -> None:
-    assert len(queue_transports.memory_trips(2, 5)) == 5
+    assert len(queue_candidates.memory_trips(2, 5)) == 5
 
 
 # ---- the ping-pong in C
@@ -327,21 +323,21 @@ def test_round_trips_alternate_between_memories() -> None:
 @needs_cc
 @pytest.mark.parametrize("mode", ["spin", "futex"])
 def test_the_c_ping_pong_prints_every_round_trip(tmp_path: Path, mode: str) -> None:
-    program = queue_transports.compile_c_pingpong(tmp_path)
-    found = queue_transports.run_c_pingpong(program, 200, 10, placement.choose("apart", 0), LIMIT_S, mode)
+    program = queue_candidates.compile_c_pingpong(tmp_path)
+    found = queue_candidates.run_c_pingpong(program, 200, 10, placement.choose("apart", 0), LIMIT_S, mode)
     assert len(found) == 200
     assert min(found) > 0
 
 
 @needs_cc
 def test_the_c_ping_pong_ends_at_its_limit(tmp_path: Path) -> None:
-    program = queue_transports.compile_c_pingpong(tmp_path)
+    program = queue_candidates.compile_c_pingpong(tmp_path)
     with pytest.raises(RunnerUnavailable, match="ended with -14"):
-        queue_transports.run_c_pingpong(program, 10**8, 10, placement.choose("apart", 0), 1)
+        queue_candidates.run_c_pingpong(program, 10**8, 10, placement.choose("apart", 0), 1)
 
 
 def test_the_null_model_reshapes_one_float() -> None:
-    model = queue_transports.null_model()
+    model = queue_candidates.null_model()
     assert [operand.lifetime for operand in model.main.operands] == [
         LifeTime.SUBGRAPH_INPUT, LifeTime.CONSTANT_COPY, LifeTime.SUBGRAPH_OUTPUT,
     ]  # fmt: skip

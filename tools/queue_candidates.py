@@ -1,14 +1,13 @@
-"""What queue_bench.py measures: transports between two processes, streams, codecs and bursts. One round of each.
+"""What queue_bench.py measures: round trips between two processes, streams, codecs and bursts. One round of each.
 
 A round runs in a child process, with a forked server: both ends of a queue exist before the fork, as in a driver. It
 returns a Sample: times in ns, and other metrics by name. Both processes are pinned before they begin, the warm-up is
 not recorded, and all times are of one clock. The garbage collector stays enabled, as in applications. The server is
 killed when the round is done, when the process that forked it exits, or at its time limit.
 
-A transport is a class with both sides, which exchange 512 bytes for 64, about the size of a burst's packets. It is
-created before the server is forked, imports its library after the fork, and serves until it is killed. `connect`
-returns (send, receive) with the signatures of the queue's methods. The ping-pong in C is compiled with `cc` against the
-queue's own header; it measures the least time that two processes need.
+Queues and pipes exchange 512 bytes for 64, about the size of a burst's packets. They are created before the server is
+forked, which serves until it is killed. The ping-pong in C is compiled with `cc` against the queue's own header; it
+measures the least time that two processes need.
 
 The codec's request has 20 records: two inputs and one output of rank 4, and three pools; the result has 7. Each batch
 of calls is one value, so that the median ignores batches that another process disturbed; the cost of the loop itself is
@@ -18,7 +17,6 @@ measured before each batch and subtracted.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import itertools
 import multiprocessing
 import os
@@ -30,8 +28,7 @@ import subprocess
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -195,257 +192,6 @@ def receive_report(results: Connection, candidate: str) -> Any:
     return report
 
 
-# ---- other transports
-
-
-LAST = b"\xff" * REQUEST_BYTES
-INSTALL = "pip install 'nnfmq[bench]'"
-SendReceive = tuple[Callable[[Any], Any], Callable[[Any, int], Any]]
-
-
-class Transport(Protocol):
-    """A way to exchange messages. `folder` is for sockets."""
-
-    def serve(self, ready: Callable[[], None]) -> None:
-        """In the server: call `ready` as soon as requests may come, then reply to them."""
-        ...
-
-    def connect(self) -> SendReceive:
-        """In the client, when the server is ready: return (send, receive)."""
-        ...
-
-    def end(self) -> None:
-        """In the client, at the end: make the server remove its files, if it has any."""
-        ...
-
-
-def require(module: str) -> None:
-    """Check that a module is installed.
-
-    Raises:
-        RunnerUnavailable: If it is not; the message has the command that installs it.
-    """
-    if importlib.util.find_spec(module) is None:
-        raise RunnerUnavailable(f"{module} is not installed: {INSTALL}")
-
-
-class OsPipes:
-    """Two os.pipe, blocking: the means of the kernel and plain Python."""
-
-    def __init__(self, folder: Path) -> None:
-        self._requests, self._replies = os.pipe(), os.pipe()
-
-    def serve(self, ready: Callable[[], None]) -> None:
-        """Reply to each 512 bytes with 64."""
-        ready()
-        read_end, write_end = self._requests[0], self._replies[1]
-        while True:
-            os.read(read_end, REQUEST_BYTES)
-            os.write(write_end, REPLY)
-
-    def connect(self) -> SendReceive:
-        """Return write and read of the client's two ends."""
-        write_end, read_end = self._requests[1], self._replies[0]
-        return lambda data: os.write(write_end, data), lambda deadline_ns, window_ns: os.read(read_end, REPLY_BYTES)
-
-    def end(self) -> None:
-        """Do nothing; no files are left."""
-
-
-class MultiprocessingPipe:
-    """A multiprocessing.Pipe, which is two Unix sockets: the means of the Python standard library."""
-
-    def __init__(self, folder: Path) -> None:
-        self._client, self._server = multiprocessing.Pipe()
-
-    def serve(self, ready: Callable[[], None]) -> None:
-        """Reply to each 512 bytes with 64."""
-        ready()
-        while True:
-            self._server.recv_bytes()
-            self._server.send_bytes(REPLY)
-
-    def connect(self) -> SendReceive:
-        """Return send_bytes and recv_bytes."""
-        return self._client.send_bytes, lambda deadline_ns, window_ns: self._client.recv_bytes()
-
-    def end(self) -> None:
-        """Close the client's side."""
-        self._client.close()
-
-
-class Zmq:
-    """pyzmq, REQ and REP over ipc://."""
-
-    def __init__(self, folder: Path) -> None:
-        require("zmq")
-        self._address = f"ipc://{folder}/zmq"
-
-    def _socket(self, kind: str) -> Any:
-        import zmq
-
-        socket = zmq.Context().socket(getattr(zmq, kind))
-        socket.linger = 0
-        return socket
-
-    def serve(self, ready: Callable[[], None]) -> None:
-        """Reply to each message with 64 bytes."""
-        socket = self._socket("REP")
-        socket.bind(self._address)
-        ready()
-        while True:
-            socket.recv()
-            socket.send(REPLY)
-
-    def connect(self) -> SendReceive:
-        """Return send and recv of a connected socket."""
-        self._client = self._socket("REQ")
-        self._client.connect(self._address)
-        return self._client.send, lambda deadline_ns, window_ns: self._client.recv()
-
-    def end(self) -> None:
-        """Close the client's side."""
-        self._client.context.destroy()
-
-
-class Grpc:
-    """grpcio, a unary call with raw bytes over a unix socket."""
-
-    def __init__(self, folder: Path) -> None:
-        require("grpc")
-        self._address = f"unix:{folder}/grpc"
-
-    def serve(self, ready: Callable[[], None]) -> None:
-        """Reply to each call with 64 bytes."""
-        import grpc
-
-        server = grpc.server(ThreadPoolExecutor(1))
-        handler = grpc.unary_unary_rpc_method_handler(lambda request, context: REPLY)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", {"Call": handler}),))
-        server.add_insecure_port(self._address)
-        server.start()
-        ready()
-        server.wait_for_termination()
-
-    def connect(self) -> SendReceive:
-        """Return the call as `send`, which waits for the reply, and a `receive` that does nothing."""
-        import grpc
-
-        self._channel = grpc.insecure_channel(self._address)
-        return self._channel.unary_unary("/bench/Call"), lambda deadline_ns, window_ns: None
-
-    def end(self) -> None:
-        """Close the client's side."""
-        self._channel.close()
-
-
-class _Message512(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_uint8 * REQUEST_BYTES),)
-
-
-class _Message64(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_uint8 * REPLY_BYTES),)
-
-
-class _Iceoryx:
-    """Base class for iceoryx2: names that no other run uses, and a server that exits on request and removes files."""
-
-    def __init__(self, folder: Path) -> None:
-        require("iceoryx2")
-        self._name = f"nnfmq-bench-{folder.name}"
-        self._send: Callable[[Any], Any] | None = None
-
-    def _builder(self, suffix: str) -> Any:
-        import iceoryx2
-
-        iceoryx2.set_log_level(iceoryx2.LogLevel.Error)
-        self._node = iceoryx2.NodeBuilder.new().create(iceoryx2.ServiceType.Ipc)
-        return self._node.service_builder(iceoryx2.ServiceName.new(self._name + suffix))
-
-    def end(self) -> None:
-        """Ask the server to exit; it removes its files."""
-        if self._send is not None:
-            self._send(_Message512.from_buffer_copy(LAST))
-
-
-class IceoryxPubSub(_Iceoryx):
-    """iceoryx2, a service in each direction; both sides poll."""
-
-    def _ports(self, out: tuple[str, Any], into: tuple[str, Any]) -> tuple[Any, Any]:
-        publisher = self._builder(out[0]).publish_subscribe(out[1]).open_or_create().publisher_builder().create()
-        service = self._builder(into[0]).publish_subscribe(into[1]).open_or_create()
-        return publisher, service.subscriber_builder().create()
-
-    def serve(self, ready: Callable[[], None]) -> None:
-        """Reply to each sample with one of 64 bytes, until the last."""
-        publisher, subscriber = self._ports(("-replies", _Message64), ("-requests", _Message512))
-        reply, is_last = _Message64(), False
-        ready()
-        while not is_last:
-            sample = subscriber.receive()
-            if sample is not None:
-                is_last = sample.payload().contents.data[0] == LAST[0]
-                publisher.send_copy(reply)
-
-    def connect(self) -> SendReceive:
-        """Return send_copy, and a receive that polls."""
-        publisher, subscriber = self._ports(("-requests", _Message512), ("-replies", _Message64))
-        request = _Message512()
-        self._send = publisher.send_copy
-
-        def receive(deadline_ns: int | None, window_ns: int) -> Any:
-            while (sample := subscriber.receive()) is None:
-                pass
-            return sample.payload().contents
-
-        return lambda data: publisher.send_copy(request), receive
-
-
-class IceoryxRequestResponse(_Iceoryx):
-    """iceoryx2, requests and their responses; both sides poll."""
-
-    def _service(self) -> Any:
-        return self._builder("-calls").request_response(_Message512, _Message64).open_or_create()
-
-    def serve(self, ready: Callable[[], None]) -> None:
-        """Reply to each request with 64 bytes, until the last."""
-        server = self._service().server_builder().create()
-        reply, is_last = _Message64(), False
-        ready()
-        while not is_last:
-            request = server.receive()
-            if request is not None:
-                is_last = request.payload().contents.data[0] == LAST[0]
-                request.send_copy(reply)
-
-    def connect(self) -> SendReceive:
-        """Return a send that stores the pending response, and a receive that polls it."""
-        client = self._service().client_builder().create()
-        request = _Message512()
-        self._send = client.send_copy
-        pending: list[Any] = [None]
-
-        def send(data: bytes) -> None:
-            pending[0] = client.send_copy(request)
-
-        def receive(deadline_ns: int | None, window_ns: int) -> Any:
-            while (response := pending[0].receive()) is None:
-                pass
-            return response.payload().contents
-
-        return send, receive
-
-
-TRANSPORTS: dict[str, Callable[[Path], Transport]] = {
-    "os.pipe": OsPipes,
-    "multiprocessing.Pipe": MultiprocessingPipe,
-    "pyzmq": Zmq,
-    "grpc": Grpc,
-    "iceoryx2 pub-sub": IceoryxPubSub,
-    "iceoryx2 request-response": IceoryxRequestResponse,
-}
-
-
 # ---- codecs, and bursts that use several memories
 
 
@@ -576,6 +322,51 @@ def child_main(results: Connection, job: RoundJob) -> None:
 # ---- round trips ----
 
 
+SendReceive = tuple[Callable[[Any], Any], Callable[[Any, int], Any]]
+"""With the signatures of the queue's methods."""
+
+
+class Transport(Protocol):
+    """A way to exchange messages."""
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """In the server: call `ready` as soon as requests may come, then reply to them."""
+        ...
+
+    def connect(self) -> SendReceive:
+        """In the client, when the server is ready: return (send, receive)."""
+        ...
+
+    def close(self) -> None:
+        """In the client, at the end."""
+        ...
+
+
+class OsPipes:
+    """Two os.pipe, blocking: the means of the kernel and plain Python."""
+
+    def __init__(self) -> None:
+        self._requests, self._replies = os.pipe(), os.pipe()
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Reply to each 512 bytes with 64."""
+        ready()
+        read_end, write_end = self._requests[0], self._replies[1]
+        while True:
+            os.read(read_end, REQUEST_BYTES)
+            os.write(write_end, REPLY)
+
+    def connect(self) -> SendReceive:
+        """Return write and read of the client's two ends."""
+        write_end, read_end = self._requests[1], self._replies[0]
+        return lambda data: os.write(write_end, data), lambda deadline_ns, window_ns: os.read(read_end, REPLY_BYTES)
+
+    def close(self) -> None:
+        """Close both pipes."""
+        for fd in (*self._requests, *self._replies):
+            os.close(fd)
+
+
 class Queues:
     """A queue for requests and one for replies, with the given core and, for the Python core, the given atomics."""
 
@@ -610,7 +401,7 @@ class Queues:
         """Return the queues' own send and receive."""
         return self._requests.send, self._replies.receive
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close both queues."""
         self._requests.close()
         self._replies.close()
@@ -633,15 +424,11 @@ def _round_trip_candidate(make: Callable[[RoundJob], Transport]) -> Callable[[Ro
 
     def run(job: RoundJob) -> Sample:
         transport = make(job)
-        with forked(job, job.cpus.driver, lambda ready, _: transport.serve(ready)) as (process, _):
+        with closing(transport), forked(job, job.cpus.driver, lambda ready, _: transport.serve(ready)):
             placement.pin_process(0, job.cpus.client)
             send, receive = transport.connect()
             _round_trips(send, receive, job.window_ns, job.warm_up)
-            samples = _round_trips(send, receive, job.window_ns, job.count)
-            transport.end()
-            if job.candidate.startswith("iceoryx2"):
-                process.join(5)  # the server removes its files
-        return Sample(samples)
+            return Sample(_round_trips(send, receive, job.window_ns, job.count))
 
     return run
 
@@ -669,13 +456,12 @@ def _c(mode: str) -> Callable[[RoundJob], Sample]:
 def _working(job: RoundJob) -> Sample:
     """Measure the overhead: each round trip minus the work in it, as measured by the server."""
     queues = Queues(job.window_ns)
-    with forked(job, job.cpus.driver, lambda ready, _: queues.serve_working(ready, job.work_ns)):
+    with closing(queues), forked(job, job.cpus.driver, lambda ready, _: queues.serve_working(ready, job.work_ns)):
         placement.pin_process(0, job.cpus.client)
         _overheads(queues, job, job.warm_up)
         wall, cpu = _clock(), time.process_time_ns()
         samples = _overheads(queues, job, job.count)
         share = (time.process_time_ns() - cpu) / (_clock() - wall)
-        queues.end()
     return Sample(samples, {"client_cpu_percent": 100 * share})
 
 
@@ -754,7 +540,7 @@ def _stream_os_pipe(job: RoundJob) -> Sample:
 def _idle(job: RoundJob) -> Sample:
     """Measure, from outside, a process that waits in receive after its polling window has passed."""
     queues = Queues(job.window_ns)
-    with forked(job, job.cpus.driver, lambda ready, _: queues.serve(ready)) as (process, _):
+    with closing(queues), forked(job, job.cpus.driver, lambda ready, _: queues.serve(ready)) as (process, _):
         placement.pin_process(0, job.cpus.client)
         send, receive = queues.connect()
         _round_trips(send, receive, job.window_ns, job.warm_up)
@@ -762,7 +548,6 @@ def _idle(job: RoundJob) -> Sample:
         before = _cpu_cost(process.pid)
         time.sleep(job.idle_s)
         after = _cpu_cost(process.pid)
-        queues.end()
     return Sample(metrics={name: after[name] - value for name, value in before.items()} | {"seconds": job.idle_s})
 
 
@@ -851,22 +636,18 @@ def _under_load(candidate: Callable[[RoundJob], Sample]) -> Callable[[RoundJob],
 
 
 _QUEUES = _round_trip_candidate(lambda job: Queues(job.window_ns))
-_PIPES = _round_trip_candidate(lambda job: TRANSPORTS["os.pipe"](job.folder))
+_PIPES = _round_trip_candidate(lambda _: OsPipes())
 
 
 def _python_core_candidate(atomics: str) -> Callable[[RoundJob], Sample]:
     return _round_trip_candidate(lambda job: Queues(job.window_ns, "python", atomics))
 
 
-def _transport_candidate(name: str) -> Callable[[RoundJob], Sample]:
-    return _round_trip_candidate(lambda job: TRANSPORTS[name](job.folder))
-
-
 CANDIDATES: dict[str, Callable[[RoundJob], Sample]] = {
     "nnfmq": _QUEUES,
     "C spin": _c("spin"),
     "C futex": _c("futex"),
-    **{name: _transport_candidate(name) for name in TRANSPORTS},
+    "os.pipe": _PIPES,
     "nnfmq under load": _under_load(_QUEUES),
     "os.pipe under load": _under_load(_PIPES),
     "nnfmq stream": _stream(len(REQUEST), 256, 1, False),
