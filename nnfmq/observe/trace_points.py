@@ -19,40 +19,9 @@ from nnfmq.observe.trace_layout import STANDARD_NAMES, WAITED
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["TRACING", "TraceRecorder", "call_tag", "recorded"]
+__all__ = ["TRACING", "TraceRecorder", "recorded"]
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
-_PHASES = {
-    "Hello": "PI",
-    "ListDevices": "PI",
-    "GetCapabilities": "PI",
-    "GetSupportedOperations": "PC",
-    "PrepareModel": "PC",
-    "PrepareModelFromCache": "PC",
-    "ConfigureBurst": "PE",
-    "ConfigureAidlBurst": "PE",
-    "CreateExecution": "PE",
-    "ExecuteAidlBurst": "PE",
-    "Execute": "PE",
-    "ExecuteAsynchronously": "PE",
-    "ExecuteFenced": "PE",
-    "RunExecution": "PE",
-    "RunExecutionFenced": "PE",
-    "Allocate": "PIO",
-    "CopyFrom": "PIO",
-    "CopyTo": "PIO",
-    "ReleaseModel": "PT",
-    "ReleaseExecution": "PT",
-    "ReleaseBuffer": "PT",
-    "ReleaseCallback": "PT",
-    "ReleaseMemoryResource": "PT",
-    "CloseBurst": "PT",
-}
-
-
-def call_tag(layer: str, call: type) -> str:
-    """Return the name of the slice of a call over the control channel, in `layer`."""
-    return f"[NN_{layer}_{_PHASES.get(call.__name__, 'PU')}]{call.__name__}"
 
 
 class TraceRecorder:

@@ -14,7 +14,7 @@ import functools
 import operator
 import threading
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -82,6 +82,7 @@ from nnfmq.serialize.models import DECODED_BYTES_PER_BYTE
 from nnfmq.serialize.packets import BytesLike
 
 __all__ = [
+    "NO_RESULT",
     "ConnectionState",
     "MessageSize",
     "PeerRole",
@@ -90,6 +91,7 @@ __all__ = [
     "decode",
     "decode_with",
     "encode",
+    "error_replies",
     "fd_count",
     "message_size",
     "message_types_of",
@@ -208,9 +210,26 @@ FD_COUNTS: dict[type[Message], int | str] = {
 }
 
 
+# What the fields that a reply cannot leave out are after an error: no id is 0.
+NO_RESULT: dict[str, Any] = {
+    **dict.fromkeys(("model_id", "burst_id", "execution_id", "callback_id", "buffer_id"), 0),
+    "token": 0,
+    "sequence": 0,
+    "supported": (),
+}
+
+
 def message_types_of(sender: PeerRole) -> tuple[type[Message], ...]:
     """Return every type that `sender` may send in some phase, in the order of the table."""
     return tuple(dict.fromkeys(kind for allowed in TRANSITIONS[sender].values() for kind in allowed))
+
+
+def error_replies(kind: type[Call], call: int, status: ErrorStatus, text: str) -> list[Call]:
+    """Return all replies to a call that failed: each has the status and the text, and no result."""
+    fields = {**NO_RESULT, "call": call, "status": status, "message": text}
+    return [
+        reply(**{name: fields[name] for name in reply.__struct_fields__ if name in fields}) for reply in REPLIES[kind]
+    ]
 
 
 def fd_count(message: Message) -> int:

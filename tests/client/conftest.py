@@ -17,6 +17,7 @@ from support.protocol import ProtocolPeer
 
 from nnfmq.base.channel import Channel
 from nnfmq.client.connection.connection import Connection
+from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
@@ -82,7 +83,7 @@ def speaking(resources: ExitStack) -> Callable[[str], tuple[Connection, Session]
 
 def connected(resources: ExitStack, interface: str) -> tuple[Connection, Session]:
     theirs, ours = Channel.pair()
-    session = Session(theirs, "real")
+    session = Session(theirs, "real", HANDLERS)
     thread = threading.Thread(target=session.run, name="session under test")
     thread.start()
 

@@ -24,7 +24,7 @@ from support.sessions import (
     prepare_message,
 )
 
-from nnfmq.driver.session import calls as session_context
+from nnfmq.driver.session.session import POOL_THREADS
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import DataLocation, ExecutionConfig, MeasureTiming, OutputShape, Priority, Request
 from nnfmq.serialize import messages
@@ -80,7 +80,7 @@ def test_EXE_5_a_launch_is_replied_to_immediately_and_its_callback_is_called_onc
 def test_EXE_5_a_launch_is_replied_to_immediately_while_the_pool_is_busy(
     greeted: ProtocolPeer, running: Running, adding: PooledRequest
 ) -> None:
-    held, calls = hold(running), range(30, 32 + session_context.POOL_THREADS)
+    held, calls = hold(running), range(30, 32 + POOL_THREADS)
     for call in calls:
         begin(greeted, adding, HELD_ID, call)
         assert greeted.receive(messages.Reply).call == call
@@ -92,7 +92,7 @@ def test_TIM_6_the_driver_s_time_runs_from_the_call_to_the_callback(
     greeted: ProtocolPeer, running: Running, adding: PooledRequest
 ) -> None:
     held, model_id = hold(running), prepare(greeted)
-    for call in range(40, 40 + session_context.POOL_THREADS):
+    for call in range(40, 40 + POOL_THREADS):
         begin(greeted, adding, HELD_ID, call)
         greeted.receive(messages.Reply)
     begin(greeted, adding, model_id, config=ExecutionConfig(MeasureTiming.YES))
@@ -249,11 +249,11 @@ def test_QOS_1_executions_of_a_model_of_high_priority_go_before_those_of_a_low_o
     greeted: ProtocolPeer, running: Running, adding: PooledRequest
 ) -> None:
     gate = hold(running)
-    for call in range(1, 1 + session_context.POOL_THREADS):
+    for call in range(1, 1 + POOL_THREADS):
         begin(greeted, adding, HELD_ID, call)
         greeted.receive(messages.Reply)
     pool = running.session._pool
-    until(lambda: (len(pool._threads), pool._idle, len(pool._queue)) == (session_context.POOL_THREADS, 0, 0))
+    until(lambda: (len(pool._threads), pool._idle, len(pool._queue)) == (POOL_THREADS, 0, 0))
     waiting = pool._queue
     for call, priority in enumerate([Priority.LOW, Priority.MEDIUM, Priority.HIGH], 50):
         begin(greeted, adding, prepared_with(running, priority), call)
@@ -270,11 +270,11 @@ def test_QOS_1_preparations_and_reusable_runs_have_their_model_s_priority_as_wel
     greeted.send(adding.call(messages.CreateExecution, 20, low), adding.fds)
     execution_id = greeted.receive(messages.ExecutionCreated).execution_id
     gate = hold(running)
-    for call in range(1, 1 + session_context.POOL_THREADS):
+    for call in range(1, 1 + POOL_THREADS):
         begin(greeted, adding, HELD_ID, call)
         greeted.receive(messages.Reply)
     pool = running.session._pool
-    until(lambda: (len(pool._threads), pool._idle, len(pool._queue)) == (session_context.POOL_THREADS, 0, 0))
+    until(lambda: (len(pool._threads), pool._idle, len(pool._queue)) == (POOL_THREADS, 0, 0))
     waiting = pool._queue
     greeted.send(messages.RunExecution(60, execution_id, -1))
     greeted.send(prepare_message(61, priority=Priority.HIGH))

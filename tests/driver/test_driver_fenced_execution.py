@@ -28,8 +28,7 @@ from support.sessions import (
 
 from nnfmq.base import watcher
 from nnfmq.base.fence import Fence
-from nnfmq.driver.session import calls
-from nnfmq.driver.session import session as session_module
+from nnfmq.driver.session import session
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionConfig, FenceState, MeasureTiming, Model
 from nnfmq.serialize import messages
@@ -146,7 +145,7 @@ def test_FEN_3_a_waiting_execution_occupies_no_thread_of_the_pool(
     client: Client, adding: PooledRequest, own: Fence, running: Running
 ) -> None:
     model_id = prepare(client.peer)
-    waiting = [client.launch(adding, model_id, own)[0] for _ in range(calls.POOL_THREADS + 3)]
+    waiting = [client.launch(adding, model_id, own)[0] for _ in range(session.POOL_THREADS + 3)]
     free, _ = client.launch(adding, model_id)
     assert free.wait(LIMIT_S) is SIGNALED
     assert len(running.session.launched) == len(waiting)
@@ -158,7 +157,7 @@ def test_FEN_3_a_launch_is_replied_to_while_the_pool_is_busy(
     client: Client, adding: PooledRequest, running: Running
 ) -> None:
     held = hold(running)
-    fences = [client.launch(adding, HELD_ID)[0] for _ in range(calls.POOL_THREADS + 2)]
+    fences = [client.launch(adding, HELD_ID)[0] for _ in range(session.POOL_THREADS + 2)]
     held.go.set()
     assert {fence.wait(LIMIT_S) for fence in fences} == {SIGNALED}
 
@@ -256,7 +255,7 @@ def test_FEN_6_deadline_and_duration_end_the_wait_for_a_thread_as_well(
     limit: str, client: Client, adding: PooledRequest, running: Running
 ) -> None:
     held = hold(running)
-    busy = [client.launch(adding, HELD_ID)[0] for _ in range(calls.POOL_THREADS)]
+    busy = [client.launch(adding, HELD_ID)[0] for _ in range(session.POOL_THREADS)]
     now_ns = time.monotonic_ns() if limit == "deadline_ns" else 0
     fence, callback_id = client.launch(adding, prepared_beside(running), **{limit: now_ns + 50_000_000})
     assert fence.wait(LIMIT_S) is ERROR
@@ -458,7 +457,7 @@ def test_LIFE_3_a_client_s_hang_up_cancels_its_waiting_executions(
 def test_launched_executions_count_as_pending_calls(
     client: Client, adding: PooledRequest, own: Fence, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "CALLS_MAX", 3)
+    monkeypatch.setattr(session, "CALLS_MAX", 3)
     model_id = prepare(client.peer)
     waiting = []
     for _ in range(3):

@@ -7,8 +7,8 @@ from support import places
 
 from nnfmq.driver.devices import interface_versions
 from nnfmq.driver.devices.interface_versions import InterfaceVersion
-from nnfmq.driver.session.calls import BlockingHandler
-from nnfmq.driver.session.session import _HANDLERS
+from nnfmq.driver.session.calls import HANDLERS
+from nnfmq.driver.session.session import HandlerThread
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.feature_levels import FeatureLevel as L
 from nnfmq.hal.feature_levels import interface_name
@@ -18,7 +18,7 @@ from nnfmq.serialize.control_protocol import REPLIES, PeerRole, message_types_of
 
 def test_every_call_of_the_table_can_be_rejected() -> None:
     assert set(interface_versions.CALLS) <= set(REPLIES) & set(message_types_of(PeerRole.CLIENT))
-    assert [call for call in interface_versions.CALLS if not isinstance(_HANDLERS[call], BlockingHandler)] == []
+    assert [call for call in interface_versions.CALLS if HANDLERS[call].thread is HandlerThread.WATCHER] == []
 
 
 def rows(columns: int) -> list[tuple[str, ...]]:

@@ -32,6 +32,7 @@ from nnfmq.client.model.buffers import copy as copy_memory
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.driver.execution import prepared_model
 from nnfmq.driver.memory import buffers as buffers_module
+from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import (
@@ -92,7 +93,7 @@ class Driver:
     def __init__(self, stack: ExitStack) -> None:
         theirs, ours = Channel.pair()
         self._stack = stack
-        self.session = Session(theirs, "under test")
+        self.session = Session(theirs, "under test", HANDLERS)
         self._thread = threading.Thread(target=self.session.run, name="session under test")
         self._thread.start()
         stack.callback(self._end)

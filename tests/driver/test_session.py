@@ -43,8 +43,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.driver.devices import device
 from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.driver.process.children import ClientProcess
-from nnfmq.driver.session import calls, model_calls
-from nnfmq.driver.session import session as session_module
+from nnfmq.driver.session import model_calls, session
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import ErrorStatus, MissedDeadlineTransient
 from nnfmq.hal.types import (
@@ -720,7 +719,7 @@ def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_receives_the_requ
     held, quick = Held(ADD), prepare(client)
     running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
-    for call in range(40, 40 + calls.POOL_THREADS):
+    for call in range(40, 40 + session.POOL_THREADS):
         client.send(execute_message(UNKNOWN, pools, call), fds)
     client.send(execute_message(quick, pools, 50, measure=MeasureTiming.YES), fds)
     assert_alive(client)  # so the driver has received it
@@ -728,21 +727,21 @@ def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_receives_the_requ
     while (waited := time.monotonic_ns() - begin) < 2_000_000:
         pass
     held.go.set()
-    replies = [client.receive(messages.Executed) for _ in range(calls.POOL_THREADS + 1)]
+    replies = [client.receive(messages.Executed) for _ in range(session.POOL_THREADS + 1)]
     assert next(reply for reply in replies if reply.call == 50).time_in_driver_ns >= waited
 
 
 def test_calls_beyond_the_limit_are_rejected_immediately_and_keep_no_fd(
     client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "CALLS_MAX", 6)
+    monkeypatch.setattr(session, "CALLS_MAX", 6)
     held = Held(ADD)
     fd_count = len(os.listdir("/proc/self/fd"))
     running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 46):
         client.send(execute_message(UNKNOWN, pools, call), fds)
-    mapped_bytes = calls.POOL_THREADS * sum(pool.size_bytes for pool in pools)
+    mapped_bytes = session.POOL_THREADS * sum(pool.size_bytes for pool in pools)
     until(lambda: (running.session._open_calls, running.session.quota.charged_bytes) == (6, mapped_bytes))
     rejected = execute(client, UNKNOWN, pools, call=46)
     client.send(prepare_message(47, pools=ONE_POOL), fds[:1])
@@ -765,9 +764,9 @@ def test_messages_of_queued_calls_are_charged_to_the_client(
     held, quota = Held(ADD), running.session.quota
     running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
-    for call in range(40, 40 + calls.POOL_THREADS):
+    for call in range(40, 40 + session.POOL_THREADS):
         client.send(execute_message(UNKNOWN, pools, call), fds)
-    mapped_bytes = calls.POOL_THREADS * sum(pool.size_bytes for pool in pools)
+    mapped_bytes = session.POOL_THREADS * sum(pool.size_bytes for pool in pools)
     until(lambda: quota.charged_bytes == mapped_bytes)
     quota.limit_bytes = mapped_bytes + (2 << 20)
     for call in (50, 51):
@@ -777,7 +776,7 @@ def test_messages_of_queued_calls_are_charged_to_the_client(
     assert mapped_bytes + (1 << 20) <= quota.charged_bytes < quota.limit_bytes
     quota.limit_bytes = 1 << 40
     held.go.set()
-    replies = [client.receive_any() for _ in range(calls.POOL_THREADS + 1)]
+    replies = [client.receive_any() for _ in range(session.POOL_THREADS + 1)]
     assert sorted(reply.call for reply in replies) == [40, 41, 42, 43, 50]  # type: ignore[attr-defined]
     until(lambda: quota.charged_bytes == 0)
 

@@ -55,10 +55,10 @@ if "--serve" in sys.orig_argv:
     model_repository.LOOK_S, model_repository.RESTORE_PAUSE_S, model_repository.SLOW_LOAD_S = 0.1, 0.5, 1.0
 if "serve" in sys.orig_argv:
     from nnfmq.driver.session import model_calls
-    def prepare(context, message, *rest, real=model_calls._prepare_and_call_back):
+    def prepare(session, message, *rest, real=model_calls._prepare_and_call_back):
         if message.name == "deadly":
             os.kill(os.getpid(), signal.SIGKILL)
-        real(context, message, *rest)
+        real(session, message, *rest)
     model_calls._prepare_and_call_back = prepare
 """
 

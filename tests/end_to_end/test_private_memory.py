@@ -21,7 +21,7 @@ from support.small_models import one_operation, two_adds
 from nnfmq.base.channel import Channel
 from nnfmq.base.memory import SHARED_SEALS
 from nnfmq.driver.memory.quota import UNCHARGED_BYTES
-from nnfmq.driver.session.calls import BURSTS_MAX
+from nnfmq.driver.session.session import BURSTS_MAX
 from nnfmq.hal.errors import ErrorStatus, ResourceExhaustedTransient
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 from nnfmq.serialize import messages

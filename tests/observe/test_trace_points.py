@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from nnfmq.observe import trace_points
-from nnfmq.observe.trace_analysis import tag_of
 from nnfmq.observe.trace_files import RingReader, Trace
 from nnfmq.observe.trace_layout import ring_bytes
-from nnfmq.observe.trace_points import TRACING, TraceRecorder, call_tag, recorded
-from nnfmq.serialize import control_protocol, messages
+from nnfmq.observe.trace_points import TRACING, TraceRecorder, recorded
 
 
 @pytest.fixture
@@ -80,13 +78,6 @@ def test_a_forked_child_records_nothing(memory: bytearray, recorder: TraceRecord
         os._exit(0 if TRACING.recorder is None else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert TRACING.recorder is recorder
-
-
-def test_every_call_of_the_control_channel_has_a_tag() -> None:
-    for kind in control_protocol.REPLIES:
-        assert tag_of(call_tag("LI", kind)) is not None
-    assert call_tag("LD", messages.ListDevices) == "[NN_LD_PI]ListDevices"
-    assert call_tag("LI", messages.StartTrace) == "[NN_LI_PU]StartTrace"
 
 
 def test_a_wait_for_a_cpu_is_the_difference_of_two_samples(

@@ -28,8 +28,9 @@ from nnfmq.hal.types import (
     RequestArgument,
     TokenValuePair,
 )
+from nnfmq.observe.trace_analysis import tag_of
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.control_protocol import PeerRole, decode, encode, fd_count
+from nnfmq.serialize.control_protocol import REPLIES, ConnectionState, PeerRole, decode, encode, fd_count
 from nnfmq.serialize.messages import Message
 
 CLIENT, DRIVER = PeerRole.CLIENT, PeerRole.DRIVER
@@ -529,6 +530,34 @@ def test_an_error_text_with_an_undecodable_file_name_is_sent() -> None:
     assert received == messages.Refused(INVALID, "no file ?.tflite")
 
 
+@pytest.mark.parametrize(
+    "kind", [kind for kind in REPLIES if kind is not messages.ListDevices], ids=lambda kind: kind.__name__
+)
+def test_the_error_replies_to_a_call_end_it_with_its_status(kind: type[messages.Call]) -> None:
+    caller = DRIVER if kind is messages.GetMemories else CLIENT
+    state = ConnectionState()
+    state.phase = control_protocol.Phase.OPEN
+    state.process_call(kind, 7, caller)
+    replies = control_protocol.error_replies(kind, 7, INVALID, "operand 3: no")
+    for reply in replies:
+        assert decode(encode(reply), sender=caller.peer) == reply
+        assert (reply.call, reply.status, reply.message) == (7, INVALID, "operand 3: no")
+        state.process_message(reply, caller.peer)
+    assert tuple(map(type, replies)) == REPLIES[kind]
+    assert state.pending_calls(caller) == ()
+
+
+def test_every_call_declares_a_phase_that_traces_know() -> None:
+    assert [kind for kind in REPLIES if tag_of(kind.trace_name("LI")) is None] == []
+    assert messages.ListDevices.trace_name("LD") == "[NN_LD_PI]ListDevices"
+    assert messages.StartTrace.trace_name("LI") == "[NN_LI_PU]StartTrace"
+
+
+def test_a_call_without_a_phase_has_no_name_in_traces() -> None:
+    with pytest.raises(AttributeError, match="trace_phase"):
+        messages.Call.trace_name("LD")
+
+
 def test_a_decoded_message_does_not_change_with_its_source_memory() -> None:
     shared = bytearray(
         wire(messages.Goodbye(), {"type": "GetSupportedOperations", "call": 1, "device": "", "model": b"abc"})
@@ -591,7 +620,7 @@ def test_arguments_and_shapes_out_of_range_are_invalid_arguments() -> None:
 
 KNOWN = """
 import msgspec
-import nnfmq.driver.session.session
+import nnfmq.driver.session.calls
 from nnfmq.hal import capabilities, types
 
 def is_inspected(kind):

@@ -25,7 +25,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.observe.trace_core import ExchangeTrace
 from nnfmq.observe.trace_layout import RING_BYTES, request_base
-from nnfmq.observe.trace_points import TRACING, TraceRecorder, call_tag
+from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.serialize import messages
 
 __all__ = [
@@ -190,7 +190,7 @@ def record_call(connection: WorkerConnection, message: messages.Call, begin_ns: 
     recorder = TRACING.recorder
     if recorder is not None:
         request = request_base(connection.wait_until_ready().worker_pid) | message.call % (1 << 24)
-        recorder.slice(call_tag("LI", type(message)), begin_ns, time.monotonic_ns(), request)
+        recorder.slice(message.trace_name("LI"), begin_ns, time.monotonic_ns(), request)
 
 
 def burst_trace(connection: WorkerConnection, burst_id: int, words: memoryview) -> BurstTrace:

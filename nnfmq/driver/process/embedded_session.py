@@ -13,7 +13,8 @@ from nnfmq.driver.devices.configuration import read_configuration
 from nnfmq.driver.devices.installation import installed_plugins
 from nnfmq.driver.devices.plugins import load_extensions
 from nnfmq.driver.devices.registry import make_devices
-from nnfmq.driver.session.session import run_session
+from nnfmq.driver.session.calls import HANDLERS
+from nnfmq.driver.session.session import Session, run_session
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.serialize import control_protocol, messages
 
@@ -35,4 +36,4 @@ def serve(channel: Channel) -> NoReturn:
         sys.exit(1)
     gc.freeze()  # a collection during a burst need not look at what has been imported
     gc.enable()
-    run_session(channel, "embedded", devices)
+    run_session(Session(channel, "embedded", HANDLERS, devices))

@@ -16,7 +16,7 @@ from nnfmq.base.memory import Memory, allocate_pages
 from nnfmq.base.verbose_log import vlog, vlog_is_on
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.observe.trace_layout import request_base, ring_bytes
-from nnfmq.observe.trace_points import TRACING, TraceRecorder, call_tag
+from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.serialize.messages import Call
 
 __all__ = [
@@ -229,7 +229,7 @@ class recorded_call:
         recorder = TRACING.recorder
         if recorder is not None:
             request = request_base(os.getpid()) | self._message.call % (1 << 24)
-            recorder.slice(call_tag("LD", type(self._message)), self._begin_ns, monotonic_ns(), request)
+            recorder.slice(self._message.trace_name("LD"), self._begin_ns, monotonic_ns(), request)
         if vlog_is_on("driver"):
             took_ms, failed = (monotonic_ns() - self._begin_ns) / 1e6, f", failed: {error}" if error else ""
             vlog("driver", "%s took %.3f ms%s", type(self._message).__name__, took_ms, failed)

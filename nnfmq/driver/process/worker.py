@@ -2,7 +2,7 @@
 
 The supervisor forks it when the client's Hello has arrived. From then on it depends on the client alone, and outlives a
 killed supervisor. SIGTERM (from the supervisor) and the client's exit both end it immediately, with everything that it
-owns. The workers of a driver share one page with the devices' status, and compiled programs (`service.caching`).
+owns. The workers of a driver share one page with the devices' status, and compiled programs (`cache.shared`).
 
 Plug-ins are imported here, after the fork: the supervisor runs no code of others.
 """
@@ -18,8 +18,7 @@ from nnfmq.base.channel import Channel
 from nnfmq.base.memory import Memory
 from nnfmq.driver.cache import shared
 from nnfmq.driver.compilation import jobs
-from nnfmq.driver.devices import installation
-from nnfmq.driver.devices import plugins as extension_plugins
+from nnfmq.driver.devices import installation, plugins
 from nnfmq.driver.devices.configuration import DeviceEntry
 from nnfmq.driver.devices.installation import DriverOptions
 from nnfmq.driver.devices.registry import make_devices
@@ -28,7 +27,8 @@ from nnfmq.driver.execution.turns import CoreTurns
 from nnfmq.driver.memory.quota import MemoryShare
 from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.driver.process.trace import WORKER_TRACE
-from nnfmq.driver.session.session import run_session
+from nnfmq.driver.session.calls import HANDLERS
+from nnfmq.driver.session.session import Session, run_session
 from nnfmq.engines.compiled.thread_pool import divide_cores
 from nnfmq.operations import load_all
 
@@ -94,7 +94,7 @@ def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, statistics
     `slot` is this worker's place among the shares of memory and of the cores, counted from 1, and in `statistics`.
     """
     statistics.keep_from_children()
-    extension_plugins.load_extensions(setup.plugins)
+    plugins.load_extensions(setup.plugins)
     shared.connect(fds.shared_cache)
     jobs.connect_compile_server(fds.compile_relay)
     devices = make_devices(setup.entries, setup.plugins)
@@ -105,13 +105,7 @@ def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, statistics
     turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
     divide_cores(turns.division)
     WORKER_TRACE.use_area(Memory.adopt(fds.trace), slot)
+    channel, order = Channel.adopt(fds.control), ClientOrder(turns)
     run_session(
-        Channel.adopt(fds.control),
-        "nnfmq",
-        devices,
-        setup.options,
-        hello,
-        share,
-        ClientOrder(turns),
-        (statistics, slot - 1),
+        Session(channel, "nnfmq", HANDLERS, devices, setup.options, hello, share, order, (statistics, slot - 1))
     )

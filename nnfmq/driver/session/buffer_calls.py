@@ -8,8 +8,7 @@ import msgspec
 
 from nnfmq.driver.devices.configuration import require_available
 from nnfmq.driver.memory.buffers import RoleOwner
-from nnfmq.driver.session.calls import BlockingHandler, InlineHandler, SessionContext, error_as_reply, reply
-from nnfmq.driver.session.handle_table import NO_ID
+from nnfmq.driver.session.session import Session
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.serialize.messages import (
@@ -17,20 +16,21 @@ from nnfmq.serialize.messages import (
     Allocated,
     CopyFrom,
     CopyTo,
-    Message,
     ReleaseBuffer,
 )
 
-NO_TOKEN = 0
+__all__ = ["allocate", "copy_from", "copy_to", "release_buffer"]
+
 msgspec.convert((), tuple[BufferRole, ...])  # builds msgspec's type information before threads exist; see `messages`
 
 
-def _allocate(context: SessionContext, message: Allocate, _fds: list[int], _received_ns: int) -> None:
-    device = context.devices.find(message.device)
+def allocate(session: Session, message: Allocate, *_: object) -> None:
+    """Create a managed buffer and send its id and token (`IDevice::allocate`)."""
+    device = session.devices.find(message.device)
     device.require_available()
     owners: list[RoleOwner] = []
     for model_id in message.model_ids:
-        prepared = context.models.lookup(model_id)  # an id of 0 is unknown, too (N-DOM-2)
+        prepared = session.models.lookup(model_id)  # an id of 0 is unknown, too (N-DOM-2)
         if prepared.device != device.name:
             raise InvalidArgument(
                 f"model {model_id} was prepared by device {prepared.device}, not by {device.name} (N-DOM-3)"
@@ -40,48 +40,35 @@ def _allocate(context: SessionContext, message: Allocate, _fds: list[int], _rece
         msgspec.convert(roles, tuple[BufferRole, ...], from_attributes=True)
         for roles in (message.inputs, message.outputs)
     )
-    buffer_id, token = context.buffers.allocate(BufferDesc(message.dimensions), owners, inputs, outputs)
-    context.send(Allocated(message.call, ErrorStatus.NONE, "", buffer_id, token))
+    buffer_id, token = session.buffers.allocate(BufferDesc(message.dimensions), owners, inputs, outputs)
+    session.send(Allocated(message.call, ErrorStatus.NONE, "", buffer_id, token))
 
 
-def _allocate_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
-    return (Allocated(call, status, text, NO_ID, NO_TOKEN),)
-
-
-def _copy_from(context: SessionContext, message: CopyFrom, fds: list[int], _received_ns: int) -> None:
+def copy_from(session: Session, message: CopyFrom, fds: list[int], _received_ns: int) -> None:
+    """Fill a buffer from a memory (`IBuffer::copyFrom`). Blocks."""
     try:
-        (memory,) = context.quota.adopt_all(fds, [message.memory])
+        (memory,) = session.quota.adopt_all(fds, [message.memory])
     except NnfmqError:
-        context.buffers.lookup(message.buffer_id).mark_uninitialized()
+        session.buffers.lookup(message.buffer_id).mark_uninitialized()
         raise
     with closing(memory):
-        buffer = context.buffers.lookup(message.buffer_id)
+        buffer = session.buffers.lookup(message.buffer_id)
         require_available(buffer.status_byte)
         buffer.copy_from(memory, message.dimensions)
-    context.send(reply(message.call))
+    session.send_success(message.call)
 
 
-def _copy_to(context: SessionContext, message: CopyTo, fds: list[int], _received_ns: int) -> None:
-    (memory,) = context.quota.adopt_all(fds, [message.memory])
+def copy_to(session: Session, message: CopyTo, fds: list[int], _received_ns: int) -> None:
+    """Copy a buffer to a memory (`IBuffer::copyTo`). Blocks."""
+    (memory,) = session.quota.adopt_all(fds, [message.memory])
     with closing(memory):
-        buffer = context.buffers.lookup(message.buffer_id)
+        buffer = session.buffers.lookup(message.buffer_id)
         require_available(buffer.status_byte)
         buffer.copy_to(memory)
-    context.send(reply(message.call))
+    session.send_success(message.call)
 
 
-def _release_buffer(context: SessionContext, message: ReleaseBuffer, _fds: list[int]) -> None:
-    try:
-        context.buffers.release(message.buffer_id)
-    except InvalidArgument as error:
-        context.send(reply(message.call, error))
-    else:
-        context.send(reply(message.call))
-
-
-HANDLERS: dict[type[Message], InlineHandler | BlockingHandler] = {
-    Allocate: BlockingHandler(_allocate, _allocate_error),
-    CopyFrom: BlockingHandler(_copy_from, error_as_reply),
-    CopyTo: BlockingHandler(_copy_to, error_as_reply),
-    ReleaseBuffer: _release_buffer,
-}
+def release_buffer(session: Session, message: ReleaseBuffer, *_: object) -> None:
+    """Forget a buffer, whose memory is freed after its last execution."""
+    session.buffers.release(message.buffer_id)
+    session.send_success(message.call)

@@ -3,7 +3,7 @@
 NumPy and the kernels raise Python's own exceptions for values that no earlier check rejected, for example for a model
 of impossible size. Such an exception fails one call and not the driver: it is logged, because it may be a bug, and
 reported to the client (LIFE-8). Exceptions of other types terminate the worker; see
-`session_context.abort_on_internal_error`. Any exception that a plug-in raises fails only the call.
+`session.abort_on_internal_error`. Any exception that a plug-in raises fails only the call.
 
 `hal.errors` translates between errors and statuses.
 """

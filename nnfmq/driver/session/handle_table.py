@@ -15,7 +15,6 @@ from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedTransient
 
 T = TypeVar("T")
 
-NO_ID = 0  # in the reply to a call that created no object
 OBJECTS_MAX = 10_000  # of one kind, for each client
 
 

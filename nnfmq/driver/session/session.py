@@ -1,8 +1,9 @@
-"""One client's session in the driver: it receives calls on the control channel and dispatches them to handlers.
+"""One client's session in the driver: its objects, the calls that it receives, and their replies.
 
-The watcher's thread receives one frame at a time and runs inline handlers; blocking handlers (preparing, executing,
-closing) run by priority on a small thread pool, at most CALLS_MAX of them. The main thread waits for the session's end,
-which it detects even while all other threads are blocked in sending, and trims memory after IDLE_TRIM_MS without work.
+The watcher's thread receives one frame at a time and runs the handlers that must not block; all others (preparing,
+executing, closing) run by priority on a small thread pool, at most CALLS_MAX of them. The main thread waits for the
+session's end, which it detects even while all other threads are blocked in sending, and trims memory after IDLE_TRIM_MS
+without work. `calls.HANDLERS` has the handler of each message.
 
 Whatever the client sends, the reply is a status; bytes that violate the protocol end only this connection. When the
 client hangs up or dies, or `stop` is called, every wait ends and the process exits. The kernel then frees what is left,
@@ -11,6 +12,7 @@ so no clean-up procedure can be forgotten. The same code runs in a supervisor's 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import resource
@@ -19,29 +21,42 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, closing, suppress
-from typing import Any, NoReturn
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+from msgspec import Struct
 
 from nnfmq.base import watcher
 from nnfmq.base.channel import INLINE_BYTES, NO_WAIT, Channel, Frame
-from nnfmq.driver.compilation.unfinished import go_on_without_client
+from nnfmq.driver.compilation.jobs import tier_up
+from nnfmq.driver.compilation.unfinished import UnfinishedCompilation, go_on_without_client
 from nnfmq.driver.devices.installation import DriverOptions
 from nnfmq.driver.devices.interface_versions import InterfaceVersion
 from nnfmq.driver.devices.registry import DeviceRegistry, load_devices
-from nnfmq.driver.execution.order import ClientOrder
+from nnfmq.driver.execution.aidl_burst import AidlBurstServer
+from nnfmq.driver.execution.burst import BurstServer
+from nnfmq.driver.execution.fenced import DriverFencedExecution
+from nnfmq.driver.execution.order import ClientOrder, PriorityThreadPool
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel
+from nnfmq.driver.execution.reusable import DriverExecution
+from nnfmq.driver.memory.buffers import ManagedBuffers
 from nnfmq.driver.memory.quota import MemoryQuota, MemoryShare, QuotaCharge, limit_private_memory
 from nnfmq.driver.process.children import ClientProcess
-from nnfmq.driver.process.pending_clients import check_hello
 from nnfmq.driver.process.statistics_area import StatisticsArea
-from nnfmq.driver.process.trace import WORKER_TRACE, recorded_call
-from nnfmq.driver.session import buffer_calls, burst_calls, calls, execution_calls, model_calls
-from nnfmq.driver.session.calls import BlockingHandler, SessionContext
+from nnfmq.driver.process.trace import recorded_call
+from nnfmq.driver.session.handle_table import HandleTable
 from nnfmq.engines import memory
+from nnfmq.engines.execution import TieredProgram
 from nnfmq.engines.memory import trim_memory, use_one_heap
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
+    InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
     ProtocolError,
@@ -50,24 +65,137 @@ from nnfmq.hal.errors import (
     TransportError,
     status_for_error,
 )
-from nnfmq.hal.feature_levels import interface_level
-from nnfmq.queue import core
+from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.types import Priority
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.control_protocol import PeerRole
+from nnfmq.serialize.control_protocol import REPLIES, ConnectionState, PeerRole
+from nnfmq.serialize.messages import Call, Memories, Message, Reply
 
+__all__ = [
+    "BURSTS_MAX",
+    "CALLS_MAX",
+    "POOL_THREADS",
+    "Handler",
+    "HandlerThread",
+    "OpenBurst",
+    "SentMemories",
+    "Session",
+    "abort_on_internal_error",
+    "run_session",
+]
+
+POOL_THREADS = 4  # one client's calls: several executions and a preparation can run concurrently
+BURSTS_MAX = 256  # for each client: each burst has a thread
+CALLS_MAX = 256  # queued or running, for each client; further calls are rejected immediately
 IDLE_TRIM_MS = 2000
 _TRIM_SOON_MS = 200  # until whoever has asked for it has dropped its last reference
-CALLS_MAX = 256  # queued or running, for each client; further calls are rejected immediately
+_SEND_TIMEOUT_NS = 60_000_000_000
 _log = logging.getLogger("nnfmq.session")
 
 
-class Session(SessionContext):
-    """One client's session. `run` serves it; any thread or signal handler may call `stop`."""
+class HandlerThread(Enum):
+    """Where a handler runs."""
+
+    WATCHER = "the watcher's thread: the handler must not block"
+    POOL = "one of the session's threads"
+    LAUNCHES = "a thread for handlers that only start work, so that they reply immediately while the pool is busy"
+
+
+def _medium_priority(_session: Session, _message: Any) -> int:
+    return Priority.MEDIUM
+
+
+class Handler(Struct, frozen=True):
+    """How a session handles a message.
+
+    Attributes:
+        run: Handles the message, and owns the fds that came with it; its last argument is the time at which the message
+            was received, in ns. Returns True if the call stays open, because `Session.submit_rest` has the rest of it.
+            The error replies of `control_protocol` tell the client the NnfmqError that it raises; on the watcher's
+            thread it may only raise InvalidArgument.
+        thread: Where it runs. The client's HAL version is checked only of calls that do not run on the watcher's.
+        priority: Returns the call's priority on the pool; MEDIUM for calls that belong to no model.
+    """
+
+    run: Callable[[Session, Any, list[int], int], bool | None]
+    thread: HandlerThread = HandlerThread.POOL
+    priority: Callable[[Session, Any], int] = _medium_priority
+
+
+class SentMemories(NamedTuple):
+    """A client's reply to GetMemories; the receiver owns `fds`."""
+
+    memories: tuple[messages.MemoryData, ...]
+    fds: list[int]
+
+
+class OpenBurst:
+    """A burst over queues: its server, and what else ends with it.
+
+    Args:
+        server: The server.
+        cancel: Ends a wait for the client's reply. Idempotent.
+        forget: Frees the burst's row in the client's statistics.
+    """
+
+    def __init__(self, server: BurstServer, cancel: Callable[[], None], forget: Callable[[], None]) -> None:
+        self.server = server
+        self._cancel = cancel
+        self._forget = forget
+        self._closing = threading.Lock()  # acquired once, by whoever takes the row back
+
+    def close(self) -> None:
+        """End the burst. Blocks until a running execution has ended."""
+        self._cancel()
+        self.server.close()
+        if self._closing.acquire(blocking=False):
+            self._forget()
+
+
+class Session:
+    """One client's objects, and the services of its session for the handlers of calls. Thread-safe.
+
+    `run` serves the client; any thread or signal handler may call `stop`.
+
+    Args:
+        channel: The control channel.
+        driver_name: The name that the client sees.
+        handlers: The handler of each message that a client may send.
+        devices: The devices to offer; by default those of the configuration and of plug-ins.
+        options: What the session needs to know of its driver.
+        hello: The client's first message; by default it is received from `channel`.
+        share: This client's part of what all clients may have; by default no other clients count.
+        order: The order of the client's long executions; by default each begins at once.
+        statistics: The driver's statistics and the client's slot there; by default the session has an area of its own.
+
+    Attributes:
+        quota: The client's memory quota.
+        devices: The devices that this driver offers.
+        driver_name: The name that the client sees.
+        options: The driver's options that concern a session.
+        order: The order of the client's long executions; None: each begins at once.
+        statistics_area: The memory of the driver's statistics.
+        statistics: The client's slot in it.
+        interface: The client's HAL version; AIDL v4 until its Hello is received.
+        connection_state: State of the control protocol.
+        models: Prepared models.
+        bursts: Bursts over queues.
+        aidl_bursts: AIDL bursts.
+        executions: Reusable executions.
+        fenced_callbacks: Fenced executions whose callback the client has not released.
+        launched: Fenced executions that are not complete.
+        buffers: Managed buffers.
+        unfinished: The compilations that go on in a process of their own if the client leaves.
+        pending_calls: The driver's calls to the client, by call id.
+        client_uid: The uid of the client process.
+        is_closed: Whether the session is ending.
+    """
 
     def __init__(
         self,
         channel: Channel,
         driver_name: str,
+        handlers: Mapping[type[Message], Handler],
         devices: DeviceRegistry | None = None,
         options: DriverOptions = DriverOptions(),  # noqa: B008  it is immutable
         hello: bytes | None = None,
@@ -75,18 +203,47 @@ class Session(SessionContext):
         order: ClientOrder | None = None,
         statistics: tuple[StatisticsArea, int] | None = None,
     ) -> None:
-        if devices is None:
-            devices = load_devices()
-        area, slot = statistics or (StatisticsArea(), 0)
-        writer = area.writer(slot)
-        quota = MemoryQuota(share=share, on_change=writer.set_charged_bytes)
-        super().__init__(channel, devices, options, quota, order, area, writer)
+        self.devices = load_devices() if devices is None else devices
+        self.driver_name = driver_name
+        self.options = options
+        self.order = order
+        self.statistics_area, slot = statistics or (StatisticsArea(), 0)
+        self.statistics = self.statistics_area.writer(slot)
+        self.quota = MemoryQuota(share=share, on_change=self.statistics.set_charged_bytes)
         client = channel.peer()
-        writer.open(client.pid, client.uid, quota.limit_bytes)
-        self._driver_name = driver_name
-        self._received_hello = hello
-        self._reader: watcher.ReaderHandle | None = None
+        self.statistics.open(client.pid, client.uid, self.quota.limit_bytes)
+        self.client_uid = client.uid
+        self.connection_state = ConnectionState()
+        self.interface = InterfaceVersion(FeatureLevel.AIDL_V4)
+        ids = itertools.count(1)  # shared by all tables, so that the id of one kind of object is unknown as another
+        self.models: HandleTable[DriverPreparedModel] = HandleTable("model", ids)
+        self.bursts: HandleTable[OpenBurst] = HandleTable("burst", ids, BURSTS_MAX)
+        self.aidl_bursts: HandleTable[AidlBurstServer] = HandleTable("burst", ids)
+        self.executions: HandleTable[DriverExecution] = HandleTable("execution", ids)
+        self.fenced_callbacks: HandleTable[DriverFencedExecution] = HandleTable("fenced execution", ids)
+        self.launched: set[DriverFencedExecution] = set()
+        self.buffers = ManagedBuffers(self.quota, ids)
+        self.unfinished: list[UnfinishedCompilation] = []
+        self.pending_calls: dict[int, Future[SentMemories]] = {}
+        self.is_closed = False
         self._is_terminated = False
+        self._channel = channel
+        self._handlers = handlers
+        self._received_hello = hello
+        self._client: ClientProcess | None = None  # None: unknown
+        self._reader: watcher.ReaderHandle | None = None
+        self._send_lock = threading.Lock()
+        self._pool = PriorityThreadPool(POOL_THREADS, "nnfmq-session")
+        self._launch_pool = PriorityThreadPool(1, "nnfmq-launches")
+        self._tier_up_pool = PriorityThreadPool(1, "nnfmq-tier-up")
+        self._lock = threading.Lock()
+        self._open_calls = 0  # queued or running on a pool
+        self._completed = 0  # pieces of work that the pools have completed
+        self._is_idle = False  # trimmed, and no work since: the main loop sleeps without a timeout
+        self._trim_is_due = False
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    # -- for the main thread ------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve the client until it exits or `stop` is called. Blocks; call it on the process's main thread."""
@@ -102,11 +259,9 @@ class Session(SessionContext):
                 poll.register(self._client, select.POLLIN)
             if self._received_hello is not None:
                 self._dispatch_hello(self._received_hello)
-            self._reader = watcher.add_reader(self._channel.fileno(), self._on_readable, calls.abort_on_internal_error)
+            self._reader = watcher.add_reader(self._channel.fileno(), self._on_readable, abort_on_internal_error)
             stack.callback(watcher.remove_reader, self._reader)
-            stack.callback(burst_calls.cancel_all, self)
-            stack.callback(execution_calls.cancel_reusable, self)
-            stack.callback(execution_calls.cancel_fenced, self)
+            stack.callback(self._end_waits)
             self.devices.prefetch_imports()  # meanwhile a client goes on with its start after Hello
             self._wait_for_end(poll)
             self.stop()
@@ -117,6 +272,17 @@ class Session(SessionContext):
         """End the session, because the driver ends: nothing goes on. For a signal handler."""
         self._is_terminated = True
         self.stop()
+
+    def _end_waits(self) -> None:
+        """End everything that waits for this session: fences, bursts, and calls that the client has not replied to."""
+        for fenced in list(self.launched):
+            fenced.fail(DeadObject("the client has exited"))
+        for execution in self.executions.pop_all():
+            execution.release()
+        for pending in list(self.pending_calls.values()):
+            complete(pending, DeadObject("the client has exited"))
+        for burst in self.bursts.values():
+            watcher.notify_peer_death(burst.server.peer)
 
     def _wait_for_end(self, poll: select.poll) -> None:
         """Return when the session ends. After IDLE_TRIM_MS without work, trim memory once (EXE-13).
@@ -202,16 +368,25 @@ class Session(SessionContext):
             fd_count = None if frame.fds_truncated else len(frame.fds)
             message = control_protocol.decode(frame.data, sender=PeerRole.CLIENT, fds=fd_count)
             self.connection_state.process_message(message, PeerRole.CLIENT)
-            handler = _HANDLERS[type(message)]
+            handler = self._handlers[type(message)]
             if frame.fds_truncated:
-                self._reject_without_fds(handler, message)
-            elif not isinstance(handler, BlockingHandler):
-                handler(self, message, frame.detach_fds())
-            elif self._admit(handler, message, frame):
+                self._reject_without_fds(message)
+            elif handler.thread is HandlerThread.WATCHER:
+                self._handle(handler, message, frame.detach_fds(), received_ns)
+            elif self._admit(message, frame):
                 undo.pop_all()
-                pool = self._launch_pool if handler.is_launch else self._pool
+                pool = self._launch_pool if handler.thread is HandlerThread.LAUNCHES else self._pool
                 priority = handler.priority(self, message)
                 self._submit(pool, priority, Session._call, handler, message, frame.detach_fds(), received_ns, charge)
+
+    def _handle(self, handler: Handler, message: Message, fds: list[int], received_ns: int) -> None:
+        """Handle a message on this thread."""
+        try:
+            handler.run(self, message, fds, received_ns)
+        except InvalidArgument as error:
+            if not isinstance(message, Call) or type(message) not in REPLIES:
+                raise
+            self._send_error(type(message), message.call, error)
 
     def _reject_undecoded(self, size: control_protocol.MessageSize, error: NnfmqError) -> None:
         """Reply to a call whose message is too large to be decoded.
@@ -220,22 +395,26 @@ class Session(SessionContext):
             ProtocolError: If the message is no call.
         """
         kind = control_protocol.call_type(size.type, PeerRole.CLIENT)
-        handler = None if kind is None else _HANDLERS[kind]
-        if kind is None or not isinstance(handler, BlockingHandler):
+        if kind is None or self._handlers[kind].thread is HandlerThread.WATCHER:
             raise ProtocolError(f"{error}; only calls may be so large")
         self.connection_state.process_call(kind, size.call, PeerRole.CLIENT)
-        self._reply_with_error(handler, size.call, error)
+        self._send_error(kind, size.call, error)
 
-    def _reject_without_fds(self, handler: object, message: messages.Message) -> None:
+    def _reject_without_fds(self, message: Message) -> None:
         error = ResourceExhaustedTransient("the driver cannot open more fds for this client (ulimit -n)")
-        if isinstance(handler, BlockingHandler):
-            assert isinstance(message, messages.Call)
-            self._reply_with_error(handler, message.call, error)
+        if isinstance(message, Memories):
+            self.fail_pending_call(message, error)
         else:
-            assert isinstance(message, messages.Memories)  # no other message with fds has an inline handler
-            burst_calls.fail_pending_call(self, message, error)
+            assert isinstance(message, Call)  # no other message comes with fds
+            self._send_error(type(message), message.call, error)
 
-    def _admit(self, handler: BlockingHandler, message: Any, frame: Frame) -> bool:
+    def fail_pending_call(self, message: Memories, error: NnfmqError) -> None:
+        """Fail the call to which `message` replies, because its fds could not be received."""
+        pending = self.pending_calls.pop(message.call, None)
+        if pending is not None:
+            complete(pending, error)
+
+    def _admit(self, message: Any, frame: Frame) -> bool:
         """Return whether a call may be queued; close its frame and reply with an error if not."""
         try:
             if self._open_calls + len(self.launched) >= CALLS_MAX:
@@ -243,31 +422,27 @@ class Session(SessionContext):
             self.interface.check_request(message)
         except NnfmqError as error:
             frame.close()
-            self._reply_with_error(handler, message.call, error)
+            self._send_error(type(message), message.call, error)
             return False
         return True
 
-    def _call(
-        self, handler: BlockingHandler, message: Any, fds: list[int], received_ns: int, charge: QuotaCharge
-    ) -> bool:
-        """Handle a call; return whether it stays open."""
+    def _call(self, handler: Handler, message: Any, fds: list[int], received_ns: int, charge: QuotaCharge) -> bool:
+        """Handle a call on a thread of the pools; return whether it stays open."""
         try:
             with closing(charge), recorded_call(message):
                 return handler.run(self, message, fds, received_ns) is True
         except DeadObject:
             raise
         except NnfmqError as error:
-            self._reply_with_error(handler, message.call, error)
+            self._send_error(type(message), message.call, error)
         except MemoryError as error:
-            text = f"there is not enough memory for the call: {error}"
-            self._reply_with_error(handler, message.call, ResourceExhaustedTransient(text))
+            shortage = ResourceExhaustedTransient(f"there is not enough memory for the call: {error}")
+            self._send_error(type(message), message.call, shortage)
         return False
 
-    def _reply_with_error(self, handler: BlockingHandler, call: int, error: NnfmqError) -> None:
-        for reply in handler.error_replies(call, status_for_error(error), str(error)):
+    def _send_error(self, kind: type[Call], call: int, error: NnfmqError) -> None:
+        for reply in control_protocol.error_replies(kind, call, status_for_error(error), str(error)):
             self.send(reply)
-
-    # -- the handshake ------------------------------------------------------------------------------------------------
 
     def _dispatch_hello(self, data: bytes) -> None:
         """Handle the Hello that the supervisor has received and checked."""
@@ -276,71 +451,156 @@ class Session(SessionContext):
         except DeadObject:  # the client has exited meanwhile
             self.stop()
 
-    def _hello(self, message: messages.Hello, _fds: list[int]) -> None:
-        reason = check_hello(message)
-        if reason:
-            self.send(messages.Refused(ErrorStatus.GENERAL_FAILURE, reason))
+    # -- for handlers -------------------------------------------------------------------------------------------------
+
+    def client_was_killed(self) -> bool:
+        """Return whether the client's process has received SIGKILL, even if it has not exited yet."""
+        return self._client is not None and self._client.was_killed()
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send a message, without what the client's HAL version cannot express. Borrows `fds`.
+
+        Blocks for up to a minute while the client does not read and its socket is full.
+
+        Raises:
+            DeadObject: If the client has exited, or has not read for a minute.
+        """
+        message = self.interface.downgrade_reply(message)
+        data = control_protocol.encode(message)
+        deadline_ns = time.monotonic_ns() + _SEND_TIMEOUT_NS
+        with self._send_lock:  # the connection state must process messages in the order in which they are sent
+            self.connection_state.process_message(message, PeerRole.DRIVER)
+            try:
+                self._channel.send(data, fds, deadline_ns)
+            except MissedDeadlineTransient:
+                raise DeadObject("the client has not read its replies for a minute; the driver gives it up") from None
+
+    def send_success(self, call: int) -> None:
+        """Send the reply that only says that a call has succeeded. Blocks and raises as `send`."""
+        self.send(Reply(call, ErrorStatus.NONE, ""))
+
+    def submit(self, work: Callable[..., None], *args: Any, priority: int = Priority.MEDIUM) -> None:
+        """Call `work(session, *args)` on the thread pool.
+
+        If it raises DeadObject, the session stops. Any other exception is an internal error and ends the worker.
+        """
+        self._submit(self._pool, priority, work, *args)
+
+    def submit_rest(self, work: Callable[..., None], *args: Any, priority: int) -> None:
+        """Submit the rest of a launch as `submit` does. The launch's handler returns True: the call stays open."""
+        self._pool.submit(partial(self._run_task, work, *args), priority)
+
+    def _submit(self, pool: PriorityThreadPool, priority: int, work: Callable[..., object], *args: Any) -> None:
+        with self._lock:
+            self._open_calls += 1
+            self.statistics.set_open_calls(self._open_calls)
+        if self._is_idle:
+            self._wake_up()
+        pool.submit(partial(self._run_task, work, *args), priority)
+
+    def _run_task(self, work: Callable[..., object], *args: Any) -> None:
+        """Run `work`. If it returns True, its call stays open until the task that `submit_rest` was given ends."""
+        stays_open = False
+        try:
+            stays_open = work(self, *args) is True
+        except DeadObject:
             self.stop()
-            return
-        self.interface = InterfaceVersion(interface_level(message.interface))
-        WORKER_TRACE.label = f"driver of {message.client_name}"
-        worker_pid = os.getpid()
-        driver_pid = self.options.supervisor_pid or worker_pid
-        self.send(
-            messages.HelloReply(
-                control_protocol.PROTOCOL, message.interface, self._driver_name, driver_pid, worker_pid, core.core_name
-            )
-        )
+        except BaseException as error:  # noqa: BLE001  the thread pool would drop it, and the client wait forever
+            abort_on_internal_error(error)
+        finally:
+            with self._lock:
+                self._open_calls -= not stays_open
+                self.statistics.set_open_calls(self._open_calls)
+                self._completed += 1
 
-    def _goodbye(self, _message: messages.Goodbye, _fds: list[int]) -> None:
-        self.stop()
+    def tier_up(
+        self,
+        program: TieredProgram,
+        priority: int = Priority.MEDIUM,
+        unfinished: UnfinishedCompilation | None = None,
+    ) -> None:
+        """Compile `program` in the background and replace its baseline, unless the model is released before.
+
+        Does not block. The thread serves only this purpose, so that no call waits for a compilation. If the model is
+        released, a process of its own goes on with `unfinished`.
+        """
+        self._tier_up_pool.submit(partial(self._tier_up, weakref.ref(program), unfinished), priority)
+
+    def _tier_up(self, program_ref: weakref.ref[TieredProgram], unfinished: UnfinishedCompilation | None) -> None:
+        program = program_ref()
+        if program is not None and not self.is_closed:
+            # Bursts use the baseline until their next execution.
+            weakref.finalize(program.program, self.trim_soon).atexit = False
+            del program
+            tier_up(program_ref)
+        if unfinished is not None:
+            self.end_compilation(unfinished, is_finished=program_ref() is not None)
+        with self._lock:
+            self._completed += 1
+        self.trim_soon()
+
+    def end_compilation(self, unfinished: UnfinishedCompilation, *, is_finished: bool) -> None:
+        """Forget a compilation. If it is not finished, a process of its own goes on with it, unless one runs."""
+        if self.is_closed:
+            return  # the main thread goes on with it
+        if not is_finished:
+            go_on_without_client([unfinished])
+        with suppress(ValueError):  # only now: if the session ends meanwhile, its main thread goes on with it
+            self.unfinished.remove(unfinished)
+        unfinished.close()
+
+    def trim_soon(self) -> None:
+        """Let the main thread return freed memory to the kernel, also while bursts are open. Takes no lock.
+
+        Call it when much memory has been freed, or will be in a moment.
+        """
+        self._trim_is_due = True
+        self._is_idle = False
+        self._wake_up()
+
+    def stop(self) -> None:
+        """End the session. Idempotent. Takes no lock, so a signal handler may call it."""
+        self.is_closed = True
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        with suppress(OSError, ValueError):  # the fd is closed (-1) once `Session.run` has returned
+            os.eventfd_write(self._wakeup_fd, 1)
+
+    def join(self) -> None:
+        """Wait until all threads of the pools have ended. For tests: a worker process exits without waiting."""
+        self._launch_pool.shutdown()
+        self._pool.shutdown()
+        self._tier_up_pool.shutdown()  # last, because work on the other pools submits to it
 
 
-_HANDLERS: dict[type[messages.Message], Callable[[Session, Any, list[int]], None] | BlockingHandler] = {
-    messages.Hello: Session._hello,
-    messages.Goodbye: Session._goodbye,
-    **model_calls.HANDLERS,
-    **model_calls.HANDLERS,
-    **execution_calls.HANDLERS,
-    **execution_calls.HANDLERS,
-    **execution_calls.HANDLERS,
-    **burst_calls.HANDLERS,
-    **burst_calls.HANDLERS,
-    **buffer_calls.HANDLERS,
-    **model_calls.HANDLERS,
-}
+def complete(pending: Future[SentMemories], result: SentMemories | NnfmqError) -> bool:
+    """Set the result of a pending call and return True. Return False, and keep nothing, if it has one already."""
+    try:
+        if isinstance(result, NnfmqError):
+            pending.set_exception(result)
+        else:
+            pending.set_result(result)
+    except InvalidStateError:
+        return False
+    return True
 
 
-def run_session(
-    channel: Channel,
-    driver_name: str,
-    devices: DeviceRegistry | None = None,
-    options: DriverOptions = DriverOptions(),  # noqa: B008  it is immutable
-    hello: bytes | None = None,
-    share: MemoryShare | None = None,
-    order: ClientOrder | None = None,
-    statistics: tuple[StatisticsArea, int] | None = None,
-) -> NoReturn:
-    """Serve the client at the other end of `channel` until it exits or SIGTERM arrives, then exit the process.
+def abort_on_internal_error(error: BaseException | None) -> None:
+    """Terminate the worker because of a bug in a thread, so that its client sees its death instead of waiting."""
+    _log.critical("an internal error ends this worker", exc_info=error)
+    os._exit(70)
 
-    Args:
-        channel: The control channel.
-        driver_name: The name that the client sees.
-        devices: The devices to offer; by default those of the configuration and of plug-ins.
-        options: What the session needs to know of its driver.
-        hello: The client's first message; by default it is received from `channel`.
-        share: This client's part of what all clients may have; by default no other clients count.
-        order: The order of the client's long executions; by default each begins at once.
-        statistics: The driver's statistics and the client's slot there; by default the session has an area of its own.
-    """
+
+def run_session(session: Session) -> NoReturn:
+    """Serve the session's client until it exits or SIGTERM arrives, then exit the process."""
     with suppress(OSError, ValueError):  # as many fds as possible: each memory of a client takes two
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     use_one_heap()
     # A burst's listener thread gets the GIL back from a thread that prepares a model after 50 µs instead of 5 ms.
     sys.setswitchinterval(50e-6)
-    threading.excepthook = lambda args: calls.abort_on_internal_error(args.exc_value)
-    session = Session(channel, driver_name, devices, options, hello, share, order, statistics)
+    threading.excepthook = lambda args: abort_on_internal_error(args.exc_value)
     limit_private_memory(session.quota.limit_bytes)
     memory.use_budget(session.quota)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor

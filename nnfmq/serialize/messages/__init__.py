@@ -12,6 +12,6 @@ by one when it makes a decoder. That would take 2 of the 4 ms in which a process
 """
 
 from nnfmq.serialize.messages.common import *  # noqa: F403
-from nnfmq.serialize.messages.devices import *  # noqa: F403  # noqa: F403
-from nnfmq.serialize.messages.executions import *  # noqa: F403  # noqa: F403
-from nnfmq.serialize.messages.models import *  # noqa: F403  # noqa: F403
+from nnfmq.serialize.messages.devices import *  # noqa: F403
+from nnfmq.serialize.messages.executions import *  # noqa: F403
+from nnfmq.serialize.messages.models import *  # noqa: F403

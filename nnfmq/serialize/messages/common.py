@@ -1,7 +1,7 @@
 """What all messages share: limits, field types, base classes, memories and hints; and the messages of the handshake."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta
@@ -85,6 +85,14 @@ class Call(Message, frozen=True):
     """Base class of calls and of their replies: both contain the call id that the caller chose."""
 
     call: U63
+
+    trace_phase: ClassVar[str]
+    """The phase of a call in traces, of `trace_analysis.PHASES`. Each call declares its own; replies have none."""
+
+    @classmethod
+    def trace_name(cls, layer: str) -> str:
+        """Return the name of the slice of a call in `layer`."""
+        return f"[NN_{layer}_{cls.trace_phase}]{cls.__name__}"
 
 
 class StatusReply(Call, frozen=True):

@@ -1,8 +1,6 @@
 """Messages about devices and their capabilities, and about traces."""
 
-from __future__ import annotations
-
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -114,6 +112,8 @@ msgspec.convert((), tuple[Capabilities, ...])  # while there is one thread, see 
 class ListDevices(Call, frozen=True):
     """Request the list of devices."""
 
+    trace_phase: ClassVar = "PI"
+
 
 class DeviceList(Call, frozen=True):
     """The devices of the driver."""
@@ -124,6 +124,7 @@ class DeviceList(Call, frozen=True):
 class GetCapabilities(Call, frozen=True):
     """Request the capabilities of a device (IDevice.getCapabilities)."""
 
+    trace_phase: ClassVar = "PI"
     device: Name
 
 
@@ -136,6 +137,7 @@ class DeviceCapabilities(StatusReply, frozen=True):
 class SetDeviceStatus(Call, frozen=True):
     """Make a device available, busy or offline for all clients of the driver; unless `is_kept`, until this one ends."""
 
+    trace_phase: ClassVar = "PU"
     device: Name
     status: DeviceStatus
     is_kept: bool
@@ -143,6 +145,8 @@ class SetDeviceStatus(Call, frozen=True):
 
 class GetStatistics(Call, frozen=True):
     """Request the memory of the driver's statistics."""
+
+    trace_phase: ClassVar = "PU"
 
 
 class StatisticsMemory(StatusReply, frozen=True):
@@ -161,9 +165,13 @@ class StatisticsMemory(StatusReply, frozen=True):
 class StartTrace(Call, frozen=True):
     """Record what the worker does for this client in a trace ring, the memory that comes with the message."""
 
+    trace_phase: ClassVar = "PU"
+
 
 class TraceDriver(Call, frozen=True):
     """Record what all workers do, until this client ends."""
+
+    trace_phase: ClassVar = "PU"
 
 
 class DriverTraced(StatusReply, frozen=True):

@@ -1,9 +1,7 @@
 """Messages that execute a prepared model, in each mode, and those about bursts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -225,6 +223,7 @@ class _RequestCall(Call, frozen=True):
 class Execute(_RequestCall, frozen=True):
     """Execute once; the reply comes after the execution. `deadline_ns` -1 = none."""
 
+    trace_phase: ClassVar = "PE"
     deadline_ns: I64
 
 
@@ -245,6 +244,7 @@ class Executed(_ExecutionReply, frozen=True):
 class ExecuteAsynchronously(_RequestCall, frozen=True):
     """Execute once: Reply reports immediately whether it was launched, ExecutionFinished its result."""
 
+    trace_phase: ClassVar = "PE"
     deadline_ns: I64
 
 
@@ -258,6 +258,7 @@ class ExecuteFenced(_RequestCall, frozen=True):
     `duration_ns` limits the time from then on; -1 = no limit, as in `deadline_ns`.
     """
 
+    trace_phase: ClassVar = "PE"
     deadline_ns: I64
     duration_ns: I64
     fence_count: FdCount = 0
@@ -281,6 +282,7 @@ class FencedLaunched(StatusReply, frozen=True):
 class GetExecutionInfo(Call, frozen=True):
     """Request the result of a fenced execution (IFencedExecutionCallback)."""
 
+    trace_phase: ClassVar = "PU"
     callback_id: U63
 
 
@@ -299,11 +301,14 @@ class FencedExecutionInfo(StatusReply, frozen=True):
 class ReleaseCallback(Call, frozen=True):
     """Release the callback of a fenced execution, which continues."""
 
+    trace_phase: ClassVar = "PT"
     callback_id: U63
 
 
 class CreateExecution(_RequestCall, frozen=True):
     """Validate a request and create a reusable execution of it (IPreparedModel.createReusableExecution)."""
+
+    trace_phase: ClassVar = "PE"
 
 
 class ExecutionCreated(StatusReply, frozen=True):
@@ -315,6 +320,7 @@ class ExecutionCreated(StatusReply, frozen=True):
 class RunExecution(Call, frozen=True):
     """Run a reusable execution; the reply comes after it. One run at a time."""
 
+    trace_phase: ClassVar = "PE"
     execution_id: U63
     deadline_ns: I64
 
@@ -322,6 +328,7 @@ class RunExecution(Call, frozen=True):
 class RunExecutionFenced(Call, frozen=True):
     """Run a reusable execution once all fences are signaled, as ExecuteFenced."""
 
+    trace_phase: ClassVar = "PE"
     execution_id: U63
     deadline_ns: I64
     duration_ns: I64
@@ -331,6 +338,7 @@ class RunExecutionFenced(Call, frozen=True):
 class ReleaseExecution(Call, frozen=True):
     """Release a reusable execution; a run in progress continues."""
 
+    trace_phase: ClassVar = "PT"
     execution_id: U63
 
 
@@ -360,6 +368,7 @@ class MQDescriptorData(Data, frozen=True):
 class ConfigureBurst(Call, frozen=True):
     """Create a burst over two queues of the client; their memories come with the message, the request queue's first."""
 
+    trace_phase: ClassVar = "PE"
     model_id: U63
     request: MQDescriptorData
     result: MQDescriptorData
@@ -374,6 +383,7 @@ class BurstConfigured(StatusReply, frozen=True):
 class GetMemories(Call, frozen=True):
     """The driver requests the memories of slots that it does not have (IBurstCallback.getMemories)."""
 
+    trace_phase: ClassVar = "PU"
     burst_id: U63
     slots: Annotated[tuple[I32, ...], Meta(max_length=MAX_FDS)]
 
@@ -394,12 +404,14 @@ class FreeMemory(Message, frozen=True):
 class CloseBurst(Call, frozen=True):
     """Close a burst of either kind, with its thread, queues and memories."""
 
+    trace_phase: ClassVar = "PT"
     burst_id: U63
 
 
 class GetBurstError(Call, frozen=True):
     """Request what a result packet cannot contain about the last failed execution: the exact status and a text."""
 
+    trace_phase: ClassVar = "PU"
     burst_id: U63
 
 
@@ -412,12 +424,14 @@ class BurstError(StatusReply, frozen=True):
 class ConfigureAidlBurst(Call, frozen=True):
     """Create a burst without queues, whose executions are messages (IPreparedModel.configureExecutionBurst)."""
 
+    trace_phase: ClassVar = "PE"
     model_id: U63
 
 
 class ExecuteAidlBurst(Call, frozen=True):
     """Execute once on an AIDL burst, with one memory identifier token for each pool; -1 = no token."""
 
+    trace_phase: ClassVar = "PE"
     burst_id: U63
     request: RequestData
     tokens: Tokens
@@ -433,5 +447,6 @@ class ExecuteAidlBurst(Call, frozen=True):
 class ReleaseMemoryResource(Call, frozen=True):
     """Remove a token's memory from the driver's cache (IBurst.releaseMemoryResource); unknown tokens are no error."""
 
+    trace_phase: ClassVar = "PT"
     burst_id: U63
     token: I64

@@ -1,8 +1,6 @@
 """Messages that prepare, query and release models and driver-managed buffers (IDevice, IBuffer)."""
 
-from __future__ import annotations
-
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta
 
@@ -61,6 +59,7 @@ class CachesData(Data, frozen=True):
 class GetSupportedOperations(Call, frozen=True):
     """Ask which operations of the main subgraph the device supports; the model's pools come with the message."""
 
+    trace_phase: ClassVar = "PC"
     device: Name
     model: bytes
     pools: MemoryList = ()
@@ -83,6 +82,7 @@ class PrepareModel(Call, frozen=True):
     of a model of the model repository, otherwise 0.
     """
 
+    trace_phase: ClassVar = "PC"
     device: Name
     preference: I32
     priority: I32
@@ -109,6 +109,7 @@ class PrepareModelFromCache(Call, frozen=True):
     `name` is what statistics call the model.
     """
 
+    trace_phase: ClassVar = "PC"
     device: Name
     deadline_ns: I64
     caches: CachesData
@@ -146,6 +147,7 @@ class PreparationProgress(Call, frozen=True):
 class ReleaseModel(Call, frozen=True):
     """Release a prepared model."""
 
+    trace_phase: ClassVar = "PT"
     model_id: U63
 
 
@@ -167,6 +169,7 @@ Roles: TypeAlias = Annotated[tuple[RoleData, ...], Meta(max_length=MAX_ROLES)]
 class Allocate(Call, frozen=True):
     """Allocate a driver-managed buffer; a role's `model_index` is an index of `model_ids`, models of the device."""
 
+    trace_phase: ClassVar = "PIO"
     device: Name
     dimensions: Dimensions
     model_ids: Annotated[tuple[U63, ...], Meta(max_length=MAX_ROLES)]
@@ -184,6 +187,7 @@ class Allocated(StatusReply, frozen=True):
 class CopyFrom(Call, frozen=True):
     """Copy the memory that comes with the message into a buffer; `dimensions` () = those of the buffer."""
 
+    trace_phase: ClassVar = "PIO"
     buffer_id: U63
     memory: MemoryData
     dimensions: Dimensions
@@ -192,6 +196,7 @@ class CopyFrom(Call, frozen=True):
 class CopyTo(Call, frozen=True):
     """Copy a buffer into the memory that comes with the message."""
 
+    trace_phase: ClassVar = "PIO"
     buffer_id: U63
     memory: MemoryData
 
@@ -199,4 +204,5 @@ class CopyTo(Call, frozen=True):
 class ReleaseBuffer(Call, frozen=True):
     """Release a buffer; its token is invalid from then on."""
 
+    trace_phase: ClassVar = "PT"
     buffer_id: U63

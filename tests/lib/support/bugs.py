@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nnfmq.driver.session import calls
+from nnfmq.driver.session import session
 
 _PID = os.getpid()
 _found: list[BaseException | None] = []
-_die = calls.abort_on_internal_error
+_die = session.abort_on_internal_error
 
 
 def _note(error: BaseException | None) -> None:
@@ -21,7 +21,7 @@ def _note(error: BaseException | None) -> None:
 
 def watch_for_them() -> None:
     """Record internal errors until the process ends, because a thread may outlive the test that started it."""
-    calls.abort_on_internal_error = _note
+    session.abort_on_internal_error = _note
 
 
 @contextmanager

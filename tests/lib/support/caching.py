@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnfmq.base.channel import Channel
+from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionPreference, Model, Operand, OperandType, Operation, OperationType, Priority
@@ -107,7 +108,7 @@ class CachingClient:
     def __init__(self) -> None:
         driver_end, client_end = Channel.pair()
         self.peer = ProtocolPeer(client_end, PeerRole.CLIENT)
-        self.session = Session(driver_end, "driver under test")
+        self.session = Session(driver_end, "driver under test", HANDLERS)
         self._calls = itertools.count(1)
         self._thread = threading.Thread(target=self.session.run, name="session under test")
         self._thread.start()

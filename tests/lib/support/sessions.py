@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from nnfmq.base.channel import Channel
 from nnfmq.base.memory import Memory
 from nnfmq.driver.execution.prepared_model import DriverPreparedModel
+from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import (
@@ -45,7 +46,7 @@ class Running:
     def __init__(self) -> None:
         driver_end, client_end = Channel.pair()
         self.client = ProtocolPeer(client_end, PeerRole.CLIENT)
-        self.session = Session(driver_end, "driver under test")
+        self.session = Session(driver_end, "driver under test", HANDLERS)
         self.thread = threading.Thread(target=self.session.run, name="session under test")
         self.thread.start()
 
