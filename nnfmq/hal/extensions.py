@@ -1,4 +1,4 @@
-"""Vendor extensions: codes and names, and those of the built-in `nnfmq.tflite`, which also widens operations.
+"""Vendor extensions: codes and names, and those of the built-in `nnfmq.tflite`.
 
 The code of an extension's operand type or operation is prefix << 16 | type, which is above BASE_MAX. AIDL's codes are
 signed, so a prefix has 15 bits; HIDL's has 16. Each model chooses the prefixes of its extensions (`Model.extensions`);
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from enum import IntEnum
+from collections.abc import Mapping, Sequence
+from enum import Enum, IntEnum
+from functools import cache
 from typing import TypeVar
 
 from msgspec import Struct
@@ -33,23 +34,24 @@ __all__ = [
     "AIDL_PREFIX_BITS",
     "DTYPES",
     "ELEMENTS",
+    "HAL_RANK",
     "HIDL_PREFIX_BITS",
     "NAME",
     "PREFIX",
-    "SIXTEEN_BIT",
     "TENSOR_COMPLEX64",
     "TENSOR_FLOAT64",
     "TENSOR_INT64",
     "TENSOR_UINT32",
     "TENSOR_UINT64",
     "TYPE_BITS",
-    "WIDER_OPERATIONS",
     "WIDE_TYPES",
     "Extension",
     "ExtensionCodes",
     "ExtensionOperandTypeInformation",
+    "Scheme",
     "TfliteOperation",
-    "WiderOperation",
+    "extended_code",
+    "extended_operations",
     "extension_code",
     "extension_prefix",
     "extension_type",
@@ -58,7 +60,6 @@ __all__ = [
     "is_extension_name",
     "named_code",
     "operation_code",
-    "widened",
 ]
 
 TYPE_BITS = 16
@@ -163,9 +164,9 @@ class ExtensionCodes:
 # ----------------------------------------------------------------------------------------------------------------------
 # Codes of the built-in extension `nnfmq.tflite`: what TFLite and ONNX models need beyond the HAL.
 #
-# `operations.tflite_extension` declares the operations, and importers emit them. The numbers are the extension's
-# interface: models contain them, so they never change. The extension has prefix 1 in every process (`operations`
-# installs it before all others) and in every model of an importer.
+# `operations` declares the operations, and importers emit them. The numbers are the extension's interface: models
+# contain them, so they never change. The extension has prefix 1 in every process (`operations` installs it before all
+# others) and in every model of an importer.
 
 
 NAME = "nnfmq.tflite"
@@ -301,7 +302,7 @@ class TfliteOperation(IntEnum):
     QLINEAR_ADD = 191
     QLINEAR_MUL = 192
 
-    # 200 to 226: operations of the HAL for more types and ranks, selected below
+    # 200 to 226: operations of the HAL for more types and ranks
     ADD = 200
     SUB = 201
     MUL = 202
@@ -422,12 +423,37 @@ def operation_code(operation: TfliteOperation) -> OperationType:
     return named_code(OperationType, extension_code(PREFIX, operation), f"{NAME}.{operation.name}")
 
 
-SIXTEEN_BIT = {
-    OperationType[operation.name[4:]]: operation_code(operation)
-    for operation in TfliteOperation
-    if operation.name.startswith("Q16_") and operation.name[4:] in OperationType.__members__
-}
-"""The operation on 16-bit tensors for each of the HAL's that has one."""
+class Scheme(Enum):
+    """Why the extension has an operation of the HAL again; the value is the name of that, `{}` being the HAL's name."""
+
+    WIDER = "{}"  # more operand types, or ranks above 4
+    TFLITE = "Q8_{}"  # TFLite's arithmetic on 8-bit tensors, where the HAL has none or another one
+    SIXTEEN_BITS = "Q16_{}"  # TENSOR_QUANT16_SYMM
+    TO_SIXTEEN_BITS = "{}_TO_Q16"  # from 8-bit tensors to TENSOR_QUANT16_SYMM
+    HYBRID = "HYBRID_{}"  # floats with weights of 8 bits, as TFLite computes them
+    DYNAMIC = "DYNAMIC_{}"  # the same as ONNX Runtime computes it
+
+
+@cache
+def extended_operations() -> Mapping[tuple[OperationType, Scheme], TfliteOperation]:
+    """Return the operations of the HAL that the extension has again; `operations` declares them as variants."""
+    ours = TfliteOperation.__members__
+    found = {
+        (base, scheme): ours[name]
+        for scheme in Scheme
+        for base in OperationType
+        if (name := scheme.value.format(base.name)) in ours
+    }
+    del found[OperationType.QUANTIZE, Scheme.DYNAMIC]  # DYNAMIC_QUANTIZE is no QUANTIZE: its result are floats
+    topk = found.pop((OperationType.TOPK_V2, Scheme.WIDER))  # it is TFLite's definition, of more types than 8 bits
+    return found | {(OperationType.TOPK_V2, Scheme.TFLITE): topk}
+
+
+def extended_code(base: OperationType, scheme: Scheme) -> OperationType:
+    """Return the code of an operation of the HAL in a scheme of the extension; `base` if the extension has none."""
+    operation = extended_operations().get((base, scheme))
+    return base if operation is None else operation_code(operation)
+
 
 TENSOR_COMPLEX64 = named_code(OperandType, extension_code(PREFIX, 0), "TENSOR_COMPLEX64")
 
@@ -453,88 +479,11 @@ ELEMENTS = {operand_type: ElementInfo(dtype, is_scalar=False) for operand_type, 
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Operations of the HAL that the extension `nnfmq.tflite` offers for more operand types and for ranks above 4.
-#
-# Those on elements of 64 bits and UINT32 (`tflite_codes.WIDE_TYPES`) are all operations that the extension has by the
-# same name.
-#
-# An importer emits operations of the HAL, and `widened` replaces those whose operands the HAL does not accept.
-# Functions of elements and of rows take tensors of higher ranks in another shape (`flat_shape`). 16-bit tensors have
-# operations of their own (`tflite_codes.SIXTEEN_BIT`).
+# Functions of elements and of rows, which take tensors of ranks above 4 in another shape.
 
 
-_HAL_RANK = 4
-_INT32, _BOOL8 = OperandType.TENSOR_INT32, OperandType.TENSOR_BOOL8
-_INT8 = OperandType.TENSOR_QUANT8_ASYMM_SIGNED
-_UINT8 = OperandType.TENSOR_QUANT8_ASYMM
-
-
-class WiderOperation(Struct, frozen=True):
-    """The operand types that only the extension accepts, and the argument that has the type.
-
-    `is_limited`: the HAL limits the rank of the arguments to 4.
-    """
-
-    types: frozenset[OperandType] = frozenset()
-    position: int = 0
-    is_limited: bool = True
-
-
-_REST = frozenset((_INT32, _BOOL8))  # besides floats and 8-bit values
-_FEW = frozenset((_BOOL8,))
-_COMPLEX = frozenset((TENSOR_COMPLEX64,))
-_ARITHMETIC = WiderOperation()
-_MOVED = WiderOperation(_REST)
-
-WIDER_OPERATIONS: dict[OperationType, WiderOperation] = {
-    OperationType.ADD: _ARITHMETIC,
-    OperationType.SUB: _ARITHMETIC,
-    OperationType.MUL: _ARITHMETIC,
-    OperationType.DIV: _ARITHMETIC,
-    OperationType.POW: WiderOperation(frozenset((_INT32,)), is_limited=False),
-    OperationType.RESHAPE: WiderOperation(_FEW | _COMPLEX),
-    OperationType.SQUEEZE: WiderOperation(_REST | _COMPLEX),
-    OperationType.EXPAND_DIMS: WiderOperation(_FEW | _COMPLEX),
-    OperationType.CONCATENATION: _MOVED,
-    OperationType.PACK: WiderOperation(_FEW, position=1),
-    OperationType.SLICE: WiderOperation(_FEW, is_limited=False),
-    OperationType.STRIDED_SLICE: _MOVED,
-    OperationType.SPLIT: WiderOperation(_FEW, is_limited=False),
-    OperationType.PAD: _MOVED,
-    OperationType.PAD_V2: _MOVED,
-    OperationType.MIRROR_PAD: WiderOperation(_FEW, is_limited=False),
-    OperationType.TRANSPOSE: _MOVED,
-    OperationType.REVERSE: WiderOperation(_FEW, is_limited=False),
-    OperationType.TILE: WiderOperation(_FEW, is_limited=False),
-    OperationType.GATHER: WiderOperation(_FEW, is_limited=False),
-    OperationType.SELECT: WiderOperation(_FEW, position=1, is_limited=False),
-    OperationType.MEAN: WiderOperation(frozenset((_INT32,))),
-    OperationType.REDUCE_MAX: WiderOperation(frozenset((_INT32,))),
-    OperationType.REDUCE_MIN: WiderOperation(frozenset((_INT32,))),
-    OperationType.REDUCE_SUM: WiderOperation(frozenset((_INT32,))),
-    OperationType.REDUCE_PROD: WiderOperation(frozenset((_INT32,))),
-    OperationType.CAST: WiderOperation(frozenset((_BOOL8, _INT8)), is_limited=False),
-}
-
-
-def widened(operation_type: OperationType, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> OperationType:
-    """Return the extension's operation of the same name if the HAL's does not accept the operands."""
-    if any(operand.type in WIDE_TYPES for operand in (*inputs, *outputs)):
-        return _OF_THE_EXTENSION.get(operation_type, operation_type)
-    wider = WIDER_OPERATIONS.get(operation_type)
-    if wider is None:
-        return operation_type
-    data = inputs[wider.position]
-    too_high = wider.is_limited and len(data.dimensions) > _HAL_RANK
-    if operation_type == OperationType.CAST:
-        # INT32 to bytes wraps around in TFLite and ONNX; the HAL saturates.
-        kinds = {data.type, outputs[0].type}
-        unusual = (len(kinds) > 1 and bool(kinds & wider.types)) or (data.type, outputs[0].type) == (_INT32, _UINT8)
-    else:
-        unusual = data.type in wider.types
-    if operation_type in _BINARY:
-        too_high = any(len(operand.dimensions) > _HAL_RANK for operand in inputs[:2])
-    return operation_code(TfliteOperation[operation_type.name]) if unusual or too_high else operation_type
+HAL_RANK = 4
+"""The highest rank that most operations of the HAL accept."""
 
 
 def flat_shape(operation_type: OperationType, inputs: Sequence[Operand]) -> tuple[int, ...]:
@@ -543,7 +492,7 @@ def flat_shape(operation_type: OperationType, inputs: Sequence[Operand]) -> tupl
     It has an operation on elements or on the rows of the last dimension, whose result has the input's shape.
     """
     shape = inputs[0].dimensions if inputs else ()
-    if len(shape) <= _HAL_RANK or 0 in shape:
+    if len(shape) <= HAL_RANK or 0 in shape:
         return ()
     if operation_type in _OF_ELEMENTS:
         return (math.prod(shape),)
@@ -559,10 +508,3 @@ _OF_ROWS = {
     OperationType.SOFTMAX: 2,
 }
 """The number of inputs without an axis."""
-
-_OF_THE_EXTENSION = {
-    OperationType[operation.name]: operation_code(operation)
-    for operation in TfliteOperation
-    if operation.name in OperationType.__members__ and operation is not TfliteOperation.TOPK_V2  # TFLite's definition
-}
-_BINARY = (OperationType.ADD, OperationType.SUB, OperationType.MUL, OperationType.DIV)

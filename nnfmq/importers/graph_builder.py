@@ -16,16 +16,18 @@ from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import (
+    HAL_RANK,
     NAME,
-    SIXTEEN_BIT,
     TENSOR_INT64,
+    WIDE_TYPES,
     ExtensionCodes,
+    Scheme,
     TfliteOperation,
+    extended_code,
     extension_prefix,
     flat_shape,
     is_extension,
     operation_code,
-    widened,
 )
 from nnfmq.hal.models import aligned_offset, without_unused_operands
 from nnfmq.hal.operation_type import OperationType
@@ -33,6 +35,14 @@ from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType,
 
 __all__ = ["GraphBuilder"]
 
+_USUAL = frozenset(
+    (
+        OperandType.TENSOR_FLOAT16,
+        OperandType.TENSOR_FLOAT32,
+        OperandType.TENSOR_QUANT8_ASYMM,
+        OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    )
+)
 _QUANTIZED = (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.TENSOR_QUANT16_SYMM)
 
 
@@ -58,7 +68,7 @@ class GraphBuilder:
         self._small: dict[tuple[OperandType, bytes], int] = {}
         self._indices: dict[int, int] = {}  # operands of TENSOR_INT64 as INT32
         self.extension_codes = ExtensionCodes()
-        """The codes of extensions in this model; the built-in one has prefix `tflite_codes.PREFIX`."""
+        """The codes of extensions in this model; the built-in one has prefix `extensions.PREFIX`."""
         self.extension_codes.prefix(NAME)
 
     def operand(self, operand: Operand) -> int:
@@ -200,9 +210,7 @@ class GraphBuilder:
         flat = flat_shape(operation_type, [operands[index] for index in inputs])
         if flat:
             return self._append_flat(operation_type, inputs, outputs[0], flat)
-        if any(operands[index].type == OperandType.TENSOR_QUANT16_SYMM for index in (*inputs, *outputs)):
-            operation_type = SIXTEEN_BIT.get(operation_type, operation_type)
-        operation_type = widened(operation_type, [operands[i] for i in inputs], [operands[i] for i in outputs])
+        operation_type = _code(operation_type, [operands[i] for i in inputs], [operands[i] for i in outputs])
         if is_extension(operation_type):
             self._shared_parts.prefixes.add(extension_prefix(operation_type))
         return self._operations.append(Operation(operation_type, tuple(inputs), outputs))
@@ -318,6 +326,28 @@ class GraphBuilder:
             operand = Operand(operand_type, dimensions, lifetime=LifeTime.CONSTANT_COPY, location=location)
             self._small[key] = self.operand(operand)
         return self._small[key]
+
+
+def _code(operation_type: OperationType, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> OperationType:
+    """Return the extension's code of an operation if the HAL's does not accept the types or ranks of the operands."""
+    types = {operand.type for operand in (*inputs, *outputs)}
+    if OperandType.TENSOR_QUANT16_SYMM in types:
+        return extended_code(operation_type, Scheme.SIXTEEN_BITS)
+    wider = extended_code(operation_type, Scheme.WIDER)
+    if wider == operation_type or _are_usual(operation_type, inputs, outputs):
+        return operation_type
+    if not types.isdisjoint(WIDE_TYPES):
+        return wider
+    from nnfmq.importers.shape_inference import accepts_only_wider  # imports the declarations of operations
+
+    return wider if accepts_only_wider(operation_type, inputs, outputs) else operation_type
+
+
+def _are_usual(operation_type: OperationType, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> bool:
+    """Return whether the operands are certainly of types and ranks that the HAL accepts, without a look at it."""
+    if operation_type == OperationType.CAST or max(len(operand.dimensions) for operand in inputs) > HAL_RANK:
+        return False
+    return inputs[0].type in _USUAL or outputs[0].type in _USUAL
 
 
 def _is_constant(operand: Operand) -> bool:

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.extensions import TENSOR_INT64
+from nnfmq.hal.extensions import HAL_RANK, TENSOR_INT64, Scheme, extended_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation
 from nnfmq.operations import REGISTRY, declaration
 from nnfmq.operations.preparation import ShapedOp, infer_shapes, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT
 
-__all__ = ["indices_of", "output_shapes", "require_plan", "results_of_32_bits", "saturated"]
+__all__ = ["accepts_only_wider", "indices_of", "output_shapes", "require_plan", "results_of_32_bits", "saturated"]
 
 _POSITIONS = ("indices", "lookups")  # attributes of which shape rules only use the shape; 0 is always valid
 
@@ -81,6 +81,24 @@ def _argument(
     elif parameter.role is declaration.Role.ATTRIBUTE:
         raise InvalidArgument(f"the shape of its result depends on its {parameter.name}, which is not a constant")
     return tensor_of(operand, operand.dimensions, value)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Types and ranks that only the extension accepts.
+
+
+def accepts_only_wider(operation: OperationType, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> bool:
+    """Return whether the extension's operation with more types and ranks accepts operands that the HAL's does not."""
+    if operation == OperationType.CAST and (inputs[0].type, outputs[0].type) == _WRAPPING_CAST:
+        return True
+    of_hal, wider = REGISTRY[operation], REGISTRY[extended_code(operation, Scheme.WIDER)]
+    if not declaration.accepts_types(of_hal, inputs, outputs):
+        return declaration.accepts_types(wider, inputs, outputs)
+    return wider.shape != of_hal.shape and max(len(operand.dimensions) for operand in inputs) > HAL_RANK
+
+
+_WRAPPING_CAST = (OperandType.TENSOR_INT32, OperandType.TENSOR_QUANT8_ASYMM)
+"""From integers to bytes, TFLite and ONNX keep the low bits; the HAL saturates."""
 
 
 # ----------------------------------------------------------------------------------------------------------------------

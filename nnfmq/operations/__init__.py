@@ -1,9 +1,9 @@
 """The operations: one declaration each, in `REGISTRY` by operation code.
 
-A declaration (see `signature`) is everything that nnfmq knows about an operation: parameter lists, types by feature
+A declaration (see `declaration`) is everything that nnfmq knows about an operation: parameter lists, types by feature
 level, shape rule, kernels. Validation, the interpreter and the compiling engine all read it. A module holds one family
 of the HAL's operations and is imported when one of them is first used; `tflite_extension` has the families of the
-built-in extension, and `extensions` adds the operations of vendors.
+built-in extension that the HAL does not have, and `extensions` adds the operations of vendors.
 """
 
 from __future__ import annotations
@@ -79,4 +79,4 @@ def _by_code(name: str) -> list[tuple[OperationType, Declaration]]:
 for _family, _names in FAMILIES.items():
     for _table in (REGISTRY, HAL_DECLARATIONS):
         _table.add_family([OperationType[name] for name in _names.split()], partial(_by_code, _family))
-install_families()
+install_families({f"{__name__}.{family}": names for family, names in FAMILIES.items()})

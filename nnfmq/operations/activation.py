@@ -9,42 +9,29 @@ HARD_SWISH  C1 the output's scale is greater than the input's / 128
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
 from nnfmq.hal.types import CLAMPS, OperationType
+from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point, fixed_point16
-from nnfmq.operations.declaration import (
-    F16,
-    F32,
-    FLOAT16,
-    FLOAT32,
-    Q8,
-    Q8S,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Plan,
-    Run,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
-from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.declaration import Array, Plan, Run, Tensor
+from nnfmq.operations.fixed_point import INT16_MAX, Ints, ints
+from nnfmq.operations.fixed_point16 import to_int16
 from nnfmq.operations.kernel_adapters import fp16_via_fp32, lut8, stateless, via_lut8
 from nnfmq.operations.quantization import (
     OutputMultipliers,
     all_quantized_values,
     dtype_range,
+    float_ratio,
     quantized_range,
+    real_entries,
     requantizer,
     require_quantization,
+    rescaling,
 )
 from nnfmq.operations.shapes import broadcast_shapes, require, same_shape, same_shape_up_to_rank_4
 
@@ -63,29 +50,33 @@ def _unary(
     code: OperationType,
     in_float: Plan,
     in_integers: Plan,
-    *,
-    quantized_since: int = V1_0,
+    *extended: op.Extended,
+    quantized_since: int = op.V1_0,
     same_quantization: bool = False,
-) -> Declaration:
-    return Declaration(
+) -> op.Declaration:
+    return op.Declaration(
         code,
-        since=V1_0,
-        overloads=(overload(data("input")),),
+        since=op.V1_0,
+        overloads=(op.overload(op.data("input")),),
         variants=(
-            Variant({"T": F32}, V1_0, in_float),
-            Variant({"T": Q8}, quantized_since, in_integers),
-            Variant({"T": F16}, V1_2, fp16_via_fp32(in_float)),
-            Variant({"T": Q8S}, V1_3, in_integers),
+            op.Variant({"T": op.F32}, op.V1_0, in_float),
+            op.Variant({"T": op.Q8}, quantized_since, in_integers),
+            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(in_float)),
+            op.Variant({"T": op.Q8S}, op.V1_3, in_integers),
         ),
         shape=same_shape_up_to_rank_4,
         zero_sized=True,
         same_quantization=same_quantization,
+        extended=extended,
     )
 
 
-def _clamp(code: OperationType, low: float, high: float) -> Declaration:
+def _clamp(code: OperationType, low: float, high: float) -> op.Declaration:
     in_float = stateless(partial(clamp, low=low, high=high))
-    return _unary(code, in_float, via_lut8(partial(_clamp_lut, low=low, high=high)), same_quantization=True)
+    in_integers = via_lut8(partial(_clamp_lut, low=low, high=high))
+    plan = partial(plan_sixteen_bit_clamp, high)
+    extended = () if low < 0 else (op.sixteen_bits(*op.of_types(plan, op.Q16S), shape=same_shape),)
+    return _unary(code, in_float, in_integers, *extended, same_quantization=True)
 
 
 def logistic(input: Array) -> Array:
@@ -154,7 +145,7 @@ def _relu_of_shifted(hires: Ints, real: float) -> Ints:
 
 def _in_15_bits(multiplier: int) -> int:
     """DownScaleInt32ToInt16Multiplier: the nearest multiplier of 15 fractional bits."""
-    return min((multiplier + (1 << 15)) >> 16, fixed_point16.INT16_MAX)
+    return min((multiplier + (1 << 15)) >> 16, fixed_point.INT16_MAX)
 
 
 def prelu(input: Array, alpha: Array) -> Array:
@@ -184,43 +175,173 @@ def _scaler(real: float, output: Tensor) -> Callable[[Array, Array], None]:
     return requantizer(OutputMultipliers.of([real]), ints([0]), 1 << 16, output, 0)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# 16 bits, and ELU of 8 bits, as TFLite defines them.
+#
+# LOGISTIC and TANH read the input in Q3.12 and interpolate a table of 1 / (1 + e^-x) in steps of 1/24, of 16 bits. ELU
+# is computed in float32 and multiplied by the reciprocal of the output's scale.
+#
+#     Q1 ranges of real multipliers
+
+
+_STEPS_PER_UNIT = 24  # of the table of the logistic function
+
+
+_INTEGER_BITS = 3
+
+
+@cache
+def _logistic_table() -> Ints:
+    """Return 1 / (1 + e^-x) for x = 0, 1/24, 2/24 ... as 16 bits after the binary point.
+
+    The values are shifted by half of the error of linear interpolation in the middle of the next step; the last is 1.
+    """
+    now, middle, after = (65536 / (1 + np.exp(-(np.arange(256) + offset) / _STEPS_PER_UNIT)) for offset in (0, 0.5, 1))
+    table = ints(np.rint(now - ((now + after) / 2 - middle) / 2))
+    table[-1] = 65535
+    return table
+
+
+def _to_table_steps(scale: float) -> tuple[int, int]:
+    """Return multiplier and right shift from quantized values to 1/512 of the table's steps."""
+    exponent = math.log2(scale)
+    left_shift = 15 - _INTEGER_BITS + round(exponent)
+    if abs(exponent - round(exponent)) < 1e-3 and left_shift in (0, 1):
+        return 3 << left_shift, 0
+    multiplier, shift = scale * 4096 * 3, 0
+    while multiplier <= 32767 / 2 and shift <= 30:
+        shift, multiplier = shift + 1, multiplier * 2
+    return int(multiplier), shift
+
+
+def plan_sixteen_bit_logistic(input: Tensor, *, output: Tensor) -> Run:
+    """Plan LOGISTIC of 16 bits; the result represents 0 to 1 as 0 to 32767."""
+    multiplier, shift = _to_table_steps(input.scale)
+    table = _logistic_table()
+
+    def run(x: Array) -> Array:
+        steps = _shifted(ints(x) * multiplier, shift)
+        sums = _interpolated(table, np.abs(steps), 9, INT16_MAX << 10)
+        mirrored = np.where(steps >= 0, sums + (1 << 9), (1 << 25) - sums + (1 << 9) - 1)
+        return (mirrored >> 10).astype(np.int16)
+
+    return run
+
+
+def plan_sixteen_bit_tanh(input: Tensor, *, output: Tensor) -> Run:
+    """Plan TANH of 16 bits; the result represents -1 to 1 as -32767 to 32767."""
+    multiplier, shift = _to_table_steps(input.scale)
+    table = _logistic_table()
+
+    def run(x: Array) -> Array:
+        steps = _shifted(ints(x) * multiplier, shift)
+        sums = _interpolated(table, np.abs(steps), 8, 0xFFFF << 8)
+        middle, half = 1 << 23, 1 << 7
+        mirrored = np.where(steps >= 0, sums - middle + half, middle - sums + half - 1)
+        return (mirrored >> 8).astype(np.int16)
+
+    return run
+
+
+def _shifted(x: Ints, shift: int) -> Ints:
+    return (x + (1 << shift >> 1)) >> shift
+
+
+def _interpolated(table: Ints, steps: Ints, bits: int, beyond: int) -> Ints:
+    """Return 2^bits times the table at `steps` / 2^bits; `beyond` its end."""
+    index = np.minimum(steps >> bits, 254)
+    low, high = table[index], table[index + 1]
+    return np.where(steps >> bits >= 255, beyond, (low << bits) + (steps & (1 << bits) - 1) * (high - low))
+
+
+def plan_sixteen_bit_prelu(input: Tensor, alpha: Tensor, *, output: Tensor) -> Run:
+    """Plan x if it is not negative, else alpha · x."""
+    slope = float(np.float32(input.scale) * np.float32(alpha.scale) / np.float32(output.scale))
+    multiplier, shift = fixed_point.quantize_multiplier(slope)
+    rescale = rescaling(float_ratio(input, output))
+
+    def run(x: Array, alphas: Array) -> Array:
+        scaled = fixed_point.multiply(ints(x) * (ints(alphas) - alpha.zero_point), multiplier, shift)
+        return to_int16(np.where(x >= 0, rescale(x), scaled))
+
+    return run
+
+
+def plan_sixteen_bit_clamp(high: float, input: Tensor, *, output: Tensor) -> Run:
+    """Plan the input in the output's scale, from 0 to `high`."""
+    lowest, highest = quantized_range(0.0, high, output)
+    rescale = rescaling(float_ratio(input, output))
+    return lambda x: np.clip(rescale(x), lowest, highest).astype(np.int16)
+
+
+def _elu(x: Array) -> Array:
+    return np.where(x < 0, np.expm1(x), x)
+
+
 DECLARATIONS = (
     *(_clamp(code, *function.bounds) for code, function in CLAMPS.items()),
-    _unary(OperationType.LOGISTIC, stateless(logistic), via_lut8(_logistic_lut)),
-    _unary(OperationType.TANH, stateless(np.tanh), via_lut8(_tanh_lut), quantized_since=V1_2),
-    Declaration(
+    _unary(
+        OperationType.LOGISTIC,
+        stateless(logistic),
+        via_lut8(_logistic_lut),
+        op.wider(*op.of_types(stateless(logistic), op.F64), shape=same_shape),
+        op.sixteen_bits(*op.of_types(plan_sixteen_bit_logistic, op.Q16S), shape=same_shape),
+    ),
+    _unary(
+        OperationType.TANH,
+        stateless(np.tanh),
+        via_lut8(_tanh_lut),
+        op.wider(*op.of_types(stateless(np.tanh), op.F64), shape=same_shape),
+        op.sixteen_bits(*op.of_types(plan_sixteen_bit_tanh, op.Q16S), shape=same_shape),
+        quantized_since=op.V1_2,
+    ),
+    op.Declaration(
         OperationType.ELU,
-        since=V1_3,
-        overloads=(overload(data("input"), attribute("alpha", "S"), level=V1_3),),
+        since=op.V1_3,
+        overloads=(op.overload(op.data("input"), op.attribute("alpha", "S"), level=op.V1_3),),
         variants=(
-            Variant({"T": F32, "S": FLOAT32}, V1_3, stateless(elu)),
-            Variant({"T": F16, "S": FLOAT16}, V1_3, fp16_via_fp32(stateless(elu))),
+            op.Variant({"T": op.F32, "S": op.FLOAT32}, op.V1_3, stateless(elu)),
+            op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_3, fp16_via_fp32(stateless(elu))),
         ),
         shape=same_shape,
+        extended=(
+            op.tflite(
+                *op.of_types(via_lut8(real_entries(_elu)), op.Q8, op.Q8S),
+                overloads=(op.overload(op.data("input"), level=op.V1_2),),
+                zero_sized=True,
+            ),
+        ),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.HARD_SWISH,
-        since=V1_3,
-        overloads=(overload(data("input"), level=V1_3),),
+        since=op.V1_3,
+        overloads=(op.overload(op.data("input"), level=op.V1_3),),
         variants=(
-            Variant({"T": F32}, V1_3, stateless(hard_swish)),
-            Variant({"T": F16}, V1_3, fp16_via_fp32(stateless(hard_swish))),
-            Variant({"T": Q8}, V1_3, via_lut8(_hard_swish_lut)),
-            Variant({"T": Q8S}, V1_3, via_lut8(_hard_swish_lut)),
+            op.Variant({"T": op.F32}, op.V1_3, stateless(hard_swish)),
+            op.Variant({"T": op.F16}, op.V1_3, fp16_via_fp32(stateless(hard_swish))),
+            op.Variant({"T": op.Q8}, op.V1_3, via_lut8(_hard_swish_lut)),
+            op.Variant({"T": op.Q8S}, op.V1_3, via_lut8(_hard_swish_lut)),
         ),
         shape=same_shape,
         zero_sized=True,
     ),
-    Declaration(
+    op.Declaration(
         OperationType.PRELU,
-        since=V1_2,
-        overloads=(overload(data("input"), data("alpha"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.data("alpha"), level=op.V1_2),),
         variants=(
-            Variant({"T": F32}, V1_2, stateless(prelu)),
-            Variant({"T": F16}, V1_2, fp16_via_fp32(stateless(prelu))),
-            Variant({"T": Q8}, V1_2, plan_quantized_prelu),
-            Variant({"T": Q8S}, V1_3, plan_quantized_prelu),
+            op.Variant({"T": op.F32}, op.V1_2, stateless(prelu)),
+            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(stateless(prelu))),
+            op.Variant({"T": op.Q8}, op.V1_2, plan_quantized_prelu),
+            op.Variant({"T": op.Q8S}, op.V1_3, plan_quantized_prelu),
         ),
         shape=broadcast_shapes,
+        extended=(
+            op.wider(*op.of_types(stateless(prelu), op.F64)),
+            op.sixteen_bits(
+                *op.of_types(plan_sixteen_bit_prelu, op.Q16S),
+                overloads=(op.overload(op.data("input"), op.data("alpha", op.Q8S), level=op.V1_2),),
+            ),
+        ),
     ),
 )

@@ -11,24 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    AIDL_V2,
-    BOOL,
-    F16,
-    F32,
-    I32,
-    Q8S,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
-from nnfmq.operations.fixed_point import ints
+from nnfmq.operations import declaration as op
+from nnfmq.operations import fixed_point
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
+from nnfmq.operations.fixed_point import ints, multiply_wide
+from nnfmq.operations.fixed_point16 import to_int16
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.quantization import OutputMultipliers, requantizer
 from nnfmq.operations.shapes import require, require_rank
@@ -77,25 +64,45 @@ def plan_quantized_matmul(
     return run
 
 
+def plan_sixteen_bit_matmul(
+    left: Tensor, right: Tensor, *, output: Tensor, adjoint_left: bool, adjoint_right: bool
+) -> Run:
+    """Plan products of 16 bits."""
+    real = float(np.float32(left.scale) * np.float32(right.scale) / np.float32(output.scale))
+    multiplier = fixed_point.quantize_multiplier(real)
+
+    def run(a: Array, b: Array) -> Array:
+        rows, columns = a.astype(np.float64), b.astype(np.float64)
+        rows = np.swapaxes(rows, -1, -2) if adjoint_left else rows
+        columns = np.swapaxes(columns, -1, -2) if adjoint_right else columns
+        return to_int16(multiply_wide(ints(np.matmul(rows, columns)), *multiplier))
+
+    return run
+
+
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.BATCH_MATMUL,
-        since=AIDL_V2,
+        since=op.AIDL_V2,
         overloads=(
-            overload(
-                data("left"),
-                data("right"),
-                attribute("adjoint_left", BOOL),
-                attribute("adjoint_right", BOOL),
-                level=AIDL_V2,
+            op.overload(
+                op.data("left"),
+                op.data("right"),
+                op.attribute("adjoint_left", op.BOOL),
+                op.attribute("adjoint_right", op.BOOL),
+                level=op.AIDL_V2,
             ),
         ),
         variants=(
-            Variant({"T": F32}, AIDL_V2, plan_matmul),
-            Variant({"T": F16}, AIDL_V2, fp16_via_fp32(plan_matmul)),
-            Variant({"T": I32}, AIDL_V2, plan_matmul),
-            Variant({"T": Q8S}, AIDL_V2, plan_quantized_matmul),
+            op.Variant({"T": op.F32}, op.AIDL_V2, plan_matmul),
+            op.Variant({"T": op.F16}, op.AIDL_V2, fp16_via_fp32(plan_matmul)),
+            op.Variant({"T": op.I32}, op.AIDL_V2, plan_matmul),
+            op.Variant({"T": op.Q8S}, op.AIDL_V2, plan_quantized_matmul),
         ),
         shape=batch_matmul_shape,
+        extended=(
+            op.wider(*op.of_types(plan_matmul, *op.WIDE)),
+            op.sixteen_bits(*op.of_types(plan_sixteen_bit_matmul, op.Q16S)),
+        ),
     ),
 )

@@ -9,35 +9,19 @@ wraps around and has no activation; its DIV rounds down, and division by 0 gives
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
-from nnfmq.hal.types import OperationType
+from nnfmq.hal.types import OperandType, OperationType
+from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
-from nnfmq.operations.declaration import (
-    F16,
-    F32,
-    I32,
-    Q8,
-    Q8S,
-    V1_0,
-    V1_1,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Plan,
-    Run,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
-from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
+from nnfmq.operations.declaration import Array, Plan, Run, Tensor
+from nnfmq.operations.fixed_point import Ints, ints, to_int32
+from nnfmq.operations.fixed_point16 import to_int16
+from nnfmq.operations.kernel_adapters import by_pairs, fp16_via_fp32, stateless
 from nnfmq.operations.quantization import (
     OutputMultipliers,
     all_quantized_values,
@@ -111,43 +95,208 @@ def plan_quantized_mul(first: Tensor, second: Tensor, *, output: Tensor, activat
     return run
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Arithmetic of 16 bits, and DIV of 8 bits, as TFLite defines it.
+#
+# ADD and SUB of 16 bits rescale both inputs to a common scale with 15 extra bits and requantize the sum. If all scales
+# are powers of two and the file says so, one input is shifted to the scale of the output and the sum saturates.
+# TFLite's DIV shifts by more bits than an int32 has if a quotient is very small, and its quotients wrap around if they
+# are very large. Here, the former are 0 and the latter saturate. DIV of 16 bits is that of 8 bits, with zero points of
+# 0.
+#
+#     C1 one input has the output's scale and the other none larger, if scales are powers of two     C2 no divisor is 0
+#     Q1, Q2 ranges of real multipliers     Q5 activation code 0 to 3
+
+
+_EXTRA_BITS = 15  # of the common scale of a sum
+
+
+def plan_sixteen_bit_sum(
+    sign: int, first: Tensor, second: Tensor, *, output: Tensor, activation: int, powers_of_two: bool = False
+) -> Run:
+    """Plan first + sign · second. `powers_of_two`: the scales may be, so that shifts suffice."""
+    exponents = [_exponent(tensor.scale) for tensor in (first, second, output)]
+    low, high = quantized_activation_range(activation, output)
+    if powers_of_two and None not in exponents:
+        return _shifted_sum(sign, [e for e in exponents if e is not None], low, high)
+    common = 2.0 * max(first.scale, second.scale)
+    one, other = (fixed_point.quantize_multiplier_below_one(tensor.scale / common) for tensor in (first, second))
+    total = fixed_point.quantize_multiplier_below_one(common / ((1 << _EXTRA_BITS) * output.scale))
+
+    def run(a: Array, b: Array) -> Array:
+        addend = fixed_point.multiply(ints(a) << _EXTRA_BITS, *one)
+        summand = fixed_point.multiply(ints(b) << _EXTRA_BITS, sign * other[0], other[1])
+        return np.clip(fixed_point.multiply(addend + summand, *total), low, high).astype(np.int16)
+
+    return run
+
+
+def _exponent(scale: float) -> int | None:
+    """Return log2 of a scale if that is nearly an integer, as TFLite's CheckedLog2."""
+    exact = math.log2(scale)
+    return round(exact) if abs(exact - round(exact)) < 1e-3 else None
+
+
+def _shifted_sum(sign: int, exponents: list[int], low: int, high: int) -> Run:
+    shifts = [exponents[2] - exponent for exponent in exponents[:2]]
+    scales = f"the inputs' scales are 2^{exponents[0]} and 2^{exponents[1]}, the output's 2^{exponents[2]}"
+    require(min(shifts) == 0, "C1", scales)
+
+    def run(a: Array, b: Array) -> Array:
+        addend, summand = (fixed_point.rounding_shift(ints(x), shift) for x, shift in zip((a, b), shifts, strict=True))
+        return np.clip(to_int16(addend + sign * summand), low, high)
+
+    return run
+
+
+def plan_sixteen_bit_mul(first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan MUL of 16 bits; TFLite multiplies the scales in float32."""
+    real = np.float32(first.scale) * np.float32(second.scale) / np.float32(output.scale)
+    multiplier, shift = fixed_point.quantize_multiplier(float(real))
+    low, high = quantized_activation_range(activation, output)
+
+    def run(a: Array, b: Array) -> Array:
+        return np.clip(fixed_point.multiply(ints(a) * ints(b), multiplier, shift), low, high).astype(np.int16)
+
+    return run
+
+
+_WIDEST_SHIFT = 62
+
+
+def plan_tflite_div(first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan first / second, as a product with the reciprocal of the divisor."""
+    real = np.float32(first.scale) / (np.float32(second.scale) * np.float32(output.scale))
+    multiplier, shift = fixed_point.quantize_multiplier(float(real))
+    low, high = quantized_activation_range(activation, output)
+
+    def divide(a: Array, b: Array) -> Array:
+        divisors = ints(b) - second.zero_point
+        divisors = np.where(divisors == 0, 1, divisors)  # of a table; no other reaches this
+        dividends = (ints(a) - first.zero_point) * np.sign(divisors)
+        quotients = _scaled_quotients(dividends, np.abs(divisors), multiplier, shift)
+        return np.clip(quotients + output.zero_point, low, high).astype(output.dtype)
+
+    inner = by_pairs(divide, first, second, output)
+
+    def run(a: Array, b: Array) -> Array:
+        require(not (b == second.zero_point).any(), "C2", "a divisor is 0")
+        return cast(Array, inner(a, b))
+
+    return run
+
+
+def _scaled_quotients(dividends: Ints, divisors: Ints, multiplier: int, shift: int) -> Ints:
+    """Return dividends / divisors · multiplier / 2^31 · 2^shift, limited to 32 bits; the divisors are positive."""
+    bits = fixed_point.bit_length(divisors)
+    inverses = fixed_point.reciprocal_of_one_plus((divisors << (32 - bits)) - (1 << 31))
+    free = 31 - fixed_point.bit_length(np.where(dividends < 0, ~dividends, dividends))
+    quotients = fixed_point.high_mul(dividends << free, inverses)
+    right = bits - 1 + free - shift
+    scaled = fixed_point.high_mul(quotients, multiplier)
+    shifted = fixed_point.rounding_shift(scaled, np.clip(right, 0, _WIDEST_SHIFT))
+    return to_int32(shifted << np.clip(-right, 0, 31))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Elements of 64 bits and UINT32: integers wrap around, and there are no fused activations.
+
+
+def integer_power(base: Array, exponent: Array) -> Array:
+    """Return base ** exponent of integers, wrapped around; a negative exponent gives 0, or 1 and -1 of these bases."""
+    base, exponent = np.broadcast_arrays(base, exponent)
+    result: Array = np.power(base, np.maximum(exponent, 0))
+    negative = exponent < 0
+    if negative.any():
+        odd = np.where(exponent % 2 == 0, 1, base)
+        result = np.where(negative, np.where(np.abs(base) == 1, odd, 0), result).astype(base.dtype)
+    return result
+
+
 def _arithmetic(
-    code: OperationType, since: int, ufunc: np.ufunc, in_int32: np.ufunc, variants: tuple[Variant, ...] = ()
-) -> Declaration:
-    return Declaration(
+    code: OperationType,
+    since: int,
+    ufunc: np.ufunc,
+    in_int32: np.ufunc,
+    variants: tuple[op.Variant, ...],
+    *extended: op.Extended,
+) -> op.Declaration:
+    return op.Declaration(
         code,
         since=since,
-        overloads=(overload(data("first"), data("second"), attribute("activation"), level=since),),
+        overloads=(op.overload(op.data("first"), op.data("second"), op.attribute("activation"), level=since),),
         variants=(
-            Variant({"T": F32}, since, partial(plan_float, ufunc)),
-            Variant({"T": F16}, V1_2, fp16_via_fp32(partial(plan_float, ufunc))),
-            Variant({"T": I32}, V1_3, partial(plan_int32, in_int32)),
+            op.Variant({"T": op.F32}, since, partial(plan_float, ufunc)),
+            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(partial(plan_float, ufunc))),
+            op.Variant({"T": op.I32}, op.V1_3, partial(plan_int32, in_int32)),
             *variants,
         ),
         shape=broadcast_shapes_up_to_rank_4,
         zero_sized=True,
+        extended=extended,
     )
 
 
-def _quantized_variants(since: int, plan: Plan) -> tuple[Variant, ...]:
-    return Variant({"T": Q8}, since, plan), Variant({"T": Q8S}, V1_3, plan)
+def _quantized_variants(since: int, plan: Plan) -> tuple[op.Variant, ...]:
+    return op.Variant({"T": op.Q8}, since, plan), op.Variant({"T": op.Q8S}, op.V1_3, plan)
+
+
+def _wider(ufunc: np.ufunc, *types: OperandType) -> op.Extended:
+    return op.wider(*op.of_types(partial(plan_int32, ufunc), *types), shape=broadcast_shapes)
+
+
+def _sum(code: OperationType, since: int, ufunc: np.ufunc, sign: int, quantized_since: int) -> op.Declaration:
+    variants = _quantized_variants(quantized_since, partial(plan_quantized_sum, sign))
+    arguments = (
+        op.data("first"),
+        op.data("second"),
+        op.attribute("activation"),
+        op.attribute("powers_of_two", op.BOOL),
+    )
+    sixteen_bits = op.sixteen_bits(
+        *op.of_types(partial(plan_sixteen_bit_sum, sign), op.Q16S),
+        overloads=(op.overload(*arguments, level=op.V1_2, also={3: op.V1_2}),),
+        shape=broadcast_shapes,
+    )
+    return _arithmetic(code, since, ufunc, ufunc, variants, _wider(ufunc, *op.WIDE), sixteen_bits)
 
 
 DECLARATIONS = (
-    _arithmetic(OperationType.ADD, V1_0, np.add, np.add, _quantized_variants(V1_0, partial(plan_quantized_sum, 1))),
+    _sum(OperationType.ADD, op.V1_0, np.add, 1, op.V1_0),
+    _sum(OperationType.SUB, op.V1_1, np.subtract, -1, op.V1_2),
     _arithmetic(
-        OperationType.SUB, V1_1, np.subtract, np.subtract, _quantized_variants(V1_2, partial(plan_quantized_sum, -1))
+        OperationType.MUL,
+        op.V1_0,
+        np.multiply,
+        np.multiply,
+        _quantized_variants(op.V1_0, plan_quantized_mul),
+        _wider(np.multiply, *op.WIDE),
+        op.sixteen_bits(*op.of_types(plan_sixteen_bit_mul, op.Q16S), shape=broadcast_shapes),
     ),
-    _arithmetic(OperationType.MUL, V1_0, np.multiply, np.multiply, _quantized_variants(V1_0, plan_quantized_mul)),
-    _arithmetic(OperationType.DIV, V1_1, np.divide, np.floor_divide),
-    Declaration(
+    _arithmetic(
+        OperationType.DIV,
+        op.V1_1,
+        np.divide,
+        np.floor_divide,
+        (),
+        _wider(np.divide, op.F64),
+        op.tflite(*op.of_types(plan_tflite_div, op.Q8, op.Q8S), shape=broadcast_shapes),
+        op.sixteen_bits(*op.of_types(plan_tflite_div, op.Q16S), shape=broadcast_shapes),
+    ),
+    op.Declaration(
         OperationType.POW,
-        since=V1_2,
-        overloads=(overload(data("base"), data("exponent"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("base"), op.data("exponent"), level=op.V1_2),),
         variants=(
-            Variant({"T": F32}, V1_2, stateless(np.power)),
-            Variant({"T": F16}, V1_2, fp16_via_fp32(stateless(np.power))),
+            op.Variant({"T": op.F32}, op.V1_2, stateless(np.power)),
+            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(stateless(np.power))),
         ),
         shape=broadcast_shapes,
+        extended=(
+            op.wider(
+                *op.of_types(stateless(integer_power), op.I32, *op.WIDE_INTEGERS),
+                *op.of_types(stateless(np.power), op.F64),
+            ),
+        ),
     ),
 )

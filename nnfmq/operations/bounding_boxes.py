@@ -18,28 +18,8 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.declaration import (
-    BOOL,
-    F16,
-    F32,
-    FLOAT16,
-    FLOAT32,
-    I32,
-    Q8,
-    Q8S,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import dequantized
 from nnfmq.operations.shapes import DATA_DEPENDENT, require
 
@@ -194,42 +174,48 @@ _transform_plan = plan_boxes(box_transform, boxes=(0, 3), box_outputs=(0,))
 _proposals_plan = plan_boxes(generate_proposals, boxes=(2, 3), box_outputs=(1,), keeps_scores=True)
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.AXIS_ALIGNED_BBOX_TRANSFORM,
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(data("boxes", "X"), data("deltas"), data("batches", I32), data("image_info", "X"), level=V1_2),
+            op.overload(
+                op.data("boxes", "X"),
+                op.data("deltas"),
+                op.data("batches", op.I32),
+                op.data("image_info", "X"),
+                level=op.V1_2,
+            ),
         ),
         variants=(
-            Variant({"T": F32, "X": F32}, V1_2, _transform_plan),
-            Variant({"T": F16, "X": F16}, V1_2, _transform_plan),
-            Variant({"T": Q8, "X": BOXES}, V1_2, _transform_plan),
-            Variant({"T": Q8S, "X": BOXES}, V1_3, _transform_plan),
+            op.Variant({"T": op.F32, "X": op.F32}, op.V1_2, _transform_plan),
+            op.Variant({"T": op.F16, "X": op.F16}, op.V1_2, _transform_plan),
+            op.Variant({"T": op.Q8, "X": BOXES}, op.V1_2, _transform_plan),
+            op.Variant({"T": op.Q8S, "X": BOXES}, op.V1_3, _transform_plan),
         ),
         shape=transform_shape,
         outputs=("X",),
         zero_sized=True,
     ),
-    Declaration(
+    op.Declaration(
         OperationType.GENERATE_PROPOSALS,
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                *(data("scores"), data("deltas"), data("anchors", "A"), data("image_info", "X")),
-                *(attribute("height_stride", "S"), attribute("width_stride", "S")),
-                *(attribute("pre_nms_limit"), attribute("post_nms_limit")),
-                *(attribute("iou_threshold", "S"), attribute("min_size", "S"), attribute("nchw", BOOL)),
-                level=V1_2,
+            op.overload(
+                *(op.data("scores"), op.data("deltas"), op.data("anchors", "A"), op.data("image_info", "X")),
+                *(op.attribute("height_stride", "S"), op.attribute("width_stride", "S")),
+                *(op.attribute("pre_nms_limit"), op.attribute("post_nms_limit")),
+                *(op.attribute("iou_threshold", "S"), op.attribute("min_size", "S"), op.attribute("nchw", op.BOOL)),
+                level=op.V1_2,
             ),
         ),
         variants=(
-            Variant({"T": F32, "A": F32, "X": F32, "S": FLOAT32}, V1_2, _proposals_plan),
-            Variant({"T": F16, "A": F16, "X": F16, "S": FLOAT16}, V1_2, _proposals_plan),
-            Variant({"T": Q8, "A": SIGNED_BOXES, "X": BOXES, "S": FLOAT32}, V1_2, _proposals_plan),
-            Variant({"T": Q8S, "A": SIGNED_BOXES, "X": BOXES, "S": FLOAT32}, V1_3, _proposals_plan),
+            op.Variant({"T": op.F32, "A": op.F32, "X": op.F32, "S": op.FLOAT32}, op.V1_2, _proposals_plan),
+            op.Variant({"T": op.F16, "A": op.F16, "X": op.F16, "S": op.FLOAT16}, op.V1_2, _proposals_plan),
+            op.Variant({"T": op.Q8, "A": SIGNED_BOXES, "X": BOXES, "S": op.FLOAT32}, op.V1_2, _proposals_plan),
+            op.Variant({"T": op.Q8S, "A": SIGNED_BOXES, "X": BOXES, "S": op.FLOAT32}, op.V1_3, _proposals_plan),
         ),
         shape=proposals_shape,
-        outputs=("T", "X", I32),
+        outputs=("T", "X", op.I32),
         images=("scores", "deltas"),
         image_outputs=False,
     ),

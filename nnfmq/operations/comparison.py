@@ -12,25 +12,12 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    B8,
-    F16,
-    F32,
-    I32,
-    Q8,
-    Q8S,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Run,
-    Tensor,
-    Variant,
-    data,
-    overload,
-)
-from nnfmq.operations.kernel_adapters import stateless
-from nnfmq.operations.quantization import dequantized_values
+from nnfmq.operations import declaration as op
+from nnfmq.operations import fixed_point
+from nnfmq.operations.declaration import Array, Run, Tensor
+from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.kernel_adapters import lut8, stateless
+from nnfmq.operations.quantization import all_quantized_values, dequantized_values
 from nnfmq.operations.shapes import broadcast_shapes, same_shape
 
 COMPARISONS: Mapping[OperationType, np.ufunc] = {
@@ -66,34 +53,69 @@ def logical_not(input: Array) -> Array:
     return result
 
 
-def _comparison(code: OperationType, ufunc: np.ufunc) -> Declaration:
+# ----------------------------------------------------------------------------------------------------------------------
+# TFLite's comparisons of 8 bits are between real values with 8 bits after the binary point, so that unequal ones may be
+# equal. Of 16 bits they are exact.
+#
+#     Q2 the scales of comparisons of 8 bits are below 1
+
+
+def plan_sixteen_bit_comparison(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
+    """Plan the comparison of real values, which float64 has exactly; of stored ones if the scales are equal."""
+    if first.scale == second.scale:
+        return lambda a, b: ufunc(a, b).view(np.uint8)
+    scale, other = np.float64(first.scale), np.float64(second.scale)
+    return lambda a, b: ufunc(a * scale, b * other).view(np.uint8)
+
+
+_FRACTION_BITS = 8  # of compared values
+
+
+def plan_tflite_comparison(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
+    """Plan the comparison of real values in fixed point, with a table for each operand."""
+    values, others = _fixed_point_values(first), _fixed_point_values(second)
+    return lambda a, b: compare(ufunc, lut8(values, a), lut8(others, b))
+
+
+def _fixed_point_values(tensor: Tensor) -> Ints:
+    """Return the real value of each stored one, indexed by its bits."""
+    centered = ints(all_quantized_values(tensor)) - tensor.zero_point
+    return fixed_point.multiply(centered << _FRACTION_BITS, *fixed_point.quantize_multiplier_below_one(tensor.scale))
+
+
+def _comparison(code: OperationType, ufunc: np.ufunc) -> op.Declaration:
     in_any_dtype = stateless(partial(compare, ufunc))
     in_quantized = partial(plan_quantized_comparison, ufunc)
-    return Declaration(
+    return op.Declaration(
         code,
-        since=V1_2,
-        overloads=(overload(data("first"), data("second"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("first"), op.data("second"), level=op.V1_2),),
         variants=(
-            Variant({"T": F32}, V1_2, in_any_dtype),
-            Variant({"T": F16}, V1_2, in_any_dtype),
-            Variant({"T": I32}, V1_2, in_any_dtype),
-            Variant({"T": B8}, V1_2, stateless(partial(compare_truth, ufunc))),
-            Variant({"T": Q8}, V1_2, in_quantized),
-            Variant({"T": Q8S}, V1_3, in_quantized),
+            op.Variant({"T": op.F32}, op.V1_2, in_any_dtype),
+            op.Variant({"T": op.F16}, op.V1_2, in_any_dtype),
+            op.Variant({"T": op.I32}, op.V1_2, in_any_dtype),
+            op.Variant({"T": op.B8}, op.V1_2, stateless(partial(compare_truth, ufunc))),
+            op.Variant({"T": op.Q8}, op.V1_2, in_quantized),
+            op.Variant({"T": op.Q8S}, op.V1_3, in_quantized),
         ),
         shape=broadcast_shapes,
-        outputs=(B8,),
+        outputs=(op.B8,),
+        extended=(
+            op.wider(*op.of_types(in_any_dtype, *op.WIDE)),
+            op.tflite(*op.of_types(partial(plan_tflite_comparison, ufunc), op.Q8, op.Q8S)),
+            op.sixteen_bits(*op.of_types(partial(plan_sixteen_bit_comparison, ufunc), op.Q16S)),
+        ),
     )
 
 
-def _logical(code: OperationType, ufunc: np.ufunc) -> Declaration:
-    return Declaration(
+def _logical(code: OperationType, ufunc: np.ufunc) -> op.Declaration:
+    return op.Declaration(
         code,
-        since=V1_2,
-        overloads=(overload(data("first", B8), data("second", B8), level=V1_2),),
-        variants=(Variant({}, V1_2, stateless(partial(compare, ufunc))),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("first", op.B8), op.data("second", op.B8), level=op.V1_2),),
+        variants=(op.Variant({}, op.V1_2, stateless(partial(compare, ufunc))),),
         shape=broadcast_shapes,
-        outputs=(B8,),
+        outputs=(op.B8,),
     )
 
 
@@ -101,12 +123,12 @@ DECLARATIONS = (
     *(_comparison(code, ufunc) for code, ufunc in COMPARISONS.items()),
     _logical(OperationType.LOGICAL_AND, np.logical_and),
     _logical(OperationType.LOGICAL_OR, np.logical_or),
-    Declaration(
+    op.Declaration(
         OperationType.LOGICAL_NOT,
-        since=V1_2,
-        overloads=(overload(data("input", B8), level=V1_2),),
-        variants=(Variant({}, V1_2, stateless(logical_not)),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input", op.B8), level=op.V1_2),),
+        variants=(op.Variant({}, op.V1_2, stateless(logical_not)),),
         shape=same_shape,
-        outputs=(B8,),
+        outputs=(op.B8,),
     ),
 )

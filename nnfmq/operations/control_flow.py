@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import LifeTime, Model, OperandType, Operation, OperationType, Subgraph
-from nnfmq.operations.declaration import ANY, B8, V1_3, Declaration, Overload, Parameter, Variant, data
+from nnfmq.operations import declaration as op
 
 __all__ = ["NESTING_MAX", "callee_indexes", "no_shape_rule", "reachable_subgraphs", "require_nesting"]
 
@@ -25,25 +25,27 @@ def no_shape_rule(*shapes: Any, **attributes: Any) -> NoReturn:
     raise AssertionError("control flow has no shape rule")
 
 
-def _model(name: str) -> Parameter:
-    return data(name, OperandType.SUBGRAPH)
+def _model(name: str) -> op.Parameter:
+    return op.data(name, OperandType.SUBGRAPH)
 
 
-def _control_flow_declaration(code: OperationType, *parameters: Parameter) -> Declaration:
-    outer_inputs = data("outer_inputs", ANY, optional=True, repeated=True)
-    return Declaration(
+def _control_flow_declaration(code: OperationType, *parameters: op.Parameter) -> op.Declaration:
+    outer_inputs = op.data("outer_inputs", op.ANY, optional=True, repeated=True)
+    return op.Declaration(
         code,
-        since=V1_3,
-        overloads=(Overload((*parameters, outer_inputs), {3: V1_3}),),
-        variants=(Variant({}, V1_3),),
+        since=op.V1_3,
+        overloads=(op.Overload((*parameters, outer_inputs), {3: op.V1_3}),),
+        variants=(op.Variant({}, op.V1_3),),
         shape=no_shape_rule,
-        outputs=(ANY,),
+        outputs=(op.ANY,),
         repeated_outputs=True,
     )
 
 
 DECLARATIONS = (
-    _control_flow_declaration(OperationType.IF, data("condition", B8), _model("then_model"), _model("else_model")),
+    _control_flow_declaration(
+        OperationType.IF, op.data("condition", op.B8), _model("then_model"), _model("else_model")
+    ),
     _control_flow_declaration(OperationType.WHILE, _model("condition_model"), _model("body_model")),
 )
 

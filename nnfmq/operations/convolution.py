@@ -12,6 +12,7 @@ of output rows that fit the L2 cache, which bounds the scratch memory for all sh
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,30 +20,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    BOOL,
-    F16,
-    F32,
-    I32,
-    PC,
-    Q8,
-    Q8S,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Parameter,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-    weight,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.packed_matmul import (
     PackedMatmul,
@@ -51,6 +30,7 @@ from nnfmq.operations.packed_matmul import (
     pack_exact_matrix,
     quantized_epilogue,
     quantized_matmul,
+    sixteen_bit_epilogue,
 )
 from nnfmq.operations.quantization import Epilogue, output_scale_level
 from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
@@ -286,52 +266,101 @@ def _sum_taps(
     return sums
 
 
-def variants(since: int, in_float: Plan, in_integers: Plan) -> tuple[Variant, ...]:
+def sixteen_bit_matmul(
+    input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
+) -> PackedMatmul:
+    """Return the packed filter of a convolution of 16 bits, for `row` pixels at a time."""
+    require_channel_dim(filter, 0)
+    matrix = filter.array.reshape(filter.shape[0], -1).T.astype(np.float64)
+    epilogue = sixteen_bit_epilogue(matrix, input, filter, bias, output, activation, row)
+    return PackedMatmul(np.ascontiguousarray(matrix), epilogue, output.dtype, row)
+
+
+def plan_sixteen_bit_convolution(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **conv_params: int
+) -> Run:
+    """Plan CONV_2D of 16 bits."""
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    matmul = sixteen_bit_matmul(input, filter, bias, output, activation, columns.count)
+    return convolve(matmul, input, rows, columns, filter.shape[0], 0)
+
+
+def plan_sixteen_bit_depthwise(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    depth_multiplier: int,
+    activation: int,
+    **conv_params: int,
+) -> Run:
+    """Plan DEPTHWISE_CONV_2D of 16 bits."""
+    require_channel_dim(filter, 3)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    taps = filter.array[0].astype(np.float64)
+    matrix = taps.reshape(-1, filter.shape[3])
+    epilogue = sixteen_bit_epilogue(matrix, input, filter, bias, output, activation, columns.count)
+    return accumulate_taps(taps, epilogue, output, input, rows, columns, depth_multiplier, 0)
+
+
+def variants(since: int, in_float: Plan, in_integers: Plan) -> tuple[op.Variant, ...]:
     """Return the combinations of input, filter and bias types that all convolutions accept."""
     return (
-        Variant({"T": F32, "F": F32, "B": F32}, since, in_float),
-        Variant({"T": Q8, "F": Q8, "B": I32}, since, in_integers),
-        Variant({"T": Q8, "F": PC, "B": I32}, V1_2, in_integers),
-        Variant({"T": F16, "F": F16, "B": F16}, V1_2, fp16_via_fp32(in_float)),
-        Variant({"T": Q8S, "F": Q8S, "B": I32}, V1_3, in_integers),
-        Variant({"T": Q8S, "F": PC, "B": I32}, V1_3, in_integers),
+        op.Variant({"T": op.F32, "F": op.F32, "B": op.F32}, since, in_float),
+        op.Variant({"T": op.Q8, "F": op.Q8, "B": op.I32}, since, in_integers),
+        op.Variant({"T": op.Q8, "F": op.PC, "B": op.I32}, op.V1_2, in_integers),
+        op.Variant({"T": op.F16, "F": op.F16, "B": op.F16}, op.V1_2, fp16_via_fp32(in_float)),
+        op.Variant({"T": op.Q8S, "F": op.Q8S, "B": op.I32}, op.V1_3, in_integers),
+        op.Variant({"T": op.Q8S, "F": op.PC, "B": op.I32}, op.V1_3, in_integers),
     )
 
 
-OPERANDS = (data("input"), weight("filter", "F"), weight("bias", "B"))
-IMPLICIT = (attribute("padding_scheme"), attribute("stride_width"), attribute("stride_height"))
+OPERANDS = (op.data("input"), op.weight("filter", "F"), op.weight("bias", "B"))
+IMPLICIT = (op.attribute("padding_scheme"), op.attribute("stride_width"), op.attribute("stride_height"))
 EXPLICIT = tuple(
-    map(attribute, ("padding_left", "padding_right", "padding_top", "padding_bottom", "stride_width", "stride_height"))
+    map(
+        op.attribute,
+        ("padding_left", "padding_right", "padding_top", "padding_bottom", "stride_width", "stride_height"),
+    )
 )
-LAYOUT = (attribute("nchw", BOOL),)
-_DILATION = (attribute("dilation_width"), attribute("dilation_height"))
+LAYOUT = (op.attribute("nchw", op.BOOL),)
+_DILATION = (op.attribute("dilation_width"), op.attribute("dilation_height"))
 
 
-def _overloads(*own: Parameter) -> tuple[Any, ...]:
+def _overloads(*own: op.Parameter) -> tuple[Any, ...]:
     """Return overloads with implicit and explicit padding; layout, then also dilation may be omitted."""
     lists = ((*OPERANDS, *padding, *own, *LAYOUT, *_DILATION) for padding in (IMPLICIT, EXPLICIT))
-    return tuple(overload(*p, level=V1_2, also={len(p) - 3: V1_0, len(p) - 2: V1_2}) for p in lists)
+    return tuple(op.overload(*p, level=op.V1_2, also={len(p) - 3: op.V1_0, len(p) - 2: op.V1_2}) for p in lists)
+
+
+def sixteen_bit_variants(plan: Plan) -> tuple[op.Variant, ...]:
+    """Return the variants for 16-bit tensors with weights of 8 bits."""
+    pairs = itertools.product((op.Q8S, op.PC), (op.I32, op.I64))
+    return tuple(op.Variant({"T": op.Q16S, "F": weights, "B": bias}, op.V1_2, plan) for weights, bias in pairs)
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.CONV_2D,
-        since=V1_0,
-        overloads=_overloads(attribute("activation")),
-        variants=variants(V1_0, plan_convolution, plan_quantized_convolution),
+        since=op.V1_0,
+        overloads=_overloads(op.attribute("activation")),
+        variants=variants(op.V1_0, plan_convolution, plan_quantized_convolution),
         shape=convolution_shape,
         images=("input",),
         zero_sized=True,
         level=output_scale_level,
+        extended=(op.sixteen_bits(*sixteen_bit_variants(plan_sixteen_bit_convolution)),),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.DEPTHWISE_CONV_2D,
-        since=V1_0,
-        overloads=_overloads(attribute("depth_multiplier"), attribute("activation")),
-        variants=variants(V1_0, plan_depthwise, plan_quantized_depthwise),
+        since=op.V1_0,
+        overloads=_overloads(op.attribute("depth_multiplier"), op.attribute("activation")),
+        variants=variants(op.V1_0, plan_depthwise, plan_quantized_depthwise),
         shape=depthwise_shape,
         images=("input",),
         zero_sized=True,
         level=output_scale_level,
+        extended=(op.sixteen_bits(*sixteen_bit_variants(plan_sixteen_bit_depthwise)),),
     ),
 )

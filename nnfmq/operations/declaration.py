@@ -27,23 +27,39 @@ import numpy.typing as npt
 from msgspec import Struct, field
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.extensions import (
+    TENSOR_COMPLEX64,
+    TENSOR_FLOAT64,
+    TENSOR_INT64,
+    TENSOR_UINT32,
+    TENSOR_UINT64,
+    WIDE_TYPES,
+    Scheme,
+)
 from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, OperationType
 
 __all__ = [
     "REGISTRY",
     "Declaration",
     "Declarations",
+    "Extended",
     "Match",
     "Overload",
     "Parameter",
     "Role",
     "Tensor",
     "Variant",
+    "accepts_types",
     "attribute",
+    "conversions",
     "data",
     "match",
+    "of_types",
     "overload",
+    "sixteen_bits",
+    "tflite",
     "weight",
+    "wider",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -62,6 +78,8 @@ Q8, Q8S, PC = (
 )
 S8, B8 = OperandType.TENSOR_QUANT8_SYMM, OperandType.TENSOR_BOOL8
 Q16S = OperandType.TENSOR_QUANT16_SYMM
+I64, F64, U32, U64, C64 = TENSOR_INT64, TENSOR_FLOAT64, TENSOR_UINT32, TENSOR_UINT64, TENSOR_COMPLEX64
+WIDE, WIDE_INTEGERS = WIDE_TYPES, (I64, U32, U64)  # all four are numbers
 FLOAT32, FLOAT16, INT32, BOOL = OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32, OperandType.BOOL
 
 NUMPY_TYPES: dict[OperandType, np.dtype[Any]] = {  # `extensions.install` adds the types of extensions
@@ -157,6 +175,50 @@ class Variant(Struct, frozen=True):
     plan: Plan | None = None
 
 
+def of_types(plan: Plan, *types: OperandType, **others: OperandType) -> tuple[Variant, ...]:
+    """Return a variant of an extension with the same plan for each type as T; `others` are those of more variables."""
+    return tuple(Variant({"T": operand_type, **others}, V1_2, plan) for operand_type in types)
+
+
+def conversions(plan: Plan, *pairs: tuple[OperandType, OperandType]) -> tuple[Variant, ...]:
+    """Return a variant of an extension with the same plan for each pair of an input's and an output's type, T and O."""
+    return tuple(Variant({"T": given, "O": result}, V1_2, plan) for given, result in pairs)
+
+
+class Extended(Struct, frozen=True):
+    """An operation of the HAL as the extension `nnfmq.tflite` has it, under a code of its own.
+
+    It has the parameters, the shape rule and everything else of the HAL's operation but what is stated here, at
+    feature level 1.2, and not `Declaration.level`. The HAL's operation accepts exactly what the HAL says.
+
+    Attributes:
+        scheme: Why the extension has it; the scheme and the HAL's code give the code.
+        variants: Its types and plans.
+        adds: The HAL's variants belong to it, too.
+        changes: Attributes of the `Declaration` that differ, by name.
+    """
+
+    scheme: Scheme
+    variants: tuple[Variant, ...]
+    adds: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def wider(*variants: Variant, **changes: Any) -> Extended:
+    """Declare types that the HAL's operation does not accept."""
+    return Extended(Scheme.WIDER, variants, adds=True, changes=changes)
+
+
+def tflite(*variants: Variant, **changes: Any) -> Extended:
+    """Declare TFLite's arithmetic on tensors of 8 bits."""
+    return Extended(Scheme.TFLITE, variants, changes=changes)
+
+
+def sixteen_bits(*variants: Variant, **changes: Any) -> Extended:
+    """Declare the operation on TENSOR_QUANT16_SYMM; input and output may have different scales."""
+    return Extended(Scheme.SIXTEEN_BITS, variants, changes={"same_quantization": False, **changes})
+
+
 class Tensor(Struct, frozen=True):
     """An array's description before an execution; `value` is set for WEIGHT and ATTRIBUTE parameters only.
 
@@ -196,6 +258,7 @@ class Declaration(Struct, frozen=True):
         zero_sized: Inputs may have a dimension of 0.
         same_quantization: Every quantized DATA parameter and output has the first input's scale and zero point.
         level: `level(operands by name, output)` returns the feature level that the operands' values need.
+        extended: The operation in the extension `nnfmq.tflite`.
         unbound: `unbound(*arrays)` takes the arguments in order, checks the values of tensors among the attributes, and
             computes. Set only if those values do not decide the output's shape. The arguments have shapes, and scalars
             have values, with which the operation was bound before, so a binding for each value is not needed.
@@ -214,6 +277,7 @@ class Declaration(Struct, frozen=True):
     zero_sized: bool = False
     same_quantization: bool = False
     level: Callable[[Mapping[str, Operand], Operand], int] = lambda inputs, output: V1_0
+    extended: tuple[Extended, ...] = ()
     unbound: Callable[..., Array] | None = None
 
     @property
@@ -261,6 +325,14 @@ def match(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence
                     raise InvalidArgument(f"argument {position} ({parameter.name}) must not be omitted (S5)")
             return _matched(declaration, parameters, variant, level, inputs, outputs)
     raise InvalidArgument(_mismatch(declaration, inputs, outputs))
+
+
+def accepts_types(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> bool:
+    """Return whether an overload and a variant accept the operands' types."""
+    return declaration.expand_outputs(len(outputs)) is not None and any(
+        _inputs_fit(parameters, inputs, variant) and _outputs_fit(declaration, outputs, variant)
+        for parameters, _, variant in _candidates(declaration, len(inputs))
+    )
 
 
 def _candidates(declaration: Declaration, count: int) -> Iterator[tuple[tuple[Parameter, ...], int, Variant]]:

@@ -16,26 +16,9 @@ from typing import TypeAlias
 import numpy as np
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations import declaration as op
 from nnfmq.operations.bounding_boxes import BOXES, hard_suppression, overlaps, plan_boxes, require_ordered
-from nnfmq.operations.declaration import (
-    BOOL,
-    F16,
-    F32,
-    FLOAT16,
-    FLOAT32,
-    I32,
-    Q8,
-    Q8S,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Shape,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations.declaration import Array, Shape
 from nnfmq.operations.shapes import DATA_DEPENDENT, require
 
 Decay: TypeAlias = Callable[[Array], Array]  # overlaps with a better box -> factors of the scores
@@ -215,45 +198,53 @@ _nms_plan = plan_boxes(box_with_nms_limit, boxes=(1,), box_outputs=(1,), keeps_s
 _postprocessing_plan = plan_boxes(detection_postprocessing, boxes=())
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.BOX_WITH_NMS_LIMIT,
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                *(data("scores"), data("boxes", "X"), data("batches", I32)),
-                *(attribute("score_threshold", "S"), attribute("limit"), attribute("kernel")),
-                *(attribute("iou_threshold", "S"), attribute("sigma", "S"), attribute("nms_score_threshold", "S")),
-                level=V1_2,
+            op.overload(
+                *(op.data("scores"), op.data("boxes", "X"), op.data("batches", op.I32)),
+                *(op.attribute("score_threshold", "S"), op.attribute("limit"), op.attribute("kernel")),
+                *(
+                    op.attribute("iou_threshold", "S"),
+                    op.attribute("sigma", "S"),
+                    op.attribute("nms_score_threshold", "S"),
+                ),
+                level=op.V1_2,
             ),
         ),
         variants=(
-            Variant({"T": F32, "X": F32, "S": FLOAT32}, V1_2, _nms_plan),
-            Variant({"T": F16, "X": F16, "S": FLOAT16}, V1_2, _nms_plan),
-            Variant({"T": Q8, "X": BOXES, "S": FLOAT32}, V1_2, _nms_plan),
-            Variant({"T": Q8S, "X": BOXES, "S": FLOAT32}, V1_3, _nms_plan),
+            op.Variant({"T": op.F32, "X": op.F32, "S": op.FLOAT32}, op.V1_2, _nms_plan),
+            op.Variant({"T": op.F16, "X": op.F16, "S": op.FLOAT16}, op.V1_2, _nms_plan),
+            op.Variant({"T": op.Q8, "X": BOXES, "S": op.FLOAT32}, op.V1_2, _nms_plan),
+            op.Variant({"T": op.Q8S, "X": BOXES, "S": op.FLOAT32}, op.V1_3, _nms_plan),
         ),
         shape=nms_shape,
-        outputs=("T", "X", I32, I32),
+        outputs=("T", "X", op.I32, op.I32),
         zero_sized=True,
     ),
-    Declaration(
+    op.Declaration(
         OperationType.DETECTION_POSTPROCESSING,
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                *(data("scores"), data("deltas"), data("anchors")),
-                *(attribute(name, "S") for name in ("scale_y", "scale_x", "scale_h", "scale_w")),
-                *(attribute("regular_nms", BOOL), attribute("limit"), attribute("classes_per_detection")),
-                *(attribute("limit_per_class"), attribute("score_threshold", "S"), attribute("iou_threshold", "S")),
-                attribute("background_in_label", BOOL),
-                level=V1_2,
+            op.overload(
+                *(op.data("scores"), op.data("deltas"), op.data("anchors")),
+                *(op.attribute(name, "S") for name in ("scale_y", "scale_x", "scale_h", "scale_w")),
+                *(op.attribute("regular_nms", op.BOOL), op.attribute("limit"), op.attribute("classes_per_detection")),
+                *(
+                    op.attribute("limit_per_class"),
+                    op.attribute("score_threshold", "S"),
+                    op.attribute("iou_threshold", "S"),
+                ),
+                op.attribute("background_in_label", op.BOOL),
+                level=op.V1_2,
             ),
         ),
         variants=(
-            Variant({"T": F32, "S": FLOAT32}, V1_2, _postprocessing_plan),
-            Variant({"T": F16, "S": FLOAT16}, V1_2, _postprocessing_plan),
+            op.Variant({"T": op.F32, "S": op.FLOAT32}, op.V1_2, _postprocessing_plan),
+            op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_2, _postprocessing_plan),
         ),
         shape=postprocessing_shape,
-        outputs=("T", "T", I32, I32),
+        outputs=("T", "T", op.I32, op.I32),
     ),
 )

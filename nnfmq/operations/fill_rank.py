@@ -10,29 +10,8 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.declaration import (
-    B8,
-    F16,
-    F32,
-    FLOAT16,
-    FLOAT32,
-    I32,
-    INT32,
-    PC,
-    Q8,
-    Q8S,
-    S8,
-    V1_3,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.shapes import require
 
 
@@ -61,36 +40,36 @@ def plan_rank(input: Tensor, *, output: Tensor) -> Run:
 
 
 _TENSORS = (
-    F32,
-    F16,
-    I32,
-    B8,
-    Q8,
-    Q8S,
-    S8,
-    PC,
+    op.F32,
+    op.F16,
+    op.I32,
+    op.B8,
+    op.Q8,
+    op.Q8S,
+    op.S8,
+    op.PC,
     OperandType.TENSOR_QUANT16_ASYMM,
     OperandType.TENSOR_QUANT16_SYMM,
 )
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.FILL,
-        since=V1_3,
-        overloads=(overload(attribute("dimensions", I32), attribute("value", "S"), level=V1_3),),
+        since=op.V1_3,
+        overloads=(op.overload(op.attribute("dimensions", op.I32), op.attribute("value", "S"), level=op.V1_3),),
         variants=(
-            Variant({"S": FLOAT32, "T": F32}, V1_3, plan_fill),
-            Variant({"S": FLOAT16, "T": F16}, V1_3, plan_fill),
-            Variant({"S": INT32, "T": I32}, V1_3, plan_fill),
+            op.Variant({"S": op.FLOAT32, "T": op.F32}, op.V1_3, plan_fill),
+            op.Variant({"S": op.FLOAT16, "T": op.F16}, op.V1_3, plan_fill),
+            op.Variant({"S": op.INT32, "T": op.I32}, op.V1_3, plan_fill),
         ),
         shape=fill_shape,
     ),
-    Declaration(
+    op.Declaration(
         OperationType.RANK,
-        since=V1_3,
-        overloads=(overload(data("input"), level=V1_3),),
-        variants=tuple(Variant({"T": type}, V1_3, plan_rank) for type in _TENSORS),
+        since=op.V1_3,
+        overloads=(op.overload(op.data("input"), level=op.V1_3),),
+        variants=tuple(op.Variant({"T": type}, op.V1_3, plan_rank) for type in _TENSORS),
         shape=rank_shape,
-        outputs=(INT32,),
+        outputs=(op.INT32,),
     ),
 )

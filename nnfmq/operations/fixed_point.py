@@ -13,10 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnfmq.operations.declaration import Array
 from nnfmq.operations.shapes import require
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+INT16_MIN, INT16_MAX = -(1 << 15), (1 << 15) - 1
 INT32_MAX = (1 << 31) - 1
 INT32_MIN = -(1 << 31)
 ONE_Q0 = INT32_MAX
@@ -54,10 +56,35 @@ def saturating_shift_left(x: Ints, exponent: int) -> Ints:
     return result
 
 
+def to_int32(values: Ints) -> Ints:
+    """Return values saturated to int32."""
+    result: Ints = np.clip(values, INT32_MIN, INT32_MAX)
+    return result
+
+
 def multiply(x: Ints, multiplier: Ints | int, shift: Ints | int) -> Ints:
     """MultiplyByQuantizedMultiplier: x * multiplier / 2^31 * 2^shift with two roundings."""
     shift = ints(shift)
     return rounding_shift(high_mul(x << np.maximum(shift, 0), multiplier), np.maximum(-shift, 0))
+
+
+def multiply_wide(x: Ints, multiplier: Ints | int, shift: Ints | int) -> Ints:
+    """Return x * multiplier / 2^31 * 2^shift, with 16 bits of the multiplier and one rounding; |x| is below 2^47."""
+    total_shift = 15 - ints(shift)
+    result: Ints = (x * reduced_multiplier(multiplier) + (np.int64(1) << (total_shift - 1))) >> total_shift
+    return result
+
+
+def reduced_multiplier(multiplier: Ints | int) -> Ints:
+    """Return the upper 16 bits of multipliers, rounded and saturated."""
+    reduced: Ints = np.minimum((ints(multiplier) + (1 << 15)) >> 16, INT16_MAX)
+    return reduced
+
+
+def rounded(x: Array) -> Array:
+    """Return floats rounded to integers, halves away from zero."""
+    result: Array = np.copysign(np.floor(np.abs(x) + x.dtype.type(0.5)), x)
+    return result
 
 
 def quantize_multiplier(real: float) -> tuple[int, int]:

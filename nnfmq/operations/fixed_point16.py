@@ -6,13 +6,16 @@ fractional ones here. Values are int64 arrays within int16. Results are in Q0, w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
-from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
+from nnfmq.operations.declaration import Array, Tensor
+from nnfmq.operations.fixed_point import INT16_MAX, INT16_MIN, Ints, ints, rounded, rounding_shift
 
-INT16_MIN, INT16_MAX = -(1 << 15), (1 << 15) - 1
 ONE_Q0 = INT16_MAX
 
 
@@ -102,3 +105,57 @@ def _double_reciprocal_of_one_plus(a: Ints) -> Ints:
         error = _constant(1 << 29) - high_mul(half_denominator, x)
         x = x + saturated(high_mul(x, error) << 2)
     return x
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# TFLite's table of 513 values with linear interpolation.
+
+
+_STEPS = 512  # of a LookupTable
+
+
+def to_int16(x: Ints) -> Array:
+    """Return x as int16, clamped to its range."""
+    return np.clip(x, INT16_MIN, INT16_MAX).astype(np.int16)
+
+
+class LookupTable(Struct, frozen=True):
+    """A function of an int16 value as 513 int16 values, between which it is linear."""
+
+    values: Ints
+
+    @classmethod
+    def of(cls, function: Callable[[Array], Array], input: Tensor, output: Tensor) -> LookupTable:
+        """Tabulate a function of real numbers, in float32 as TFLite does."""
+        return cls.sampled(function, input.scale, 0, output.scale, np.float32)
+
+    @classmethod
+    def sampled(
+        cls, function: Callable[[Array], Array], scale: float, zero_point: int, output_scale: float, dtype: Any
+    ) -> LookupTable:
+        """Tabulate a function of real numbers with the input's scale and zero point, computed in `dtype`.
+
+        The values are shifted by half of the error in the middle of each step.
+        """
+        low, high = (dtype(scale) * dtype(limit - zero_point) for limit in (INT16_MIN, INT16_MAX))
+        factor = dtype(1 << 16) / (dtype(output_scale) * dtype(INT16_MAX) - dtype(output_scale) * dtype(INT16_MIN))
+        step = (high - low) / dtype(_STEPS)
+        starts = low + np.arange(_STEPS + 1).astype(dtype) * step
+        with np.errstate(all="ignore"):
+            exact = function(starts) * factor
+            middles = rounded(function(starts[:-1] + step / dtype(2)) * factor)
+            last = rounded(function(np.array([high], dtype)) * factor)
+            samples = rounded(exact[:-1])
+            interpolated = rounded((exact[1:] + samples) / dtype(2))
+            corrected = samples - rounded((interpolated - middles) / dtype(2))
+        entries = np.clip(np.concatenate([corrected, last]), INT16_MIN, INT16_MAX)
+        return cls(ints(np.nan_to_num(entries, nan=0)))
+
+    def __call__(self, x: Array) -> Ints:
+        """Return the values for int16 values."""
+        wide = ints(x)
+        index = 256 + (wide >> 7)
+        base = self.values[index]
+        slope = ints((self.values[index + 1] - base).astype(np.int16))
+        result: Ints = base + ((slope * (wide & 0x7F) + 64) >> 7)
+        return result

@@ -11,29 +11,13 @@ import math
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    F16,
-    F32,
-    I32,
-    Q8,
-    Q8S,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-    weight,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.convolution import require_channel_dim, sixteen_bit_variants
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
+from nnfmq.operations.fixed_point import ints, rounded
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.packed_matmul import PackedMatmul, float_matmul, quantized_matmul
-from nnfmq.operations.quantization import output_scale_level
+from nnfmq.operations.packed_matmul import PackedMatmul, float_matmul, pack_exact_matrix, quantized_matmul
+from nnfmq.operations.quantization import Epilogue, output_scale_level, quantized_activation_range, real_scales
 from nnfmq.operations.shapes import require
 
 
@@ -59,6 +43,41 @@ def plan_quantized(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tens
     return product_of_rows(matmul, weights.shape[1])
 
 
+def plan_sixteen_bits(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan the product of 16 bits as TFLite defines it: sums times one float64 number or one for each unit."""
+    require_channel_dim(weights, 0)
+    require(weights.zero_point == 0, "C7", f"the weights have the zero point {weights.zero_point}")
+    matrix, addend = weights.array.T.astype(np.float64), bias.array.astype(np.float64)
+    factors = np.array(real_scales(input, weights, output))
+    low, high = quantized_activation_range(activation, output)
+
+    def run(array: Array) -> Array:
+        sums = np.matmul(array.reshape(-1, weights.shape[1]).astype(np.float64), matrix) + addend
+        return np.clip(rounded(sums * factors), low, high).astype(np.int16)
+
+    return run
+
+
+def plan_tflite(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan the product of 8 bits as TFLite defines it: sums times float64 numbers, rounded once, halves away from 0."""
+    require_channel_dim(weights, 0)
+    matrix, sums, _ = pack_exact_matrix(weights.array.T, weights.zero_point, input)
+    addend = (ints(bias.array) - input.zero_point * sums).astype(np.float64)
+    epilogue = _epilogue(addend, np.array(real_scales(input, weights, output)), output, activation)
+    return product_of_rows(PackedMatmul(matrix, epilogue, output.dtype, 1), weights.shape[1])
+
+
+def _epilogue(addend: Array, factors: Array, output: Tensor, activation: int) -> Epilogue:
+    low, high = quantized_activation_range(activation, output)
+
+    def epilogue(sums: Array, out: Array) -> None:
+        scaled = np.add(sums, addend, dtype=np.float64)
+        np.multiply(scaled, factors, out=scaled)
+        np.copyto(out, np.clip(rounded(scaled) + output.zero_point, low, high), casting="unsafe")
+
+    return epilogue
+
+
 def product_of_rows(matmul: PackedMatmul, length: int) -> Run:
     """Return the product of the input as rows of `length` elements."""
 
@@ -71,19 +90,38 @@ def product_of_rows(matmul: PackedMatmul, length: int) -> Run:
     return run
 
 
+_OF_WEIGHTS = (
+    op.overload(
+        op.data("input"), op.weight("weights", "F"), op.weight("bias", "B"), op.attribute("activation"), level=op.V1_2
+    ),
+)
+"""The parameters with weights of another type than the input's."""
+
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.FULLY_CONNECTED,
-        since=V1_0,
-        overloads=(overload(data("input"), weight("weights"), weight("bias", "B"), attribute("activation")),),
+        since=op.V1_0,
+        overloads=(
+            op.overload(op.data("input"), op.weight("weights"), op.weight("bias", "B"), op.attribute("activation")),
+        ),
         variants=(
-            Variant({"T": F32, "B": F32}, V1_0, plan_float),
-            Variant({"T": Q8, "B": I32}, V1_0, plan_quantized),
-            Variant({"T": Q8S, "B": I32}, V1_3, plan_quantized),
-            Variant({"T": F16, "B": F16}, V1_2, fp16_via_fp32(plan_float)),
+            op.Variant({"T": op.F32, "B": op.F32}, op.V1_0, plan_float),
+            op.Variant({"T": op.Q8, "B": op.I32}, op.V1_0, plan_quantized),
+            op.Variant({"T": op.Q8S, "B": op.I32}, op.V1_3, plan_quantized),
+            op.Variant({"T": op.F16, "B": op.F16}, op.V1_2, fp16_via_fp32(plan_float)),
         ),
         shape=fully_connected_shape,
         zero_sized=True,
         level=output_scale_level,
+        extended=(
+            op.tflite(
+                *(
+                    op.Variant({"T": kind, "F": weights, "B": op.I32}, op.V1_2, plan_tflite)
+                    for kind, weights in ((op.Q8, op.Q8), (op.Q8S, op.Q8S), (op.Q8S, op.PC))
+                ),
+                overloads=_OF_WEIGHTS,
+            ),
+            op.sixteen_bits(*sixteen_bit_variants(plan_sixteen_bits), overloads=_OF_WEIGHTS),
+        ),
     ),
 )

@@ -14,28 +14,11 @@ from __future__ import annotations
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    F16,
-    F32,
-    I32,
-    Q8,
-    Q8S,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.quantization import require_quantization
-from nnfmq.operations.reshape_concat import data_movement_variants
+from nnfmq.operations.reshape_concat import data_movement_variants, moved_in_extension
 from nnfmq.operations.shapes import normalize_axis, require
 
 _BAND_ELEMENTS = 1 << 18  # sorted at a time: NumPy's indices take 8 bytes, quantized values only one
@@ -141,41 +124,61 @@ def topk(array: Array, k: int) -> tuple[Array, Array]:
     return values.reshape(shape), indices.reshape(shape)
 
 
+def topk_first(array: Array, *, k: int) -> tuple[Array, Array]:
+    """Return the same as `topk`, as TFLite defines it: of equal values, the first is first."""
+    values, from_end = topk(array[..., ::-1], k)
+    return values, (array.shape[-1] - 1 - from_end).astype(np.int32)
+
+
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.GATHER,
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("axis"), attribute("indices", I32), level=V1_2),),
-        variants=data_movement_variants(stateless(gather), V1_2, int32=V1_2),
+        since=op.V1_2,
+        overloads=(
+            op.overload(op.data("input"), op.attribute("axis"), op.attribute("indices", op.I32), level=op.V1_2),
+        ),
+        variants=data_movement_variants(stateless(gather), op.V1_2, int32=op.V1_2),
         shape=gather_shape,
         same_quantization=True,
         unbound=gather_unbound,
+        extended=moved_in_extension(stateless(gather), op.B8, *op.WIDE),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.EMBEDDING_LOOKUP,
-        since=V1_0,
-        overloads=(overload(attribute("lookups", I32), data("values")),),
+        since=op.V1_0,
+        overloads=(op.overload(op.attribute("lookups", op.I32), op.data("values")),),
         variants=tuple(
-            Variant({"T": type}, level, stateless(embedding_lookup))
-            for type, level in ((F32, V1_0), (I32, V1_2), (Q8, V1_2), (F16, V1_3), (Q8S, V1_3))
+            op.Variant({"T": type}, level, stateless(embedding_lookup))
+            for type, level in (
+                (op.F32, op.V1_0),
+                (op.I32, op.V1_2),
+                (op.Q8, op.V1_2),
+                (op.F16, op.V1_3),
+                (op.Q8S, op.V1_3),
+            )
         ),
         shape=embedding_lookup_shape,
         same_quantization=True,
+        extended=(op.sixteen_bits(*op.of_types(stateless(embedding_lookup), op.Q16S)),),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.HASHTABLE_LOOKUP,
-        since=V1_0,
-        overloads=(overload(attribute("lookups", I32), attribute("keys", I32), data("values")),),
-        variants=tuple(Variant({"T": type}, V1_0, plan_hashtable_lookup) for type in (F32, I32, Q8)),
+        since=op.V1_0,
+        overloads=(op.overload(op.attribute("lookups", op.I32), op.attribute("keys", op.I32), op.data("values")),),
+        variants=tuple(op.Variant({"T": type}, op.V1_0, plan_hashtable_lookup) for type in (op.F32, op.I32, op.Q8)),
         shape=hashtable_lookup_shape,
-        outputs=("T", Q8),
+        outputs=("T", op.Q8),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.TOPK_V2,
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("k"), level=V1_2),),
-        variants=data_movement_variants(plan_topk, V1_2, int32=V1_2),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.attribute("k"), level=op.V1_2),),
+        variants=data_movement_variants(plan_topk, op.V1_2, int32=op.V1_2),
         shape=topk_shape,
-        outputs=("T", I32),
+        outputs=("T", op.I32),
+        extended=(
+            op.tflite(*op.of_types(stateless(topk_first), op.F32, op.F16, op.I32, op.Q8, op.Q8S, *op.WIDE)),
+            op.sixteen_bits(*op.of_types(stateless(topk_first), op.Q16S)),
+        ),
     ),
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations import declaration as op
 from nnfmq.operations.convolution import (
     EXPLICIT,
     IMPLICIT,
@@ -21,9 +22,11 @@ from nnfmq.operations.convolution import (
     bands,
     patches,
     require_channel_dim,
+    sixteen_bit_matmul,
+    sixteen_bit_variants,
     variants,
 )
-from nnfmq.operations.declaration import V1_2, Array, Declaration, Run, Shape, Tensor, attribute, overload
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.packed_matmul import PackedMatmul, float_matmul, quantized_matmul
 from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
 
@@ -62,6 +65,15 @@ def plan_quantized_grouped(
     return convolve_groups(matmul, groups, output, rows, columns, input.zero_point)
 
 
+def plan_sixteen_bit_grouped(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **conv_params: int
+) -> Run:
+    """Plan a grouped convolution of 16 bits."""
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    matmul = sixteen_bit_matmul(input, filter, bias, output, activation, columns.count)
+    return convolve_groups(matmul, groups, output, rows, columns, 0)
+
+
 def convolve_groups(
     matmul: PackedMatmul, groups: int, output: Tensor, rows: WindowDimension, columns: WindowDimension, padding: int
 ) -> Run:
@@ -90,15 +102,16 @@ def _by_group(pixels: Array, groups: int) -> Array:
     return split.transpose(5, 0, 1, 2, 3, 4, 6).reshape(groups, positions, length)
 
 
-_OWN = (attribute("groups"), attribute("activation"), *LAYOUT)
+_OWN = (op.attribute("groups"), op.attribute("activation"), *LAYOUT)
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.GROUPED_CONV_2D,
-        since=V1_2,
-        overloads=tuple(overload(*OPERANDS, *padding, *_OWN, level=V1_2) for padding in (IMPLICIT, EXPLICIT)),
-        variants=variants(V1_2, plan_grouped, plan_quantized_grouped),
+        since=op.V1_2,
+        overloads=tuple(op.overload(*OPERANDS, *padding, *_OWN, level=op.V1_2) for padding in (IMPLICIT, EXPLICIT)),
+        variants=variants(op.V1_2, plan_grouped, plan_quantized_grouped),
         shape=grouped_shape,
         images=("input",),
+        extended=(op.sixteen_bits(*sixteen_bit_variants(plan_sixteen_bit_grouped)),),
     ),
 )

@@ -12,6 +12,7 @@ without preparation become plans here; others, such as convolutions, are written
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from nnfmq.operations.declaration import Array, Plan, Run, Tensor
+from nnfmq.operations.fixed_point16 import LookupTable
+from nnfmq.operations.quantization import all_quantized_values
 
 _FLOAT32 = np.dtype("<f4")
 
@@ -133,3 +136,34 @@ def via_lut8(entries: Callable[..., Array]) -> Plan:
 def lut8(table: Array, quantized: Array) -> Array:
     """Return the table entries of 8-bit values, which index it by their bits."""
     return table.take(quantized.view(np.uint8))
+
+
+def via_lut16(function: Callable[[Array], Array], extreme: int | None = None) -> Plan:
+    """Return the plan of a function of reals as a LookupTable.
+
+    `extreme` is the stored value for reals that are not positive, if the function is not defined for them.
+    """
+
+    def plan(input: Tensor, *, output: Tensor) -> Run:
+        def total(x: Array) -> Array:
+            if extreme is None:
+                return function(x)
+            limit = np.float32(extreme) * np.float32(output.scale)
+            return np.where(x > 0, function(x), limit)
+
+        table = LookupTable.of(total, input, output)
+        return lambda x: table(x).astype(np.int16)
+
+    return plan
+
+
+_PAIRS = 1 << 16
+
+
+def by_pairs(function: Run, first: Tensor, second: Tensor, output: Tensor) -> Run:
+    """Return a function of two 8-bit values as a table of all pairs, if there are more elements than pairs."""
+    if math.prod(output.shape) <= _PAIRS or first.dtype.itemsize > 1:
+        return function
+    values, others = (all_quantized_values(tensor) for tensor in (first, second))
+    table = function(values[:, np.newaxis], others).ravel()
+    return lambda a, b: table.take(a.view(np.uint8).astype(np.uint16) << 8 | b.view(np.uint8))

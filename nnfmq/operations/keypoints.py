@@ -13,23 +13,9 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations import declaration as op
 from nnfmq.operations.bounding_boxes import BOXES, plan_boxes, require_ordered
-from nnfmq.operations.declaration import (
-    BOOL,
-    F16,
-    F32,
-    Q8,
-    Q8S,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Shape,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations.declaration import Array, Shape
 from nnfmq.operations.shapes import require
 
 _MAX_SHIFT = np.float32(1.5)
@@ -96,15 +82,17 @@ _plan = plan_boxes(partial(max_keypoints, tolerance=1e-5), boxes=(1,), box_outpu
 _plan_half = plan_boxes(partial(max_keypoints, tolerance=1e-3), boxes=(1,), box_outputs=(1,))
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.HEATMAP_MAX_KEYPOINT,
-        since=V1_2,
-        overloads=(overload(data("heatmap"), data("boxes", "X"), attribute("nchw", BOOL), level=V1_2),),
+        since=op.V1_2,
+        overloads=(
+            op.overload(op.data("heatmap"), op.data("boxes", "X"), op.attribute("nchw", op.BOOL), level=op.V1_2),
+        ),
         variants=(
-            Variant({"T": F32, "X": F32}, V1_2, _plan),
-            Variant({"T": F16, "X": F16}, V1_2, _plan_half),
-            Variant({"T": Q8, "X": BOXES}, V1_2, _plan),
-            Variant({"T": Q8S, "X": BOXES}, V1_3, _plan),
+            op.Variant({"T": op.F32, "X": op.F32}, op.V1_2, _plan),
+            op.Variant({"T": op.F16, "X": op.F16}, op.V1_2, _plan_half),
+            op.Variant({"T": op.Q8, "X": BOXES}, op.V1_2, _plan),
+            op.Variant({"T": op.Q8S, "X": BOXES}, op.V1_3, _plan),
         ),
         shape=keypoints_shape,
         outputs=("T", "X"),

@@ -18,23 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    F16,
-    F32,
-    I32,
-    Q8,
-    V1_0,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.shapes import require
 
 __all__ = [
@@ -250,18 +235,20 @@ def sparse_projection(seeds: Array, input: Array, weights: Array | None, *, type
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.LSH_PROJECTION,
-        since=V1_0,
+        since=op.V1_0,
         overloads=(
-            overload(data("seeds", "H"), data("input"), data("weights", "H", optional=True), attribute("type")),
+            op.overload(
+                op.data("seeds", "H"), op.data("input"), op.data("weights", "H", optional=True), op.attribute("type")
+            ),
         ),
         variants=tuple(
-            Variant({"H": hash, "T": type}, level, plan_projection)
-            for hash, level in ((F32, V1_0), (F16, V1_2))
-            for type in (F16, F32, I32, Q8)
+            op.Variant({"H": hash, "T": type}, level, plan_projection)
+            for hash, level in ((op.F32, op.V1_0), (op.F16, op.V1_2))
+            for type in (op.F16, op.F32, op.I32, op.Q8)
         ),
         shape=projection_shape,
-        outputs=(I32,),
+        outputs=(op.I32,),
     ),
 )

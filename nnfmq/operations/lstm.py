@@ -12,27 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    BOOL,
-    F16,
-    F32,
-    FLOAT16,
-    FLOAT32,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Parameter,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.lstm_cell import (
     GATES,
@@ -49,6 +30,8 @@ from nnfmq.operations.lstm_cell import (
 from nnfmq.operations.recurrent_sequences import (
     Linking,
     bidirectional_shapes,
+    dynamic,
+    hybrid,
     run_bidirectional,
     swap_time_batch,
     time_major_shape,
@@ -176,66 +159,79 @@ def plan_bidirectional(
 
 # -- declarations -----------------------------------------------------------------------------------------------------
 
-_CLIPS = (attribute("activation"), attribute("cell_clip", "S"), attribute("projection_clip", "S"))
+_CLIPS = (op.attribute("activation"), op.attribute("cell_clip", "S"), op.attribute("projection_clip", "S"))
 
 
-def _norms(prefix: str = "") -> tuple[Parameter, ...]:
+def _norms(prefix: str = "") -> tuple[op.Parameter, ...]:
     return gate_parameters(prefix + "{}_layer_norm_weights", optional=GATES)
 
 
-def _aux(prefix: str) -> tuple[Parameter, ...]:
+def _aux(prefix: str) -> tuple[op.Parameter, ...]:
     return gate_parameters(prefix + "aux_input_to_{}_weights", optional=GATES)
 
 
-def _states(prefix: str = "") -> tuple[Parameter, ...]:
-    return data(f"{prefix}output_state_in"), data(f"{prefix}cell_state_in")
+def _states(prefix: str = "") -> tuple[op.Parameter, ...]:
+    return op.data(f"{prefix}output_state_in"), op.data(f"{prefix}cell_state_in")
 
 
-def _variants(plan: Plan, level: int) -> tuple[Variant, ...]:
-    return Variant({"T": F32, "S": FLOAT32}, level, plan), Variant({"T": F16, "S": FLOAT16}, V1_2, fp16_via_fp32(plan))
+def _variants(plan: Plan, level: int) -> tuple[op.Variant, ...]:
+    return op.Variant({"T": op.F32, "S": op.FLOAT32}, level, plan), op.Variant(
+        {"T": op.F16, "S": op.FLOAT16}, op.V1_2, fp16_via_fp32(plan)
+    )
 
+
+_LSTM = (op.data("input"), *cell_parameters(), *_states(), *_CLIPS, *_norms())
+_UNIDIRECTIONAL = (
+    op.data("input"),
+    *cell_parameters(),
+    *_states(),
+    *_CLIPS,
+    op.attribute("time_major", op.BOOL),
+    *_norms(),
+)
+_BIDIRECTIONAL = (
+    op.data("input"),
+    *(*cell_parameters("fw_"), *cell_parameters("bw_")),
+    *(*_states("fw_"), *_states("bw_")),
+    op.data("aux_input", optional=True),
+    *(*_aux("fw_"), *_aux("bw_")),
+    *_CLIPS,
+    op.attribute("merge_outputs", op.BOOL),
+    op.attribute("time_major", op.BOOL),
+    *(*_norms("fw_"), *_norms("bw_")),
+)
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.LSTM,
-        since=V1_0,
-        overloads=(
-            overload(data("input"), *cell_parameters(), *_states(), *_CLIPS, *_norms(), level=V1_2, also={23: V1_0}),
-        ),
-        variants=_variants(plan_lstm, V1_0),
+        since=op.V1_0,
+        overloads=(op.overload(*_LSTM, level=op.V1_2, also={23: op.V1_0}),),
+        variants=_variants(plan_lstm, op.V1_0),
         shape=lstm_shape,
         outputs=("T",) * 4,
+        extended=(hybrid(plan_lstm, lstm_shape, _LSTM, S=op.FLOAT32),),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM,
-        since=V1_2,
-        overloads=(
-            overload(data("input"), *cell_parameters(), *_states(), *_CLIPS, attribute("time_major", BOOL), *_norms()),
-        ),
-        variants=_variants(plan_unidirectional, V1_2),
+        since=op.V1_2,
+        overloads=(op.overload(*_UNIDIRECTIONAL),),
+        variants=_variants(plan_unidirectional, op.V1_2),
         shape=unidirectional_shape,
         outputs=("T",) * 3,
-        output_counts={1: V1_2, 3: V1_3},
-    ),
-    Declaration(
-        OperationType.BIDIRECTIONAL_SEQUENCE_LSTM,
-        since=V1_2,
-        overloads=(
-            overload(
-                data("input"),
-                *(*cell_parameters("fw_"), *cell_parameters("bw_")),
-                *(*_states("fw_"), *_states("bw_")),
-                data("aux_input", optional=True),
-                *(*_aux("fw_"), *_aux("bw_")),
-                *_CLIPS,
-                attribute("merge_outputs", BOOL),
-                attribute("time_major", BOOL),
-                *(*_norms("fw_"), *_norms("bw_")),
-            ),
+        output_counts={1: op.V1_2, 3: op.V1_3},
+        extended=(
+            hybrid(plan_unidirectional, unidirectional_shape, _UNIDIRECTIONAL, S=op.FLOAT32),
+            dynamic(plan_unidirectional, S=op.FLOAT32),
         ),
-        variants=_variants(plan_bidirectional, V1_2),
+    ),
+    op.Declaration(
+        OperationType.BIDIRECTIONAL_SEQUENCE_LSTM,
+        since=op.V1_2,
+        overloads=(op.overload(*_BIDIRECTIONAL),),
+        variants=_variants(plan_bidirectional, op.V1_2),
         shape=bidirectional_shape,
         outputs=("T",) * 6,
-        output_counts={1: V1_2, 2: V1_2, 5: V1_3, 6: V1_3},
+        output_counts={1: op.V1_2, 2: op.V1_2, 5: op.V1_3, 6: op.V1_3},
+        extended=(hybrid(plan_bidirectional, bidirectional_shape, _BIDIRECTIONAL, S=op.FLOAT32),),
     ),
 )

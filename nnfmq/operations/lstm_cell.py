@@ -25,8 +25,9 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.types import CLAMPS, FusedActivationFunc
+from nnfmq.operations import declaration as op
 from nnfmq.operations.activation import clamp, logistic
-from nnfmq.operations.declaration import Array, Parameter, ParameterType, Shape, Tensor, weight
+from nnfmq.operations.declaration import Array, Shape, Tensor
 from nnfmq.operations.shapes import require
 
 T = TypeVar("T")
@@ -49,25 +50,29 @@ _LSTM_CODES = frozenset(ACTIVATIONS) - {FusedActivationFunc.RELU1}
 
 
 def cell_parameters(
-    prefix: str = "", *, weights: ParameterType = "T", peepholes: ParameterType = "T", biases: ParameterType = "T"
-) -> tuple[Parameter, ...]:
+    prefix: str = "",
+    *,
+    weights: op.ParameterType = "T",
+    peepholes: op.ParameterType = "T",
+    biases: op.ParameterType = "T",
+) -> tuple[op.Parameter, ...]:
     """Return the parameters of one cell, from input weights to projection bias, in the HAL's order."""
     cell_to = ("input", "forget", "output")
     return (
         *gate_parameters(prefix + "input_to_{}_weights", weights),
         *gate_parameters(prefix + "recurrent_to_{}_weights", weights),
-        *(weight(f"{prefix}cell_to_{gate}_weights", peepholes, optional=True) for gate in cell_to),
+        *(op.weight(f"{prefix}cell_to_{gate}_weights", peepholes, optional=True) for gate in cell_to),
         *gate_parameters(prefix + "{}_gate_bias", biases),
-        weight(f"{prefix}projection_weights", weights, optional=True),
-        weight(f"{prefix}projection_bias", biases, optional=True),
+        op.weight(f"{prefix}projection_weights", weights, optional=True),
+        op.weight(f"{prefix}projection_bias", biases, optional=True),
     )
 
 
 def gate_parameters(
-    name: str, type: ParameterType = "T", *, optional: tuple[str, ...] = ("input",)
-) -> tuple[Parameter, ...]:
+    name: str, type: op.ParameterType = "T", *, optional: tuple[str, ...] = ("input",)
+) -> tuple[op.Parameter, ...]:
     """Return a weight for each gate; those of the gates in `optional` may be omitted."""
-    return tuple(weight(name.format(gate), type, optional=gate in optional) for gate in GATES)
+    return tuple(op.weight(name.format(gate), type, optional=gate in optional) for gate in GATES)
 
 
 class LstmTensors(Struct, Generic[T], frozen=True):

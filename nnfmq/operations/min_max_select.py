@@ -14,26 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    B8,
-    F16,
-    F32,
-    I32,
-    Q8,
-    Q8S,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    data,
-    overload,
-)
+from nnfmq.hal.types import OperandType, OperationType
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import lut8, stateless
 from nnfmq.operations.quantization import requantized_values
 from nnfmq.operations.shapes import broadcast_shapes, require
@@ -73,34 +56,45 @@ def _unchanged(quantized: Array) -> Array:
     return quantized
 
 
-def _variants(in_any_dtype: Plan, in_quantized: Plan) -> tuple[Variant, ...]:
+def _variants(in_any_dtype: Plan, in_quantized: Plan) -> tuple[op.Variant, ...]:
     return (
-        Variant({"T": F32}, V1_2, in_any_dtype),
-        Variant({"T": F16}, V1_2, in_any_dtype),
-        Variant({"T": I32}, V1_2, in_any_dtype),
-        Variant({"T": Q8}, V1_2, in_quantized),
-        Variant({"T": Q8S}, V1_3, in_quantized),
+        op.Variant({"T": op.F32}, op.V1_2, in_any_dtype),
+        op.Variant({"T": op.F16}, op.V1_2, in_any_dtype),
+        op.Variant({"T": op.I32}, op.V1_2, in_any_dtype),
+        op.Variant({"T": op.Q8}, op.V1_2, in_quantized),
+        op.Variant({"T": op.Q8S}, op.V1_3, in_quantized),
     )
 
 
-def _choice(code: OperationType, ufunc: Any) -> Declaration:
-    return Declaration(
+def _of_stored_values(plan: Plan, *further: OperandType) -> tuple[op.Extended, ...]:
+    """Declare `further` types, and TFLite's choice of quantized values as they are stored, whatever their scales."""
+    return (
+        op.wider(*op.of_types(plan, *further)),
+        op.tflite(*op.of_types(plan, op.Q8, op.Q8S)),
+        op.sixteen_bits(*op.of_types(plan, op.Q16S)),
+    )
+
+
+def _choice(code: OperationType, ufunc: Any) -> op.Declaration:
+    return op.Declaration(
         code,
-        since=V1_2,
-        overloads=(overload(data("first"), data("second"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("first"), op.data("second"), level=op.V1_2),),
         variants=_variants(stateless(ufunc), partial(plan_quantized_choice, ufunc)),
         shape=broadcast_shapes,
+        extended=_of_stored_values(stateless(ufunc), *op.WIDE),
     )
 
 
 DECLARATIONS = (
     _choice(OperationType.MAXIMUM, np.maximum),
     _choice(OperationType.MINIMUM, np.minimum),
-    Declaration(
+    op.Declaration(
         OperationType.SELECT,
-        since=V1_2,
-        overloads=(overload(data("condition", B8), data("first"), data("second"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("condition", op.B8), op.data("first"), op.data("second"), level=op.V1_2),),
         variants=_variants(stateless(select), plan_quantized_select),
         shape=select_shape,
+        extended=_of_stored_values(stateless(select), op.B8, *op.WIDE),
     ),
 )

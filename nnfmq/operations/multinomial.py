@@ -18,21 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    F16,
-    F32,
-    I32,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.shapes import require
 
@@ -117,15 +104,17 @@ def classes_of(sums: Array, samples: Array) -> Array:
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.RANDOM_MULTINOMIAL,
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("samples"), attribute("seeds", I32), level=V1_2),),
+        since=op.V1_2,
+        overloads=(
+            op.overload(op.data("input"), op.attribute("samples"), op.attribute("seeds", op.I32), level=op.V1_2),
+        ),
         variants=(
-            Variant({"T": F32}, V1_2, plan_multinomial),
-            Variant({"T": F16}, V1_2, fp16_via_fp32(plan_multinomial)),
+            op.Variant({"T": op.F32}, op.V1_2, plan_multinomial),
+            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(plan_multinomial)),
         ),
         shape=multinomial_shape,
-        outputs=(I32,),
+        outputs=(op.I32,),
     ),
 )

@@ -16,27 +16,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.declaration import (
-    BOOL,
-    F16,
-    F32,
-    FLOAT16,
-    FLOAT32,
-    Q8,
-    Q8S,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations import fixed_point
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import (
     INT32_MAX,
     Ints,
@@ -47,7 +29,7 @@ from nnfmq.operations.fixed_point import (
     saturating_shift_left,
 )
 from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
-from nnfmq.operations.quantization import dtype_range, require_quantization
+from nnfmq.operations.quantization import clamped, dtype_range, require_quantization
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
 _MIN_NORM = np.float32(1e-6)
@@ -62,7 +44,7 @@ def _axis_shape(input: Shape, axis: int) -> Shape:
 
 def _rank_level(inputs: Mapping[str, Operand], output: Operand) -> int:
     dimensions = inputs["input"].dimensions
-    return V1_0 if len(dimensions) == 4 else V1_2
+    return op.V1_0 if len(dimensions) == 4 else op.V1_2
 
 
 def l2_normalization_shape(input: Shape, *, axis: int = -1) -> Shape:
@@ -87,6 +69,18 @@ def plan_quantized_l2_normalization(input: Tensor, *, output: Tensor, axis: int 
         multiplier, shift = inverse_square_root(np.sum(np.square(centered), axis=axis, keepdims=True))
         scaled = rounding_shift(high_mul(centered * 128, multiplier), shift)
         return np.clip(scaled + output.zero_point, low, high).astype(output.dtype)
+
+    return run
+
+
+def plan_tflite_l2_normalization(input: Tensor, *, output: Tensor, axis: int = -1) -> Run:
+    """Plan the normalization of INT8 as TFLite defines it, with 7 more bits of the inverse norm."""
+    require_quantization(output, 1 / 128, 0)
+
+    def run(stored: Array) -> Array:
+        centered = ints(stored) - input.zero_point
+        multiplier, right = inverse_square_root(np.sum(np.square(centered), axis=axis, keepdims=True))
+        return clamped(fixed_point.multiply(centered, multiplier, 7 - right), output)
 
     return run
 
@@ -145,51 +139,59 @@ def instance_normalization(input: Array, *, gamma: float, beta: float, epsilon: 
     return result
 
 
-_FACTORS = (attribute("bias", "S"), attribute("alpha", "S"), attribute("beta", "S"))
+_FACTORS = (op.attribute("bias", "S"), op.attribute("alpha", "S"), op.attribute("beta", "S"))
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.L2_NORMALIZATION,
-        since=V1_0,
-        overloads=(overload(data("input"), attribute("axis"), level=V1_2, also={1: V1_0}),),
+        since=op.V1_0,
+        overloads=(op.overload(op.data("input"), op.attribute("axis"), level=op.V1_2, also={1: op.V1_0}),),
         variants=(
-            Variant({"T": F32}, V1_0, stateless(l2_normalization)),
-            Variant({"T": F16}, V1_2, fp16_via_fp32(stateless(l2_normalization))),
-            Variant({"T": Q8}, V1_2, plan_quantized_l2_normalization),
-            Variant({"T": Q8S}, V1_3, plan_quantized_l2_normalization),
+            op.Variant({"T": op.F32}, op.V1_0, stateless(l2_normalization)),
+            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(stateless(l2_normalization))),
+            op.Variant({"T": op.Q8}, op.V1_2, plan_quantized_l2_normalization),
+            op.Variant({"T": op.Q8S}, op.V1_3, plan_quantized_l2_normalization),
         ),
         shape=l2_normalization_shape,
         level=_rank_level,
+        extended=(op.tflite(*op.of_types(plan_tflite_l2_normalization, op.Q8S)),),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.LOCAL_RESPONSE_NORMALIZATION,
-        since=V1_0,
+        since=op.V1_0,
         overloads=(
-            overload(data("input"), attribute("radius"), *_FACTORS, attribute("axis"), level=V1_2, also={5: V1_0}),
+            op.overload(
+                op.data("input"),
+                op.attribute("radius"),
+                *_FACTORS,
+                op.attribute("axis"),
+                level=op.V1_2,
+                also={5: op.V1_0},
+            ),
         ),
         variants=(
-            Variant({"T": F32, "S": FLOAT32}, V1_0, stateless(local_response)),
-            Variant({"T": F16, "S": FLOAT16}, V1_2, fp16_via_fp32(stateless(local_response))),
+            op.Variant({"T": op.F32, "S": op.FLOAT32}, op.V1_0, stateless(local_response)),
+            op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_2, fp16_via_fp32(stateless(local_response))),
         ),
         shape=local_response_shape,
         level=_rank_level,
     ),
-    Declaration(
+    op.Declaration(
         OperationType.INSTANCE_NORMALIZATION,
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                data("input"),
-                attribute("gamma", "S"),
-                attribute("beta", "S"),
-                attribute("epsilon", "S"),
-                attribute("nchw", BOOL),
-                level=V1_2,
+            op.overload(
+                op.data("input"),
+                op.attribute("gamma", "S"),
+                op.attribute("beta", "S"),
+                op.attribute("epsilon", "S"),
+                op.attribute("nchw", op.BOOL),
+                level=op.V1_2,
             ),
         ),
         variants=(
-            Variant({"T": F32, "S": FLOAT32}, V1_2, stateless(instance_normalization)),
-            Variant({"T": F16, "S": FLOAT16}, V1_2, fp16_via_fp32(stateless(instance_normalization))),
+            op.Variant({"T": op.F32, "S": op.FLOAT32}, op.V1_2, stateless(instance_normalization)),
+            op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_2, fp16_via_fp32(stateless(instance_normalization))),
         ),
         shape=instance_shape,
         images=("input",),

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Tensor
-from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.fixed_point import Ints, ints, multiply_wide, reduced_multiplier
 from nnfmq.operations.preparation import cached_prepack
 from nnfmq.operations.quantization import (
     EXACT_FLOAT32,
@@ -24,9 +25,12 @@ from nnfmq.operations.quantization import (
     OutputMultipliers,
     dtype_range,
     float_activation_range,
+    quantized_activation_range,
+    real_scales,
     requantization_scales,
     requantizer,
 )
+from nnfmq.operations.shapes import require
 
 
 class PackedMatmul(Struct, frozen=True):
@@ -110,3 +114,67 @@ def quantized_epilogue(
     multipliers = OutputMultipliers.of(requantization_scales(input, filter, bias, output)).rows(row)
     corrected_bias = ints(bias.array) - input.zero_point * sums
     return requantizer(multipliers, np.tile(corrected_bias, row), bound, output, activation)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sums of products of 16-bit tensors with 8-bit weights, as TFLite requantizes them.
+#
+# Sums of products are exact in float64. With a bias of INT32 they wrap at 32 bits and are requantized as those of 8-bit
+# tensors; else they are requantized from 64 bits, by 16 bits of the multiplier. As in TFLite, the scales are multiplied
+# in float64.
+#
+#     C7 weights and bias: the zero point is 0
+
+
+_EXACT_SUM = 1 << 37  # times a reduced multiplier, and half of the divisor added, it is exact in float64
+
+
+_LARGEST = 1 << 15  # magnitude of an input
+
+
+def sixteen_bit_epilogue(
+    matrix: Array, input: Tensor, weights: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
+) -> Epilogue:
+    """Return an epilogue that adds the bias to sums of products with `matrix` (K, channels) and requantizes them."""
+    require(weights.zero_point == bias.zero_point == 0, "C7", f"weights have the zero point {weights.zero_point}")
+    multipliers = OutputMultipliers.of(real_scales(input, weights, output)).rows(row)
+    low, high = quantized_activation_range(activation, output)
+    addend = np.tile(ints(bias.array), row)
+    if bias.dtype == np.int32:
+        return _narrow_epilogue(multipliers, addend, low, high)
+    largest = int(np.abs(matrix).sum(axis=0).max(initial=0)) * _LARGEST + int(np.abs(addend).max(initial=0))
+    if largest < _EXACT_SUM:
+        return _affine_epilogue(multipliers, addend, low, high)
+    return _wide_epilogue(multipliers, addend, low, high)
+
+
+def _narrow_epilogue(multipliers: OutputMultipliers, bias: Ints, low: int, high: int) -> Epilogue:
+    def epilogue(sums: Array, out: Array) -> None:
+        wrapped = ints((ints(sums) + bias).astype(np.int32))
+        scaled = fixed_point.multiply(wrapped, multipliers.multipliers, multipliers.shifts)
+        np.copyto(out, np.clip(scaled, low, high), casting="unsafe")
+
+    return epilogue
+
+
+def _wide_epilogue(multipliers: OutputMultipliers, bias: Ints, low: int, high: int) -> Epilogue:
+    def epilogue(sums: Array, out: Array) -> None:
+        scaled = multiply_wide(ints(sums) + bias, multipliers.multipliers, multipliers.shifts)
+        np.copyto(out, np.clip(scaled, low, high), casting="unsafe")
+
+    return epilogue
+
+
+def _affine_epilogue(multipliers: OutputMultipliers, bias: Ints, low: int, high: int) -> Epilogue:
+    """Return the same in float64, which is exact: a sum times a reduced multiplier has at most 52 bits."""
+    reduced, shift = reduced_multiplier(multipliers.multipliers), (15 - multipliers.shifts).astype(np.int32)
+    factors = np.ldexp(reduced.astype(np.float64), -shift)
+    offsets = np.ldexp((bias * reduced).astype(np.float64), -shift) + 0.5
+
+    def epilogue(sums: Array, out: Array) -> None:
+        scaled = np.multiply(sums, factors)
+        np.add(scaled, offsets, out=scaled)
+        np.clip(np.floor(scaled, out=scaled), low, high, out=scaled)
+        np.copyto(out, scaled, casting="unsafe")
+
+    return epilogue

@@ -18,31 +18,10 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.declaration import (
-    AIDL_V3,
-    F16,
-    F32,
-    FLOAT16,
-    FLOAT32,
-    I32,
-    INT32,
-    Q8,
-    Q8S,
-    V1_1,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.quantization import dtype_range
-from nnfmq.operations.reshape_concat import data_movement_variants
+from nnfmq.operations.reshape_concat import data_movement_variants, moved_in_extension
 from nnfmq.operations.shapes import require, require_rank
 
 
@@ -64,6 +43,11 @@ def padded(input: Shape, paddings: Array) -> Shape:
 def pad_shape(input: Shape, *, paddings: Array, value: float = 0) -> Shape:
     """Return the input's shape plus the paddings."""
     require_rank(input, range(1, 5), "input")
+    return padded(input, paddings)
+
+
+def pad_shape_of_any_rank(input: Shape, *, paddings: Array, value: float = 0) -> Shape:
+    """Return the input's shape, of any rank, plus the paddings."""
     return padded(input, paddings)
 
 
@@ -90,7 +74,7 @@ def plan_pad_v2(input: Tensor, *, output: Tensor, paddings: Array, value: float)
 
 def _pad_level(inputs: Mapping[str, Operand], output: Operand) -> int:
     source = inputs["input"]
-    return V1_2 if source.type == Q8 and source.zero_point != 0 else V1_1
+    return op.V1_2 if source.type == op.Q8 and source.zero_point != 0 else op.V1_1
 
 
 def mirror_pad_shape(input: Shape, *, paddings: Array, mode: int) -> Shape:
@@ -120,34 +104,44 @@ def plan_mirror_pad(input: Tensor, *, output: Tensor, paddings: Array, mode: int
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.PAD,
-        since=V1_1,
-        overloads=(overload(data("input"), attribute("paddings", I32), level=V1_1),),
-        variants=data_movement_variants(plan_pad, V1_1),
+        since=op.V1_1,
+        overloads=(op.overload(op.data("input"), op.attribute("paddings", op.I32), level=op.V1_1),),
+        variants=data_movement_variants(plan_pad, op.V1_1),
         shape=pad_shape,
         same_quantization=True,
         level=_pad_level,
+        extended=moved_in_extension(plan_pad, op.I32, op.B8, *op.WIDE, shape=pad_shape_of_any_rank),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.PAD_V2,
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("paddings", I32), attribute("value", "V"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(
+            op.overload(op.data("input"), op.attribute("paddings", op.I32), op.attribute("value", "V"), level=op.V1_2),
+        ),
         variants=(
-            Variant({"T": F32, "V": FLOAT32}, V1_2, plan_pad_v2),
-            Variant({"T": F16, "V": FLOAT16}, V1_2, plan_pad_v2),
-            Variant({"T": Q8, "V": INT32}, V1_2, plan_pad_v2),
-            Variant({"T": Q8S, "V": INT32}, V1_3, plan_pad_v2),
+            op.Variant({"T": op.F32, "V": op.FLOAT32}, op.V1_2, plan_pad_v2),
+            op.Variant({"T": op.F16, "V": op.FLOAT16}, op.V1_2, plan_pad_v2),
+            op.Variant({"T": op.Q8, "V": op.INT32}, op.V1_2, plan_pad_v2),
+            op.Variant({"T": op.Q8S, "V": op.INT32}, op.V1_3, plan_pad_v2),
         ),
         shape=pad_shape,
         same_quantization=True,
+        extended=(
+            op.wider(*op.of_types(plan_pad_v2, op.I32, op.B8, V=op.INT32), shape=pad_shape_of_any_rank),
+            op.sixteen_bits(*op.of_types(plan_pad_v2, op.Q16S, V=op.INT32), shape=pad_shape_of_any_rank),
+        ),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.MIRROR_PAD,
-        since=AIDL_V3,
-        overloads=(overload(data("input"), attribute("paddings", I32), attribute("mode"), level=AIDL_V3),),
-        variants=data_movement_variants(plan_mirror_pad, AIDL_V3, int32=AIDL_V3),
+        since=op.AIDL_V3,
+        overloads=(
+            op.overload(op.data("input"), op.attribute("paddings", op.I32), op.attribute("mode"), level=op.AIDL_V3),
+        ),
+        variants=data_movement_variants(plan_mirror_pad, op.AIDL_V3, int32=op.AIDL_V3),
         shape=mirror_pad_shape,
         same_quantization=True,
+        extended=moved_in_extension(plan_mirror_pad, op.B8, *op.WIDE),
     ),
 )

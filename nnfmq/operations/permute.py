@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import AIDL_V3, I32, V1_1, V1_2, Array, Declaration, Shape, attribute, data, overload
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Shape
 from nnfmq.operations.kernel_adapters import stateless
-from nnfmq.operations.reshape_concat import data_movement_variants
+from nnfmq.operations.reshape_concat import data_movement_variants, moved_in_extension
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
 
@@ -83,36 +84,39 @@ def channel_shuffle(input: Array, *, groups: int, axis: int) -> Array:
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.TRANSPOSE,
-        since=V1_1,
-        overloads=(overload(data("input"), attribute("permutation", I32, optional=True), level=V1_1),),
-        variants=data_movement_variants(stateless(transpose), V1_1),
+        since=op.V1_1,
+        overloads=(op.overload(op.data("input"), op.attribute("permutation", op.I32, optional=True), level=op.V1_1),),
+        variants=data_movement_variants(stateless(transpose), op.V1_1),
         shape=transpose_shape,
         zero_sized=True,
         same_quantization=True,
+        extended=moved_in_extension(stateless(transpose), op.I32, op.B8, *op.WIDE, shape=permuted),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.REVERSE,
-        since=AIDL_V3,
-        overloads=(overload(data("input"), attribute("axis", I32), level=AIDL_V3),),
-        variants=data_movement_variants(stateless(reverse), AIDL_V3, int32=AIDL_V3),
+        since=op.AIDL_V3,
+        overloads=(op.overload(op.data("input"), op.attribute("axis", op.I32), level=op.AIDL_V3),),
+        variants=data_movement_variants(stateless(reverse), op.AIDL_V3, int32=op.AIDL_V3),
         shape=reverse_shape,
         same_quantization=True,
+        extended=moved_in_extension(stateless(reverse), op.B8, *op.WIDE),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.TILE,
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("multiples", I32), level=V1_2),),
-        variants=data_movement_variants(stateless(tile), V1_2, int32=V1_2),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.attribute("multiples", op.I32), level=op.V1_2),),
+        variants=data_movement_variants(stateless(tile), op.V1_2, int32=op.V1_2),
         shape=tile_shape,
         same_quantization=True,
+        extended=moved_in_extension(stateless(tile), op.B8, *op.WIDE),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.CHANNEL_SHUFFLE,
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("groups"), attribute("axis"), level=V1_2),),
-        variants=data_movement_variants(stateless(channel_shuffle), V1_2),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.attribute("groups"), op.attribute("axis"), level=op.V1_2),),
+        variants=data_movement_variants(stateless(channel_shuffle), op.V1_2),
         shape=channel_shuffle_shape,
         same_quantization=True,
     ),

@@ -13,26 +13,9 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations import declaration as op
 from nnfmq.operations.convolution import EXPLICIT, IMPLICIT, LAYOUT, pad_image
-from nnfmq.operations.declaration import (
-    F16,
-    F32,
-    Q8,
-    Q8S,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.quantization import dtype_range, float_activation_range, quantized_activation_range
 from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
@@ -114,6 +97,23 @@ def plan_quantized_average(input: Tensor, *, output: Tensor, activation: int, **
     return run
 
 
+def plan_average_away_from_zero(
+    input: Tensor, *, output: Tensor, filter_width: int, filter_height: int, activation: int, **conv_params: int
+) -> Run:
+    """Plan the average of INT8 and of 16 bits as TFLite defines it, rounded half away from zero."""
+    rows, columns = windows(input.shape[1:3], (filter_height, filter_width), **conv_params)
+    counts = pixel_counts(rows, columns, (input.shape[1], input.shape[2]))
+    low, high = quantized_activation_range(activation, output)
+
+    def run(image: Array) -> Array:
+        sums = reduce_windows(image, rows, columns, np.add, 0, np.int64)
+        means = np.sign(sums) * ((np.abs(sums) + counts // 2) // counts)
+        clamped: Array = np.clip(means, low, high).astype(output.dtype)
+        return clamped
+
+    return run
+
+
 def plan_l2(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
     """Plan the square root of the mean of squares in float32."""
     rows, columns = _pool_windows(input, **conv_params)
@@ -152,26 +152,41 @@ def plan_quantized_max(input: Tensor, *, output: Tensor, activation: int, **conv
     return run
 
 
-def _pool(code: OperationType, in_float: Plan, in_integers: Plan | None) -> Declaration:
-    own = (attribute("filter_width"), attribute("filter_height"), attribute("activation"))
-    lists = ((data("input"), *padding, *own, *LAYOUT) for padding in (IMPLICIT, EXPLICIT))
-    variants = [Variant({"T": F32}, V1_0, in_float), Variant({"T": F16}, V1_2, fp16_via_fp32(in_float))]
+def _pool(code: OperationType, in_float: Plan, in_integers: Plan | None, *extended: op.Extended) -> op.Declaration:
+    own = (op.attribute("filter_width"), op.attribute("filter_height"), op.attribute("activation"))
+    lists = ((op.data("input"), *padding, *own, *LAYOUT) for padding in (IMPLICIT, EXPLICIT))
+    variants = [
+        op.Variant({"T": op.F32}, op.V1_0, in_float),
+        op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(in_float)),
+    ]
     if in_integers is not None:
-        variants += [Variant({"T": Q8}, V1_0, in_integers), Variant({"T": Q8S}, V1_3, in_integers)]
-    return Declaration(
+        variants += [op.Variant({"T": op.Q8}, op.V1_0, in_integers), op.Variant({"T": op.Q8S}, op.V1_3, in_integers)]
+    return op.Declaration(
         code,
-        since=V1_0,
-        overloads=tuple(overload(*p, level=V1_2, also={len(p) - 1: V1_0}) for p in lists),
+        since=op.V1_0,
+        overloads=tuple(op.overload(*p, level=op.V1_2, also={len(p) - 1: op.V1_0}) for p in lists),
         variants=tuple(variants),
         shape=pool_shape,
         images=("input",),
         zero_sized=True,
         same_quantization=True,
+        extended=extended,
     )
 
 
 DECLARATIONS = (
-    _pool(OperationType.AVERAGE_POOL_2D, plan_average, plan_quantized_average),
+    _pool(
+        OperationType.AVERAGE_POOL_2D,
+        plan_average,
+        plan_quantized_average,
+        op.tflite(*op.of_types(plan_average_away_from_zero, op.Q8S)),
+        op.sixteen_bits(*op.of_types(plan_average_away_from_zero, op.Q16S)),
+    ),
     _pool(OperationType.L2_POOL_2D, plan_l2, None),
-    _pool(OperationType.MAX_POOL_2D, plan_max, plan_quantized_max),
+    _pool(
+        OperationType.MAX_POOL_2D,
+        plan_max,
+        plan_quantized_max,
+        op.sixteen_bits(*op.of_types(plan_quantized_max, op.Q16S)),
+    ),
 )

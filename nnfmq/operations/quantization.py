@@ -24,9 +24,10 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.types import FusedActivationFunc, Operand
+from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
-from nnfmq.operations.declaration import Q8, V1_0, V1_2, Array, Tensor
-from nnfmq.operations.fixed_point import Ints
+from nnfmq.operations.declaration import Array, Tensor
+from nnfmq.operations.fixed_point import Ints, ints, rounded
 from nnfmq.operations.shapes import require
 
 Epilogue: TypeAlias = Callable[[Array, Array], None]  # (accumulators, output): fills the output
@@ -100,6 +101,45 @@ def requantized_values(tensor: Tensor, output: Tensor) -> Array | None:
     return result
 
 
+def rescaling(real: float) -> Callable[[Array], Ints]:
+    """Return the function that multiplies by `real`, and rounds twice. Requires Q1 of `real`."""
+    multiplier, shift = fixed_point.quantize_multiplier(real)
+    return lambda x: fixed_point.multiply(ints(x), multiplier, shift)
+
+
+def float_ratio(input: Tensor, output: Tensor) -> float:
+    """Return the quotient of the scales, rounded to float32 as in most of TFLite's functions of one value."""
+    return float(np.float32(input.scale) / np.float32(output.scale))
+
+
+def clamped(values: Ints, output: Tensor) -> Array:
+    """Return values without a zero point in the output's type, limited to its range."""
+    return np.clip(values + output.zero_point, *dtype_range(output)).astype(output.dtype)
+
+
+def scaled(values: Ints, real: float) -> Ints:
+    """Return `real` times values, rounded twice; where TFLite's 32 bits would wrap around, what clamps to 8 bits."""
+    return multiplied(values, *fixed_point.quantize_multiplier(real))
+
+
+def multiplied(values: Ints, multiplier: int, exponent: int) -> Ints:
+    """Return the same for a fixed-point number."""
+    limit = fixed_point.INT32_MAX >> max(exponent, 0)
+    return fixed_point.multiply(np.clip(values, -limit, limit), multiplier, exponent)
+
+
+def real_entries(function: Callable[[Array], Array]) -> Callable[[Array, Tensor, Tensor], Array]:
+    """Return what makes the table of a function of reals, which is computed in float64 and rounded to float32."""
+
+    def entries(quantized: Array, input: Tensor, output: Tensor) -> Array:
+        with np.errstate(all="ignore"):
+            reals = function(dequantized_values(input).astype(np.float64)).astype(np.float32)
+            steps = (reals * (np.float32(1) / np.float32(output.scale))).astype(np.float64)
+        return clamped(ints(np.clip(rounded(steps), -512, 512)), output)
+
+    return entries
+
+
 def require_quantization(tensor: Tensor, scale: float, zero_point: int) -> None:
     """Require the fixed scale and zero point of the operation's output (Q6)."""
     matches = tensor.scale == scale and tensor.zero_point == zero_point
@@ -110,7 +150,7 @@ def require_quantization(tensor: Tensor, scale: float, zero_point: int) -> None:
 def output_scale_level(inputs: Mapping[str, Operand], output: Operand) -> int:
     """Return HAL 1.2 if a uint8 output scale is not greater than input scale · filter scale, as 1.0 and 1.1 require."""
     source, filter = inputs["input"], inputs.get("filter") or inputs["weights"]
-    return V1_2 if source.type == Q8 and output.scale <= source.scale * filter.scale else V1_0
+    return op.V1_2 if source.type == op.Q8 and output.scale <= source.scale * filter.scale else op.V1_0
 
 
 def requantization_scales(input: Tensor, filter: Tensor, bias: Tensor, output: Tensor) -> list[float]:
@@ -244,3 +284,54 @@ def _integer_requantizer(multipliers: OutputMultipliers, bias: Ints, low: int, h
         np.copyto(out, np.clip(scaled + zero_point, low, high), casting="unsafe")
 
     return epilogue
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rows of floats as values of 8 bits represent them: with a scale of their own, found at each execution.
+
+
+_LOWEST, _HIGHEST = -128, 127
+_BYTE = 255
+
+
+def quantize_rows(rows: Array, asymmetric: bool) -> Array:
+    """Return the values of `rows` (..., length), in float32, as 8 bits can represent them."""
+    if rows.size == 0:
+        return rows.copy()
+    scale, zero_point = _asymmetric_ranges(rows) if asymmetric else _symmetric_ranges(rows)
+    steps = rounded(zero_point + rows * (np.float32(1) / scale if asymmetric else _inverse(rows)))
+    lowest = _LOWEST if asymmetric else -_HIGHEST
+    result: Array = (np.clip(steps, np.float32(lowest), np.float32(_HIGHEST)) - zero_point) * scale
+    return result
+
+
+def _symmetric_ranges(rows: Array) -> tuple[Array, Array]:
+    largest = np.abs(rows).max(axis=-1, keepdims=True)
+    return np.where(largest > 0, largest / np.float32(_HIGHEST), np.float32(1)), np.zeros_like(largest)
+
+
+def _inverse(rows: Array) -> Array:
+    largest = np.abs(rows).max(axis=-1, keepdims=True)
+    return np.float32(_HIGHEST) / np.where(largest > 0, largest, np.float32(1))
+
+
+def _asymmetric_ranges(rows: Array) -> tuple[Array, Array]:
+    """Return the scale of each row and its zero point, chosen for the end of the range with the smaller error."""
+    low = np.minimum(rows.min(axis=-1, keepdims=True), 0).astype(np.float64)
+    high = np.maximum(rows.max(axis=-1, keepdims=True), 0).astype(np.float64)
+    scale = np.where(high > low, (high - low) / (_HIGHEST - _LOWEST), 1.0)
+    from_low, from_high = _LOWEST - low / scale, _HIGHEST - high / scale
+    is_low = -_LOWEST + np.abs(low / scale) < _HIGHEST + np.abs(high / scale)
+    zero_point = np.clip(rounded(np.where(is_low, from_low, from_high)), _LOWEST, _HIGHEST)
+    return scale.astype(np.float32), np.where(high > low, zero_point, 0).astype(np.float32)
+
+
+def quantize_linearly(values: Array) -> Array:
+    """Return the values, in float32, as the bytes of ONNX's DynamicQuantizeLinear represent them, with one scale."""
+    if values.size == 0:
+        return values.copy()
+    low, high = np.minimum(values.min(), np.float32(0)), np.maximum(values.max(), np.float32(0))
+    scale = (high - low) / np.float32(_BYTE) if high > low else np.float32(1)
+    zero_point = np.rint(np.clip(-low / scale, 0, _BYTE))
+    result: Array = (np.clip(np.rint(values / scale) + zero_point, 0, _BYTE) - zero_point) * scale
+    return result

@@ -19,21 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
-from nnfmq.operations.declaration import (
-    I32,
-    Q8,
-    Q16S,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    data,
-    overload,
-)
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
 from nnfmq.operations.fixed_point16 import high_mul, logistic_table, lut16, saturated, tanh_table
 from nnfmq.operations.lstm_cell import gate_parameters
@@ -103,22 +91,22 @@ def _step(gates: Ints, state: Ints) -> tuple[Ints, Ints]:
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.QUANTIZED_16BIT_LSTM,
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                data("input"),
+            op.overload(
+                op.data("input"),
                 *gate_parameters("input_to_{}_weights", optional=()),
                 *gate_parameters("recurrent_to_{}_weights", optional=()),
                 *gate_parameters("{}_gate_bias", "B", optional=()),
-                data("prev_cell_state", Q16S),
-                data("prev_output"),
-                level=V1_2,
+                op.data("prev_cell_state", op.Q16S),
+                op.data("prev_output"),
+                level=op.V1_2,
             ),
         ),
-        variants=(Variant({"T": Q8, "B": I32}, V1_2, plan_quantized_16bit_lstm),),
+        variants=(op.Variant({"T": op.Q8, "B": op.I32}, op.V1_2, plan_quantized_16bit_lstm),),
         shape=quantized_16bit_lstm_shape,
-        outputs=(Q16S, "T"),
+        outputs=(op.Q16S, "T"),
     ),
 )

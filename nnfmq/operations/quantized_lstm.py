@@ -20,25 +20,9 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
-from nnfmq.operations.declaration import (
-    FLOAT32,
-    I32,
-    INT32,
-    Q8S,
-    Q16S,
-    S8,
-    V1_3,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
 from nnfmq.operations.fixed_point16 import ONE_Q0, logistic_table, lut16, saturated, tanh_table
 from nnfmq.operations.lstm_cell import GATES, TENSOR_COUNT, LstmTensors, cell_parameters, check_cell, gate_parameters
@@ -267,23 +251,23 @@ def _projection(
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.QUANTIZED_LSTM,
-        since=V1_3,
+        since=op.V1_3,
         overloads=(
-            overload(
-                data("input"),
-                *cell_parameters(weights=S8, peepholes=Q16S, biases=I32),
-                *(data("output_state_in"), data("cell_state_in", Q16S)),
-                *gate_parameters("{}_layer_norm_weights", Q16S, optional=GATES),
-                *(attribute("cell_clip", FLOAT32), attribute("projection_clip", FLOAT32)),
-                *(attribute(f"{gate}_intermediate_scale", FLOAT32) for gate in GATES),
-                *(attribute("hidden_state_zero_point", INT32), attribute("hidden_state_scale", FLOAT32)),
-                level=V1_3,
+            op.overload(
+                op.data("input"),
+                *cell_parameters(weights=op.S8, peepholes=op.Q16S, biases=op.I32),
+                *(op.data("output_state_in"), op.data("cell_state_in", op.Q16S)),
+                *gate_parameters("{}_layer_norm_weights", op.Q16S, optional=GATES),
+                *(op.attribute("cell_clip", op.FLOAT32), op.attribute("projection_clip", op.FLOAT32)),
+                *(op.attribute(f"{gate}_intermediate_scale", op.FLOAT32) for gate in GATES),
+                *(op.attribute("hidden_state_zero_point", op.INT32), op.attribute("hidden_state_scale", op.FLOAT32)),
+                level=op.V1_3,
             ),
         ),
-        variants=(Variant({"T": Q8S}, V1_3, plan_quantized_lstm),),
+        variants=(op.Variant({"T": op.Q8S}, op.V1_3, plan_quantized_lstm),),
         shape=quantized_lstm_shape,
-        outputs=("T", Q16S, "T"),
+        outputs=("T", op.Q16S, "T"),
     ),
 )

@@ -12,12 +12,17 @@ without weights instead of the input (parallel linking); one with weights is add
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
-from nnfmq.operations.declaration import Array, Shape
+from nnfmq.hal.extensions import Scheme
+from nnfmq.hal.types import OperandType
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Plan, Run, Shape
+from nnfmq.operations.quantization import quantize_linearly, quantize_rows
 from nnfmq.operations.shapes import require
 
 RunSequence: TypeAlias = Callable[..., tuple[Array, ...]]  # (steps, auxiliary steps, *states) -> results, then states
@@ -84,3 +89,39 @@ def run_bidirectional(
     results = (forward, backward[::-1])
     outputs = (np.concatenate(results, axis=2),) if merged else results
     return (*(swap_time_batch(output, time_major) for output in outputs), *forward_states, *backward_states)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The operations of the extension on floats whose weights had 8 bits in the file. The weights are given dequantized.
+#
+# TFLite quantizes the rows that are multiplied by such weights, inputs and hidden states, at each step; the parameter
+# `asymmetric`, after all others, says how. ONNX Runtime's DynamicQuantizeLSTM does the same with one scale and zero
+# point for all inputs, and one for the hidden states of each step.
+#
+# `plan` and `shape` are those of the HAL's operation on FLOAT32, `parameters` its longest list.
+
+
+def hybrid(
+    plan: Plan, shape: Callable[..., Any], parameters: Sequence[op.Parameter], **types: OperandType
+) -> op.Extended:
+    """Declare what TFLite computes; `types` are those of variables other than T."""
+
+    def plan_hybrid(*tensors: Any, asymmetric: bool, **attributes: Any) -> Run:
+        return plan(*tensors, represent=partial(quantize_rows, asymmetric=asymmetric), **attributes)
+
+    def shape_of_hybrid(*shapes: Any, asymmetric: bool, **attributes: Any) -> Any:
+        return shape(*shapes, **attributes)
+
+    return op.Extended(
+        Scheme.HYBRID,
+        op.of_types(plan_hybrid, op.F32, **types),
+        changes={
+            "overloads": (op.overload(*parameters, op.attribute("asymmetric", op.BOOL), level=op.V1_2),),
+            "shape": shape_of_hybrid,
+        },
+    )
+
+
+def dynamic(plan: Plan, **types: OperandType) -> op.Extended:
+    """Declare what ONNX Runtime computes."""
+    return op.Extended(Scheme.DYNAMIC, op.of_types(partial(plan, represent=quantize_linearly), op.F32, **types))

@@ -10,35 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.declaration import (
-    B8,
-    BOOL,
-    F16,
-    F32,
-    I32,
-    INT32,
-    Q8,
-    Q8S,
-    V1_1,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations import fixed_point
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
+from nnfmq.operations.fixed_point import ints, multiply_wide, to_int32
+from nnfmq.operations.fixed_point16 import to_int16
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.quantization import clamped, multiplied
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
 Axes: TypeAlias = tuple[int, ...]
@@ -139,57 +123,189 @@ def arg_index_plan(function: Callable[..., Any]) -> Plan:
     return plan
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# MEAN, REDUCE_SUM and REDUCE_PROD of 8 and of 16 bits as TFLite defines them, in fixed point; and integers.
+#
+# MEAN of 16 bits multiplies the sum by a multiplier that includes the division by the count. TFLite's sums and products
+# of 8 bits wrap around if they are very large; here they saturate. REDUCE_PROD of 16 bits is that of 8 bits, with zero
+# points of 0.
+#
+#     C3 the multiplier of each factor of a product is below 2^8     Q1 range of the real multiplier
+
+
+def plan_sixteen_bit_mean(input: Tensor, *, output: Tensor, axes: Array, keep_dimensions: int) -> Run:
+    """Plan MEAN of 16 bits."""
+    reduced, shape = reduced_axes(axes, len(input.shape)), output.shape
+    count = math.prod(input.shape[axis] for axis in reduced)
+    real = float(np.float32(input.scale)) / float(np.float32(output.scale))
+    multiplier, exponent = fixed_point.quantize_multiplier(real)
+    shift = min(count.bit_length() - 1, 32, 31 + exponent)
+    divided = (multiplier << shift) // count
+
+    def run(array: Array) -> Array:
+        sums = array.sum(axis=reduced, dtype=np.int64)
+        return to_int16(fixed_point.multiply(sums, divided, exponent - shift)).reshape(shape)
+
+    return run
+
+
+_MAX_FACTOR = 1 << 8
+
+
+def plan_tflite_mean_or_sum(is_mean: bool, input: Tensor, *, output: Tensor, axes: Array, keep_dimensions: int) -> Run:
+    """Plan the mean or sum."""
+    gone, shape = reduced_axes(axes, len(input.shape)), output.shape
+    count = math.prod(input.shape[axis] for axis in gone)
+    divisor = max(count, 1) if is_mean else 1
+    multiplier, exponent = fixed_point.quantize_multiplier_of_mean(input.scale / output.scale, divisor)
+
+    def run(array: Array) -> Array:
+        sums = array.sum(axis=gone, dtype=np.int64) - input.zero_point * count
+        return clamped(multiplied(sums, multiplier, exponent), output).reshape(shape)
+
+    return run
+
+
+def plan_tflite_prod(input: Tensor, *, output: Tensor, axes: Array, keep_dimensions: int) -> Run:
+    """Plan the product, of which each factor is multiplied by the root of the whole scale."""
+    gone, shape = reduced_axes(axes, len(input.shape)), output.shape
+    count = math.prod(input.shape[axis] for axis in gone)
+    real = input.scale / output.scale ** (1 / max(count, 1))
+    require(real < _MAX_FACTOR, "C3", f"the multiplier is {real}, it must be below {_MAX_FACTOR}")
+    scaling = fixed_point.quantize_multiplier(real)
+
+    def run(array: Array) -> Array:
+        kept = [axis for axis in range(array.ndim) if axis not in gone]
+        factors = ints(array.transpose(*gone, *kept).reshape(count, -1)) - input.zero_point
+        product = factors[0]
+        for factor in factors[1:]:
+            product = to_int32(multiply_wide(product * factor, *scaling))
+        return clamped(to_int32(multiply_wide(product, *scaling)), output).reshape(shape)
+
+    return run
+
+
+def _integer_mean(input: Array, axes: Axes) -> Any:
+    """Return the mean rounded towards zero. The sum of the quotients and that of the rests do not overflow."""
+    count = math.prod(input.shape[axis] for axis in axes)
+    quotients, rests = np.divmod(input, input.dtype.type(count))
+    above, rest = np.divmod(np.sum(rests, axis=axes, dtype=np.int64), count)
+    down = np.sum(quotients, axis=axes, dtype=input.dtype) + above.astype(input.dtype)
+    return down + ((down < 0) & (rest != 0)).astype(input.dtype)
+
+
+def _wrapped(reduce: Callable[..., Any]) -> Plan:
+    def kernel(input: Array, axes: Axes) -> Any:
+        return reduce(input, axis=axes, dtype=input.dtype)
+
+    return reduction_plan(kernel)
+
+
 def _reduction(
-    code: OperationType, variants: tuple[Variant, ...], *, since: int = V1_2, keeps: OperandType = BOOL
-) -> Declaration:
-    return Declaration(
+    code: OperationType,
+    variants: tuple[op.Variant, ...],
+    *extended: op.Extended,
+    since: int = op.V1_2,
+    keeps: OperandType = op.BOOL,
+) -> op.Declaration:
+    return op.Declaration(
         code,
         since=since,
-        overloads=(overload(data("input"), attribute("axes", I32), attribute("keep_dimensions", keeps), level=since),),
+        overloads=(
+            op.overload(
+                op.data("input"), op.attribute("axes", op.I32), op.attribute("keep_dimensions", keeps), level=since
+            ),
+        ),
         variants=variants,
         shape=reduction_shape,
         same_quantization=True,
+        extended=extended,
     )
 
 
-def _float_variants(kernel: Kernel) -> tuple[Variant, ...]:
-    return Variant({"T": F32}, V1_2, reduction_plan(kernel)), Variant(
-        {"T": F16}, V1_2, fp16_via_fp32(reduction_plan(kernel))
+def _float_variants(kernel: Kernel) -> tuple[op.Variant, ...]:
+    return op.Variant({"T": op.F32}, op.V1_2, reduction_plan(kernel)), op.Variant(
+        {"T": op.F16}, op.V1_2, fp16_via_fp32(reduction_plan(kernel))
     )
 
 
-def _min_max_variants(kernel: Kernel) -> tuple[Variant, ...]:
-    levels = ((F32, V1_2), (F16, V1_2), (Q8, V1_2), (Q8S, V1_3))
-    return tuple(Variant({"T": type}, level, reduction_plan(kernel)) for type, level in levels)
+def _min_max_variants(kernel: Kernel) -> tuple[op.Variant, ...]:
+    levels = ((op.F32, op.V1_2), (op.F16, op.V1_2), (op.Q8, op.V1_2), (op.Q8S, op.V1_3))
+    return tuple(op.Variant({"T": type}, level, reduction_plan(kernel)) for type, level in levels)
 
 
-def _index(code: OperationType, function: Callable[..., Any]) -> Declaration:
-    levels = ((F32, V1_2), (F16, V1_2), (I32, V1_2), (Q8, V1_2), (Q8S, V1_3))
-    return Declaration(
+def _index(code: OperationType, function: Callable[..., Any]) -> op.Declaration:
+    levels = ((op.F32, op.V1_2), (op.F16, op.V1_2), (op.I32, op.V1_2), (op.Q8, op.V1_2), (op.Q8S, op.V1_3))
+    return op.Declaration(
         code,
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("axis"), level=V1_2),),
-        variants=tuple(Variant({"T": type}, level, arg_index_plan(function)) for type, level in levels),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.attribute("axis"), level=op.V1_2),),
+        variants=tuple(op.Variant({"T": type}, level, arg_index_plan(function)) for type, level in levels),
         shape=index_shape,
-        outputs=(I32,),
+        outputs=(op.I32,),
+        extended=(op.wider(*op.of_types(arg_index_plan(function), *op.WIDE)),),
     )
 
 
 _MEANS = (
-    Variant({"T": F32}, V1_1, reduction_plan(mean)),
-    Variant({"T": Q8}, V1_1, reduction_plan(quantized_mean)),
-    Variant({"T": F16}, V1_2, fp16_via_fp32(reduction_plan(mean))),
-    Variant({"T": Q8S}, V1_3, reduction_plan(quantized_mean)),
+    op.Variant({"T": op.F32}, op.V1_1, reduction_plan(mean)),
+    op.Variant({"T": op.Q8}, op.V1_1, reduction_plan(quantized_mean)),
+    op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(reduction_plan(mean))),
+    op.Variant({"T": op.Q8S}, op.V1_3, reduction_plan(quantized_mean)),
 )
 
+
+def _wider(*plans: tuple[Plan, tuple[OperandType, ...]]) -> op.Extended:
+    variants = (variant for plan, types in plans for variant in op.of_types(plan, *types))
+    return op.wider(*variants, shape=reduced)
+
+
+def _tflite(plan: Plan) -> op.Extended:
+    arguments = (op.data("input"), op.attribute("axes", op.I32), op.attribute("keep_dimensions", op.BOOL))
+    return op.tflite(
+        *op.of_types(plan, op.Q8, op.Q8S),
+        overloads=(op.overload(*arguments, level=op.V1_2),),
+        shape=reduced,
+        same_quantization=False,
+    )
+
+
+def _sixteen_bits(plan: Plan) -> op.Extended:
+    return op.sixteen_bits(*op.of_types(plan, op.Q16S), shape=reduced)
+
+
+def _min_or_max(code: OperationType, kernel: Kernel) -> op.Declaration:
+    plan = reduction_plan(kernel)
+    return _reduction(code, _min_max_variants(kernel), _wider((plan, (op.I32, *op.WIDE))), _sixteen_bits(plan))
+
+
 DECLARATIONS = (
-    _reduction(OperationType.MEAN, _MEANS, since=V1_1, keeps=INT32),
-    _reduction(OperationType.REDUCE_ALL, (Variant({"T": B8}, V1_2, reduction_plan(reduce_all)),)),
-    _reduction(OperationType.REDUCE_ANY, (Variant({"T": B8}, V1_2, reduction_plan(reduce_any)),)),
-    _reduction(OperationType.REDUCE_MAX, _min_max_variants(reduce_max)),
-    _reduction(OperationType.REDUCE_MIN, _min_max_variants(reduce_min)),
-    _reduction(OperationType.REDUCE_PROD, _float_variants(reduce_prod)),
-    _reduction(OperationType.REDUCE_SUM, _float_variants(reduce_sum)),
+    _reduction(
+        OperationType.MEAN,
+        _MEANS,
+        _wider((reduction_plan(_integer_mean), (op.I32, *op.WIDE_INTEGERS)), (reduction_plan(mean), (op.F64,))),
+        _tflite(partial(plan_tflite_mean_or_sum, True)),
+        _sixteen_bits(plan_sixteen_bit_mean),
+        since=op.V1_1,
+        keeps=op.INT32,
+    ),
+    _reduction(OperationType.REDUCE_ALL, (op.Variant({"T": op.B8}, op.V1_2, reduction_plan(reduce_all)),)),
+    _reduction(OperationType.REDUCE_ANY, (op.Variant({"T": op.B8}, op.V1_2, reduction_plan(reduce_any)),)),
+    _min_or_max(OperationType.REDUCE_MAX, reduce_max),
+    _min_or_max(OperationType.REDUCE_MIN, reduce_min),
+    _reduction(
+        OperationType.REDUCE_PROD,
+        _float_variants(reduce_prod),
+        _wider((_wrapped(np.multiply.reduce), (op.I32, *op.WIDE))),
+        _tflite(plan_tflite_prod),
+        _sixteen_bits(plan_tflite_prod),
+    ),
+    _reduction(
+        OperationType.REDUCE_SUM,
+        _float_variants(reduce_sum),
+        _wider((_wrapped(np.add.reduce), (op.I32, *op.WIDE))),
+        _tflite(partial(plan_tflite_mean_or_sum, False)),
+    ),
     _index(OperationType.ARGMAX, np.argmax),
     _index(OperationType.ARGMIN, np.argmin),
 )

@@ -17,40 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.declaration import (
-    AIDL_V2,
-    F16,
-    F32,
-    I32,
-    Q8,
-    Q8S,
-    V1_0,
-    V1_1,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.hal.types import Operand, OperandType, OperationType
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import lut8, stateless
 from nnfmq.operations.quantization import dtype_range
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
 
-def data_movement_variants(plan: Plan, since: int, int32: int | None = None) -> tuple[Variant, ...]:
+def data_movement_variants(plan: Plan, since: int, int32: int | None = None) -> tuple[op.Variant, ...]:
     """Return the variants of an operation that only moves data: one plan for all types, INT32 since level `int32`."""
-    levels = [(F32, since), (Q8, since), (F16, max(since, V1_2)), (Q8S, max(since, V1_3))]
+    levels = [(op.F32, since), (op.Q8, since), (op.F16, max(since, op.V1_2)), (op.Q8S, max(since, op.V1_3))]
     if int32 is not None:
-        levels.append((I32, int32))
-    return tuple(Variant({"T": type}, level, plan) for type, level in levels)
+        levels.append((op.I32, int32))
+    return tuple(op.Variant({"T": type}, level, plan) for type, level in levels)
+
+
+def moved_in_extension(plan: Plan, *types: OperandType, **changes: Any) -> tuple[op.Extended, ...]:
+    """Declare an operation that moves elements for further `types` and 16 bits: stored values, whatever their scales.
+
+    `changes` are what differs from the HAL's operation: a shape rule for any rank.
+    """
+    return op.wider(*op.of_types(plan, *types), **changes), op.sixteen_bits(*op.of_types(plan, op.Q16S), **changes)
 
 
 def reshape_shape(input: Shape, *, shape: Array) -> Shape:
@@ -170,55 +158,62 @@ def pack(*inputs: Array, axis: int) -> Array:
 
 
 def _concatenation_level(inputs: Mapping[str, Operand], output: Operand) -> int:
-    equal = all((o.scale, o.zero_point) == (output.scale, output.zero_point) for o in inputs.values() if o.type == Q8)
-    return V1_0 if equal else V1_2
+    equal = all(
+        (o.scale, o.zero_point) == (output.scale, output.zero_point) for o in inputs.values() if o.type == op.Q8
+    )
+    return op.V1_0 if equal else op.V1_2
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.RESHAPE,
-        since=V1_0,
-        overloads=(overload(data("input"), attribute("shape", I32)),),
-        variants=data_movement_variants(plan_reshape, V1_0, int32=AIDL_V2),
+        since=op.V1_0,
+        overloads=(op.overload(op.data("input"), op.attribute("shape", op.I32)),),
+        variants=data_movement_variants(plan_reshape, op.V1_0, int32=op.AIDL_V2),
         shape=reshape_shape,
         same_quantization=True,
+        extended=moved_in_extension(plan_reshape, op.B8, *op.WIDE, op.C64, shape=reshaped),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.SQUEEZE,
-        since=V1_1,
-        overloads=(overload(data("input"), attribute("axes", I32, optional=True), level=V1_1),),
-        variants=data_movement_variants(plan_reshape, V1_1),
+        since=op.V1_1,
+        overloads=(op.overload(op.data("input"), op.attribute("axes", op.I32, optional=True), level=op.V1_1),),
+        variants=data_movement_variants(plan_reshape, op.V1_1),
         shape=squeeze_shape,
         same_quantization=True,
+        extended=moved_in_extension(plan_reshape, op.I32, op.B8, *op.WIDE, op.C64, shape=squeezed),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.EXPAND_DIMS,
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("axis"), level=V1_2),),
-        variants=data_movement_variants(plan_reshape, V1_2, int32=V1_2),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.attribute("axis"), level=op.V1_2),),
+        variants=data_movement_variants(plan_reshape, op.V1_2, int32=op.V1_2),
         shape=expand_dims_shape,
         same_quantization=True,
+        extended=moved_in_extension(plan_reshape, op.B8, *op.WIDE, op.C64),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.CONCATENATION,
-        since=V1_0,
-        overloads=(overload(data("inputs", repeated=True), attribute("axis")),),
+        since=op.V1_0,
+        overloads=(op.overload(op.data("inputs", repeated=True), op.attribute("axis")),),
         variants=(
-            Variant({"T": F32}, V1_0, stateless(concatenation)),
-            Variant({"T": Q8}, V1_0, plan_quantized_concatenation),
-            Variant({"T": F16}, V1_2, stateless(concatenation)),
-            Variant({"T": Q8S}, V1_3, plan_quantized_concatenation),
+            op.Variant({"T": op.F32}, op.V1_0, stateless(concatenation)),
+            op.Variant({"T": op.Q8}, op.V1_0, plan_quantized_concatenation),
+            op.Variant({"T": op.F16}, op.V1_2, stateless(concatenation)),
+            op.Variant({"T": op.Q8S}, op.V1_3, plan_quantized_concatenation),
         ),
         shape=concatenation_shape,
         zero_sized=True,
         level=_concatenation_level,
+        extended=moved_in_extension(stateless(concatenation), op.I32, op.B8, *op.WIDE, shape=concatenated),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.PACK,
-        since=AIDL_V2,
-        overloads=(overload(attribute("axis"), data("inputs", repeated=True), level=AIDL_V2),),
-        variants=data_movement_variants(stateless(pack), AIDL_V2, int32=AIDL_V2),
+        since=op.AIDL_V2,
+        overloads=(op.overload(op.attribute("axis"), op.data("inputs", repeated=True), level=op.AIDL_V2),),
+        variants=data_movement_variants(stateless(pack), op.AIDL_V2, int32=op.AIDL_V2),
         shape=pack_shape,
         same_quantization=True,
+        extended=moved_in_extension(stateless(pack), op.B8, *op.WIDE),
     ),
 )

@@ -18,29 +18,9 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    BOOL,
-    F16,
-    F32,
-    FLOAT16,
-    FLOAT32,
-    Q8,
-    Q8S,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Overload,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
+from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.quantization import EXACT_FLOAT32
 from nnfmq.operations.shapes import require
@@ -133,6 +113,62 @@ def plan_quantized_bilinear(input: Tensor, *, output: Tensor, **attributes: floa
     return rounded
 
 
+_UNIT = 1 << 10  # of a position
+
+
+def plan_fixed_point_bilinear(
+    input: Tensor,
+    *,
+    output: Tensor,
+    width: float,
+    height: float,
+    align_corners: bool = False,
+    half_pixel_centers: bool = False,
+) -> Run:
+    """Plan RESIZE_BILINEAR of INT8 and 16 bits as TFLite defines it: positions have 10 bits after the binary point."""
+    (_, old_rows, old_columns, _), (_, rows, columns, _) = input.shape, output.shape
+    vertical = _FixedPointTaps.of(old_rows, rows, align_corners, half_pixel_centers)
+    horizontal = _FixedPointTaps.of(old_columns, columns, align_corners, half_pixel_centers)
+
+    def run(image: Array) -> Array:
+        pixels = horizontal.apply(vertical.apply(ints(image), 1), 2)
+        rounded: Array = (np.sign(pixels) * ((np.abs(pixels) + (1 << 19)) >> 20)).astype(output.dtype)
+        return rounded
+
+    return run
+
+
+class _FixedPointTaps(Struct, frozen=True):
+    """Two input positions for each output position, and the weight of the second in 1/1024."""
+
+    lower: Ints
+    upper: Ints
+    fraction: Ints
+
+    @classmethod
+    def of(cls, size: int, new_size: int, align_corners: bool, half_pixel_centers: bool) -> _FixedPointTaps:
+        steps, spans = (size - 1, new_size - 1) if align_corners and new_size > 1 else (size, new_size)
+        scale = (_UNIT * steps + spans // 2) // spans
+        position = np.arange(new_size, dtype=np.int64) * scale
+        if half_pixel_centers:
+            position += scale // 2 - _UNIT // 2
+        lower = np.maximum(position, 0) // _UNIT
+        upper = np.minimum(_toward_zero(position + _UNIT - 1), size - 1)
+        return cls(np.minimum(lower, size - 1), upper, position - _UNIT * lower)
+
+    def apply(self, image: Ints, axis: int) -> Ints:
+        """Return 1024 times the interpolated image along `axis`."""
+        shape = [1] * image.ndim
+        shape[axis] = len(self.fraction)
+        fraction = self.fraction.reshape(shape)
+        return image.take(self.lower, axis=axis) * (_UNIT - fraction) + image.take(self.upper, axis=axis) * fraction
+
+
+def _toward_zero(position: Ints) -> Ints:
+    result: Ints = np.sign(position) * (np.abs(position) // _UNIT)
+    return result
+
+
 def plan_nearest(
     input: Tensor,
     *,
@@ -159,50 +195,69 @@ def nearest_positions(size: int, new_size: int, align_corners: bool, half_pixel_
     return result
 
 
-def _overloads(arities: dict[int, int]) -> tuple[Overload, ...]:
+def _overloads(arities: dict[int, int]) -> tuple[op.Overload, ...]:
     """Return the overloads by size and by scale; the second needs HAL 1.2 at least."""
-    flags = (attribute("nchw", BOOL), attribute("align_corners", BOOL), attribute("half_pixel_centers", BOOL))
+    flags = (
+        op.attribute("nchw", op.BOOL),
+        op.attribute("align_corners", op.BOOL),
+        op.attribute("half_pixel_centers", op.BOOL),
+    )
     return (
-        overload(data("input"), attribute("width"), attribute("height"), *flags, level=V1_3, also=arities),
-        overload(
-            data("input"),
-            attribute("width", "S"),
-            attribute("height", "S"),
+        op.overload(
+            op.data("input"), op.attribute("width"), op.attribute("height"), *flags, level=op.V1_3, also=arities
+        ),
+        op.overload(
+            op.data("input"),
+            op.attribute("width", "S"),
+            op.attribute("height", "S"),
             *flags,
-            level=V1_3,
-            also={count: max(level, V1_2) for count, level in arities.items()},
+            level=op.V1_3,
+            also={count: max(level, op.V1_2) for count, level in arities.items()},
         ),
     )
 
 
-def _variants(plan: Plan, halves: Plan, quantized: Plan, since: int) -> tuple[Variant, ...]:
+def _variants(plan: Plan, halves: Plan, quantized: Plan, since: int) -> tuple[op.Variant, ...]:
     return (
-        Variant({"T": F32, "S": FLOAT32}, since, plan),
-        Variant({"T": F16, "S": FLOAT16}, V1_2, halves),
-        Variant({"T": Q8, "S": FLOAT32}, V1_2, quantized),
-        Variant({"T": Q8S, "S": FLOAT32}, V1_3, quantized),
+        op.Variant({"T": op.F32, "S": op.FLOAT32}, since, plan),
+        op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_2, halves),
+        op.Variant({"T": op.Q8, "S": op.FLOAT32}, op.V1_2, quantized),
+        op.Variant({"T": op.Q8S, "S": op.FLOAT32}, op.V1_3, quantized),
     )
 
 
+_SIZES = (op.FLOAT32, op.FLOAT16)  # types of scale factors
+
+
+def _of_16_bits(plan: Plan) -> tuple[op.Variant, ...]:
+    return (*op.of_types(plan, op.Q16S, S=op.INT32), *op.of_types(plan, op.Q16S, S=op.FLOAT32))
+
+
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.RESIZE_BILINEAR,
-        since=V1_0,
-        overloads=_overloads({3: V1_0, 4: V1_2, 5: V1_3}),
-        variants=_variants(plan_bilinear, fp16_via_fp32(plan_bilinear), plan_quantized_bilinear, V1_0),
+        since=op.V1_0,
+        overloads=_overloads({3: op.V1_0, 4: op.V1_2, 5: op.V1_3}),
+        variants=_variants(plan_bilinear, fp16_via_fp32(plan_bilinear), plan_quantized_bilinear, op.V1_0),
         shape=resize_shape,
         images=("input",),
         zero_sized=True,
         same_quantization=True,
+        extended=(
+            # TFLite rounds INT8 like 16 bits, and UINT8 as the HAL does.
+            op.tflite(*(op.Variant({"T": op.Q8S, "S": size}, op.V1_2, plan_fixed_point_bilinear) for size in _SIZES)),
+            op.sixteen_bits(*_of_16_bits(plan_fixed_point_bilinear)),
+        ),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.RESIZE_NEAREST_NEIGHBOR,
-        since=V1_2,
-        overloads=_overloads({4: V1_2, 5: V1_3}),
-        variants=_variants(plan_nearest, plan_nearest, plan_nearest, V1_2),
+        since=op.V1_2,
+        overloads=_overloads({4: op.V1_2, 5: op.V1_3}),
+        variants=_variants(plan_nearest, plan_nearest, plan_nearest, op.V1_2),
         shape=resize_shape,
         images=("input",),
         zero_sized=True,
         same_quantization=True,
+        extended=(op.sixteen_bits(*_of_16_bits(plan_nearest)),),
     ),
 )

@@ -22,31 +22,14 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    BOOL,
-    F16,
-    F32,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Parameter,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-    weight,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.lstm_cell import ACTIVATIONS, unchanged
 from nnfmq.operations.recurrent_sequences import (
     Linking,
     bidirectional_shapes,
+    hybrid,
     run_bidirectional,
     swap_time_batch,
     time_major_shape,
@@ -300,63 +283,67 @@ def plan_svdf(
 # -- declarations -----------------------------------------------------------------------------------------------------
 
 
-def _cell(prefix: str = "") -> tuple[Parameter, ...]:
-    weights = (weight(prefix + name) for name in ("weights", "recurrent_weights", "bias"))
-    return (*weights, data(f"{prefix}hidden_state"))
+def _cell(prefix: str = "") -> tuple[op.Parameter, ...]:
+    weights = (op.weight(prefix + name) for name in ("weights", "recurrent_weights", "bias"))
+    return (*weights, op.data(f"{prefix}hidden_state"))
 
 
-def _variants(plan: Plan, level: int) -> tuple[Variant, ...]:
-    return Variant({"T": F32}, level, plan), Variant({"T": F16}, V1_2, fp16_via_fp32(plan))
+def _variants(plan: Plan, level: int) -> tuple[op.Variant, ...]:
+    return op.Variant({"T": op.F32}, level, plan), op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(plan))
 
+
+_RNN = (op.data("input"), *_cell(), op.attribute("activation"))
+_UNIDIRECTIONAL = (*_RNN, op.attribute("time_major"))
+_BIDIRECTIONAL = (
+    op.data("input"),
+    *(*_cell("fw_"), *_cell("bw_")),
+    op.data("aux_input", optional=True),
+    *(op.weight("fw_aux_weights", optional=True), op.weight("bw_aux_weights", optional=True)),
+    *(op.attribute("activation"), op.attribute("time_major", op.BOOL), op.attribute("merge_outputs", op.BOOL)),
+)
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.RNN,
-        since=V1_0,
-        overloads=(overload(data("input"), *_cell(), attribute("activation")),),
-        variants=_variants(plan_rnn, V1_0),
+        since=op.V1_0,
+        overloads=(op.overload(*_RNN),),
+        variants=_variants(plan_rnn, op.V1_0),
         shape=rnn_shape,
         outputs=("T", "T"),
+        extended=(hybrid(plan_rnn, rnn_shape, _RNN),),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.UNIDIRECTIONAL_SEQUENCE_RNN,
-        since=V1_2,
-        overloads=(overload(data("input"), *_cell(), attribute("activation"), attribute("time_major"), level=V1_2),),
-        variants=_variants(plan_unidirectional, V1_2),
+        since=op.V1_2,
+        overloads=(op.overload(*_UNIDIRECTIONAL, level=op.V1_2),),
+        variants=_variants(plan_unidirectional, op.V1_2),
         shape=unidirectional_shape,
         outputs=("T", "T"),
-        output_counts={1: V1_2, 2: V1_3},
+        output_counts={1: op.V1_2, 2: op.V1_3},
+        extended=(hybrid(plan_unidirectional, unidirectional_shape, _UNIDIRECTIONAL),),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.BIDIRECTIONAL_SEQUENCE_RNN,
-        since=V1_2,
-        overloads=(
-            overload(
-                data("input"),
-                *(*_cell("fw_"), *_cell("bw_")),
-                data("aux_input", optional=True),
-                *(weight("fw_aux_weights", optional=True), weight("bw_aux_weights", optional=True)),
-                *(attribute("activation"), attribute("time_major", BOOL), attribute("merge_outputs", BOOL)),
-                level=V1_2,
-            ),
-        ),
-        variants=_variants(plan_bidirectional, V1_2),
+        since=op.V1_2,
+        overloads=(op.overload(*_BIDIRECTIONAL, level=op.V1_2),),
+        variants=_variants(plan_bidirectional, op.V1_2),
         shape=bidirectional_shape,
         outputs=("T",) * 4,
-        output_counts={1: V1_2, 2: V1_2, 3: V1_3, 4: V1_3},
+        output_counts={1: op.V1_2, 2: op.V1_2, 3: op.V1_3, 4: op.V1_3},
+        extended=(hybrid(plan_bidirectional, bidirectional_shape, _BIDIRECTIONAL),),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.SVDF,
-        since=V1_0,
+        since=op.V1_0,
         overloads=(
-            overload(
-                data("input"),
-                *(weight("weights_feature"), weight("weights_time"), weight("bias", optional=True)),
-                data("state_in"),
-                *(attribute("rank"), attribute("activation")),
+            op.overload(
+                op.data("input"),
+                *(op.weight("weights_feature"), op.weight("weights_time"), op.weight("bias", optional=True)),
+                op.data("state_in"),
+                *(op.attribute("rank"), op.attribute("activation")),
             ),
         ),
-        variants=_variants(plan_svdf, V1_0),
+        variants=_variants(plan_svdf, op.V1_0),
         shape=svdf_shape,
         outputs=("T", "T"),
     ),

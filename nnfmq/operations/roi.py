@@ -19,30 +19,10 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.bounding_boxes import BOXES, require_batches, require_box_scale, require_ordered
-from nnfmq.operations.declaration import (
-    BOOL,
-    F16,
-    F32,
-    FLOAT16,
-    FLOAT32,
-    I32,
-    Q8,
-    Q8S,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import dequantize_array, fp16_via_fp32
 from nnfmq.operations.quantization import dtype_range
 from nnfmq.operations.shapes import require
@@ -269,23 +249,28 @@ def _bin_bounds(start: np.float64, end: np.float64, count: int, dimension: int) 
     return list(map(slice, first.tolist(), stop.tolist()))
 
 
-def _roi_declaration(code: OperationType, ratios: tuple[str, ...], in_float: Plan, in_integers: Plan) -> Declaration:
-    sizes = (attribute("height"), attribute("width"), attribute("height_stride", "S"), attribute("width_stride", "S"))
-    return Declaration(
+def _roi_declaration(code: OperationType, ratios: tuple[str, ...], in_float: Plan, in_integers: Plan) -> op.Declaration:
+    sizes = (
+        op.attribute("height"),
+        op.attribute("width"),
+        op.attribute("height_stride", "S"),
+        op.attribute("width_stride", "S"),
+    )
+    return op.Declaration(
         code,
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                *(data("input"), data("regions", "X"), data("batches", I32)),
-                *(*sizes, *map(attribute, ratios), attribute("nchw", BOOL)),
-                level=V1_2,
+            op.overload(
+                *(op.data("input"), op.data("regions", "X"), op.data("batches", op.I32)),
+                *(*sizes, *map(op.attribute, ratios), op.attribute("nchw", op.BOOL)),
+                level=op.V1_2,
             ),
         ),
         variants=(
-            Variant({"T": F32, "X": F32, "S": FLOAT32}, V1_2, in_float),
-            Variant({"T": F16, "X": F16, "S": FLOAT16}, V1_2, fp16_via_fp32(in_float)),
-            Variant({"T": Q8, "X": BOXES, "S": FLOAT32}, V1_2, in_integers),
-            Variant({"T": Q8S, "X": BOXES, "S": FLOAT32}, V1_3, in_integers),
+            op.Variant({"T": op.F32, "X": op.F32, "S": op.FLOAT32}, op.V1_2, in_float),
+            op.Variant({"T": op.F16, "X": op.F16, "S": op.FLOAT16}, op.V1_2, fp16_via_fp32(in_float)),
+            op.Variant({"T": op.Q8, "X": BOXES, "S": op.FLOAT32}, op.V1_2, in_integers),
+            op.Variant({"T": op.Q8S, "X": BOXES, "S": op.FLOAT32}, op.V1_3, in_integers),
         ),
         shape=roi_shape,
         images=("input",),

@@ -17,21 +17,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    I32,
-    V1_1,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
-from nnfmq.operations.reshape_concat import data_movement_variants
+from nnfmq.operations.reshape_concat import data_movement_variants, moved_in_extension
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
 
@@ -150,41 +139,46 @@ def split(input: Array, *, axis: int, count: int, output_count: int) -> tuple[Ar
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.SLICE,
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("begin", I32), attribute("size", I32), level=V1_2),),
-        variants=data_movement_variants(plan_slice, V1_2, int32=V1_2),
+        since=op.V1_2,
+        overloads=(
+            op.overload(op.data("input"), op.attribute("begin", op.I32), op.attribute("size", op.I32), level=op.V1_2),
+        ),
+        variants=data_movement_variants(plan_slice, op.V1_2, int32=op.V1_2),
         shape=slice_shape,
         zero_sized=True,
         same_quantization=True,
+        extended=moved_in_extension(plan_slice, op.B8, *op.WIDE),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.STRIDED_SLICE,
-        since=V1_1,
+        since=op.V1_1,
         overloads=(
-            overload(
-                data("input"),
-                attribute("begin", I32),
-                attribute("end", I32),
-                attribute("strides", I32),
-                attribute("begin_mask"),
-                attribute("end_mask"),
-                attribute("shrink_mask"),
-                level=V1_1,
+            op.overload(
+                op.data("input"),
+                op.attribute("begin", op.I32),
+                op.attribute("end", op.I32),
+                op.attribute("strides", op.I32),
+                op.attribute("begin_mask"),
+                op.attribute("end_mask"),
+                op.attribute("shrink_mask"),
+                level=op.V1_1,
             ),
         ),
-        variants=data_movement_variants(plan_strided_slice, V1_1),
+        variants=data_movement_variants(plan_strided_slice, op.V1_1),
         shape=strided_slice_shape,
         same_quantization=True,
+        extended=moved_in_extension(plan_strided_slice, op.I32, op.B8, *op.WIDE, shape=strided),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.SPLIT,
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("axis"), attribute("count"), level=V1_2),),
-        variants=data_movement_variants(stateless(split), V1_2, int32=V1_2),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.attribute("axis"), op.attribute("count"), level=op.V1_2),),
+        variants=data_movement_variants(stateless(split), op.V1_2, int32=op.V1_2),
         shape=split_shape,
         repeated_outputs=True,
         same_quantization=True,
+        extended=moved_in_extension(stateless(split), op.B8, *op.WIDE),
     ),
 )

@@ -15,22 +15,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.declaration import (
-    BOOL,
-    I32,
-    Q8,
-    V1_0,
-    V1_1,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.reshape_concat import data_movement_variants
 from nnfmq.operations.shapes import require
@@ -141,58 +127,68 @@ def plan_space_to_batch(input: Tensor, *, output: Tensor, block: Array, paddings
 
 def _space_to_batch_level(inputs: Mapping[str, Operand], output: Operand) -> int:
     source = inputs["input"]
-    return V1_2 if source.type == Q8 and source.zero_point != 0 else V1_1
+    return op.V1_2 if source.type == op.Q8 and source.zero_point != 0 else op.V1_1
 
 
-_BLOCK_OVERLOAD = overload(data("input"), attribute("block"), attribute("nchw", BOOL), level=V1_2, also={2: V1_0})
+_BLOCK_OVERLOAD = op.overload(
+    op.data("input"), op.attribute("block"), op.attribute("nchw", op.BOOL), level=op.V1_2, also={2: op.V1_0}
+)
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.DEPTH_TO_SPACE,
-        since=V1_0,
+        since=op.V1_0,
         overloads=(_BLOCK_OVERLOAD,),
-        variants=data_movement_variants(stateless(depth_to_space), V1_0),
+        variants=data_movement_variants(stateless(depth_to_space), op.V1_0),
         shape=depth_to_space_shape,
         images=("input",),
         same_quantization=True,
     ),
-    Declaration(
+    op.Declaration(
         OperationType.SPACE_TO_DEPTH,
-        since=V1_0,
+        since=op.V1_0,
         overloads=(_BLOCK_OVERLOAD,),
-        variants=data_movement_variants(stateless(space_to_depth), V1_0),
+        variants=data_movement_variants(stateless(space_to_depth), op.V1_0),
         shape=space_to_depth_shape,
         images=("input",),
         same_quantization=True,
     ),
-    Declaration(
+    op.Declaration(
         OperationType.BATCH_TO_SPACE_ND,
-        since=V1_1,
+        since=op.V1_1,
         overloads=(
-            overload(data("input"), attribute("block", I32), attribute("nchw", BOOL), level=V1_2, also={2: V1_1}),
+            op.overload(
+                op.data("input"),
+                op.attribute("block", op.I32),
+                op.attribute("nchw", op.BOOL),
+                level=op.V1_2,
+                also={2: op.V1_1},
+            ),
         ),
-        variants=data_movement_variants(stateless(batch_to_space), V1_1),
+        variants=data_movement_variants(stateless(batch_to_space), op.V1_1),
         shape=batch_to_space_shape,
         images=("input",),
         same_quantization=True,
+        extended=(op.sixteen_bits(*op.of_types(stateless(batch_to_space), op.Q16S)),),
     ),
-    Declaration(
+    op.Declaration(
         OperationType.SPACE_TO_BATCH_ND,
-        since=V1_1,
+        since=op.V1_1,
         overloads=(
-            overload(
-                data("input"),
-                attribute("block", I32),
-                attribute("paddings", I32),
-                attribute("nchw", BOOL),
-                level=V1_2,
-                also={3: V1_1},
+            op.overload(
+                op.data("input"),
+                op.attribute("block", op.I32),
+                op.attribute("paddings", op.I32),
+                op.attribute("nchw", op.BOOL),
+                level=op.V1_2,
+                also={3: op.V1_1},
             ),
         ),
-        variants=data_movement_variants(plan_space_to_batch, V1_1),
+        variants=data_movement_variants(plan_space_to_batch, op.V1_1),
         shape=space_to_batch_shape,
         images=("input",),
         same_quantization=True,
         level=_space_to_batch_level,
+        extended=(op.sixteen_bits(*op.of_types(plan_space_to_batch, op.Q16S)),),
     ),
 )

@@ -22,9 +22,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.hal.types import OperationType, PaddingScheme
-from nnfmq.operations.convolution import EXPLICIT, LAYOUT, OPERANDS, require_channel_dim, variants
-from nnfmq.operations.declaration import I32, V1_2, Array, Declaration, Run, Shape, Tensor, attribute, overload
-from nnfmq.operations.packed_matmul import bound_accumulator, float_epilogue, quantized_epilogue
+from nnfmq.operations import declaration as op
+from nnfmq.operations.convolution import EXPLICIT, LAYOUT, OPERANDS, require_channel_dim, sixteen_bit_variants, variants
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
+from nnfmq.operations.packed_matmul import bound_accumulator, float_epilogue, quantized_epilogue, sixteen_bit_epilogue
 from nnfmq.operations.quantization import Epilogue, dtype_range
 from nnfmq.operations.shapes import require
 
@@ -136,6 +137,17 @@ def plan_quantized_transposed(
     return scatter_taps(np.ascontiguousarray(taps, dtype=dtype), epilogue, output, rows, columns, input.zero_point)
 
 
+def plan_sixteen_bit_transposed(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **conv_params: Any
+) -> Run:
+    """Plan a transposed convolution of 16 bits."""
+    require_channel_dim(filter, 0)
+    rows, columns = transposed_conv_dimensions(input.shape[1:3], filter.shape[1:3], **conv_params)
+    taps = filter.array.astype(np.float64).transpose(1, 2, 3, 0)
+    epilogue = sixteen_bit_epilogue(taps.reshape(-1, taps.shape[3]), input, filter, bias, output, activation, 1)
+    return scatter_taps(np.ascontiguousarray(taps), epilogue, output, rows, columns, 0)
+
+
 def scatter_taps(
     taps: Array,
     epilogue: Epilogue,
@@ -160,20 +172,21 @@ def scatter_taps(
     return run
 
 
-_STRIDES = (attribute("stride_width"), attribute("stride_height"))
-_SHAPED = (attribute("output_shape", I32), attribute("padding_scheme"), *_STRIDES)
+_STRIDES = (op.attribute("stride_width"), op.attribute("stride_height"))
+_SHAPED = (op.attribute("output_shape", op.I32), op.attribute("padding_scheme"), *_STRIDES)
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         OperationType.TRANSPOSE_CONV_2D,
-        since=V1_2,
+        since=op.V1_2,
         overloads=tuple(
-            overload(*OPERANDS, *padding, attribute("activation"), *LAYOUT, level=V1_2)
+            op.overload(*OPERANDS, *padding, op.attribute("activation"), *LAYOUT, level=op.V1_2)
             for padding in (_SHAPED, EXPLICIT)
         ),
-        variants=variants(V1_2, plan_transposed, plan_quantized_transposed),
+        variants=variants(op.V1_2, plan_transposed, plan_quantized_transposed),
         shape=transposed_shape,
         images=("input", "output_shape"),
         zero_sized=True,
+        extended=(op.sixteen_bits(*sixteen_bit_variants(plan_sixteen_bit_transposed)),),
     ),
 )

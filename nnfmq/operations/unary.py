@@ -8,30 +8,28 @@ maximum, because there is no quantized infinity.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import (
-    AIDL_V3,
-    F16,
-    F32,
-    I32,
-    Q8,
-    Q8S,
-    V1_0,
-    V1_2,
-    V1_3,
-    Array,
-    Declaration,
-    Tensor,
-    Variant,
-    data,
-    overload,
+from nnfmq.hal.types import OperandType, OperationType
+from nnfmq.operations import declaration as op
+from nnfmq.operations import fixed_point
+from nnfmq.operations.declaration import Array, Plan, Run, Tensor
+from nnfmq.operations.fixed_point import INT16_MAX, INT16_MIN, ints
+from nnfmq.operations.fixed_point16 import to_int16
+from nnfmq.operations.kernel_adapters import dequantize_array, fp16_via_fp32, stateless, via_lut8, via_lut16
+from nnfmq.operations.normalization import inverse_square_root
+from nnfmq.operations.quantization import (
+    clamped,
+    dequantized_values,
+    dtype_range,
+    float_ratio,
+    real_entries,
+    rescaling,
+    scaled,
 )
-from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless, via_lut8
-from nnfmq.operations.quantization import dequantized_values, dtype_range
 from nnfmq.operations.shapes import same_shape, same_shape_up_to_rank_4
 
 __all__ = ["ERFC_POLYNOMIAL", "complementary_error_function", "rsqrt"]
@@ -52,52 +50,168 @@ def _rsqrt_lut(quantized: Array, input: Tensor, output: Tensor) -> Array:
     return result
 
 
-def _exact(code: OperationType, function: Callable[..., Any], int32_since: int) -> Declaration:
-    return Declaration(
+# ----------------------------------------------------------------------------------------------------------------------
+# Functions of 8 and of 16 bits as TFLite defines them, which are tables but for ABS and NEG, and SQRT of 16 bits.
+#
+# Of 8 bits, ABS and RSQRT are computed in fixed point. LOG and EXP are computed in float32 and multiplied by the
+# reciprocal of the output's scale, SQRT is divided by that scale and rounded toward zero. Where a function is not
+# defined, LOG gives the lowest value, SQRT the zero point and RSQRT the highest value. Of 16 bits, RSQRT, LOG and EXP
+# are a `LookupTable`.
+#
+#     C1 the functions of a LookupTable have a positive scale     Q1 range of the real multiplier
+
+
+_FUNCTION_FRACTION_BITS = 20  # of an inverse square root
+
+
+def abs_entries(quantized: Array, input: Tensor, output: Tensor) -> Array:
+    """Return the table of absolute values."""
+    return clamped(scaled(np.abs(ints(quantized) - input.zero_point), float_ratio(input, output)), output)
+
+
+def rsqrt_entries(quantized: Array, input: Tensor, output: Tensor) -> Array:
+    """Return the table of 1 / √x."""
+    values = ints(quantized) - input.zero_point
+    factor = float(np.sqrt(np.float32(input.scale)) * np.float32(output.scale))
+    multiplier, shift = fixed_point.quantize_multiplier(1 / factor)
+    inverses, right = inverse_square_root(values)
+    fractions = fixed_point.multiply(np.ones_like(values), inverses, _FUNCTION_FRACTION_BITS - right)
+    roots = fixed_point.multiply(fractions, multiplier, shift - _FUNCTION_FRACTION_BITS)
+    return np.where(values > 0, clamped(roots, output), dtype_range(output)[1]).astype(output.dtype)
+
+
+def sqrt_entries(quantized: Array, input: Tensor, output: Tensor) -> Array:
+    """Return the table of square roots, rounded toward zero."""
+    roots = np.sqrt(np.maximum(dequantized_values(input), np.float32(0)))
+    return clamped(ints(roots / np.float32(output.scale)), output)
+
+
+def _total_log(x: Array) -> Array:
+    return np.where(x > 0, np.log(x), -np.inf)
+
+
+def _rounded_once(function: Callable[[Array], Array], x: Array) -> Array:
+    """Return a function in float64, rounded to float32: NumPy's own in float32 are less exact."""
+    with np.errstate(all="ignore"):
+        return function(x.astype(np.float64)).astype(np.float32)
+
+
+def plan_sixteen_bit_sqrt(input: Tensor, *, output: Tensor) -> Run:
+    """Plan the square root, rounded toward zero as in TFLite; that of a negative value is 0."""
+
+    def run(x: Array) -> Array:
+        roots = np.sqrt(np.maximum(dequantize_array(x, input), np.float32(0)))
+        return to_int16(ints(roots / np.float32(output.scale)))
+
+    return run
+
+
+def plan_sixteen_bit_abs(input: Tensor, *, output: Tensor) -> Run:
+    """Plan the absolute value."""
+    if input.scale == output.scale:
+        return lambda x: to_int16(np.abs(ints(x)))
+    rescale = rescaling(float_ratio(input, output))
+    return lambda x: to_int16(rescale(np.abs(ints(x))))
+
+
+def _function(
+    code: OperationType, variants: tuple[op.Variant, ...], *extended: op.Extended, since: int = op.V1_2
+) -> op.Declaration:
+    return op.Declaration(
         code,
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
-        variants=(
-            Variant({"T": F32}, V1_2, stateless(function)),
-            Variant({"T": F16}, V1_2, stateless(function)),
-            Variant({"T": I32}, int32_since, stateless(function)),
-        ),
+        since=since,
+        overloads=(op.overload(op.data("input"), level=since),),
+        variants=variants,
         shape=same_shape,
+        extended=extended,
     )
 
 
-def _rounded(code: OperationType, function: Callable[..., Any], quantized: tuple[Variant, ...] = ()) -> Declaration:
-    return Declaration(
-        code,
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
-        variants=(
-            Variant({"T": F32}, V1_2, stateless(function)),
-            Variant({"T": F16}, V1_2, fp16_via_fp32(stateless(function))),
-            *quantized,
-        ),
-        shape=same_shape,
+def _exact(function: Callable[..., Any], int32_since: int) -> tuple[op.Variant, ...]:
+    """Return the variants of a function that is exact in every type."""
+    levels = ((op.F32, op.V1_2), (op.F16, op.V1_2), (op.I32, int32_since))
+    return tuple(op.Variant({"T": operand_type}, level, stateless(function)) for operand_type, level in levels)
+
+
+def _rounded(function: Callable[..., Any]) -> tuple[op.Variant, ...]:
+    """Return the variants of a function of floats, which computes float16 in float32."""
+    return (
+        op.Variant({"T": op.F32}, op.V1_2, stateless(function)),
+        op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(stateless(function))),
     )
 
+
+def _in_bytes(plan: Plan) -> op.Extended:
+    return op.tflite(*op.of_types(plan, op.Q8, op.Q8S), zero_sized=True)
+
+
+def _in_sixteen_bits(plan: Plan) -> op.Extended:
+    return op.sixteen_bits(*op.of_types(plan, op.Q16S), zero_sized=True)
+
+
+def _wider(function: Callable[..., Any], *types: OperandType) -> op.Extended:
+    return op.wider(*op.of_types(stateless(function), *types))
+
+
+_QUANTIZED_RSQRT = (
+    op.Variant({"T": op.Q8}, op.AIDL_V3, via_lut8(_rsqrt_lut)),
+    op.Variant({"T": op.Q8S}, op.AIDL_V3, via_lut8(_rsqrt_lut)),
+)
 
 DECLARATIONS = (
-    _exact(OperationType.ABS, np.abs, V1_3),
-    _exact(OperationType.NEG, np.negative, V1_2),
-    _rounded(OperationType.EXP, np.exp),
-    _rounded(OperationType.LOG, np.log),
-    _rounded(OperationType.SIN, np.sin),
-    _rounded(OperationType.SQRT, np.sqrt),
-    _rounded(
-        OperationType.RSQRT,
-        rsqrt,
-        (Variant({"T": Q8}, AIDL_V3, via_lut8(_rsqrt_lut)), Variant({"T": Q8S}, AIDL_V3, via_lut8(_rsqrt_lut))),
+    _function(
+        OperationType.ABS,
+        _exact(np.abs, op.V1_3),
+        _wider(np.abs, *op.WIDE),
+        _in_bytes(via_lut8(abs_entries)),
+        _in_sixteen_bits(plan_sixteen_bit_abs),
     ),
-    Declaration(
+    _function(
+        OperationType.NEG,
+        _exact(np.negative, op.V1_2),
+        _wider(np.negative, *op.WIDE),
+        _in_bytes(stateless(np.negative)),
+        _in_sixteen_bits(stateless(np.negative)),
+    ),
+    _function(
+        OperationType.EXP,
+        _rounded(np.exp),
+        _wider(np.exp, op.F64),
+        _in_bytes(via_lut8(real_entries(np.exp))),
+        _in_sixteen_bits(via_lut16(partial(_rounded_once, np.exp))),
+    ),
+    _function(
+        OperationType.LOG,
+        _rounded(np.log),
+        _wider(np.log, op.F64),
+        _in_bytes(via_lut8(real_entries(_total_log))),
+        _in_sixteen_bits(via_lut16(partial(_rounded_once, np.log), INT16_MIN)),
+    ),
+    _function(OperationType.SIN, _rounded(np.sin), _wider(np.sin, op.F64)),
+    _function(
+        OperationType.SQRT,
+        _rounded(np.sqrt),
+        _wider(np.sqrt, op.F64),
+        _in_bytes(via_lut8(sqrt_entries)),
+        _in_sixteen_bits(plan_sixteen_bit_sqrt),
+    ),
+    _function(
+        OperationType.RSQRT,
+        (*_rounded(rsqrt), *_QUANTIZED_RSQRT),
+        _wider(rsqrt, op.F64),
+        _in_bytes(via_lut8(rsqrt_entries)),
+        _in_sixteen_bits(via_lut16(rsqrt, INT16_MAX)),
+    ),
+    op.Declaration(
         OperationType.FLOOR,
-        since=V1_0,
-        overloads=(overload(data("input")),),
-        variants=(Variant({"T": F32}, V1_0, stateless(np.floor)), Variant({"T": F16}, V1_2, stateless(np.floor))),
+        since=op.V1_0,
+        overloads=(op.overload(op.data("input")),),
+        variants=(
+            op.Variant({"T": op.F32}, op.V1_0, stateless(np.floor)),
+            op.Variant({"T": op.F16}, op.V1_2, stateless(np.floor)),
+        ),
         shape=same_shape_up_to_rank_4,
+        extended=(op.wider(*op.of_types(stateless(np.floor), op.F64), shape=same_shape),),
     ),
 )
 

@@ -10,11 +10,11 @@ import pytest
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import PaddingScheme
+from nnfmq.operations import binary_arithmetic
 from nnfmq.operations.declaration import Tensor
 from nnfmq.operations.shapes import DATA_DEPENDENT
 from nnfmq.operations.tflite_extension import (
     dynamic_sizes,
-    eight_bits,
     indexing,
     matrices,
     mediapipe,
@@ -268,7 +268,7 @@ def test_a_negative_decay_of_scores_is_rejected() -> None:
 
 def test_a_divisor_of_0_is_rejected() -> None:
     tensor = Tensor((3,), np.dtype(np.int8), 0.5, 7)
-    divide = eight_bits.plan_div(tensor, tensor, output=tensor, activation=0)
+    divide = binary_arithmetic.plan_tflite_div(tensor, tensor, output=tensor, activation=0)
     assert divide(np.int8([9, 9, 5]), np.int8([8, 11, 6])).tolist() == [11, 8, 11]
     with pytest.raises(GeneralFailure, match=r"\(C2\)$"):
         divide(np.int8([9, 9, 5]), np.int8([8, 7, 6]))

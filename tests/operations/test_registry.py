@@ -9,8 +9,8 @@ import pytest
 from support.plugins import tables_as_they_were
 
 from nnfmq import operations
-from nnfmq.hal.extensions import DTYPES, TfliteOperation, operation_code
-from nnfmq.hal.types import OperationType
+from nnfmq.hal.extensions import DTYPES, TfliteOperation, extended_operations, operation_code
+from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations import HAL_DECLARATIONS, REGISTRY, tflite_extension
 from nnfmq.operations.extensions import ExtensionType, VendorExtension, install
 
@@ -39,6 +39,24 @@ def test_family_of_the_extension_has_the_operations_of_its_module(name: str) -> 
     assert [REGISTRY[code].name for code in codes] == [code.name for code in codes]
 
 
+@pytest.mark.parametrize("name", operations.FAMILIES)
+def test_what_the_extension_adds_to_a_family_is_what_its_codes_name(name: str) -> None:
+    declared = tflite_extension.extended_family(f"{operations.__name__}.{name}")
+    added = {(base.code, extended.scheme) for base in operations.family(name) for extended in base.extended}
+    named = {key for key in extended_operations() if key[0].name in operations.FAMILIES[name].split()}
+    assert added == named
+    assert len(declared) == len(added)
+    codes = [operation_code(TfliteOperation[declaration.name]) for declaration in declared]
+    assert [(REGISTRY[code].code, REGISTRY[code].name) for code in codes] == [(code, code.name) for code in codes]
+
+
+def test_the_hal_s_operation_does_not_accept_what_the_extension_adds() -> None:
+    maximum = HAL_DECLARATIONS[OperationType.MAXIMUM]
+    sixteen_bits = REGISTRY[operation_code(TfliteOperation.Q16_MAXIMUM)]
+    assert {variant.types["T"] for variant in sixteen_bits.variants} == {OperandType.TENSOR_QUANT16_SYMM}
+    assert OperandType.TENSOR_QUANT16_SYMM not in {variant.types["T"] for variant in maximum.variants}
+
+
 def test_all_modules_with_declarations_are_listed() -> None:
     packages = {operations: operations.FAMILIES, tflite_extension: tflite_extension.EXTENSION_FAMILIES}
     for package, listed in packages.items():
@@ -54,9 +72,13 @@ def test_operations_without_a_declaration() -> None:
 def test_extension_fulfils_what_is_required_of_plug_ins() -> None:
     """`install` checks that all codes are the extension's own and declared once."""
     types = tuple(ExtensionType(operand_type, dtype) for operand_type, dtype in DTYPES.items())
-    declared = [d for name in tflite_extension.EXTENSION_FAMILIES for d in tflite_extension.family(name)]
+    own = [d for name in tflite_extension.EXTENSION_FAMILIES for d in tflite_extension.family(name)]
+    added = [
+        d for name in operations.FAMILIES for d in tflite_extension.extended_family(f"{operations.__name__}.{name}")
+    ]
+    assert {d.name for d in (*own, *added)} == set(TfliteOperation.__members__) - {"EMBEDDING_LOOKUP_SPARSE"}
     with tables_as_they_were():
-        install(VendorExtension("com.example.copy", types, tuple(declared)))
+        install(VendorExtension("com.example.copy", types, (*own, *added)))
 
 
 def test_module_of_a_family_is_imported_when_an_operation_is_read() -> None:

@@ -2,34 +2,32 @@
 
 They are declared as those of a vendor's plug-in (`operations.extensions`), and devices report them in the same way. A
 module holds one family, lists its operations in `DECLARATIONS`, and is imported when one of them is first used; their
-numbers are in `hal.tflite_codes`. Where the HAL has an operation or an operand type, importers use that instead.
+numbers are in `hal.extensions`. Where the HAL has an operation or an operand type, importers use that instead. What the
+extension only adds to an operation of the HAL, such as types, is stated by `Declaration.extended` of that operation.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 
-from nnfmq.hal.extensions import DTYPES, NAME, TfliteOperation
+from msgspec.structs import replace
+
+from nnfmq.hal.extensions import DTYPES, NAME, TfliteOperation, extended_operations
 from nnfmq.operations import extensions
-from nnfmq.operations.declaration import Declaration
+from nnfmq.operations.declaration import V1_0, V1_2, Declaration, Extended
 from nnfmq.operations.extensions import ExtensionType, define_operation
 
-__all__ = ["EXTENSION_FAMILIES", "family", "install_families"]
+__all__ = ["EXTENSION_FAMILIES", "extended_family", "family", "install_families"]
 
 EXTENSION_FAMILIES: Mapping[str, str] = {
     "dynamic_sizes": "RANGE SHAPE WHERE UNIQUE",
-    "eight_bits": (
-        "Q8_SQUARED_DIFFERENCE Q8_DIV Q8_MEAN Q8_REDUCE_SUM Q8_REDUCE_PROD Q8_MAXIMUM Q8_MINIMUM Q8_SELECT "
-        "TOPK_V2 Q8_EQUAL Q8_GREATER Q8_GREATER_EQUAL Q8_LESS Q8_LESS_EQUAL Q8_NOT_EQUAL Q8_CLAMP Q8_ABS "
-        "Q8_NEG Q8_SQRT Q8_RSQRT Q8_LOG Q8_EXP Q8_ELU Q8_LEAKY_RELU Q8_L2_NORMALIZATION Q8_AVERAGE_POOL_2D "
-        "Q8_RESIZE_BILINEAR Q8_LOG_SOFTMAX Q8_FULLY_CONNECTED"
-    ),
     "functions": (
         "GELU COS BITCAST FAKE_QUANT ERF ROUND SIGN TAN ASIN ACOS ATAN SINH COSH ASINH ACOSH ATANH SOFTPLUS "
         "MISH ROUND_TO_FORMAT FLOOR_MOD TRUNCATED_DIV BITWISE_XOR BITWISE_AND LEFT_SHIFT RIGHT_SHIFT ATAN2 "
-        "SATURATE"
+        "SATURATE Q8_CLAMP Q8_LEAKY_RELU Q16_LEAKY_RELU Q8_SQUARED_DIFFERENCE"
     ),
     "indexing": (
         "BATCH_GATHER GATHER_ND SCATTER_ND SPARSE_TO_DENSE ONE_HOT DYNAMIC_UPDATE_SLICE REVERSE_SEQUENCE "
@@ -37,34 +35,11 @@ EXTENSION_FAMILIES: Mapping[str, str] = {
     ),
     "matrices": "RFFT2D REAL IMAG COMPLEX_ABS DETERMINANT",
     "mediapipe": "TRANSFORM_LANDMARKS TRANSFORM_TENSOR LANDMARKS_TO_TRANSFORM_MATRIX MAX_POOL_WITH_ARGMAX MAX_UNPOOL",
-    "quantization": "QUANTIZE_LINEAR QLINEAR_ADD QLINEAR_MUL DYNAMIC_QUANTIZE",
-    "recurrent": (
-        "INTEGER_LSTM INTEGER_SVDF HYBRID_LSTM HYBRID_UNIDIRECTIONAL_SEQUENCE_LSTM "
-        "HYBRID_BIDIRECTIONAL_SEQUENCE_LSTM HYBRID_RNN HYBRID_UNIDIRECTIONAL_SEQUENCE_RNN "
-        "HYBRID_BIDIRECTIONAL_SEQUENCE_RNN DYNAMIC_UNIDIRECTIONAL_SEQUENCE_LSTM"
-    ),
+    "quantization": "QUANTIZE_LINEAR QLINEAR_ADD QLINEAR_MUL DYNAMIC_QUANTIZE REQUANTIZE",
+    "recurrent": "INTEGER_LSTM INTEGER_SVDF",
     "segments": "CUMSUM SEGMENT_SUM UNSORTED_SEGMENT MATRIX_DIAG MATRIX_SET_DIAG BUCKETIZE",
-    "sixteen_bit_arithmetic": (
-        "Q16_ADD Q16_SUB Q16_MUL Q16_DIV Q16_REDUCE_PROD Q16_EQUAL Q16_GREATER Q16_GREATER_EQUAL Q16_LESS "
-        "Q16_LESS_EQUAL Q16_NOT_EQUAL Q16_PRELU Q16_LEAKY_RELU Q16_RELU Q16_RELU6 Q16_ABS Q16_NEG REQUANTIZE"
-    ),
-    "sixteen_bits": (
-        "Q16_LOGISTIC Q16_TANH Q16_SOFTMAX SOFTMAX_TO_Q16 Q16_EXP Q16_LOG Q16_RSQRT Q16_SQRT Q16_QUANTIZE "
-        "Q16_DEQUANTIZE Q16_CAST Q16_AVERAGE_POOL_2D Q16_MAX_POOL_2D Q16_RESIZE_BILINEAR Q16_MEAN Q16_RESHAPE "
-        "Q16_SQUEEZE Q16_EXPAND_DIMS Q16_CONCATENATION Q16_PACK Q16_SLICE Q16_STRIDED_SLICE Q16_SPLIT "
-        "Q16_TRANSPOSE Q16_REVERSE Q16_TILE Q16_PAD Q16_MIRROR_PAD Q16_SPACE_TO_BATCH_ND "
-        "Q16_BATCH_TO_SPACE_ND Q16_GATHER Q16_EMBEDDING_LOOKUP Q16_MAXIMUM Q16_MINIMUM Q16_SELECT "
-        "Q16_REDUCE_MAX Q16_REDUCE_MIN Q16_PAD_V2 Q16_RESIZE_NEAREST_NEIGHBOR Q16_TOPK_V2 Q16_CONV_2D "
-        "Q16_DEPTHWISE_CONV_2D Q16_GROUPED_CONV_2D Q16_TRANSPOSE_CONV_2D Q16_FULLY_CONNECTED Q16_BATCH_MATMUL"
-    ),
     "suppression": "NON_MAX_SUPPRESSION",
     "volumes": "CONV_3D CONV_3D_TRANSPOSE",
-    "wider_types": (
-        "ADD SUB MUL DIV POW RESHAPE SQUEEZE EXPAND_DIMS CONCATENATION PACK SLICE STRIDED_SLICE SPLIT PAD "
-        "PAD_V2 MIRROR_PAD TRANSPOSE REVERSE TILE GATHER SELECT MEAN REDUCE_MAX REDUCE_MIN REDUCE_SUM "
-        "REDUCE_PROD CAST ABS NEG BATCH_MATMUL ARGMAX ARGMIN MAXIMUM MINIMUM EQUAL GREATER GREATER_EQUAL LESS "
-        "LESS_EQUAL NOT_EQUAL EXP LOG SQRT RSQRT SIN FLOOR LOGISTIC TANH PRELU"
-    ),
 }
 """The names of each family's operations, by its module."""
 
@@ -75,11 +50,45 @@ def family(name: str) -> tuple[Declaration, ...]:
     return declarations
 
 
-def install_families() -> None:
-    """Install the extension in this process. Its families are imported when they are first used."""
+def extended_family(module: str) -> tuple[Declaration, ...]:
+    """Return what the extension has of the operations of a family of the HAL, and import its module."""
+    declarations: tuple[Declaration, ...] = import_module(module).DECLARATIONS
+    return tuple(_expanded(declaration, one) for declaration in declarations for one in declaration.extended)
+
+
+def _expanded(base: Declaration, extended: Extended) -> Declaration:
+    operation = extended_operations()[base.code, extended.scheme]
+    same = {
+        "overloads": tuple(replace(one, arities=dict.fromkeys(one.arities, V1_2)) for one in base.overloads),
+        "output_counts": dict.fromkeys(base.output_counts, V1_2),
+    }
+    added = tuple(replace(variant, level=V1_2) for variant in base.variants) if extended.adds else ()
+    return replace(
+        base,
+        code=define_operation(operation, operation.name),
+        since=V1_2,
+        variants=(*added, *extended.variants),
+        level=lambda inputs, output: V1_0,
+        extended=(),
+        **{**same, **extended.changes},
+    )
+
+
+def install_families(hal_families: Mapping[str, str]) -> None:
+    """Install the extension in this process. Its families are imported when they are first used.
+
+    `hal_families` are the names of the operations of each family of the HAL, by its module.
+    """
     types = tuple(ExtensionType(operand_type, dtype) for operand_type, dtype in DTYPES.items())
-    families = [
-        (partial(family, module), [define_operation(TfliteOperation[name], name) for name in names.split()])
-        for module, names in EXTENSION_FAMILIES.items()
+    own = {name for names in EXTENSION_FAMILIES.values() for name in names.split()}
+    extended = defaultdict(list)
+    for (base, _), operation in extended_operations().items():
+        if operation.name not in own:
+            extended[base.name].append(operation.name)
+    families = [(partial(family, module), names.split()) for module, names in EXTENSION_FAMILIES.items()]
+    families += [
+        (partial(extended_family, module), [name for base in names.split() for name in extended[base]])
+        for module, names in hal_families.items()
     ]
-    extensions.install_families(NAME, types, families)
+    codes = [(load, [define_operation(TfliteOperation[name], name) for name in names]) for load, names in families]
+    extensions.install_families(NAME, types, codes)

@@ -11,23 +11,11 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.extensions import TENSOR_INT64, TfliteOperation
-from nnfmq.operations.declaration import (
-    B8,
-    F32,
-    I32,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import DATA_DEPENDENT, require, require_rank, require_size
-from nnfmq.operations.tflite_extension.declaration import ANY_TENSOR, any_tensor_variants, own_code, variants_of
+from nnfmq.operations.tflite_extension.declaration import ANY_TENSOR, any_tensor_variants, own_code
 
 
 def range_shape(*, start: Array, limit: Array, delta: Array) -> Shape:
@@ -89,36 +77,40 @@ def unique(input: Array) -> tuple[Any, ...]:
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.RANGE),
-        since=V1_2,
-        overloads=(overload(attribute("start", "T"), attribute("limit", "T"), attribute("delta", "T"), level=V1_2),),
-        variants=variants_of((F32, I32, TENSOR_INT64), plan_range),
+        since=op.V1_2,
+        overloads=(
+            op.overload(
+                op.attribute("start", "T"), op.attribute("limit", "T"), op.attribute("delta", "T"), level=op.V1_2
+            ),
+        ),
+        variants=op.of_types(plan_range, op.F32, op.I32, TENSOR_INT64),
         shape=range_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.SHAPE),
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), level=op.V1_2),),
         variants=any_tensor_variants(plan_shape),
         shape=shape_shape,
-        outputs=(I32,),
+        outputs=(op.I32,),
         zero_sized=True,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.WHERE),
-        since=V1_2,
-        overloads=(overload(data("condition"), level=V1_2),),
-        variants=variants_of((B8, *(kind for kind in ANY_TENSOR if kind != B8)), stateless(where)),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("condition"), level=op.V1_2),),
+        variants=op.of_types(stateless(where), op.B8, *(kind for kind in ANY_TENSOR if kind != op.B8)),
         shape=where_shape,
-        outputs=(I32,),
+        outputs=(op.I32,),
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.UNIQUE),
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), level=op.V1_2),),
         variants=any_tensor_variants(stateless(unique)),
         shape=unique_shape,
-        outputs=("T", I32),
+        outputs=("T", op.I32),
     ),
 )

@@ -13,56 +13,36 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.extensions import TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64, WIDE_TYPES, TfliteOperation
+from nnfmq.hal.extensions import TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64, TfliteOperation
 from nnfmq.hal.types import OperandType
-from nnfmq.operations.declaration import (
-    B8,
-    BOOL,
-    F16,
-    F32,
-    FLOAT32,
-    I32,
-    Q8,
-    Q8S,
-    Q16S,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    attribute,
-    data,
-    overload,
-)
-from nnfmq.operations.kernel_adapters import stateless, via_lut8
-from nnfmq.operations.quantization import dtype_range
+from nnfmq.operations import declaration as op
+from nnfmq.operations import fixed_point
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
+from nnfmq.operations.fixed_point import ints
+from nnfmq.operations.fixed_point16 import LookupTable, to_int16
+from nnfmq.operations.kernel_adapters import by_pairs, stateless, via_lut8
+from nnfmq.operations.quantization import clamped, dtype_range, float_ratio, quantized_range, rescaling, scaled
 from nnfmq.operations.shapes import broadcast_shapes, require, same_shape
-from nnfmq.operations.tflite_extension.declaration import (
-    F64,
-    WIDE_INTEGERS,
-    conversions,
-    float_variants,
-    function_of_one,
-    own_code,
-    variants_of,
-)
-from nnfmq.operations.tflite_extension.sixteen_bits import LookupTable, saturated
+from nnfmq.operations.tflite_extension.declaration import float_variants, function_of_one, own_code
 from nnfmq.operations.unary import complementary_error_function
 
 __all__ = [
     "DECLARATIONS",
+    "clamp_entries",
     "erf",
     "erf_of_float64",
     "error_function",
     "fake_quant",
     "floor_mod",
     "gelu",
+    "leaky_relu_entries",
     "left_shift",
     "mish",
     "plan_bitcast",
     "plan_rounded",
     "plan_sixteen_bit_gelu",
+    "plan_sixteen_bit_leaky_relu",
+    "plan_squared_difference",
     "right_shift",
     "rounded_shape",
     "saturate",
@@ -141,7 +121,7 @@ def _gelu_approximation(x: np.float32) -> np.float32:
 def plan_sixteen_bit_gelu(input: Tensor, *, output: Tensor, approximate: bool) -> Run:
     """Plan GELU of 16-bit tensors."""
     table = LookupTable.of(partial(gelu, approximate=bool(approximate)), input, output)
-    return lambda x: saturated(table(x))
+    return lambda x: to_int16(table(x))
 
 
 def fake_quant(x: Array, *, low: float, high: float, step: float) -> Array:
@@ -157,14 +137,16 @@ def plan_bitcast(input: Tensor, *, output: Tensor) -> Run:
     return lambda array: np.ascontiguousarray(array).view(output.dtype)
 
 
-_FOUR_BYTES, _EIGHT_BYTES = (F32, I32, TENSOR_UINT32), (F64, TENSOR_INT64, TENSOR_UINT64)
-_SAME_SIZE = [pair for kinds in (_FOUR_BYTES, _EIGHT_BYTES, (Q8, Q8S)) for pair in itertools.permutations(kinds, 2)]
+_FOUR_BYTES, _EIGHT_BYTES = (op.F32, op.I32, TENSOR_UINT32), (op.F64, TENSOR_INT64, TENSOR_UINT64)
+_SAME_SIZE = [
+    pair for kinds in (_FOUR_BYTES, _EIGHT_BYTES, (op.Q8, op.Q8S)) for pair in itertools.permutations(kinds, 2)
+]
 
 
 def _function_of_floats(
     operation: TfliteOperation, function: Callable[..., Array], of_float64: Callable[..., Array]
-) -> Declaration:
-    variants = (*float_variants(stateless(function)), *variants_of((F64,), stateless(of_float64)))
+) -> op.Declaration:
+    variants = (*float_variants(stateless(function)), *op.of_types(stateless(of_float64), op.F64))
     return function_of_one(operation, variants)
 
 
@@ -173,24 +155,28 @@ _UNARY_FUNCTIONS_DECLARATIONS = (
         TfliteOperation.GELU,
         (
             *float_variants(stateless(gelu)),
-            *variants_of((Q8, Q8S), via_lut8(_gelu_table)),
-            *variants_of((Q16S,), plan_sixteen_bit_gelu),
+            *op.of_types(via_lut8(_gelu_table), op.Q8, op.Q8S),
+            *op.of_types(plan_sixteen_bit_gelu, op.Q16S),
         ),
-        attribute("approximate", BOOL),
+        op.attribute("approximate", op.BOOL),
     ),
     _function_of_floats(TfliteOperation.COS, np.cos, np.cos),
-    function_of_one(TfliteOperation.BITCAST, conversions(plan_bitcast, _SAME_SIZE)),
-    Declaration(
+    function_of_one(TfliteOperation.BITCAST, op.conversions(plan_bitcast, *_SAME_SIZE)),
+    op.Declaration(
         own_code(TfliteOperation.FAKE_QUANT),
-        since=V1_2,
-        overloads=(overload(data("x"), *(attribute(name, FLOAT32) for name in ("low", "high", "step")), level=V1_2),),
-        variants=variants_of((F32,), stateless(fake_quant)),
+        since=op.V1_2,
+        overloads=(
+            op.overload(
+                op.data("x"), *(op.attribute(name, op.FLOAT32) for name in ("low", "high", "step")), level=op.V1_2
+            ),
+        ),
+        variants=op.of_types(stateless(fake_quant), op.F32),
         shape=same_shape,
         zero_sized=True,
     ),
     _function_of_floats(TfliteOperation.ERF, erf, erf_of_float64),
     _function_of_floats(TfliteOperation.ROUND, np.rint, np.rint),
-    function_of_one(TfliteOperation.SIGN, variants_of((F32, F16, I32, *WIDE_TYPES), stateless(np.sign))),
+    function_of_one(TfliteOperation.SIGN, op.of_types(stateless(np.sign), op.F32, op.F16, op.I32, *op.WIDE)),
 )
 
 
@@ -230,7 +216,7 @@ _FUNCTIONS: dict[TfliteOperation, Callable[..., Any]] = {
 }
 
 _REAL_FUNCTIONS_DECLARATIONS = tuple(
-    function_of_one(operation, (*float_variants(stateless(function)), *variants_of((F64,), stateless(function))))
+    function_of_one(operation, (*float_variants(stateless(function)), *op.of_types(stateless(function), op.F64)))
     for operation, function in _FUNCTIONS.items()
 )
 
@@ -273,20 +259,20 @@ def plan_rounded(input: Tensor, *, output: Tensor, fraction: int, exponent: int,
 
 
 _NARROW_FLOATS_DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.ROUND_TO_FORMAT),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                data("input"),
-                attribute("fraction"),
-                attribute("exponent"),
-                attribute("largest", FLOAT32),
-                attribute("overflow"),
-                level=V1_2,
+            op.overload(
+                op.data("input"),
+                op.attribute("fraction"),
+                op.attribute("exponent"),
+                op.attribute("largest", op.FLOAT32),
+                op.attribute("overflow"),
+                level=op.V1_2,
             ),
         ),
-        variants=variants_of((F32,), plan_rounded),
+        variants=op.of_types(plan_rounded, op.F32),
         shape=rounded_shape,
         zero_sized=True,
     ),
@@ -351,33 +337,110 @@ def saturate_floats(input: Array) -> Array:
     return np.where(is_high, limits.max, np.where(is_low, limits.min, inside))
 
 
-def _binary(operation: TfliteOperation, kernel: Callable[..., Array], types: Iterable[OperandType]) -> Declaration:
-    return Declaration(
+def _binary(operation: TfliteOperation, kernel: Callable[..., Array], types: Iterable[OperandType]) -> op.Declaration:
+    return op.Declaration(
         own_code(operation),
-        since=V1_2,
-        overloads=(overload(data("first"), data("second"), level=V1_2),),
-        variants=variants_of(types, stateless(kernel)),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("first"), op.data("second"), level=op.V1_2),),
+        variants=op.of_types(stateless(kernel), *types),
         shape=broadcast_shapes,
         zero_sized=True,
     )
 
 
-_INTEGERS = (I32, Q8, Q8S, Q16S, *WIDE_INTEGERS)
+_INTEGERS = (op.I32, op.Q8, op.Q8S, op.Q16S, *op.WIDE_INTEGERS)
 
 _INTEGER_FUNCTIONS_DECLARATIONS = (
-    _binary(TfliteOperation.FLOOR_MOD, floor_mod, (F32, F64, *_INTEGERS)),
-    _binary(TfliteOperation.TRUNCATED_DIV, truncated_div, (I32, *WIDE_INTEGERS)),
-    _binary(TfliteOperation.BITWISE_XOR, np.bitwise_xor, (*_INTEGERS, B8)),
-    _binary(TfliteOperation.BITWISE_AND, np.bitwise_and, (*_INTEGERS, B8)),
+    _binary(TfliteOperation.FLOOR_MOD, floor_mod, (op.F32, op.F64, *_INTEGERS)),
+    _binary(TfliteOperation.TRUNCATED_DIV, truncated_div, (op.I32, *op.WIDE_INTEGERS)),
+    _binary(TfliteOperation.BITWISE_XOR, np.bitwise_xor, (*_INTEGERS, op.B8)),
+    _binary(TfliteOperation.BITWISE_AND, np.bitwise_and, (*_INTEGERS, op.B8)),
     _binary(TfliteOperation.LEFT_SHIFT, left_shift, _INTEGERS),
     _binary(TfliteOperation.RIGHT_SHIFT, right_shift, _INTEGERS),
-    _binary(TfliteOperation.ATAN2, np.arctan2, (F32, F64)),
+    _binary(TfliteOperation.ATAN2, np.arctan2, (op.F32, op.F64)),
     function_of_one(
         TfliteOperation.SATURATE,
         (
-            *conversions(stateless(saturate), ((kind, I32) for kind in WIDE_INTEGERS)),
-            *conversions(stateless(saturate_floats), ((kind, TENSOR_INT64) for kind in (F32, F16))),
+            *op.conversions(stateless(saturate), *((kind, op.I32) for kind in op.WIDE_INTEGERS)),
+            *op.conversions(stateless(saturate_floats), *((kind, TENSOR_INT64) for kind in (op.F32, op.F16))),
         ),
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Functions of quantized values that the HAL does not have, as TFLite defines them, in fixed point.
+#
+#     Q1 range of the real multiplier
+
+
+def clamp_entries(quantized: Array, input: Tensor, output: Tensor, *, low: float, high: float) -> Array:
+    """Return the table of the real values limited to `low` and `high`, which may be infinite."""
+    values = scaled(ints(quantized) - input.zero_point, float_ratio(input, output))
+    return np.clip(values + output.zero_point, *quantized_range(low, high, output)).astype(output.dtype)
+
+
+def leaky_relu_entries(quantized: Array, input: Tensor, output: Tensor, *, alpha: float) -> Array:
+    """Return the table of x if it is not negative, else alpha · x; the slope is rounded to float32."""
+    values, slope = ints(quantized) - input.zero_point, np.float32(input.scale) * np.float32(alpha)
+    below = scaled(values, abs(float(slope / np.float32(output.scale)))) * (-1 if alpha < 0 else 1)
+    return clamped(np.where(values >= 0, scaled(values, float_ratio(input, output)), below), output)
+
+
+_EXTRA_BITS = 7  # of the common scale of a difference
+
+
+def plan_squared_difference(first: Tensor, second: Tensor, *, output: Tensor) -> Run:
+    """Plan (first - second)²; TFLite multiplies the common scale by itself in float64."""
+    common = 2.0 * max(first.scale, second.scale)
+    one, other = (fixed_point.quantize_multiplier_below_one(tensor.scale / common) for tensor in (first, second))
+    real = common * common / float(np.float32(1 << 2 * _EXTRA_BITS) * np.float32(output.scale))
+    total = fixed_point.quantize_multiplier_below_one(real)
+
+    def run(a: Array, b: Array) -> Array:
+        minuend = fixed_point.multiply((ints(a) - first.zero_point) << _EXTRA_BITS, *one)
+        subtrahend = fixed_point.multiply((ints(b) - second.zero_point) << _EXTRA_BITS, *other)
+        return clamped(fixed_point.multiply(np.square(minuend - subtrahend), *total), output)
+
+    return by_pairs(run, first, second, output)
+
+
+def plan_sixteen_bit_leaky_relu(input: Tensor, *, output: Tensor, alpha: float) -> Run:
+    """Plan x if it is not negative, else alpha · x, with a constant alpha."""
+    slope = np.float32(input.scale) * np.float32(alpha) / np.float32(output.scale)
+    multiplier, shift = fixed_point.quantize_multiplier(float(abs(slope)))
+    sign = -1 if alpha < 0 else 1
+    rescale = rescaling(float_ratio(input, output))
+
+    def run(x: Array) -> Array:
+        scaled = sign * fixed_point.multiply(ints(x), multiplier, shift)
+        return to_int16(np.where(x >= 0, rescale(x), scaled))
+
+    return run
+
+
+def _of_bytes(operation: TfliteOperation, plan: Plan, *attributes: op.Parameter) -> op.Declaration:
+    return function_of_one(operation, op.of_types(plan, op.Q8, op.Q8S), *attributes)
+
+
+_ALPHA = op.attribute("alpha", op.FLOAT32)
+
+_QUANTIZED_FUNCTIONS_DECLARATIONS = (
+    _of_bytes(
+        TfliteOperation.Q8_CLAMP,
+        via_lut8(clamp_entries),
+        op.attribute("low", op.FLOAT32),
+        op.attribute("high", op.FLOAT32),
+    ),
+    _of_bytes(TfliteOperation.Q8_LEAKY_RELU, via_lut8(leaky_relu_entries), _ALPHA),
+    function_of_one(TfliteOperation.Q16_LEAKY_RELU, op.of_types(plan_sixteen_bit_leaky_relu, op.Q16S), _ALPHA),
+    op.Declaration(
+        own_code(TfliteOperation.Q8_SQUARED_DIFFERENCE),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("first"), op.data("second"), level=op.V1_2),),
+        variants=op.of_types(plan_squared_difference, op.Q8, op.Q8S),
+        shape=broadcast_shapes,
+        zero_sized=True,
     ),
 )
 
@@ -386,4 +449,5 @@ DECLARATIONS = (
     *_REAL_FUNCTIONS_DECLARATIONS,
     *_NARROW_FLOATS_DECLARATIONS,
     *_INTEGER_FUNCTIONS_DECLARATIONS,
+    *_QUANTIZED_FUNCTIONS_DECLARATIONS,
 )

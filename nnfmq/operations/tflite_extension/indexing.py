@@ -14,24 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.extensions import WIDE_TYPES, TfliteOperation
-from nnfmq.operations.declaration import (
-    F16,
-    F32,
-    I32,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.hal.extensions import TfliteOperation
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import normalize_axis, require, require_max_rank, require_size
-from nnfmq.operations.tflite_extension.declaration import any_tensor_variants, own_code, variants_of
+from nnfmq.operations.tflite_extension.declaration import any_tensor_variants, own_code
 
 __all__ = [
     "DECLARATIONS",
@@ -233,62 +221,85 @@ def reverse_sequence(input: Array, lengths: Array, *, sequence_axis: int, batch_
 
 
 _INDEXING_DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.BATCH_GATHER),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(data("input"), attribute("axis"), data("indices", I32), attribute("batch_dims"), level=V1_2),
+            op.overload(
+                op.data("input"),
+                op.attribute("axis"),
+                op.data("indices", op.I32),
+                op.attribute("batch_dims"),
+                level=op.V1_2,
+            ),
         ),
         variants=any_tensor_variants(plan_batch_gather),
         shape=batch_gather_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.GATHER_ND),
-        since=V1_2,
-        overloads=(overload(data("input"), data("indices", I32), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.data("indices", op.I32), level=op.V1_2),),
         variants=any_tensor_variants(stateless(gather_nd)),
         shape=gather_nd_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.SCATTER_ND),
-        since=V1_2,
-        overloads=(overload(data("indices", I32), data("updates"), attribute("shape", I32), level=V1_2),),
+        since=op.V1_2,
+        overloads=(
+            op.overload(op.data("indices", op.I32), op.data("updates"), op.attribute("shape", op.I32), level=op.V1_2),
+        ),
         variants=any_tensor_variants(plan_scatter_nd),
         shape=scatter_nd_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.SPARSE_TO_DENSE),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(data("indices", I32), attribute("shape", I32), data("values"), data("default"), level=V1_2),
+            op.overload(
+                op.data("indices", op.I32),
+                op.attribute("shape", op.I32),
+                op.data("values"),
+                op.data("default"),
+                level=op.V1_2,
+            ),
         ),
         variants=any_tensor_variants(plan_sparse_to_dense),
         shape=sparse_to_dense_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.ONE_HOT),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                data("indices", I32), attribute("depth", I32), data("on"), data("off"), attribute("axis"), level=V1_2
+            op.overload(
+                op.data("indices", op.I32),
+                op.attribute("depth", op.I32),
+                op.data("on"),
+                op.data("off"),
+                op.attribute("axis"),
+                level=op.V1_2,
             ),
         ),
         variants=any_tensor_variants(plan_one_hot),
         shape=one_hot_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.DYNAMIC_UPDATE_SLICE),
-        since=V1_2,
-        overloads=(overload(data("input"), data("update"), data("start", I32), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.data("update"), op.data("start", op.I32), level=op.V1_2),),
         variants=any_tensor_variants(plan_dynamic_update_slice),
         shape=dynamic_update_slice_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.REVERSE_SEQUENCE),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                data("input"), data("lengths", I32), attribute("sequence_axis"), attribute("batch_axis"), level=V1_2
+            op.overload(
+                op.data("input"),
+                op.data("lengths", op.I32),
+                op.attribute("sequence_axis"),
+                op.attribute("batch_axis"),
+                level=op.V1_2,
             ),
         ),
         variants=any_tensor_variants(stateless(reverse_sequence)),
@@ -391,32 +402,41 @@ def plan_scatter_nd_update(input: Tensor, indices: Tensor, updates: Tensor, *, o
 
 
 _ELEMENT_INDEXING_DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.GATHER_ELEMENTS),
-        since=V1_2,
-        overloads=(overload(data("input"), data("indices", I32), attribute("axis"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.data("indices", op.I32), op.attribute("axis"), level=op.V1_2),),
         variants=any_tensor_variants(plan_gather_elements),
         shape=gather_elements_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.SCATTER_ELEMENTS),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                *(data("input"), data("indices", I32), data("updates"), attribute("axis"), attribute("reduction")),
-                level=V1_2,
+            op.overload(
+                *(
+                    op.data("input"),
+                    op.data("indices", op.I32),
+                    op.data("updates"),
+                    op.attribute("axis"),
+                    op.attribute("reduction"),
+                ),
+                level=op.V1_2,
             ),
         ),
-        variants=variants_of((F32, F16, I32, *WIDE_TYPES), plan_scatter_elements),
+        variants=op.of_types(plan_scatter_elements, op.F32, op.F16, op.I32, *op.WIDE),
         shape=scatter_elements_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.SCATTER_ND_UPDATE),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(*(data("input"), data("indices", I32), data("updates"), attribute("reduction")), level=V1_2),
+            op.overload(
+                *(op.data("input"), op.data("indices", op.I32), op.data("updates"), op.attribute("reduction")),
+                level=op.V1_2,
+            ),
         ),
-        variants=variants_of((F32, F16, I32, *WIDE_TYPES), plan_scatter_nd_update),
+        variants=op.of_types(plan_scatter_nd_update, op.F32, op.F16, op.I32, *op.WIDE),
         shape=scatter_nd_update_shape,
     ),
 )

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.extensions import TENSOR_COMPLEX64, TfliteOperation
-from nnfmq.operations.declaration import F32, I32, V1_2, Array, Declaration, Shape, Variant, attribute, data, overload
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Shape
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require, require_size, same_shape
 from nnfmq.operations.tflite_extension.declaration import float_variants, own_code
@@ -43,14 +44,14 @@ def rfft2d(input: Array, *, lengths: Array) -> Array:
     return spectrum
 
 
-def _part(operation: TfliteOperation, function: Callable[[Any], Array]) -> Declaration:
-    return Declaration(
+def _part(operation: TfliteOperation, function: Callable[[Any], Array]) -> op.Declaration:
+    return op.Declaration(
         own_code(operation),
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
-        variants=(Variant({"T": TENSOR_COMPLEX64}, V1_2, stateless(function)),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), level=op.V1_2),),
+        variants=(op.Variant({"T": TENSOR_COMPLEX64}, op.V1_2, stateless(function)),),
         shape=same_shape,
-        outputs=(F32,),
+        outputs=(op.F32,),
     )
 
 
@@ -65,11 +66,11 @@ def imaginary(input: Array) -> Array:
 
 
 _SPECTRAL_DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.RFFT2D),
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("lengths", I32), level=V1_2),),
-        variants=(Variant({"T": F32}, V1_2, stateless(rfft2d)),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.attribute("lengths", op.I32), level=op.V1_2),),
+        variants=(op.Variant({"T": op.F32}, op.V1_2, stateless(rfft2d)),),
         shape=rfft2d_shape,
         outputs=(TENSOR_COMPLEX64,),
     ),
@@ -100,10 +101,10 @@ def determinant(input: Array) -> Array:
 
 
 _MATRICES_DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.DETERMINANT),
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), level=op.V1_2),),
         variants=float_variants(stateless(determinant)),
         shape=determinant_shape,
     ),

@@ -15,23 +15,11 @@ import numpy as np
 
 from nnfmq.hal.extensions import TfliteOperation
 from nnfmq.hal.types import PaddingScheme
-from nnfmq.operations.declaration import (
-    F32,
-    FLOAT32,
-    I32,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require, require_size, window_dimension
-from nnfmq.operations.tflite_extension.declaration import own_code, variants_of
+from nnfmq.operations.tflite_extension.declaration import own_code
 
 __all__ = [
     "DECLARATIONS",
@@ -134,32 +122,32 @@ def landmarks_to_matrix(
 
 
 _LANDMARKS_DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.TRANSFORM_LANDMARKS),
-        since=V1_2,
-        overloads=(overload(data("landmarks"), data("matrix"), attribute("dimensions"), level=V1_2),),
-        variants=variants_of((F32,), stateless(transform_landmarks)),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("landmarks"), op.data("matrix"), op.attribute("dimensions"), level=op.V1_2),),
+        variants=op.of_types(stateless(transform_landmarks), op.F32),
         shape=transformed_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.TRANSFORM_TENSOR),
-        since=V1_2,
-        overloads=(overload(data("image"), data("matrix"), attribute("size", I32), level=V1_2),),
-        variants=variants_of((F32,), plan_transform_tensor),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("image"), op.data("matrix"), op.attribute("size", op.I32), level=op.V1_2),),
+        variants=op.of_types(plan_transform_tensor, op.F32),
         shape=cropped_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.LANDMARKS_TO_TRANSFORM_MATRIX),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                *(data("landmarks"), attribute("subset", I32), attribute("left"), attribute("right")),
-                *(attribute("rotation", FLOAT32), attribute("height"), attribute("width")),
-                *(attribute("scale_x", FLOAT32), attribute("scale_y", FLOAT32)),
-                level=V1_2,
+            op.overload(
+                *(op.data("landmarks"), op.attribute("subset", op.I32), op.attribute("left"), op.attribute("right")),
+                *(op.attribute("rotation", op.FLOAT32), op.attribute("height"), op.attribute("width")),
+                *(op.attribute("scale_x", op.FLOAT32), op.attribute("scale_y", op.FLOAT32)),
+                level=op.V1_2,
             ),
         ),
-        variants=variants_of((F32,), stateless(landmarks_to_matrix)),
+        variants=op.of_types(stateless(landmarks_to_matrix), op.F32),
         shape=matrix_shape,
     ),
 )
@@ -247,19 +235,21 @@ def plan_unpool(input: Tensor, positions: Tensor, *, output: Tensor, **window: i
 
 
 _CUSTOM_IMAGES_DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.MAX_POOL_WITH_ARGMAX),
-        since=V1_2,
-        overloads=(overload(data("input"), *map(attribute, _ATTRIBUTES), level=V1_2),),
-        variants=variants_of((F32,), plan_max_pool),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), *map(op.attribute, _ATTRIBUTES), level=op.V1_2),),
+        variants=op.of_types(plan_max_pool, op.F32),
         shape=pool_shapes,
         outputs=("T", "T"),
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.MAX_UNPOOL),
-        since=V1_2,
-        overloads=(overload(data("input"), data("positions"), *map(attribute, _ATTRIBUTES), level=V1_2),),
-        variants=variants_of((F32,), plan_unpool),
+        since=op.V1_2,
+        overloads=(
+            op.overload(op.data("input"), op.data("positions"), *map(op.attribute, _ATTRIBUTES), level=op.V1_2),
+        ),
+        variants=op.of_types(plan_unpool, op.F32),
         shape=unpool_shape,
     ),
 )

@@ -7,35 +7,19 @@ Runtime on x86. Operators of ONNX Runtime's own domain add the zero point first,
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 
 from nnfmq.hal.extensions import TfliteOperation
-from nnfmq.operations.declaration import (
-    BOOL,
-    F16,
-    F32,
-    INT32,
-    Q8,
-    Q8S,
-    V1_2,
-    Array,
-    Declaration,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-)
-from nnfmq.operations.quantization import all_quantized_values, dtype_range
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
+from nnfmq.operations.fixed_point import ints
+from nnfmq.operations.quantization import all_quantized_values, dtype_range, quantize_rows, rescaling
 from nnfmq.operations.shapes import broadcast_shapes, require
-from nnfmq.operations.tflite_extension.declaration import conversions, function_of_one, own_code, variants_of
-from nnfmq.operations.tflite_extension.sixteen_bits import rounded
+from nnfmq.operations.tflite_extension.declaration import function_of_one, own_code
 
 __all__ = [
     "DECLARATIONS",
@@ -44,9 +28,8 @@ __all__ = [
     "plan_qlinear_add",
     "plan_qlinear_mul",
     "plan_quantize_linear",
+    "plan_requantize",
     "product_factor",
-    "quantize_linearly",
-    "quantize_rows",
     "sum_factors",
 ]
 
@@ -111,22 +94,24 @@ def plan_qlinear_mul(first: Tensor, second: Tensor, *, output: Tensor) -> Run:
     return run
 
 
-def _binary(operation: TfliteOperation, plan: Plan) -> Declaration:
-    return Declaration(
+def _binary(operation: TfliteOperation, plan: Plan) -> op.Declaration:
+    return op.Declaration(
         own_code(operation),
-        since=V1_2,
-        overloads=(overload(data("first"), data("second"), level=V1_2),),
-        variants=variants_of((Q8, Q8S), plan),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("first"), op.data("second"), level=op.V1_2),),
+        variants=op.of_types(plan, op.Q8, op.Q8S),
         shape=broadcast_shapes,
         zero_sized=True,
     )
 
 
-_PAIRS: Any = [(given, result) for given in (F32, F16) for result in (Q8, Q8S)]
+_PAIRS: Any = [(given, result) for given in (op.F32, op.F16) for result in (op.Q8, op.Q8S)]
 
 _LINEAR_QUANTIZATION_DECLARATIONS = (
     function_of_one(
-        TfliteOperation.QUANTIZE_LINEAR, conversions(plan_quantize_linear, _PAIRS), attribute("adds_first", BOOL)
+        TfliteOperation.QUANTIZE_LINEAR,
+        op.conversions(plan_quantize_linear, *_PAIRS),
+        op.attribute("adds_first", op.BOOL),
     ),
     _binary(TfliteOperation.QLINEAR_ADD, plan_qlinear_add),
     _binary(TfliteOperation.QLINEAR_MUL, plan_qlinear_mul),
@@ -141,53 +126,6 @@ _LINEAR_QUANTIZATION_DECLARATIONS = (
 # weights are sums of the same terms as TFLite's integer sums.
 #
 #     C1 the count of elements is a multiple of the row's length, which is positive; 0 means all but the first dimension
-
-
-_LOWEST, _HIGHEST = -128, 127
-_BYTE = 255
-
-
-def quantize_rows(rows: Array, asymmetric: bool) -> Array:
-    """Return the values of `rows` (..., length), in float32, as 8 bits can represent them."""
-    if rows.size == 0:
-        return rows.copy()
-    scale, zero_point = _asymmetric_ranges(rows) if asymmetric else _symmetric_ranges(rows)
-    steps = rounded(zero_point + rows * (np.float32(1) / scale if asymmetric else _inverse(rows)))
-    lowest = _LOWEST if asymmetric else -_HIGHEST
-    result: Array = (np.clip(steps, np.float32(lowest), np.float32(_HIGHEST)) - zero_point) * scale
-    return result
-
-
-def _symmetric_ranges(rows: Array) -> tuple[Array, Array]:
-    largest = np.abs(rows).max(axis=-1, keepdims=True)
-    return np.where(largest > 0, largest / np.float32(_HIGHEST), np.float32(1)), np.zeros_like(largest)
-
-
-def _inverse(rows: Array) -> Array:
-    largest = np.abs(rows).max(axis=-1, keepdims=True)
-    return np.float32(_HIGHEST) / np.where(largest > 0, largest, np.float32(1))
-
-
-def _asymmetric_ranges(rows: Array) -> tuple[Array, Array]:
-    """Return the scale of each row and its zero point, chosen for the end of the range with the smaller error."""
-    low = np.minimum(rows.min(axis=-1, keepdims=True), 0).astype(np.float64)
-    high = np.maximum(rows.max(axis=-1, keepdims=True), 0).astype(np.float64)
-    scale = np.where(high > low, (high - low) / (_HIGHEST - _LOWEST), 1.0)
-    from_low, from_high = _LOWEST - low / scale, _HIGHEST - high / scale
-    is_low = -_LOWEST + np.abs(low / scale) < _HIGHEST + np.abs(high / scale)
-    zero_point = np.clip(rounded(np.where(is_low, from_low, from_high)), _LOWEST, _HIGHEST)
-    return scale.astype(np.float32), np.where(high > low, zero_point, 0).astype(np.float32)
-
-
-def quantize_linearly(values: Array) -> Array:
-    """Return the values, in float32, as the bytes of ONNX's DynamicQuantizeLinear represent them, with one scale."""
-    if values.size == 0:
-        return values.copy()
-    low, high = np.minimum(values.min(), np.float32(0)), np.maximum(values.max(), np.float32(0))
-    scale = (high - low) / np.float32(_BYTE) if high > low else np.float32(1)
-    zero_point = np.rint(np.clip(-low / scale, 0, _BYTE))
-    result: Array = (np.clip(np.rint(values / scale) + zero_point, 0, _BYTE) - zero_point) * scale
-    return result
 
 
 def dynamic_quantize_shape(input: Shape, *, row_length: int, asymmetric: bool) -> Shape:
@@ -209,14 +147,59 @@ def plan_dynamic_quantize(input: Tensor, *, output: Tensor, row_length: int, asy
 
 
 _DYNAMIC_QUANTIZATION_DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.DYNAMIC_QUANTIZE),
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("row_length", INT32), attribute("asymmetric", BOOL), level=V1_2),),
-        variants=(Variant({"T": F32}, V1_2, plan_dynamic_quantize),),
+        since=op.V1_2,
+        overloads=(
+            op.overload(
+                op.data("input"),
+                op.attribute("row_length", op.INT32),
+                op.attribute("asymmetric", op.BOOL),
+                level=op.V1_2,
+            ),
+        ),
+        variants=(op.Variant({"T": op.F32}, op.V1_2, plan_dynamic_quantize),),
         shape=dynamic_quantize_shape,
         zero_sized=True,
     ),
 )
 
-DECLARATIONS = (*_LINEAR_QUANTIZATION_DECLARATIONS, *_DYNAMIC_QUANTIZATION_DECLARATIONS)
+# ----------------------------------------------------------------------------------------------------------------------
+# REQUANTIZE: quantized values in another scale, zero point or type.
+#
+#     C2 the scales are positive
+
+
+def plan_requantize(
+    input: Tensor,
+    *,
+    output: Tensor,
+    input_scale: float,
+    input_zero_point: int,
+    output_scale: float,
+    output_zero_point: int,
+) -> Run:
+    """Plan quantized values in another scale, zero point or type.
+
+    The scales and zero points are attributes, because operands of INT32 and INT16 do not have all of them.
+    """
+    require(min(input_scale, output_scale) > 0, "C2", f"the scales are {input_scale} and {output_scale}")
+    info, rescale = np.iinfo(output.dtype), rescaling(input_scale / output_scale)
+
+    def run(x: Array) -> Array:
+        scaled = rescale(ints(x) - input_zero_point)
+        return np.clip(scaled + output_zero_point, info.min, info.max).astype(output.dtype)
+
+    return run
+
+
+_REQUANTIZED = (op.Q8, op.Q8S, op.Q16S, op.I32)
+
+_REQUANTIZE = function_of_one(
+    TfliteOperation.REQUANTIZE,
+    op.conversions(plan_requantize, *itertools.product(_REQUANTIZED, _REQUANTIZED)),
+    *(op.attribute("input_scale", op.FLOAT32), op.attribute("input_zero_point")),
+    *(op.attribute("output_scale", op.FLOAT32), op.attribute("output_zero_point")),
+)
+
+DECLARATIONS = (*_LINEAR_QUANTIZATION_DECLARATIONS, *_DYNAMIC_QUANTIZATION_DECLARATIONS, _REQUANTIZE)

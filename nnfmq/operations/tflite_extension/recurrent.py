@@ -1,4 +1,4 @@
-"""Recurrent operations of TFLite with 8-bit weights: in integers, and on floats with weights of 8 bits.
+"""Recurrent operations of TFLite in integers, with weights of 8 bits.
 
 INTEGER_LSTM is one step or a sequence of steps of an LSTM with int16 gates and cell state. Its arithmetic is that of
 the HAL's QUANTIZED_LSTM, except that as in TFLite the zero point of the hidden state is added, and the projection is
@@ -11,38 +11,15 @@ SVDF   C11 shapes of input, weights, bias and state agree      C12 the rank divi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from nnfmq.hal.extensions import TfliteOperation
-from nnfmq.hal.types import OperationType as Op
-from nnfmq.operations import fixed_point, lstm, rnn_svdf
-from nnfmq.operations.declaration import (
-    BOOL,
-    F32,
-    FLOAT32,
-    I32,
-    INT32,
-    Q8S,
-    Q16S,
-    V1_2,
-    Array,
-    Declaration,
-    Plan,
-    Run,
-    Shape,
-    Tensor,
-    Variant,
-    attribute,
-    data,
-    overload,
-    weight,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations import fixed_point
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.fixed_point16 import tanh_table
 from nnfmq.operations.lstm_cell import GATES, TENSOR_COUNT, LstmTensors, cell_parameters, check_cell, gate_parameters
@@ -58,10 +35,8 @@ from nnfmq.operations.quantized_lstm import (
 )
 from nnfmq.operations.shapes import require
 from nnfmq.operations.tflite_extension.declaration import own_code
-from nnfmq.operations.tflite_extension.quantization import quantize_linearly, quantize_rows
-from nnfmq.operations.tflite_extension.sixteen_bits import find
 
-__all__ = ["DECLARATIONS", "dynamic", "hybrid", "lstm_shape", "plan_lstm", "plan_svdf", "svdf_shape"]
+__all__ = ["DECLARATIONS", "lstm_shape", "plan_lstm", "plan_svdf", "svdf_shape"]
 
 Shapes = tuple[Shape, ...]
 
@@ -190,107 +165,47 @@ def _multiplier(first: Tensor, second: Tensor, result: Tensor) -> Multiplier:
     return float_multiplier(scale_quotient(first.scale, second.scale, by=result.scale))
 
 
-_INTEGER_RECURRENT_DECLARATIONS = (
-    Declaration(
+DECLARATIONS = (
+    op.Declaration(
         own_code(TfliteOperation.INTEGER_LSTM),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                data("input"),
-                *cell_parameters(weights=Q8S, peepholes=Q16S, biases=I32),
-                *(data("hidden_state"), data("cell_state", Q16S)),
-                *gate_parameters("{}_layer_norm_weights", Q16S, optional=GATES),
-                *(attribute("cell_clip", FLOAT32), attribute("projection_clip", FLOAT32)),
-                attribute("time_major", BOOL),
-                *(attribute(f"{gate}_intermediate_scale", FLOAT32) for gate in GATES),
-                *(attribute("hidden_state_zero_point", INT32), attribute("hidden_state_scale", FLOAT32)),
-                level=V1_2,
+            op.overload(
+                op.data("input"),
+                *cell_parameters(weights=op.Q8S, peepholes=op.Q16S, biases=op.I32),
+                *(op.data("hidden_state"), op.data("cell_state", op.Q16S)),
+                *gate_parameters("{}_layer_norm_weights", op.Q16S, optional=GATES),
+                *(op.attribute("cell_clip", op.FLOAT32), op.attribute("projection_clip", op.FLOAT32)),
+                op.attribute("time_major", op.BOOL),
+                *(op.attribute(f"{gate}_intermediate_scale", op.FLOAT32) for gate in GATES),
+                *(op.attribute("hidden_state_zero_point", op.INT32), op.attribute("hidden_state_scale", op.FLOAT32)),
+                level=op.V1_2,
             ),
         ),
-        variants=(Variant({"T": Q8S}, V1_2, plan_lstm),),
+        variants=(op.Variant({"T": op.Q8S}, op.V1_2, plan_lstm),),
         shape=lstm_shape,
-        outputs=("T", "T", Q16S),
+        outputs=("T", "T", op.Q16S),
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.INTEGER_SVDF),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                *(data("input"), weight("features"), weight("times", "S"), weight("bias", I32, optional=True)),
-                *(data("state", "S"), attribute("rank")),
-                level=V1_2,
+            op.overload(
+                *(
+                    op.data("input"),
+                    op.weight("features"),
+                    op.weight("times", "S"),
+                    op.weight("bias", op.I32, optional=True),
+                ),
+                *(op.data("state", "S"), op.attribute("rank")),
+                level=op.V1_2,
             ),
         ),
-        variants=(Variant({"T": Q8S, "S": Q16S}, V1_2, plan_svdf), Variant({"T": Q8S, "S": Q8S}, V1_2, plan_svdf)),
+        variants=(
+            op.Variant({"T": op.Q8S, "S": op.Q16S}, op.V1_2, plan_svdf),
+            op.Variant({"T": op.Q8S, "S": op.Q8S}, op.V1_2, plan_svdf),
+        ),
         shape=svdf_shape,
         outputs=("T", "S"),
     ),
 )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# HYBRID_X: the recurrent operation X of the HAL on floats whose weights had 8 bits in the file.
-#
-# TFLite quantizes the rows that are multiplied by such weights, inputs and hidden states, at each step; the parameter
-# `asymmetric`, after all others, says how (see `quantization`). The weights are given dequantized.
-#
-# DYNAMIC_X does the same as ONNX Runtime's DynamicQuantizeLSTM: all inputs have one scale and zero point, and so have
-# the hidden states of each step.
-
-
-ASYMMETRIC = attribute("asymmetric", BOOL)
-
-
-def hybrid(source: Declaration) -> Declaration:
-    """Return the declaration of HYBRID_X, X being `source`."""
-    longest = max(source.overloads, key=lambda one: len(one.parameters))
-    variant = next(one for one in source.variants if one.types["T"] == F32)
-    assert variant.plan is not None
-    return replace(
-        source,
-        code=own_code(TfliteOperation[f"HYBRID_{source.name}"]),
-        since=V1_2,
-        overloads=(overload(*longest.parameters, ASYMMETRIC, level=V1_2),),
-        variants=(Variant(variant.types, V1_2, _quantizing(variant.plan)),),
-        shape=partial(_shape, source.shape),
-        output_counts=dict.fromkeys(source.output_counts, V1_2),
-    )
-
-
-def _shape(rule: Callable[..., Any], *shapes: Any, asymmetric: bool, **attributes: Any) -> Any:
-    return rule(*shapes, **attributes)
-
-
-def _quantizing(plan: Plan) -> Plan:
-    def plan_hybrid(*tensors: Any, asymmetric: bool, **attributes: Any) -> Run:
-        return plan(*tensors, represent=partial(quantize_rows, asymmetric=asymmetric), **attributes)
-
-    return plan_hybrid
-
-
-_LSTMS = (Op.LSTM, Op.UNIDIRECTIONAL_SEQUENCE_LSTM, Op.BIDIRECTIONAL_SEQUENCE_LSTM)
-_RNNS = (Op.RNN, Op.UNIDIRECTIONAL_SEQUENCE_RNN, Op.BIDIRECTIONAL_SEQUENCE_RNN)
-
-
-def dynamic(source: Declaration) -> Declaration:
-    """Return the declaration of DYNAMIC_X, X being `source`."""
-    longest = max(source.overloads, key=lambda one: len(one.parameters))
-    variant = next(one for one in source.variants if one.types["T"] == F32)
-    assert variant.plan is not None
-    return replace(
-        source,
-        code=own_code(TfliteOperation[f"DYNAMIC_{source.name}"]),
-        since=V1_2,
-        overloads=(overload(*longest.parameters, level=V1_2),),
-        variants=(Variant(variant.types, V1_2, partial(variant.plan, represent=quantize_linearly)),),
-        output_counts=dict.fromkeys(source.output_counts, V1_2),
-    )
-
-
-_HYBRID_RECURRENT_DECLARATIONS = (
-    *(hybrid(find(lstm.DECLARATIONS, code)) for code in _LSTMS),
-    *(hybrid(find(rnn_svdf.DECLARATIONS, code)) for code in _RNNS),
-    dynamic(find(lstm.DECLARATIONS, Op.UNIDIRECTIONAL_SEQUENCE_LSTM)),
-)
-
-DECLARATIONS = (*_INTEGER_RECURRENT_DECLARATIONS, *_HYBRID_RECURRENT_DECLARATIONS)

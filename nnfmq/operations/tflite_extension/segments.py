@@ -11,24 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.extensions import WIDE_TYPES, TfliteOperation
-from nnfmq.operations.declaration import (
-    BOOL,
-    F32,
-    I32,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.hal.extensions import TfliteOperation
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import normalize_axis, require, require_size, same_shape
-from nnfmq.operations.tflite_extension.declaration import any_tensor_variants, own_code, variants_of
+from nnfmq.operations.tflite_extension.declaration import any_tensor_variants, own_code
 
 _UFUNCS: tuple[Any, ...] = (np.add, np.multiply, np.maximum, np.minimum)
 
@@ -135,57 +123,63 @@ def bucketize(input: Array, *, boundaries: Array) -> Array:
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.CUMSUM),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                data("input"),
-                attribute("axis", I32),
-                attribute("exclusive", BOOL),
-                attribute("reverse", BOOL),
-                level=V1_2,
+            op.overload(
+                op.data("input"),
+                op.attribute("axis", op.I32),
+                op.attribute("exclusive", op.BOOL),
+                op.attribute("reverse", op.BOOL),
+                level=op.V1_2,
             ),
         ),
-        variants=variants_of((F32, I32, *WIDE_TYPES), stateless(cumsum)),
+        variants=op.of_types(stateless(cumsum), op.F32, op.I32, *op.WIDE),
         shape=cumsum_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.SEGMENT_SUM),
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("ids", I32), level=V1_2),),
-        variants=variants_of((F32, I32, *WIDE_TYPES), plan_segment_sum),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.attribute("ids", op.I32), level=op.V1_2),),
+        variants=op.of_types(plan_segment_sum, op.F32, op.I32, *op.WIDE),
         shape=segment_sum_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.UNSORTED_SEGMENT),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(data("input"), data("ids", I32), attribute("count", I32), attribute("reduction"), level=V1_2),
+            op.overload(
+                op.data("input"),
+                op.data("ids", op.I32),
+                op.attribute("count", op.I32),
+                op.attribute("reduction"),
+                level=op.V1_2,
+            ),
         ),
-        variants=variants_of((F32, I32, *WIDE_TYPES), plan_unsorted_segment),
+        variants=op.of_types(plan_unsorted_segment, op.F32, op.I32, *op.WIDE),
         shape=unsorted_segment_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.MATRIX_DIAG),
-        since=V1_2,
-        overloads=(overload(data("diagonal"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("diagonal"), level=op.V1_2),),
         variants=any_tensor_variants(stateless(matrix_diag)),
         shape=matrix_diag_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.MATRIX_SET_DIAG),
-        since=V1_2,
-        overloads=(overload(data("matrix"), data("diagonal"), level=V1_2),),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("matrix"), op.data("diagonal"), level=op.V1_2),),
         variants=any_tensor_variants(stateless(matrix_set_diag)),
         shape=matrix_set_diag_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.BUCKETIZE),
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("boundaries", F32), level=V1_2),),
-        variants=variants_of((F32, I32), stateless(bucketize)),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.attribute("boundaries", op.F32), level=op.V1_2),),
+        variants=op.of_types(stateless(bucketize), op.F32, op.I32),
         shape=same_shape,
-        outputs=(I32,),
+        outputs=(op.I32,),
     ),
 )

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.extensions import TfliteOperation
-from nnfmq.operations.declaration import F32, I32, V1_2, Array, Declaration, Shape, attribute, data, overload
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Shape
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require, require_size
-from nnfmq.operations.tflite_extension.declaration import own_code, variants_of
+from nnfmq.operations.tflite_extension.declaration import own_code
 
 
 def suppression_shape(boxes: Shape, scores: Shape, *thresholds: Shape, limit: Any) -> tuple[Shape, Shape, Shape]:
@@ -80,18 +81,18 @@ def _overlaps(low: Array, high: Array, index: int, others: list[int]) -> Array:
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.NON_MAX_SUPPRESSION),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(
-                *(data("boxes"), data("scores"), attribute("limit", I32)),
-                *(data("overlap"), data("threshold"), data("sigma")),
-                level=V1_2,
+            op.overload(
+                *(op.data("boxes"), op.data("scores"), op.attribute("limit", op.I32)),
+                *(op.data("overlap"), op.data("threshold"), op.data("sigma")),
+                level=op.V1_2,
             ),
         ),
-        variants=variants_of((F32,), stateless(suppressed)),
+        variants=op.of_types(stateless(suppressed), op.F32),
         shape=suppression_shape,
-        outputs=(I32, "T", I32),
+        outputs=(op.I32, "T", op.I32),
     ),
 )

@@ -12,29 +12,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from nnfmq.hal.extensions import TfliteOperation
-from nnfmq.operations.declaration import (
-    F32,
-    I32,
-    V1_2,
-    Array,
-    Declaration,
-    Run,
-    Shape,
-    Tensor,
-    attribute,
-    data,
-    overload,
-)
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.quantization import float_activation_range
 from nnfmq.operations.shapes import WindowDimension, require, require_size, window_dimension
-from nnfmq.operations.tflite_extension.declaration import own_code, variants_of
+from nnfmq.operations.tflite_extension.declaration import own_code
 
 _AXES = ("depth", "height", "width")
 _ATTRIBUTES = (
-    attribute("padding_scheme"),
-    *(attribute(f"stride_{axis}") for axis in _AXES),
-    *(attribute(f"dilation_{axis}") for axis in _AXES),
-    attribute("activation"),
+    op.attribute("padding_scheme"),
+    *(op.attribute(f"stride_{axis}") for axis in _AXES),
+    *(op.attribute(f"dilation_{axis}") for axis in _AXES),
+    op.attribute("activation"),
 )
 
 
@@ -119,20 +108,27 @@ def plan_conv_3d_transpose(
 
 
 DECLARATIONS = (
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.CONV_3D),
-        since=V1_2,
-        overloads=(overload(data("input"), data("filter"), data("bias"), *_ATTRIBUTES, level=V1_2),),
-        variants=variants_of((F32,), plan_conv_3d),
+        since=op.V1_2,
+        overloads=(op.overload(op.data("input"), op.data("filter"), op.data("bias"), *_ATTRIBUTES, level=op.V1_2),),
+        variants=op.of_types(plan_conv_3d, op.F32),
         shape=conv_3d_shape,
     ),
-    Declaration(
+    op.Declaration(
         own_code(TfliteOperation.CONV_3D_TRANSPOSE),
-        since=V1_2,
+        since=op.V1_2,
         overloads=(
-            overload(attribute("shape", I32), data("filter"), data("input"), data("bias"), *_ATTRIBUTES, level=V1_2),
+            op.overload(
+                op.attribute("shape", op.I32),
+                op.data("filter"),
+                op.data("input"),
+                op.data("bias"),
+                *_ATTRIBUTES,
+                level=op.V1_2,
+            ),
         ),
-        variants=variants_of((F32,), plan_conv_3d_transpose),
+        variants=op.of_types(plan_conv_3d_transpose, op.F32),
         shape=conv_3d_transpose_shape,
     ),
 )

@@ -11,7 +11,7 @@ from support.compiled import assert_kernels_agree, assert_kernels_agree_on, outp
 from support.small_models import one_operation, vector
 
 from nnfmq.engines.compiled.partition import prepare
-from nnfmq.hal.extensions import NAME, PREFIX, SIXTEEN_BIT, TfliteOperation, operation_code
+from nnfmq.hal.extensions import NAME, PREFIX, Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, Model, Operand, OperandType, OperationType
 from nnfmq.operations.declaration import NUMPY_TYPES
 
@@ -62,7 +62,7 @@ def test_16_bits_are_moved_by_kernels(
     code: OperationType, shape: tuple[int, ...], arguments: list[object], result: tuple[int, ...]
 ) -> None:
     given, out = (Operand(OperandType.TENSOR_QUANT16_SYMM, extents, 0.1) for extents in (shape, result))
-    assert_kernels_agree(declared(one_operation(SIXTEEN_BIT[code], [given, *arguments], out)))
+    assert_kernels_agree(declared(one_operation(extended_code(code, Scheme.SIXTEEN_BITS), [given, *arguments], out)))
 
 
 @pytest.mark.parametrize("kind", [OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED])

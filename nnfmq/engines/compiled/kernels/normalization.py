@@ -486,7 +486,7 @@ def _select_greater(kb: KernelBuilder, first: Sequence[Value], second: Sequence[
 # ----------------------------------------------------------------------------------------------------------------------
 # DYNAMIC_QUANTIZE: the range of each row, then its elements rounded to the 8-bit values of that range.
 #
-# Every operation is that of `operations.tflite_extension.dynamic_quantization`, in the same order and precision: the
+# Every operation is that of `operations.quantization.quantize_rows`, in the same order and precision: the
 # results are equal to its.
 
 

@@ -351,7 +351,7 @@ class Quantize(_QuantizedOperator):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Elementwise operators of `operations.tflite_extension.linear_quantization`, with equal results.
+# Elementwise operators of `operations.tflite_extension.quantization`, with equal results.
 
 
 _LIMIT = 1024.0  # beyond any quantized value; integers up to it fit int32

@@ -28,7 +28,7 @@ from nnfmq.engines.compiled.kernels.reduction import Reducer, RequantizedSumRedu
 from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, ViewOp, movement, products
 from nnfmq.engines.compiled.lowering.reduction import lower_pool, lower_reduction
 from nnfmq.engines.compiled.target import Target
-from nnfmq.hal.extensions import SIXTEEN_BIT, TfliteOperation, operation_code
+from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, extended_operations, operation_code
 from nnfmq.hal.types import CLAMPS, FusedActivationFunc, OperationType
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.binary_arithmetic import rescaled_values, sum_multipliers
@@ -333,7 +333,6 @@ _ELEMENTWISE_RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.PRELU: _prelu,
     OperationType.QUANTIZE: _quantize,
     OperationType.SELECT: _select,
-    operation_code(TfliteOperation.CAST): _truncating_cast,
     operation_code(TfliteOperation.QLINEAR_ADD): _qlinear_add,
     operation_code(TfliteOperation.QLINEAR_MUL): _qlinear_mul,
     operation_code(TfliteOperation.QUANTIZE_LINEAR): _quantize_linear,
@@ -344,13 +343,20 @@ _ELEMENTWISE_RULES: Mapping[OperationType, LoweringRule] = {
 # Lowering rules of operations of the built-in extension: 16-bit tensors that are moved, functions, sums, products.
 
 
-VIEWS = tuple(SIXTEEN_BIT[code] for code in (OperationType.EXPAND_DIMS, OperationType.RESHAPE, OperationType.SQUEEZE))
+VIEWS = tuple(
+    extended_code(code, Scheme.SIXTEEN_BITS)
+    for code in (OperationType.EXPAND_DIMS, OperationType.RESHAPE, OperationType.SQUEEZE)
+)
 """The operations on 16-bit tensors that only change the shape."""
 
-_TABLES = [
-    operation_code(TfliteOperation[name])
-    for name in ["Q8_CLAMP", "Q8_ABS", "Q8_NEG", "Q8_SQRT", "Q8_RSQRT", "Q8_LOG", "Q8_EXP", "Q8_ELU", "Q8_LEAKY_RELU"]
-]
+_TABLES = (
+    operation_code(TfliteOperation.Q8_CLAMP),
+    operation_code(TfliteOperation.Q8_LEAKY_RELU),
+    *(
+        extended_code(OperationType[name], Scheme.TFLITE)
+        for name in ("ABS", "NEG", "SQRT", "RSQRT", "LOG", "EXP", "ELU")
+    ),
+)
 _FUNCTIONS = (
     "cos",
     "erf",
@@ -405,20 +411,26 @@ def _average_reducer(output: Tensor, activation: int, max_count: int) -> Reducer
     return SignedMeanReducer.of(max_count, *quantized_activation_range(activation, output))
 
 
-_EXTENSION_RULES: Mapping[OperationType, LoweringRule] = {
+_EXTENDED_RULES: Mapping[tuple[OperationType, Scheme], LoweringRule] = {
     **{
-        SIXTEEN_BIT[code]: rule
+        (code, Scheme.SIXTEEN_BITS): rule
         for code, rule in movement.RULES.items()
-        if code in SIXTEEN_BIT and code not in _INTERPOLATING
+        if (code, Scheme.SIXTEEN_BITS) in extended_operations() and code not in _INTERPOLATING
     },
+    (OperationType.AVERAGE_POOL_2D, Scheme.TFLITE): partial(lower_pool, _average_reducer),
+    (OperationType.CAST, Scheme.WIDER): _truncating_cast,
+    (OperationType.FULLY_CONNECTED, Scheme.TFLITE): partial(products.fully_connected, rounds_once=True),
+    (OperationType.MEAN, Scheme.TFLITE): partial(_requantized_sum, True),
+    (OperationType.REDUCE_SUM, Scheme.TFLITE): partial(_requantized_sum, False),
+}
+"""Rules of what the extension adds to operations of the HAL."""
+
+_EXTENSION_RULES: Mapping[OperationType, LoweringRule] = {
+    **{extended_code(*key): rule for key, rule in _EXTENDED_RULES.items()},
     **{code: partial(_table, code) for code in _TABLES},
     **{operation_code(TfliteOperation[name.upper()]): partial(lower_unary, name) for name in _FUNCTIONS},
     operation_code(TfliteOperation.GELU): _gelu,
     operation_code(TfliteOperation.DYNAMIC_QUANTIZE): _dynamic_quantize,
-    operation_code(TfliteOperation.Q8_AVERAGE_POOL_2D): partial(lower_pool, _average_reducer),
-    operation_code(TfliteOperation.Q8_FULLY_CONNECTED): partial(products.fully_connected, rounds_once=True),
-    operation_code(TfliteOperation.Q8_MEAN): partial(_requantized_sum, True),
-    operation_code(TfliteOperation.Q8_REDUCE_SUM): partial(_requantized_sum, False),
 }
 
 RULES: Mapping[OperationType, LoweringRule] = {**_ELEMENTWISE_RULES, **_EXTENSION_RULES}

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TENSOR_FLOAT64, TENSOR_INT64, TfliteOperation, operation_code
+from nnfmq.hal.extensions import TENSOR_FLOAT64, TENSOR_INT64, Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import CLAMPS, OperandType
@@ -305,7 +305,7 @@ def _cast_to(node: Node, dtype: np.dtype[Any]) -> None:
 def _conversion(source: OperandType, kind: OperandType) -> Op:
     """Return the HAL's CAST, or the extension's, which makes floats beyond INT32 its minimum, not the nearest."""
     is_lossy = kind == _I32 and source in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
-    return operation_code(TfliteOperation.CAST) if is_lossy else Op.CAST
+    return extended_code(Op.CAST, Scheme.WIDER) if is_lossy else Op.CAST
 
 
 def _cast_before_movement(node: Node, value: Value, dtype: np.dtype[Any]) -> Value | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import WIDE_TYPES, TfliteOperation, operation_code
+from nnfmq.hal.extensions import WIDE_TYPES, Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx.operators.integers import inverted
@@ -301,7 +301,7 @@ def _largest(node: Node, x: int, count: int) -> tuple[int, ...]:
     """Return the largest elements along the last axis, and their indices; of equal elements the first ones."""
     kinds, number = [node.builder[x].type, _I32], node.builder.int32(count)
     if kinds[0] in WIDE_TYPES:
-        return node.emit_many(operation_code(TfliteOperation.TOPK_V2), [x, number], kinds)
+        return node.emit_many(extended_code(Op.TOPK_V2, Scheme.TFLITE), [x, number], kinds)
     last = len(node.shape(x)) - 1
     values, indices = node.emit_many(Op.TOPK_V2, [reversed_along(node, x, last), number], kinds)  # the last ones
     return values, _from_the_other_end(node, indices, node.shape(x)[last])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TfliteOperation, operation_code
+from nnfmq.hal.extensions import Scheme, extended_code
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.importers.onnx.values import Node, Value
 
@@ -144,7 +144,7 @@ def _one_direction(node: Node, place: int, is_reversed: bool) -> tuple[int, ...]
 def _operation(node: Node) -> Op:
     """Return the HAL's operation, or the one that quantizes inputs and hidden states."""
     if node.operator == _DYNAMIC:
-        return operation_code(TfliteOperation.DYNAMIC_UNIDIRECTIONAL_SEQUENCE_LSTM)
+        return extended_code(Op.UNIDIRECTIONAL_SEQUENCE_LSTM, Scheme.DYNAMIC)
     return Op.UNIDIRECTIONAL_SEQUENCE_LSTM
 
 

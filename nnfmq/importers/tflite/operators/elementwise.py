@@ -12,7 +12,15 @@ from typing import TypeAlias
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TENSOR_COMPLEX64, TENSOR_FLOAT64, TENSOR_INT64, TfliteOperation, operation_code
+from nnfmq.hal.extensions import (
+    TENSOR_COMPLEX64,
+    TENSOR_FLOAT64,
+    TENSOR_INT64,
+    Scheme,
+    TfliteOperation,
+    extended_code,
+    operation_code,
+)
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import CLAMPS, LifeTime, Operand, OperandType
 from nnfmq.importers.tflite.file import TfliteOperator, TfliteTensor
@@ -63,15 +71,19 @@ def _intermediate(context: ConversionContext, operator: TfliteOperator) -> int:
     return context.builder.operand(Operand(kind, y.shape))
 
 
-def _eight_bit_or(operation: TfliteOperation, other: Apply) -> Apply:
+def _eight_bit_or(code: OperationType, other: Apply) -> Apply:
     """Return the converter of TFLite's operation on 8-bit tensors, and of `other` for all other types."""
 
     def convert(context: ConversionContext, operator: TfliteOperator) -> None:
         if not are_quantized(context, *operator.inputs, *operator.outputs):
             return other(context, operator)
-        return context.emit(operation_code(operation), operator, *map(context.value, operator.inputs))
+        return context.emit(code, operator, *map(context.value, operator.inputs))
 
     return convert
+
+
+def _tflite(operation_type: OperationType) -> OperationType:
+    return extended_code(operation_type, Scheme.TFLITE)
 
 
 def _choice(operation_type: OperationType) -> Apply:
@@ -106,7 +118,7 @@ def _neg(context: ConversionContext, operator: TfliteOperator) -> None:
     tensors = [context.file.tensor(index) for index in (*operator.inputs, *operator.outputs)]
     symmetric = {(tensor.type, tensor.scale, tensor.zero_point) for tensor in tensors}
     if len(symmetric) == 1 and tensors[0].type in QUANTIZED_TYPES and tensors[0].zero_point == 0:
-        return context.emit(operation_code(TfliteOperation.Q8_NEG), operator, context.value(operator.inputs[0]))
+        return context.emit(_tflite(OperationType.NEG), operator, context.value(operator.inputs[0]))
     return _dequantizing(OperationType.NEG)(context, operator)
 
 
@@ -164,7 +176,7 @@ def _div(context: ConversionContext, operator: TfliteOperator) -> None:
         return emit_integers(context, operator, code, *map(context.value, operator.inputs))
     if are_quantized(context, *operator.inputs, *operator.outputs):
         arguments = [*map(context.value, operator.inputs), activation(context, operator)]
-        return context.emit(operation_code(TfliteOperation.Q8_DIV), operator, *arguments)
+        return context.emit(_tflite(OperationType.DIV), operator, *arguments)
     factors = [dequantized(context, index) for index in operator.inputs]
     return emit_dequantized(context, operator, OperationType.DIV, *factors, activation(context, operator))
 
@@ -174,17 +186,17 @@ def _floor_div(context: ConversionContext, operator: TfliteOperator) -> None:
     factors, none = [*map(context.value, operator.inputs)], context.builder.int32(0)
     if context.file.tensor(operator.inputs[0]).type in INTEGERS:
         return context.emit(OperationType.DIV, operator, *factors, none)
-    wide = [_emit_wide(context, TfliteOperation.CAST, context.builder[factor].dimensions, factor) for factor in factors]
+    wide = [_emit_wide(context, OperationType.CAST, context.builder[factor].dimensions, factor) for factor in factors]
     shape = context.file.tensor(operator.outputs[0]).shape
-    quotient = _emit_wide(context, TfliteOperation.DIV, shape, *wide, none)
-    floor = _emit_wide(context, TfliteOperation.FLOOR, shape, quotient)
-    return context.emit(operation_code(TfliteOperation.CAST), operator, floor)
+    quotient = _emit_wide(context, OperationType.DIV, shape, *wide, none)
+    floor = _emit_wide(context, OperationType.FLOOR, shape, quotient)
+    return context.emit(extended_code(OperationType.CAST, Scheme.WIDER), operator, floor)
 
 
-def _emit_wide(context: ConversionContext, operation: TfliteOperation, shape: tuple[int, ...], *arguments: int) -> int:
+def _emit_wide(context: ConversionContext, code: OperationType, shape: tuple[int, ...], *arguments: int) -> int:
     """Add an operation with a result of float64, and return that."""
     result = context.builder.operand(Operand(TENSOR_FLOAT64, shape))
-    context.builder.operation(operation_code(operation), arguments, result)
+    context.builder.operation(code, arguments, result)
     return result
 
 
@@ -226,7 +238,9 @@ def _softmax(context: ConversionContext, operator: TfliteOperator) -> None:
     if y.type == SIXTEEN_BITS and context.builder[x].type in QUANTIZED_TYPES:
         factor = context.builder.float_scalar(OperandType.TENSOR_FLOAT32, beta)
         result = context.result(y.index, any_zero_point=True)
-        return context.builder.operation(operation_code(TfliteOperation.SOFTMAX_TO_Q16), [x, factor], result)
+        return context.builder.operation(
+            extended_code(OperationType.SOFTMAX, Scheme.TO_SIXTEEN_BITS), [x, factor], result
+        )
     return context.emit(OperationType.SOFTMAX, operator, x, context.builder.float_scalar(context.builder[x].type, beta))
 
 
@@ -236,7 +250,7 @@ def _log_softmax(context: ConversionContext, operator: TfliteOperator) -> None:
     zero_point = _LOG_SOFTMAX_ZERO_POINTS.get(y.type)
     is_short = bool(given.shape) and given.shape[-1] < _MAX_LOG_SOFTMAX_SIZE
     if are_quantized(context, given.index, y.index) and (y.scale, y.zero_point) == (1 / 16, zero_point) and is_short:
-        return context.emit(operation_code(TfliteOperation.Q8_LOG_SOFTMAX), operator, context.value(given.index))
+        return context.emit(_tflite(OperationType.LOG_SOFTMAX), operator, context.value(given.index))
     x = dequantized(context, operator.inputs[0])
     beta = context.builder.float_scalar(context.builder[x].type, 1.0)
     return emit_dequantized(context, operator, OperationType.LOG_SOFTMAX, x, beta, context.builder.int32(_LAST_AXIS))
@@ -320,7 +334,7 @@ _COMPARISONS = ("EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "NOT_
 _ELEMENTWISE_CONVERTERS: dict[str, OpConverter] = {
     **{name: OpConverter(_ONE, passthrough(OperationType[name])) for name in _UNARY},
     **{
-        name: OpConverter(_ONE, _eight_bit_or(TfliteOperation[f"Q8_{name}"], _dequantizing(OperationType[name])))
+        name: OpConverter(_ONE, _eight_bit_or(_tflite(OperationType[name]), _dequantizing(OperationType[name])))
         for name in _UNARY_OF_REALS
     },
     **{name: OpConverter(_ONE, _dequantizing(OperationType[name])) for name in ("FLOOR", "SIN")},
@@ -336,7 +350,7 @@ _ELEMENTWISE_CONVERTERS: dict[str, OpConverter] = {
     "CEIL": OpConverter(_ONE, _ceil),
     "DEQUANTIZE": OpConverter(_ONE, _dequantize),
     "DIV": OpConverter(_TWO, _div, "DivOptions"),
-    "ELU": OpConverter(_ONE, _eight_bit_or(TfliteOperation.Q8_ELU, _elu)),
+    "ELU": OpConverter(_ONE, _eight_bit_or(_tflite(OperationType.ELU), _elu)),
     "FLOOR_DIV": OpConverter(_TWO, _floor_div),
     "L2_NORMALIZATION": OpConverter(_ONE, _l2_normalization, "L2NormOptions"),
     "LEAKY_RELU": OpConverter(_ONE, _leaky_relu, "LeakyReluOptions", True),
@@ -349,12 +363,14 @@ _ELEMENTWISE_CONVERTERS: dict[str, OpConverter] = {
     "RELU": OpConverter(_ONE, _clamp(OperationType.RELU)),
     "RELU6": OpConverter(_ONE, _clamp(OperationType.RELU6)),
     "RELU_N1_TO_1": OpConverter(_ONE, _clamp(OperationType.RELU1)),
-    "RSQRT": OpConverter(_ONE, _eight_bit_or(TfliteOperation.Q8_RSQRT, passthrough(OperationType.RSQRT))),
+    "RSQRT": OpConverter(_ONE, _eight_bit_or(_tflite(OperationType.RSQRT), passthrough(OperationType.RSQRT))),
     "SELECT": OpConverter(_THREE, _select),
     "SELECT_V2": OpConverter(_THREE, _select),
     "SOFTMAX": OpConverter(_ONE, _softmax, "SoftmaxOptions", True),
     "SQUARE": OpConverter(_ONE, _square),
-    "SQUARED_DIFFERENCE": OpConverter(_TWO, _eight_bit_or(TfliteOperation.Q8_SQUARED_DIFFERENCE, _squared_difference)),
+    "SQUARED_DIFFERENCE": OpConverter(
+        _TWO, _eight_bit_or(operation_code(TfliteOperation.Q8_SQUARED_DIFFERENCE), _squared_difference)
+    ),
 }
 
 

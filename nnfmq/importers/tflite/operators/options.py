@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TfliteOperation, operation_code
+from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import FusedActivationFunc, LifeTime, Operand, OperandType, PaddingScheme
 from nnfmq.importers.tflite.file import TfliteOperator, TfliteTensor
@@ -176,7 +176,7 @@ def own_definition(context: ConversionContext, operation: OperationType, *tensor
     """Return TFLite's definition of an operation on 8-bit tensors if the import follows TFLite, else the HAL's."""
     if not (context.file.follows_tflite and are_quantized(context, *tensors)):
         return operation
-    return operation_code(TfliteOperation[f"Q8_{operation.name}"])
+    return extended_code(operation, Scheme.TFLITE)
 
 
 def own_definition_of_int8(context: ConversionContext, operation: OperationType, *tensors: int) -> OperationType:

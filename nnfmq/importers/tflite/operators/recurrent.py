@@ -8,7 +8,7 @@ dequantized, and operations of the extension quantize the rows that they are mul
 from __future__ import annotations
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TfliteOperation, operation_code
+from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite.file import TfliteOperator, TfliteTensor
@@ -141,7 +141,7 @@ def _emit(
     """Add an operation; if the weights are quantized, the one that quantizes its rows as TFLite does."""
     if _is_hybrid(context, operator):
         asymmetric = context.builder.boolean(bool(operator.options.AsymmetricQuantizeInputs()))
-        code, arguments = operation_code(TfliteOperation[f"HYBRID_{code.name}"]), [*arguments, asymmetric]
+        code, arguments = extended_code(code, Scheme.HYBRID), [*arguments, asymmetric]
     context.builder.operation(code, arguments, *results)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TfliteOperation, operation_code
+from nnfmq.hal.extensions import Scheme, extended_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite.file import TfliteOperator
@@ -25,11 +25,6 @@ from nnfmq.importers.tflite.operators.options import (
 __all__ = ["CONVERTERS"]
 
 _OF_FLOATS = (OperationType.REDUCE_PROD, OperationType.REDUCE_SUM)
-_OF_8_BITS = {
-    OperationType.MEAN: TfliteOperation.Q8_MEAN,
-    OperationType.REDUCE_PROD: TfliteOperation.Q8_REDUCE_PROD,
-    OperationType.REDUCE_SUM: TfliteOperation.Q8_REDUCE_SUM,
-}
 _LOGICAL, _MAX_LOGICAL_RANK = ("REDUCE_ALL", "REDUCE_ANY"), 4
 _PROJECTIONS = {1: 3, 2: 2}  # TFLite's SPARSE is NNAPI's third kind: its first one is deprecated
 
@@ -43,9 +38,9 @@ def _reduction(operation_type: OperationType) -> Callable[[ConversionContext, Tf
         flag = context.builder.int32(int(keeps)) if is_mean else context.builder.boolean(keeps)
         shape = _reduced_to_one(context, operator)
         own = _own_operation(context, operator, operation_type)
-        if own is not None:
+        if own != operation_type:
             arguments = [context.value(operator.inputs[0]), axes, context.builder.boolean(keeps)]
-            return context.emit(operation_code(own), operator, *arguments, shape=shape)
+            return context.emit(own, operator, *arguments, shape=shape)
         if operation_type in _OF_FLOATS:
             return emit_dequantized(
                 context, operator, operation_type, dequantized(context, operator.inputs[0]), axes, flag, shape=shape
@@ -69,13 +64,14 @@ def _require_known_rank(context: ConversionContext, operator: TfliteOperator) ->
 
 def _own_operation(
     context: ConversionContext, operator: TfliteOperator, operation_type: OperationType
-) -> TfliteOperation | None:
-    """Return TFLite's operation on 8-bit tensors if the HAL has none: MEAN keeps the quantization there."""
+) -> OperationType:
+    """Return TFLite's operation on 8-bit tensors where the HAL has none: MEAN keeps the quantization there."""
     x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
     keeps = (x.scale, x.zero_point) == (y.scale, y.zero_point)
     if operation_type == OperationType.MEAN and keeps and not context.file.follows_tflite:
-        return None
-    return _OF_8_BITS.get(operation_type) if are_quantized(context, x.index, y.index) else None
+        return operation_type
+    is_quantized = are_quantized(context, x.index, y.index)
+    return extended_code(operation_type, Scheme.TFLITE) if is_quantized else operation_type
 
 
 def _reduced_to_one(context: ConversionContext, operator: TfliteOperator) -> tuple[int, ...]:
@@ -101,7 +97,7 @@ def _topk_v2(context: ConversionContext, operator: TfliteOperator) -> None:
     arguments = [context.value(operator.inputs[0]), context.builder.int32(context.one_int(operator.inputs[1]))]
     outputs = [context.result(index) for index in operator.outputs]
     own = context.file.follows_tflite and context.builder[arguments[0]].type != SIXTEEN_BITS
-    code = operation_code(TfliteOperation.TOPK_V2) if own else OperationType.TOPK_V2
+    code = extended_code(OperationType.TOPK_V2, Scheme.TFLITE) if own else OperationType.TOPK_V2
     context.builder.operation(code, arguments, *outputs)
 
 
