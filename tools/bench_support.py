@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from nnfmq.base.processes import descendants
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed
 
 Report = dict[str, Any]
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "performance"

@@ -66,7 +66,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.lab import placement
 from nnfmq.lab.bench.report import cpu_model
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.listening_driver import Daemon, started_daemon
 from nnfmq.lab.statistics import percentile
 

@@ -40,7 +40,7 @@ from bench_support import (
 )
 
 from nnfmq.base.processes import descendants
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.listening_driver import Daemon, started_daemon
 from nnfmq.lab.placement import ProcessMemory, command_of, memory_of, open_memfd_bytes
 

@@ -45,8 +45,8 @@ from nnfmq.hal.errors import MissedDeadline, NnfmqError
 from nnfmq.hal.types import ExecutionPreference
 from nnfmq.lab.bench.peers import PeerJob, opened_peer
 from nnfmq.lab.bench.report import cpu_model
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerUnavailable
 from nnfmq.lab.bench.steps import random_input
+from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
 from nnfmq.lab.listening_driver import started_daemon
 from nnfmq.lab.statistics import percentile
 

@@ -47,7 +47,7 @@ from nnfmq.hal.types import (
     Priority,
     Subgraph,
 )
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.listening_driver import started_daemon
 from nnfmq.lab.placement import memory_of
 

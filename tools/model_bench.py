@@ -69,8 +69,8 @@ from nnfmq.lab import placement
 from nnfmq.lab.bench.measurement import rotated
 from nnfmq.lab.bench.peers import PEERS, PeerJob, opened_peer
 from nnfmq.lab.bench.report import cpu_model
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerUnavailable
 from nnfmq.lab.bench.steps import Array, Runner, fastest_variant, make_step, random_input, states_of, timed
+from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
 from nnfmq.lab.placement import wait_until_idle
 from nnfmq.lab.statistics import percentile
 

@@ -47,7 +47,7 @@ from bench_support import call_in_child, markdown_table, replaced
 from rich.console import Console
 from rich.table import Table
 
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed
 
 # ---- the files of the models
 

@@ -52,7 +52,7 @@ from nnfmq.cli.console import new_file
 from nnfmq.lab import placement as cpu_pinning
 from nnfmq.lab.bench.page import conditions_list, html_table, latency_page, legend, percentile_chart
 from nnfmq.lab.bench.report import cpu_model
-from nnfmq.lab.bench.runner_protocol import RunnerUnavailable
+from nnfmq.lab.child_processes import RunnerUnavailable
 from nnfmq.lab.statistics import percentile, percentile_steps
 
 # ---- rows

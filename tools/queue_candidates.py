@@ -56,8 +56,8 @@ from nnfmq.hal.types import (
     Subgraph,
 )
 from nnfmq.lab import placement
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerUnavailable
 from nnfmq.lab.bench.steps import Array, timed
+from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
 from nnfmq.queue.hybrid_polling import PollingWindow

@@ -49,7 +49,7 @@ from ray_nodes import started_nodes, started_serve
 import nnfmq
 from nnfmq.base.processes import descendants
 from nnfmq.lab.bench.report import cpu_model
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.listening_driver import started_daemon
 from nnfmq.lab.placement import ProcessMemory, command_of, memory_of
 from nnfmq.lab.statistics import percentile

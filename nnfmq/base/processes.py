@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 __all__ = [
+    "ONE_THREAD",
     "ProcessUsage",
     "allowed_cpus",
     "child_environment",
@@ -24,7 +25,8 @@ __all__ = [
     "request_signal_at_parent_exit",
 ]
 
-_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")  # idle threads of BLAS spin
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables that are 1 in a child process, because idle threads of BLAS spin."""
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -33,7 +35,7 @@ def child_environment(variables: Mapping[str, str] = _NONE) -> dict[str, str]:
 
     The child is started with -P, so that it imports nothing from the working directory.
     """
-    environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), **variables}
+    environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), **variables}
     root = str(Path(__file__).parents[2])
     if root not in (*site.getsitepackages(), site.getusersitepackages()):
         inherited = environment.get("PYTHONPATH")

@@ -196,7 +196,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """
     from nnfmq.lab.bench.measurement import measure_plan
     from nnfmq.lab.bench.report import build_report, compare_runners, compare_with_baseline, machine
-    from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+    from nnfmq.lab.child_processes import BenchmarkFailed
 
     if arguments.enable_op_profiling and arguments.device not in (None, *_PROFILED):
         allowed = " and ".join(_PROFILED)

@@ -12,6 +12,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from nnfmq.cli.model_file import add_model_arguments, load_model, shapes_of
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from nnfmq.lab.bench.runner_protocol import RunnerJob
+    from nnfmq.lab.bench.runner import RunnerJob
     from nnfmq.lab.stress.self_test import ConfusionMatrix
 
 EXAMPLES = """\
@@ -90,7 +91,7 @@ def execute(arguments: argparse.Namespace) -> int:
     1: a measurement failed; or in the self-test fewer than 90 % were right, or a cause was named without a disturbance,
     or no run was without one because other programs disturbed them all.
     """
-    from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+    from nnfmq.lab.child_processes import BenchmarkFailed
 
     if arguments.connect == "embedded":
         raise InvalidArgument("--connect embedded: give the socket of `nnfmq serve`, or none for a driver of its own")
@@ -109,12 +110,12 @@ def execute(arguments: argparse.Namespace) -> int:
 def _job(arguments: argparse.Namespace) -> RunnerJob:
     """Return the job of the clients, for the first mode."""
     from nnfmq.cli.profile import random_inputs
-    from nnfmq.lab.bench.runner_protocol import RunnerJob, to_messages
+    from nnfmq.lab.bench.runner import RunnerJob
 
     model = load_model(arguments)
-    inputs = to_messages([random_inputs(model.inputs, arguments.seed)])
+    inputs = [random_inputs(model.inputs, arguments.seed)]
     return RunnerJob(
-        arguments.mode[0], str(arguments.model), shapes_of(arguments), arguments.signature, inputs, arguments.device,
+        arguments.mode[0], arguments.model, shapes_of(arguments), arguments.signature, inputs, arguments.device,
         None, arguments.connect,
     )  # fmt: skip
 
@@ -187,7 +188,8 @@ def _tested(arguments: argparse.Namespace) -> ConfusionMatrix:
     with ExitStack() as stack:
         progress = stack.enter_context(shown_progress(arguments.no_color))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nnfmq-")))
-        job.connect = socket = stack.enter_context(driver_socket(arguments.connect, folder))
+        socket = stack.enter_context(driver_socket(arguments.connect, folder))
+        job = replace(job, connect=socket)
         (client,) = stack.enter_context(started_clients(job, 1, tick=lambda: progress("the client loads the model")))
         unavailable = unavailable_causes(folder, client.pid)
         matrix.skipped = {name: reason for name, reason in unavailable.items() if name in arguments.only}

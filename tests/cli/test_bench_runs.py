@@ -161,7 +161,7 @@ def test_a_peer_that_is_not_installed_is_reported_beside_the_results(
 ) -> None:
     (tmp_path / "ai_edge_litert").mkdir()
     (tmp_path / "ai_edge_litert" / "__init__.py").write_text("raise ModuleNotFoundError('none')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     assert bench(*QUICK, "--against", "litert") == 0
     assert "LiteRT is missing: ai-edge-litert is not installed: pip install 'nnfmq[bench]'" in capsys.readouterr().out
 

@@ -43,8 +43,8 @@ from support.places import ROOT
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.lab import placement
 from nnfmq.lab.bench.measurement import rotated
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
 from nnfmq.lab.bench.steps import fastest_variant, make_step, timed
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.placement import wait_until_idle
 
 LIMIT_S = 300

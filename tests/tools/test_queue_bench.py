@@ -23,7 +23,7 @@ from support.under_test import core_name
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import LifeTime
 from nnfmq.lab import placement
-from nnfmq.lab.bench.runner_protocol import RunnerUnavailable
+from nnfmq.lab.child_processes import RunnerUnavailable
 from nnfmq.serialize import codec
 
 LIMIT_S = 120

@@ -8,7 +8,7 @@ from ray_bench import Candidate, _added_us, _check, _group_medians, _kind, _memo
 from support.places import ROOT
 from support.ray_cluster import ray_report, require_ray
 
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.placement import ProcessMemory
 
 TOOL = ROOT / "tools" / "ray_bench.py"

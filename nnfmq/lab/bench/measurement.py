@@ -14,8 +14,8 @@ import numpy as np
 from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.lab.bench.plan import LoadLevel, LoadPlan
-from nnfmq.lab.bench.runner_group import LoadResult, RunnerGroup, started_group
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerJob, RunnerUnavailable, to_messages
+from nnfmq.lab.bench.runner import LoadResult, RunnerGroup, RunnerJob, started_group
+from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
 from nnfmq.lab.listening_driver import started_daemon
 from nnfmq.lab.statistics import REPORTED, STABLE_WINDOWS, WarmUpWindow, are_stable, percentile
 
@@ -93,14 +93,14 @@ def _start(
 ) -> dict[str, RunnerGroup]:
     """Return the groups of the runners that can run here, and note the others in `found`."""
     groups: dict[str, RunnerGroup] = {}
-    messages = to_messages(plan.inputs)
     for name in plan.runners:
         if name in found.missing:
             continue
         text = f"{name}: loading the model"
         progress(text)
         job = RunnerJob(
-            name, str(plan.model), plan.shapes, plan.signature, messages, plan.device, plan.threads, target
+            name, plan.model, plan.shapes, plan.signature, plan.inputs, plan.device, plan.threads, target,
+            plan.own.get(name),
         )  # fmt: skip
         try:
             groups[name] = stack.enter_context(started_group(name, [job] * clients, partial(progress, text)))

@@ -18,8 +18,8 @@ from typing import IO, Any
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.lab.bench.runner_protocol import RunnerUnavailable
 from nnfmq.lab.bench.steps import Array, Runner, Step, make_step, states_of
+from nnfmq.lab.child_processes import RunnerUnavailable
 
 __all__ = ["PEERS", "PeerJob", "loadable", "opened_peer"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from nnfmq.lab.bench.runner_protocol import Load
+from nnfmq.lab.bench.runner import Load, OwnRunner
 from nnfmq.lab.bench.steps import Array
 from nnfmq.lab.statistics import REPORTED
 
@@ -30,7 +30,7 @@ class LoadLevel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """The model, its inputs, the runners (execution modes and peers) and the load.
+    """The model, its inputs, the runners (execution modes, peers, and names in `own`) and the load.
 
     Each level is measured for `seconds`, or with `count` requests. `warm_up` is a number of requests; None: windows of
     `window_s`, until the last ones differ by at most `stability` percent. The first level at which `percentile` of the
@@ -38,10 +38,10 @@ class LoadPlan:
     """
 
     model: Path
-    shapes: dict[str | int, tuple[int, ...]]
-    signature: str | None
     inputs: Sequence[Sequence[Array]]
     runners: tuple[str, ...]
+    shapes: Mapping[str | int, tuple[int, ...]] = field(default_factory=dict)
+    signature: str | None = None
     clients: tuple[int, ...] = (1,)
     rates: tuple[float | None, ...] = (None,)
     distribution: str = "constant"
@@ -56,6 +56,7 @@ class LoadPlan:
     device: str | None = None
     threads: int | None = None
     connect: str | None = None
+    own: Mapping[str, OwnRunner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.percentile in REPORTED

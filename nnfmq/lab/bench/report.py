@@ -23,7 +23,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.lab import placement
 from nnfmq.lab.bench.measurement import LoadMeasurements, MeasuredLoad
 from nnfmq.lab.bench.plan import LoadLevel, LoadPlan
-from nnfmq.lab.bench.runner_group import LoadResult
+from nnfmq.lab.bench.runner import LoadResult
 from nnfmq.lab.bench.steps import STAGES
 from nnfmq.lab.statistics import percentile, percentile_steps, summary
 from nnfmq.queue.core import core_name

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, TypeAlias
 
 from nnfmq.base.processes import descendants
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.placement import cpu_ns
 from nnfmq.observe.driver_statistics import ClientCalls, client_calls
 

@@ -1,116 +1,40 @@
-"""Disturbances of one trial: what happens when, drawn from a seed, and the thread that stops and limits processes.
+"""Disturbances of one trial: what happens when, drawn from a seed; what an application does within requests; stops.
 
 A disturbance has the name of the cause that the analysis should find. What the application does within requests is done
-by the client (`recording_client`), loads of the machine are processes (`load_process`), stops and CPU limits come from
-here. The analysis gets none of this.
+by the client, loads of the machine are processes (`machine_load`), and a thread of the parent stops and limits
+processes. The analysis gets none of this.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
-import select
+import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-from nnfmq.lab.bench.runner_group import runner_environment
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+import numpy as np
+
 from nnfmq.lab.stress.counters import PERIOD_US, limited_group
-from nnfmq.lab.stress.recording_client import WORK
+from nnfmq.lab.stress.machine_load import MachineLoad
 
 __all__ = [
+    "WORK",
     "Action",
+    "ApplicationWork",
     "DisturbancePlan",
-    "LoadGroup",
-    "MachineLoad",
+    "can_reclaim",
     "draw_plan",
     "prepared_actions",
     "running_actions",
-    "started_loads",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Start processes that load the machine, tell them when, and end them.
-
-
-_READY_S = 120.0
-_END_S = 30.0
-
-
-class MachineLoad(NamedTuple):
-    """A load of `load_process.LOADS`, its CPU (None: any), and its begin and end after the begin of the trial, in s."""
-
-    kind: str
-    cpu: int | None
-    begin_s: float
-    end_s: float
-
-
-class LoadGroup:
-    """Processes that wait for the begin of a trial."""
-
-    def __init__(self, loads: Sequence[MachineLoad], processes: Sequence[subprocess.Popen[str]]) -> None:
-        self._loads = loads
-        self._processes = processes
-
-    def begin(self, begin_ns: int) -> None:
-        """Tell the processes the begin of the trial on the monotonic clock."""
-        for load, process in zip(self._loads, self._processes, strict=True):
-            assert process.stdin is not None
-            times = (begin_ns + round(seconds * 1e9) for seconds in (load.begin_s, load.end_s))
-            print(*times, file=process.stdin, flush=True)
-
-
-@contextmanager
-def started_loads(loads: Sequence[MachineLoad], socket: str, seed: int) -> Iterator[LoadGroup]:
-    """Start a process for each load, and yield them when all are ready; at exit they are killed and reaped.
-
-    Raises:
-        BenchmarkFailed: If a process does not become ready.
-    """
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for load in loads:
-            cpu = "-" if load.cpu is None else str(load.cpu)
-            command = [sys.executable, "-P", "-m", "nnfmq.lab.stress.load_process", load.kind, cpu, socket, str(seed)]
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,
-                    env=runner_environment(),
-                )
-            )
-        for load, process in zip(loads, processes, strict=True):
-            _wait_until_ready(load, process)
-        yield LoadGroup(loads, processes)
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.communicate(timeout=_END_S)
-
-
-def _wait_until_ready(load: MachineLoad, process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], _READY_S)
-    if not readable or process.stdout.readline() != "ready\n":
-        raise BenchmarkFailed(f"the load {load.kind} did not start")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Disturbances of one trial: what happens when, drawn from a seed, and the thread that stops and limits processes.
-
 
 _HOGS = 3  # on one CPU: a thread then waits for several time slices
 _CPU_LIMIT_US = PERIOD_US // 25
@@ -173,6 +97,114 @@ def _times(begin_s: float, end_s: float, randomness: random.Random) -> Iterator[
     while at_s < end_s:
         yield at_s
         at_s += randomness.uniform(*_BETWEEN_S)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What an application may do within a request beside the execution, and what makes the request slow.
+#
+# `gc`: a full garbage collection with many objects. `page-faults`: a new array for a frame of 33 MiB. `memory`: a read
+# of a mapped file, whose pages the kernel was told to reclaim before the request (MADV_PAGEOUT), as it does when memory
+# is scarce.
+
+
+_MADV_RANDOM, _MADV_PAGEOUT = 1, 21  # mmap.MADV_PAGEOUT is not in CPython 3.11
+_OBJECTS = 300_000
+_FRAME_BYTES = 33 << 20  # more than 32 MiB: malloc then maps and unmaps it each time
+_FILE_BYTES, _STRIDE = 16 << 20, 1 << 16
+_PAGE = 4096
+
+
+class _WorkKind(Protocol):
+    def prepare(self) -> None:
+        """Do what is not part of the request."""
+
+    def work(self) -> None:
+        """Do what is part of the request."""
+
+
+class _Collection:
+    def __init__(self, folder: Path) -> None:
+        self._objects: list[list[int]] = [[number] for number in range(_OBJECTS)]
+
+    def prepare(self) -> None:
+        pass
+
+    def work(self) -> None:
+        gc.collect()
+
+
+class _NewFrame:
+    def __init__(self, folder: Path) -> None:
+        pass
+
+    def prepare(self) -> None:
+        pass
+
+    def work(self) -> None:
+        np.empty(_FRAME_BYTES, np.uint8)[::_PAGE] = 1
+
+
+class _MappedFile:
+    def __init__(self, folder: Path) -> None:
+        path = folder / f"mapped-{os.getpid()}"
+        with path.open("wb") as file:
+            file.write(os.urandom(_FILE_BYTES))
+            os.fsync(file.fileno())  # dirty pages would not be reclaimed
+        pages: Any = np.memmap(path, np.uint8, "r")
+        path.unlink()
+        pages._mmap.madvise(_MADV_RANDOM)
+        self._pages = pages
+
+    def prepare(self) -> None:
+        self._pages._mmap.madvise(_MADV_PAGEOUT)
+
+    def work(self) -> None:
+        self._pages[::_STRIDE].sum()
+
+
+WORK: dict[str, Callable[[Path], _WorkKind]] = {"gc": _Collection, "page-faults": _NewFrame, "memory": _MappedFile}
+"""By the names of the causes."""
+
+
+class _Due(NamedTuple):
+    time_ns: int
+    kind: _WorkKind
+
+
+class ApplicationWork:
+    """The work of one trial: `schedule` has times after its begin, in ns, and names of `WORK`."""
+
+    def __init__(self, schedule: Sequence[tuple[int, str]], folder: Path) -> None:
+        kinds = {name: WORK[name](folder) for name in sorted({name for _, name in schedule})}
+        self._due = [_Due(time_ns, kinds[name]) for time_ns, name in sorted(schedule, reverse=True)]
+        self._begin_ns = 0
+
+    def begin(self, begin_ns: int) -> None:
+        """Set the begin of the trial."""
+        self._begin_ns = begin_ns
+
+    def next_due(self, now_ns: int) -> Callable[[], None] | None:
+        """Return what the next request has to do, or None. Prepares it, which is not part of the request."""
+        if not self._due or self._due[-1].time_ns > now_ns - self._begin_ns:
+            return None
+        kind = self._due.pop().kind
+        kind.prepare()
+        return kind.work
+
+
+def can_reclaim(folder: Path) -> bool:
+    """Return True if the kernel reclaims mapped pages of a file in `folder` when told to; not on tmpfs."""
+    file = _MappedFile(folder)
+    for _ in range(2):  # pages that were never mapped are not reclaimed the first time
+        file.work()
+        file.prepare()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    file.work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt > before
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Stops and CPU limits: actions at their times, on a thread of the parent.
 
 
 @contextmanager

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nnfmq.lab import placement
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.stress.attribution import NAMED_MIN_NS, SlowRequest, largest_part, named_causes
 from nnfmq.lab.stress.clients import StressClient
 from nnfmq.lab.stress.counters import PERIOD_US, limited_group
-from nnfmq.lab.stress.disturbances import draw_plan
-from nnfmq.lab.stress.recording_client import can_reclaim
+from nnfmq.lab.stress.disturbances import can_reclaim, draw_plan
 from nnfmq.lab.stress.records import CAUSES
 from nnfmq.lab.stress.trial import TrialRecords, TrialSetup, run_trial
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,13 +19,15 @@ from nnfmq.base.settings import BURST_CONTROLLER_POLLING_WINDOW, BURST_SERVER_PO
 from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.lab import placement as cpu_pinning
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerJob
+from nnfmq.lab.bench.runner import RunnerJob
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.listening_driver import started_daemon
 from nnfmq.lab.placement import Cpus
 from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, slow_requests
 from nnfmq.lab.stress.clients import StressClient, StressTrial, started_clients
 from nnfmq.lab.stress.counters import OtherProcesses, StatisticsArea
-from nnfmq.lab.stress.disturbances import DisturbancePlan, draw_plan, prepared_actions, running_actions, started_loads
+from nnfmq.lab.stress.disturbances import DisturbancePlan, draw_plan, prepared_actions, running_actions
+from nnfmq.lab.stress.machine_load import started_loads
 from nnfmq.lab.stress.records import RequestRecord, StressSample
 from nnfmq.lab.stress.sampler import Sampler, Watched
 
@@ -95,7 +97,7 @@ def run_trial(
         loads = stack.enter_context(started_loads(plan.loads, setup.socket, seed))
         actions = stack.enter_context(prepared_actions(plan, clients[0].pid, clients[0].worker))
         for client, cpus in zip(clients, setup.cpus, strict=True):
-            client.prepare(StressTrial(seconds, cpus.client, cpus.driver, plan.work, str(setup.folder)), tick)
+            client.prepare(StressTrial(seconds, cpus, plan.work, setup.folder), tick)
         begin_ns = time.monotonic_ns() + _LEAD_NS
         loads.begin(begin_ns)
         for client in clients:
@@ -216,9 +218,7 @@ def _of_group(
 ) -> Iterator[tuple[Scenario, TrialRecords | str]]:
     """Yield the scenarios of the same clients, which load the model once."""
     mode, count, window_us = group
-    job = RunnerJob(
-        mode, plan.job.model, plan.job.shapes, plan.job.signature, plan.job.inputs, plan.job.device, None, socket
-    )
+    job = replace(plan.job, runner=mode, connect=socket)
     loading = partial(progress, f"{mode}: {count} clients load the model")
     with started_clients(job, count, _windows(BURST_CONTROLLER_POLLING_WINDOW.variable, window_us), loading) as clients:
         for position, (placement, load) in enumerate(product(plan.placements, plan.loads), number):

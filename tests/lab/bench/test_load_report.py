@@ -30,7 +30,7 @@ from nnfmq.lab.bench.report import (
     result_of,
     time_text,
 )
-from nnfmq.lab.bench.runner_group import LoadResult
+from nnfmq.lab.bench.runner import LoadResult
 from nnfmq.lab.statistics import WarmUpWindow
 
 US, MS, SECOND = 1000, 1_000_000, 1_000_000_000
@@ -51,7 +51,7 @@ def measured(*trials: LoadResult, runner: str = "burst", level: LoadLevel = Load
     return MeasuredLoad(runner, level, {}, [WarmUpWindow(1.0, 2.0)], True, list(trials or (trial(),)), 3 << 20, 2)
 
 
-PLAN = LoadPlan(Path("folder/net.tflite"), {}, None, [[]], ("burst",), seconds=1.0)
+PLAN = LoadPlan(Path("folder/net.tflite"), [[]], ("burst",), seconds=1.0)
 CONDITIONS = {"cpu": "a CPU", "core": "compiled", "packages": {"nnfmq": "0.1"}, "cpus_allowed": [0, 1]}
 
 
@@ -97,7 +97,7 @@ def test_the_time_line_puts_the_trials_after_each_other() -> None:
 
 
 def test_a_threshold_names_the_last_load_within_it() -> None:
-    plan = LoadPlan(Path("net"), {}, None, [[]], ("burst",), percentile="p50", threshold_ns=300 * US)
+    plan = LoadPlan(Path("net"), [[]], ("burst",), percentile="p50", threshold_ns=300 * US)
     loads = [measured(trial(count), level=LoadLevel(number, None)) for number, count in ((1, 100), (2, 500), (3, 1000))]
     assert report(*loads, plan=plan)["threshold"] == {
         "percentile": "p50", "limit_ns": 300 * US, "within": {"clients": 2, "rate": None},
@@ -248,10 +248,10 @@ def test_times_from_a_millisecond_on_have_no_decimals(time_ns: int, text: str) -
 
 def test_the_threshold_is_printed() -> None:
     out = io.StringIO()
-    plan = LoadPlan(Path("net"), {}, None, [[]], ("burst",), percentile="p50", threshold_ns=600 * US)
+    plan = LoadPlan(Path("net"), [[]], ("burst",), percentile="p50", threshold_ns=600 * US)
     screen = Console(file=out, width=80, highlight=False, emoji=False, markup=False)
     print_report(screen, report(measured(level=LoadLevel(2, 1000.0)), plan=plan))
-    print_report(screen, report(plan=LoadPlan(Path("net"), {}, None, [[]], ("burst",), threshold_ns=US)))
+    print_report(screen, report(plan=LoadPlan(Path("net"), [[]], ("burst",), threshold_ns=US)))
     assert "The last load with a p50 of at most 0.6 ms: 2 clients, 1000 requests/s." in out.getvalue()
     assert "No load has a p99 of at most 0.001 ms." in out.getvalue()
     assert "open loop, 1000/s, constant arrivals" in out.getvalue()

@@ -18,24 +18,15 @@ from support.places import ROOT
 import nnfmq
 from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.lab import child_processes
 from nnfmq.lab.bench import runner as runner_process
-from nnfmq.lab.bench import runner_group
 from nnfmq.lab.bench.loops import intended_starts
+from nnfmq.lab.bench.measurement import measure_plan
 from nnfmq.lab.bench.peers import loadable
-from nnfmq.lab.bench.runner_group import RunnerGroup, started_group
-from nnfmq.lab.bench.runner_protocol import (
-    ArrayData,
-    BenchmarkFailed,
-    Load,
-    MessagePipe,
-    Reply,
-    RunnerFailed,
-    RunnerJob,
-    RunnerUnavailable,
-    Trial,
-    to_messages,
-)
+from nnfmq.lab.bench.plan import LoadPlan
+from nnfmq.lab.bench.runner import Load, RunnerGroup, RunnerJob, Trial, started_group
 from nnfmq.lab.bench.steps import MODES, STAGES, Array, Step, opened_mode
+from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
 
 DIGITS = nnfmq.example_path("digits.tflite")
 ONES = [np.ones((1, 8, 8, 1), np.float32)]
@@ -43,10 +34,10 @@ ONES = [np.ones((1, 8, 8, 1), np.float32)]
 
 def job(runner: str = "burst", connect: str = "embedded", **changes: Any) -> RunnerJob:
     usual = {
-        "model": str(DIGITS),
+        "model": DIGITS,
         "shapes": {},
         "signature": None,
-        "inputs": to_messages([ONES]),
+        "inputs": [ONES],
         "device": "reference",
     }
     return RunnerJob(runner, connect=connect, **(usual | {"device": "reference", "threads": None} | changes))
@@ -189,7 +180,7 @@ def test_requests_that_are_not_sent_are_counted(monkeypatch: pytest.MonkeyPatch)
         runner = runner_process.OpenRunner(lambda inputs: prepared.execute(*inputs), client.worker_pid, None, [])
         load = Load(0.001, rate=1e6)
         found = runner_process.run_trial(runner, [ONES], Trial(time.monotonic_ns(), load))
-    executed = len(found.latencies) // 8
+    executed = len(found.latencies)
     assert executed + found.unsent == 1000
     assert executed < 1000
 
@@ -221,7 +212,7 @@ def test_a_peer_that_is_not_installed_is_named_with_the_remedy(
 ) -> None:
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text(f"raise ModuleNotFoundError('none', name={package!r})\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     with (
         pytest.raises(RunnerUnavailable, match=rf"{name} is not installed: pip install 'nnfmq\[bench\]'"),
         started_group(runner, [job(runner)]),
@@ -235,7 +226,7 @@ def test_litert_reads_no_onnx_file(tmp_path: Path) -> None:
     path = exported_digits(tmp_path)
     with (
         pytest.raises(RunnerUnavailable, match=r"LiteRT reads \.tflite files only"),
-        started_group("LiteRT", [job("LiteRT", model=str(path))]),
+        started_group("LiteRT", [job("LiteRT", model=path)]),
     ):
         pass
 
@@ -253,7 +244,7 @@ def test_peers_execute_onnx_files(runner: str, package: str, tmp_path: Path) -> 
     pytest.importorskip("onnx")
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    with started_group(runner, [job(runner, model=str(exported_digits(tmp_path)), threads=1)]) as group:
+    with started_group(runner, [job(runner, model=exported_digits(tmp_path), threads=1)]) as group:
         assert group.details["threads"] == 1
         assert group.run(Load(600.0, count=3)).latencies.size == 3
 
@@ -264,7 +255,7 @@ def test_peers_execute_onnx_files(runner: str, package: str, tmp_path: Path) -> 
 def test_peers_execute_a_model_with_other_shapes(runner: str, package: str) -> None:
     if importlib.util.find_spec(package) is None or importlib.util.find_spec("onnx") is None:
         pytest.skip(f"{package} or onnx is not installed")
-    inputs = to_messages([[np.ones((2, 8, 8, 1), np.float32)]])
+    inputs = [[np.ones((2, 8, 8, 1), np.float32)]]
     with started_group(runner, [job(runner, shapes={0: (2, 8, 8, 1)}, inputs=inputs)]) as group:
         assert group.run(Load(600.0, count=3)).latencies.size == 3
 
@@ -285,9 +276,9 @@ def test_onnx_runtime_gets_integers_of_its_type(tmp_path: Path) -> None:
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     path.write_bytes(made.SerializeToString())
     (info,) = nnfmq.load(path).inputs
-    inputs = to_messages([[np.zeros(info.shape, info.dtype)]])
+    inputs = [[np.zeros(info.shape, info.dtype)]]
     for runner in ("burst", "ONNX Runtime"):
-        with started_group(runner, [job(runner, model=str(path), inputs=inputs)]) as group:
+        with started_group(runner, [job(runner, model=path, inputs=inputs)]) as group:
             assert group.run(Load(600.0, count=2)).latencies.size == 2
 
 
@@ -295,10 +286,10 @@ def test_a_model_that_cannot_be_exported_is_reported_with_the_operation() -> Non
     for package in ("onnxruntime", "onnx"):
         pytest.importorskip(package)
     path = ROOT / "docs" / "examples" / "data" / "words.tflite"
-    inputs = to_messages([[np.zeros(info.shape, info.dtype) for info in nnfmq.load(path).inputs]])
+    inputs = [[np.zeros(info.shape, info.dtype) for info in nnfmq.load(path).inputs]]
     with (
         pytest.raises(RunnerUnavailable, match="ONNX Runtime cannot load the model: GATHER cannot be exported"),
-        started_group("ONNX Runtime", [job("ONNX Runtime", model=str(path), inputs=inputs)]),
+        started_group("ONNX Runtime", [job("ONNX Runtime", model=path, inputs=inputs)]),
     ):
         pass
 
@@ -316,45 +307,51 @@ def test_a_form_of_a_model_that_cannot_be_loaded_is_omitted() -> None:
 
 
 def test_a_process_that_does_not_exit_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_group, "_END_S", 0.0)
+    monkeypatch.setattr(child_processes, "END_S", 0.0)
     with started_group("burst", [job()]) as group:
         pids = group.pids
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "no process is left")
 
 
-# ---- messages
+# ---- functions as runners
 
 
-@pytest.fixture
-def pipes() -> Iterator[tuple[MessagePipe, int]]:
-    """Yield a pipe that reads what is written to the file descriptor beside it."""
-    read_fd, write_fd = os.pipe()
-    try:
-        yield MessagePipe(read_fd, write_fd, Reply), write_fd
-    finally:
-        os.close(read_fd)
-        os.close(write_fd)
+def test_a_closure_is_measured_in_a_process_of_its_own() -> None:
+    factor = np.float32(3)
+
+    def opened(model: Path) -> Step:
+        assert model == DIGITS
+        return lambda inputs: [array * factor for array in inputs]
+
+    with started_group("mine", [job("mine", own=opened)] * 2) as group:
+        assert len(group.pids) == 2 and os.getpid() not in group.pids
+        found = group.run(Load(600.0, count=5))
+    assert found.latencies.size == 5 and found.driver_cpu_ns == 0 and found.stages_ns == []
+    assert group.details["prepare_s"] >= 0
 
 
-def test_a_message_arrives_as_it_was_sent(pipes: tuple[MessagePipe, int]) -> None:
-    pipes[0].send(RunnerFailed("a reason", is_unavailable=True))
-    assert pipes[0].receive(10) == RunnerFailed("a reason", is_unavailable=True)
+def test_a_plan_measures_a_closure_beside_a_mode_of_the_driver() -> None:
+    def opened(model: Path) -> Step:
+        return list
+
+    plan = LoadPlan(
+        DIGITS, [ONES], ("burst", "mine"), seconds=600.0, count=10, warm_up=1, device="reference",
+        connect="embedded", own={"mine": opened},
+    )  # fmt: skip
+    found = measure_plan(plan)
+    assert [(load.runner, sum(len(trial.latencies) for trial in load.trials)) for load in found.loads] == [
+        ("burst", 10),
+        ("mine", 10),
+    ]
+    assert found.loads[1].latency_ns("p50") < found.loads[0].latency_ns("p50")
 
 
-def test_an_array_arrives_as_it_was_sent() -> None:
-    array = np.arange(6, dtype=np.int16).reshape(2, 3).T
-    np.testing.assert_array_equal(ArrayData.of(array).array(), array)
+def test_an_error_of_a_closure_is_that_of_the_benchmark() -> None:
+    def opened(model: Path) -> Step:
+        raise ValueError(f"cannot read {model.name}")
 
-
-def test_a_wait_without_a_message_calls_tick_and_ends(pipes: tuple[MessagePipe, int]) -> None:
-    ticks: list[None] = []
-    with pytest.raises(BenchmarkFailed, match="did not reply in time"):
-        pipes[0].receive(0.0, lambda: ticks.append(None))
-    assert ticks
-
-
-@pytest.mark.parametrize("data", [b"\3\0\0\0\0\0\0\0abc", b"\xff" * 8])
-def test_bytes_that_are_no_message_are_rejected(data: bytes, pipes: tuple[MessagePipe, int]) -> None:
-    os.write(pipes[1], data)
-    with pytest.raises(BenchmarkFailed, match="between processes of the benchmark"):
-        pipes[0].receive(10)
+    with (
+        pytest.raises(BenchmarkFailed, match=r"^mine: cannot read digits\.tflite$"),
+        started_group("mine", [job("mine", own=opened)]),
+    ):
+        pass

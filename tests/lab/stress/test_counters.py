@@ -17,6 +17,7 @@ from support.drivers import Process, until
 
 from nnfmq.lab.placement import cpu_ns
 from nnfmq.lab.stress import counters as other_processes
+from nnfmq.lab.stress.clients import CollectorTime
 from nnfmq.lab.stress.counters import (
     MEMORY_STALLS,
     NEWEST_PROCESS,
@@ -27,8 +28,14 @@ from nnfmq.lab.stress.counters import (
     read_state,
     run_ns,
 )
-from nnfmq.lab.stress.disturbances import Action, DisturbancePlan, prepared_actions, running_actions
-from nnfmq.lab.stress.recording_client import ApplicationWork, CollectorTime, can_reclaim
+from nnfmq.lab.stress.disturbances import (
+    Action,
+    ApplicationWork,
+    DisturbancePlan,
+    can_reclaim,
+    prepared_actions,
+    running_actions,
+)
 from nnfmq.lab.stress.records import RequestRecord
 from nnfmq.lab.stress.sampler import Sampler, Watched
 

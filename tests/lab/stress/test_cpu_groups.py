@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.drivers import Process, until
 
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.stress import counters, sampler
 from nnfmq.lab.stress.attribution import slow_requests
 from nnfmq.lab.stress.counters import PERIOD_US, limited_group, throttle_files, throttled_ns

@@ -15,11 +15,13 @@ import pytest
 from support.drivers import Process
 
 import nnfmq
-from nnfmq.lab.bench.runner_protocol import BenchmarkFailed, RunnerJob, to_messages
+from nnfmq.lab.bench.runner import RunnerJob
+from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.listening_driver import Daemon, started_daemon
 from nnfmq.lab.placement import Cpus
 from nnfmq.lab.stress.clients import StressClient, started_clients
-from nnfmq.lab.stress.disturbances import DisturbancePlan, MachineLoad, draw_plan, started_loads
+from nnfmq.lab.stress.disturbances import DisturbancePlan, draw_plan
+from nnfmq.lab.stress.machine_load import MachineLoad, started_loads
 from nnfmq.lab.stress.trial import TrialRecords, TrialSetup, run_trial
 
 DIGITS = nnfmq.example_path("digits.tflite")
@@ -34,7 +36,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def job(daemon: Daemon, mode: str = "burst", device: str | None = "reference") -> RunnerJob:
-    return RunnerJob(mode, str(DIGITS), {}, None, to_messages([ONES]), device, None, daemon.socket)
+    return RunnerJob(mode, DIGITS, {}, None, [ONES], device, None, daemon.socket)
 
 
 @pytest.fixture
