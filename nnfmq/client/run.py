@@ -169,7 +169,7 @@ class _Kept:
             self._client = connect(recover=True)
         loaded, data_files = model, {}
         if isinstance(model, (str, os.PathLike)):
-            from nnfmq.importers import load
+            from nnfmq.importers import load  # while an embedded driver starts
 
             loaded = load(model, shapes=shapes, signature=signature)
             data_files = {path: _identity(path) for path in (Path(model).parent / name for name in loaded.data_files)}
@@ -200,7 +200,7 @@ def _key(model: ModelArgument, shapes: _Shapes, signature: str | None) -> _Key:
 def _checked(shapes: _Shapes) -> _Shapes:
     if not shapes:
         return {}
-    from nnfmq.importers.file_format import checked_shapes
+    from nnfmq.importers.file_format import checked_shapes  # few calls have shapes
 
     return checked_shapes(shapes)
 

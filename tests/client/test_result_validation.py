@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from nnfmq.client.execution.requests import check_fits, check_reported_shapes, validate_result
+from nnfmq.client.execution.requests import validate_result
 from nnfmq.client.model import arrays
+from nnfmq.client.model.arrays import check_fits, check_reported_shapes
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import NO_TIMING, Timing

@@ -97,6 +97,16 @@ def test_DOM_15_a_device_that_can_hold_the_tensor_does(client: nnfmq.Client, res
         assert worker.shared_mappings() == before
 
 
+def test_DOM_15_a_device_that_a_runtime_calls_otherwise_holds_the_tensor(resources: ExitStack) -> None:
+    runtime = resources.enter_context(nnfmq.Runtime([]))
+    model = resources.enter_context(runtime.prepare(add_model(), ["nnapi-reference"]))
+    assert model.device == "nnapi-reference"  # which its driver calls "compiled" or "reference"
+    with nnfmq.allocate(inputs=[(model, 0)], outputs=[(model, 0)]) as buffer:
+        assert not buffer.is_shared
+        buffer.copy_from(FOUR)
+        assert model.execute(buffer, FOUR)[0].tolist() == SUM
+
+
 def buffer_of(model: nnfmq.PreparedModel, resources: ExitStack) -> nnfmq.Buffer:
     return resources.enter_context(nnfmq.allocate(outputs=[(model, 0)]))
 

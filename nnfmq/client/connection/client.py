@@ -34,6 +34,7 @@ from nnfmq.client.connection.recovery import DriverRecovery, RecoveryCounts
 from nnfmq.client.waiting import SingleAttempt
 from nnfmq.hal.capabilities import MAX_NUMBER_OF_CACHE_FILES
 from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, InvalidArgument, ProtocolError
+from nnfmq.hal.extensions import is_extension_name
 from nnfmq.hal.summaries import nearest
 from nnfmq.hal.types import DeviceStatus, Protection
 from nnfmq.serialize import messages
@@ -90,15 +91,12 @@ def _problems(info: DeviceInfo) -> Iterator[str]:
     for count in (info.model_cache_files, info.data_cache_files):
         if count > MAX_NUMBER_OF_CACHE_FILES:
             yield f"it wants {count} cache files of a kind, {MAX_NUMBER_OF_CACHE_FILES} are allowed (DEV-6)"
-    if info.extensions:  # few devices have any, and the module costs a millisecond
-        from nnfmq.hal.extensions import is_extension_name
-
-        for extension in info.extensions:
-            types = [element.type for element in extension.operand_types]
-            if not is_extension_name(extension.name):
-                yield f"no extension is called {extension.name!r} (EXT-1)"
-            if len(set(types)) != len(types) or not all(element.byte_size for element in extension.operand_types):
-                yield f"extension {extension.name} has a type twice, or one of no bytes (EXT-1)"
+    for extension in info.extensions:
+        types = [element.type for element in extension.operand_types]
+        if not is_extension_name(extension.name):
+            yield f"no extension is called {extension.name!r} (EXT-1)"
+        if len(set(types)) != len(types) or not all(element.byte_size for element in extension.operand_types):
+            yield f"extension {extension.name} has a type twice, or one of no bytes (EXT-1)"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -467,12 +465,10 @@ class Client(Uncopyable):
 
         Raises what `connect` raises.
         """
-        import asyncio  # it costs more to import than this package
-
         try:
-            await asyncio.to_thread(self._connection.wait_until_ready)
+            await _beside_tasks(self._connection.wait_until_ready)
         except BaseException:
-            await asyncio.to_thread(self.close)
+            await _beside_tasks(self.close)
             raise
         return self
 
@@ -480,9 +476,14 @@ class Client(Uncopyable):
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         """Close the client; other tasks of the event loop run meanwhile."""
-        import asyncio  # as above
+        await _beside_tasks(self.close)
 
-        await asyncio.to_thread(self.close)
+
+async def _beside_tasks(function: Callable[[], object]) -> None:
+    """Call `function`, which blocks, in a thread; other tasks of the event loop run meanwhile."""
+    import asyncio  # it costs more to import than this package
+
+    await asyncio.to_thread(function)
 
 
 def _list_devices(connection: Connection, deadline_ns: int | None) -> list[DeviceInfo]:
@@ -602,10 +603,8 @@ class LateClient(Client):
 
     async def __aenter__(self) -> Self:
         """As `Client.__aenter__`; waits for a driver first."""
-        import asyncio  # as above
-
         try:
-            await asyncio.to_thread(self._open)
+            await _beside_tasks(self._open)
         except BaseException:
             self._is_ended = True
             raise

@@ -24,7 +24,11 @@ from nnfmq.client.connection.open_connections import CLOSED
 from nnfmq.hal.errors import BadState, DeviceUnavailable, InvalidArgument
 
 if TYPE_CHECKING:
-    from nnfmq.client.connection.client import Client, IsClosed
+    import subprocess
+
+    from nnfmq.client.connection.client import Client, ConnectAgain, IsClosed
+    from nnfmq.client.connection.connection import Connection
+    from nnfmq.client.named.models import ConnectRepository
 
 _RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
 
@@ -74,7 +78,7 @@ def connect(
     deadline_ns = deadline_after(timeout)
     level_of(interface)  # check it before a driver is started
     if settings.TRACE.value():
-        from nnfmq.client.connection import trace
+        from nnfmq.client.connection import trace  # few processes are traced
 
         trace.start()
     if embedded and (path is not None or wait):
@@ -84,7 +88,7 @@ def connect(
         return _connect_embedded(deadline_ns, wait_ready, options)
     socket_path = default_socket() if path is None else Path(path)
     if wait and _has_event_loop():
-        from nnfmq.client.connection.client import LateClient
+        from nnfmq.client.connection.client import LateClient  # few applications
 
         return LateClient(partial(_connect_when_listening, socket_path, options, deadline_ns))
     if wait:
@@ -138,24 +142,37 @@ def _check_directory(path: Path, server_uid: int | None) -> None:
 
 
 def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Client:
-    channel = _open_channel(path, options.server_uid, deadline_ns)
-    channel.enlarge_descriptor_table()
-    from nnfmq.client.connection.connection import Connection
-
-    connection = Connection.start(channel, deadline_ns, options.interface)
+    connection = _start_connection(_open_channel(path, options.server_uid, deadline_ns), options, deadline_ns)
     with ExitStack() as undo:
         undo.callback(connection.close)
-        from nnfmq.client.connection.client import Client  # while the driver starts a worker
-        from nnfmq.client.partitioned.compilation import ClientCompilation
-
+        again = partial(_connect_to_successor, path, options) if options.recover else None
+        repository = partial(_connect_repository, path, options.server_uid)
+        client = _new_client(connection, None, again, repository)  # while the driver starts a worker
         connection.watch()
         if not _has_event_loop():
             connection.wait_until_ready(deadline_ns)
-        again = partial(_connect_to_successor, path, options) if options.recover else None
-        repository = partial(_connect_repository, path, options.server_uid)
-        client = Client(connection, None, again, ClientCompilation(connect_cpu_driver), repository)
         undo.pop_all()
     return client
+
+
+def _start_connection(channel: Channel, options: _Options, deadline_ns: int | None) -> Connection:
+    """Say hello over `channel`, and return the connection, which owns it. The driver may still start."""
+    channel.enlarge_descriptor_table()
+    from nnfmq.client.connection.connection import Connection  # while the driver starts
+
+    return Connection.start(channel, deadline_ns, options.interface)
+
+
+def _new_client(
+    connection: Connection,
+    process: subprocess.Popen[bytes] | None,
+    again: ConnectAgain | None,
+    repository: ConnectRepository | None = None,
+) -> Client:
+    from nnfmq.client.connection.client import Client  # while the driver starts
+    from nnfmq.client.partitioned.compilation import ClientCompilation
+
+    return Client(connection, process, again, ClientCompilation(connect_cpu_driver), repository)
 
 
 def _has_event_loop() -> bool:
@@ -239,17 +256,12 @@ def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Optio
         undo.callback(process.wait)
         undo.callback(process.kill)
         undo.callback(channel.close)
-        channel.enlarge_descriptor_table()
-        from nnfmq.client.connection.client import Client  # while the driver starts
-        from nnfmq.client.connection.connection import Connection
-        from nnfmq.client.partitioned.compilation import ClientCompilation
-
-        connection = Connection.start(channel, deadline_ns, options.interface)
+        connection = _start_connection(channel, options, deadline_ns)
         undo.callback(connection.close)
         connection.end_process = partial(end_embedded_driver, process)
-        connection.watch(process.pid)
         again = partial(_replace_embedded, options) if options.recover else None
-        client = Client(connection, process, again, ClientCompilation(connect_cpu_driver))
+        client = _new_client(connection, process, again)
+        connection.watch(process.pid)
         if wait_ready and not _has_event_loop():
             connection.wait_until_ready(deadline_ns)
         undo.pop_all()

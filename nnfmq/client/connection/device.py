@@ -50,6 +50,7 @@ from nnfmq.hal.errors import (
     error_for_status,
 )
 from nnfmq.hal.extensions import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type, is_extension
+from nnfmq.hal.feature_levels import number_of_consumers
 from nnfmq.hal.preparation import DeviceChoice
 from nnfmq.hal.tensor_info import ElementInfo, TensorInfo, operand_info
 from nnfmq.hal.timing import to_limit_field
@@ -66,7 +67,7 @@ from nnfmq.hal.types import (
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo, OperandTypeData
 from nnfmq.serialize.models import encode_model
-from nnfmq.validation.values import element_info
+from nnfmq.validation.values import element_info, validate_capabilities
 
 if TYPE_CHECKING:
     from nnfmq.client.connection.cache_directory import CacheDirectory
@@ -109,8 +110,6 @@ class Device(Struct, frozen=True):
             DeviceUnavailable: If the device is not available.
             GeneralFailure: If the driver sent invalid performance info: a driver is not trusted (VAL-7).
         """
-        from nnfmq.validation.values import validate_capabilities
-
         deadline_ns = deadline_after(timeout)
 
         def query(connection: Connection) -> messages.DeviceCapabilities:
@@ -225,7 +224,7 @@ class Device(Struct, frozen=True):
             if cache_dir is None:
                 prepared = self._prepare(message, fds, loaded, deadline_ns, shown)
             else:
-                from nnfmq.client.connection.cache_directory import CacheDirectory, model_token
+                from nnfmq.client.connection.cache_directory import CacheDirectory, model_token  # few applications
 
                 key = model_token(message, pools) if token is None else token
                 directory = CacheDirectory.of(cache_dir, self.info, message, key)
@@ -236,7 +235,7 @@ class Device(Struct, frozen=True):
                 cache_dir=cache_dir, token=token, name=message.name,
             )  # fmt: skip
             prepared.handle.prepare_again = partial(self._prepare_again, loaded, options)
-            prepared.handle.recovery = self._recovery
+            prepared.handle.recover_later = None if self._recovery is None else self._recovery.request
         return prepared
 
     def prepare_encoded(
@@ -429,8 +428,6 @@ class Device(Struct, frozen=True):
         """Return numberOfConsumers of each subgraph's operands, which only HIDL has."""
         if self._connection.is_aidl:
             return ()
-        from nnfmq.hal.feature_levels import number_of_consumers
-
         hal_model = to_hal_model(model)
         return tuple(tuple(number_of_consumers(graph)) for graph in (hal_model.main, *hal_model.referenced))
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 from nnfmq.base import settings
 from nnfmq.base.deadlines import remaining_s
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.preparation import DeviceChoice
 from nnfmq.hal.summaries import nearest
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
@@ -125,7 +126,7 @@ def to_model(
         OSError: If the file cannot be read.
     """
     if isinstance(model, (str, os.PathLike, bytes, bytearray, memoryview)):
-        from nnfmq.importers import load
+        from nnfmq.importers import load  # while an embedded driver starts, and not for a model that is built
 
         return FinishedModel.of(load(model, shapes=shapes, signature=signature))
     if shapes or signature is not None:
@@ -152,11 +153,7 @@ def has_vendor_operations(model: Model) -> bool:
     types = {operation.type for graph in (model.main, *model.referenced) for operation in graph.operations}
     if OperationType.OEM_OPERATION in types:
         return True
-    if not model.extensions:  # then no valid operation is of one, and a start is faster without the import
-        return False
-    from nnfmq.hal.extensions import is_extension
-
-    return any(map(is_extension, types))
+    return bool(model.extensions) and any(map(is_extension, types))  # without an extension none is of one
 
 
 def name_for_display(model: ModelArgument, name: str | None) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from nnfmq.base.threads import start_daemon
+from nnfmq.client.model.handle import ModelHandle
 from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, NnfmqError
 
 __all__ = ["DriverRecovery", "RecoveryCounts", "RestartLimit"]
@@ -99,18 +100,6 @@ class RecoveryCounts(NamedTuple):
     reconnections: int = 0
 
 
-class RecoverableModel(Protocol):
-    """A model that the thread prepares again, as `ModelHandle`."""
-
-    device: str
-    recovery_at_ns: int
-    recovery_delay_ns: int
-
-    def recover_now(self, deadline_ns: int | None, *, wait: bool) -> None:
-        """Prepare the model again in the driver that has replaced a dead one; blocks."""
-        ...
-
-
 class DriverRecovery:
     """The recovery of one client. Thread-safe. The client closes it: `end`, then `join`."""
 
@@ -118,7 +107,7 @@ class DriverRecovery:
         self.limit = RestartLimit()
         self.counts = RecoveryCounts()
         self._lock = threading.Lock()  # held for a few assignments
-        self._models: list[RecoverableModel] = []
+        self._models: list[ModelHandle] = []
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 
@@ -127,7 +116,7 @@ class DriverRecovery:
         with self._lock:
             self.counts = RecoveryCounts(self.counts.deaths + deaths, self.counts.reconnections + reconnections)
 
-    def request(self, model: RecoverableModel) -> None:
+    def request(self, model: ModelHandle) -> None:
         """Have a model prepared again in the background, unless that is in progress. Does not block.
 
         Waits up to 10 s for a driver; if there is none, the next request begins again.
@@ -165,7 +154,7 @@ class DriverRecovery:
                 self._models.remove(model)
             del model
 
-    def _recover(self, model: RecoverableModel) -> None:
+    def _recover(self, model: ModelHandle) -> None:
         give_up_ns, wait_s = time.monotonic_ns() + _GIVE_UP_NS, _RETRY_S
         while not self._ended.is_set():
             try:
@@ -190,7 +179,7 @@ class DriverRecovery:
             wait_s = min(2 * wait_s, _RETRY_MAX_S)
 
     @staticmethod
-    def _delay(model: RecoverableModel) -> None:
+    def _delay(model: ModelHandle) -> None:
         """Let the next attempt wait: 1 s, then twice as long each time."""
         model.recovery_delay_ns = min(2 * model.recovery_delay_ns or 1_000_000_000, _DELAY_MAX_NS)
         model.recovery_at_ns = time.monotonic_ns() + model.recovery_delay_ns

@@ -74,10 +74,10 @@ class _Application:
 
     def write(self) -> None:
         """Write the file, if there is to be one."""
-        from nnfmq.observe.trace_files import RingReader, merged, write_trace
-
         if self.file is None:
             return
+        from nnfmq.observe.trace_files import RingReader, merged, write_trace  # at the exit of few processes
+
         readers = [RingReader(ring.view) for ring in self.rings]
         for reader in readers:
             reader.poll()

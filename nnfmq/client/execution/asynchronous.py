@@ -98,7 +98,7 @@ class PendingExecution(Uncopyable, Coroutine[Any, Any, ResultT], Generic[ResultT
         """Do nothing: the execution continues. For asyncio."""
 
     def _step(self, step: Callable[[Generator[Any, None, ResultT]], Any]) -> Any:
-        from asyncio import current_task
+        from asyncio import current_task  # late, as above
 
         task = current_task()
         wait = self._waits.get(task) or self._waits.setdefault(task, self.__await__())

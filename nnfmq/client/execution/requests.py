@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.connection import Connection
-from nnfmq.client.model.arrays import ExecutionResult, format_shape, has_unknown_shape, size_bytes
+from nnfmq.client.model.arrays import ExecutionResult, check_fits, check_reported_shapes, has_unknown_shape
 from nnfmq.client.model.buffers import OutputBuffers
 from nnfmq.client.model.handle import ModelHandle
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, OutputInsufficientSize, ProtocolError, error_for_status
+from nnfmq.hal.extensions import extension_prefix
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import NO_TIME, NO_TIMING, Timing, from_seconds, to_limit_field
 from nnfmq.hal.types import (
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 __all__ = [
     "RequestRun",
     "ResultValidator",
-    "check_fits",
-    "check_reported_shapes",
     "fenced_times",
     "make_execution_config",
     "memory_fds",
@@ -69,7 +68,6 @@ __all__ = [
 #     FEN-7  A fenced execution has no output of unknown shape.
 
 
-_LENGTH_MAX = 2**32 - 1  # of a DataLocation
 Shape = tuple[int, ...]
 
 
@@ -211,30 +209,6 @@ def _merge_dimensions(info: TensorInfo, dimensions: Shape) -> TensorInfo:
     return replace(info, shape=tuple(known or wanted for known, wanted in zip(info.shape, dimensions, strict=True)))
 
 
-def check_reported_shapes(infos: Sequence[TensorInfo], shapes: Sequence[Shape]) -> None:
-    """Raise ProtocolError unless the reported `shapes` are possible for the outputs `infos`."""
-    if len(shapes) != len(infos):
-        raise ProtocolError(f"the driver reports the shapes of {len(shapes)} outputs, the model has {len(infos)}")
-    for info, shape in zip(infos, shapes, strict=True):
-        wanted = (1,) if info.is_empty else info.shape
-        matches = len(shape) == len(wanted) and all(w in (0, s) for w, s in zip(wanted, shape, strict=True))
-        if (wanted and not matches) or size_bytes(info, shape) > _LENGTH_MAX:
-            raise ProtocolError(
-                f"the driver reports the shape {format_shape(shape)} for output {info.name!r} "
-                f"of shape {format_shape(info.shape)}"
-            )
-
-
-def check_fits(infos: Sequence[TensorInfo], arguments: Sequence[RequestArgument], shapes: Sequence[Shape]) -> None:
-    """Raise ProtocolError if a reported shape is larger than the location of the output's argument."""
-    for info, argument, shape in zip(infos, arguments, shapes, strict=True):
-        length = argument.location.length
-        if size_bytes(info, shape) > length:
-            raise ProtocolError(
-                f"the driver reports {format_shape(shape)} for output {info.name!r}, whose location has {length} bytes"
-            )
-
-
 def _check_timing(timing: Timing, is_measured: bool) -> None:
     if timing == NO_TIMING:
         return
@@ -371,8 +345,6 @@ def require_supported_hints(
     """
     if not hints:
         return
-    from nnfmq.hal.extensions import extension_prefix  # few applications have hints
-
     prefixes = {extension_prefix(hint.token) for hint in hints}
     for extension in named:
         if extension.prefix in prefixes and extension.name not in supported:

@@ -184,7 +184,7 @@ def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None)
             raise error
         model.request_recovery(error)
         try:
-            cpu = fallback.whole_model(deadline_ns).handle
+            cpu = fallback.whole_model(deadline_ns)
         except NnfmqError as failure:
             if isinstance(failure, MissedDeadline) and has_passed(deadline_ns):
                 raise

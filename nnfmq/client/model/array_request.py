@@ -11,14 +11,15 @@ import numpy as np
 
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Uncopyable
-from nnfmq.client.execution.requests import check_fits, check_reported_shapes
 from nnfmq.client.model.arrays import (
     Array,
     InputValue,
     Outputs,
     callers_shape,
     check_count,
+    check_fits,
     check_out,
+    check_reported_shapes,
     checked_array,
     checked_arrays,
     copy_out,

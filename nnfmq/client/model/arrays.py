@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, ProtocolError
 from nnfmq.hal.summaries import counted, listed, nearest
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import NO_TIMING, Timing
@@ -30,7 +30,9 @@ __all__ = [
     "Outputs",
     "callers_shape",
     "check_count",
+    "check_fits",
     "check_out",
+    "check_reported_shapes",
     "checked_array",
     "checked_arrays",
     "copy_out",
@@ -404,6 +406,38 @@ def copy_out(targets: Sequence[Array], results: Sequence[Array]) -> None:
         if target.shape != result.shape:
             raise InvalidArgument(f"output {index} has shape {result.shape}, `out` has {target.shape}")
         np.copyto(target, result)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checks of the shapes that a driver reports, before anything is read in them: it is not trusted (VAL-7).
+
+
+_LENGTH_MAX = 2**32 - 1  # of a DataLocation
+
+
+def check_reported_shapes(infos: Sequence[TensorInfo], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise ProtocolError unless the reported `shapes` are possible for the outputs `infos`."""
+    if len(shapes) != len(infos):
+        raise ProtocolError(f"the driver reports the shapes of {len(shapes)} outputs, the model has {len(infos)}")
+    for info, shape in zip(infos, shapes, strict=True):
+        wanted = (1,) if info.is_empty else info.shape
+        if (wanted and not _fits(shape, wanted)) or size_bytes(info, shape) > _LENGTH_MAX:
+            raise ProtocolError(
+                f"the driver reports the shape {format_shape(shape)} for output {info.name!r} "
+                f"of shape {format_shape(info.shape)}"
+            )
+
+
+def check_fits(
+    infos: Sequence[TensorInfo], arguments: Sequence[RequestArgument], shapes: Sequence[tuple[int, ...]]
+) -> None:
+    """Raise ProtocolError if a reported shape is larger than the location of the output's argument."""
+    for info, argument, shape in zip(infos, arguments, shapes, strict=True):
+        length = argument.location.length
+        if size_bytes(info, shape) > length:
+            raise ProtocolError(
+                f"the driver reports {format_shape(shape)} for output {info.name!r}, whose location has {length} bytes"
+            )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def allocate(
     wanted = tuple(dimensions)
     _check_roles(inputs, outputs)
     info = merge_roles(inputs, outputs, wanted)
-    devices = {(model.handle.connection, model.device) for model, _ in (*inputs, *outputs)}
+    devices = {(model.handle.connection, model.handle.device) for model, _ in (*inputs, *outputs)}
     is_unknown = has_unknown_shape(info)
     connection, device = devices.pop()
     if connection is not None and not devices:

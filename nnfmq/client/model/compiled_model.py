@@ -22,7 +22,10 @@ import numpy as np
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.ownership import Uncopyable, exclusive
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.client.execution.asynchronous import PendingExecution, started
+from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
 from nnfmq.client.execution.requests import make_execution_config
+from nnfmq.client.execution.reusable import BoundRequest, Execution
 from nnfmq.client.execution.synchronous import check_out
 from nnfmq.client.model.arrays import (
     ALIGNMENT,
@@ -49,9 +52,6 @@ if TYPE_CHECKING:
     from nnfmq.client.burst.aidl import AidlBurst
     from nnfmq.client.burst.model_burst import ModelBurst
     from nnfmq.client.burst.pool import BurstPool
-    from nnfmq.client.execution.asynchronous import PendingExecution
-    from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
-    from nnfmq.client.execution.reusable import BoundRequest, Execution
     from nnfmq.importers.loaded_model import ModelMetadata
     from nnfmq.planning.plan import ExecutionPlan
 
@@ -227,8 +227,6 @@ class CompiledModel(Uncopyable, HasState, ABC):
             BadState: If the model is closed.
             DeadObject: If the driver has exited. `PendingExecution.result` raises all other errors.
         """
-        from nnfmq.client.execution.asynchronous import started
-
         config, deadline_ns = self._config(measure, loop_timeout), deadline_after(timeout)
         self.handle.require_open()
         require_no_state(self.states, "execute")
@@ -261,8 +259,6 @@ class CompiledModel(Uncopyable, HasState, ABC):
             DeadObject: If the driver exits.
             NnfmqError: The error that the driver replied.
         """
-        from nnfmq.client.execution.fenced import FenceLimits
-
         config = self._config(measure, loop_timeout)
         require_no_state(self.states, "execute")
         return self._launch_arrays(inputs, config, FenceLimits(wait_for, timeout, duration))
@@ -293,8 +289,6 @@ class CompiledModel(Uncopyable, HasState, ABC):
         return self._create_execution(self._config(measure, loop_timeout), None, is_reusable=False)
 
     def _create_execution(self, config: ExecutionConfig, deadline_ns: int | None, *, is_reusable: bool) -> Execution:
-        from nnfmq.client.execution.reusable import Execution
-
         self.handle.require_open()
         bind = partial(self._bind, config=config, deadline_ns=deadline_ns, is_reusable=is_reusable)
         return Execution.create(self.handle, bind, is_reusable)
@@ -321,7 +315,7 @@ class CompiledModel(Uncopyable, HasState, ABC):
         Raises:
             InvalidArgument: If `count` is less than 1, or as `burst`.
         """
-        from nnfmq.client.burst.pool import BurstPool
+        from nnfmq.client.burst.pool import BurstPool  # few applications
 
         configure = partial(self._configure_burst, polling_window_us, deadline_after(timeout))
         return BurstPool.configure(self.handle, count, configure)
@@ -357,8 +351,6 @@ class CompiledModel(Uncopyable, HasState, ABC):
             DeadObject: If the driver has exited.
             InvalidArgument: If no message can carry the request. `PendingExecution.result` raises all other errors.
         """
-        from nnfmq.client.execution.asynchronous import started
-
         self._check_config(config)
         return started(self._start_request(request, config, deadline_after(timeout)), self.is_synchronous)
 
@@ -372,8 +364,6 @@ class CompiledModel(Uncopyable, HasState, ABC):
         duration: float | None = None,
     ) -> FencedExecution[FencedTiming]:
         """Execute a HAL request when all fences of `wait_for` are signaled; otherwise as `execute_fenced`."""
-        from nnfmq.client.execution.fenced import FenceLimits
-
         self._check_config(config)
         return self._launch_request(request, config, FenceLimits(wait_for, timeout, duration))
 
@@ -451,7 +441,9 @@ class CompiledModel(Uncopyable, HasState, ABC):
     ) -> FencedExecution[Outputs]: ...
 
     @abstractmethod
-    def _configure_burst(self, polling_window_us: float | None, deadline_ns: int | None) -> ModelBurst: ...
+    def _configure_burst(
+        self, polling_window_us: float | None, deadline_ns: int | None, *, with_memory: bool = True
+    ) -> ModelBurst: ...
 
     @abstractmethod
     def _execute_request(

@@ -11,7 +11,7 @@ from nnfmq.base.threads import start_daemon
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.device import Device
 from nnfmq.client.connection.prepare_arguments import NamedModel
-from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.client.model.handle import ModelHandle
 from nnfmq.client.waiting import Future
 from nnfmq.hal.errors import (
     BadState,
@@ -59,8 +59,8 @@ class CpuFallback:
         self._open_device = open_device
         self._models = (model, *step_models)
         self._lock = threading.Lock()
-        self._prepared: dict[int, PreparedModel] = {}
-        self._preparing: dict[int, Future[PreparedModel]] = {}
+        self._prepared: dict[int, ModelHandle] = {}
+        self._preparing: dict[int, Future[ModelHandle]] = {}
         self._is_closed = False
 
     @property
@@ -79,7 +79,7 @@ class CpuFallback:
             return False
         return not isinstance(error, _NO_FALLBACK)
 
-    def whole_model(self, deadline_ns: int | None) -> PreparedModel:
+    def whole_model(self, deadline_ns: int | None) -> ModelHandle:
         """Return the whole model on the CPU device; blocks while it is prepared. This object owns it.
 
         The preparation goes on if the deadline passes, for the next call.
@@ -91,25 +91,25 @@ class CpuFallback:
         """
         return self._model(0, deadline_ns)
 
-    def step_model(self, index: int, deadline_ns: int | None) -> PreparedModel:
+    def step_model(self, index: int, deadline_ns: int | None) -> ModelHandle:
         """Return the sub-model of execution step `index` on the CPU device. Otherwise as `whole_model`."""
         return self._model(index + 1, deadline_ns)
 
-    def _model(self, index: int, deadline_ns: int | None) -> PreparedModel:
+    def _model(self, index: int, deadline_ns: int | None) -> ModelHandle:
         with self._lock:
             if self._is_closed:
                 raise BadState(_CLOSED)
             self.executions += 1
             found = self._prepared.get(index)
-            if found is not None and found.handle.is_open:
+            if found is not None and found.is_open:
                 return found
             preparing = self._preparing.get(index)
             if preparing is None:
                 preparing = self._start(index)
         return preparing.result(deadline_ns)
 
-    def _start(self, index: int) -> Future[PreparedModel]:
-        preparing: Future[PreparedModel] = Future()
+    def _start(self, index: int) -> Future[ModelHandle]:
+        preparing: Future[ModelHandle] = Future()
         try:
             start_daemon(partial(self._prepare, index, preparing), "nnfmq-cpu")
         except RuntimeError as error:
@@ -117,13 +117,13 @@ class CpuFallback:
         self._preparing[index] = preparing
         return preparing
 
-    def _prepare(self, index: int, preparing: Future[PreparedModel]) -> None:
+    def _prepare(self, index: int, preparing: Future[ModelHandle]) -> None:
         """Prepare a model and pass it on; on its own thread."""
         try:
             # Telemetry has a record of a plan for all that its steps do, here as well.
             device = self._open_device().chosen_by("fallback" if len(self._models) == 1 else "step")
             vlog("execution", "device %s is the CPU of the fallback", device.info.name)
-            found = device.prepare(self._models[index], preference=ExecutionPreference.SUSTAINED_SPEED)
+            found = device.prepare(self._models[index], preference=ExecutionPreference.SUSTAINED_SPEED).handle
         except NnfmqError as error:
             self._preparing.pop(index, None)
             preparing.set_exception(error)
@@ -133,14 +133,14 @@ class CpuFallback:
             _log.exception("a model was not prepared on the CPU")
             preparing.set_exception(GeneralFailure(f"internal error: {bug!r}"))
             return
-        found.handle.is_of_fallback = True
+        found.is_of_fallback = True
         with self._lock:
             self._preparing.pop(index, None)
             is_closed = self._is_closed
             if not is_closed:
                 self._prepared[index] = found
         if is_closed:
-            found.close()
+            found.release()
         preparing.set_result(found)
 
     def close(self) -> None:
@@ -152,4 +152,4 @@ class CpuFallback:
         for preparing in waited_for.values():
             preparing.set_exception(BadState(_CLOSED))
         for model in models.values():
-            model.close()
+            model.release()

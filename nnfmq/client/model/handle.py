@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.garbage import ClosedWhenDropped
-from nnfmq.client.connection.recovery import DriverRecovery
 from nnfmq.client.model.arrays import Array, checked_arrays
 from nnfmq.client.waiting import SingleAttempt
 from nnfmq.hal.errors import BadState, DeadObject, ErrorStatus, InvalidArgument, NnfmqError
@@ -33,7 +32,6 @@ __all__ = [
     "ModelFallback",
     "ModelHandle",
     "ModelLocation",
-    "ModelOnCpu",
     "StateValues",
     "initial_values",
     "release_in_driver",
@@ -43,14 +41,8 @@ __all__ = [
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 
-class ModelOnCpu(Protocol):
-    """A model that the CPU device has prepared, as `PreparedModel`."""
-
-    handle: ModelHandle
-
-
 class ModelFallback(Protocol):
-    """The CPU device for a model whose own device fails, as `CpuFallback`."""
+    """The CPU device for a model whose own device fails, as `CpuFallback`, which needs a device and so this module."""
 
     @property
     def is_used(self) -> bool:
@@ -66,8 +58,12 @@ class ModelFallback(Protocol):
         """Return whether the CPU is tried after `error`."""
         ...
 
-    def whole_model(self, deadline_ns: int | None) -> ModelOnCpu:
+    def whole_model(self, deadline_ns: int | None) -> ModelHandle:
         """Return the whole model on the CPU device; blocks while it is prepared."""
+        ...
+
+    def step_model(self, index: int, deadline_ns: int | None) -> ModelHandle:
+        """Return the sub-model of execution step `index` of a plan on the CPU device; blocks while it is prepared."""
         ...
 
     def close(self) -> None:
@@ -109,6 +105,11 @@ class CompiledHandle(Protocol):
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     states: tuple[StateInfo, ...]
+
+    @property
+    def device(self) -> str:
+        """The name of the device in its driver; of several devices all names."""
+        ...
 
     @property
     def connection(self) -> Connection | None:
@@ -158,6 +159,7 @@ class ModelHandle(ClosedWhenDropped):
     `observed` has the observers of its executions, None if there are none. `fallback` executes what the device fails
     to; None = nothing does. `fallback_warning` is a lock that the first execution on the CPU acquires, to log a
     warning. `prepare_again` is what `recover` calls; None = a model whose driver has died remains dead.
+    `recover_later` has the client's thread prepare the model again; None = the client has no such thread.
 
     `program` and `compiled_operations` are what the driver says of the program that it prepared.
 
@@ -189,7 +191,7 @@ class ModelHandle(ClosedWhenDropped):
         self.fallback: ModelFallback | None = None
         self.fallback_warning = threading.Lock()
         self.prepare_again: PrepareAgain | None = None
-        self.recovery: DriverRecovery | None = None
+        self.recover_later: Callable[[ModelHandle], None] | None = None
         self.has_plan_fallback = False
         self.is_of_fallback, self.is_owner = False, True
         self.recovery_at_ns = self.recovery_delay_ns = 0  # of the next attempt in the background
@@ -254,7 +256,7 @@ class ModelHandle(ClosedWhenDropped):
     @property
     def recovers_in_background(self) -> bool:
         """Whether the CPU executes while the model is prepared again, so that no call waits for that."""
-        return self.recovery is not None and (self.has_plan_fallback or self.fallback is not None)
+        return self.recover_later is not None and (self.has_plan_fallback or self.fallback is not None)
 
     @property
     def state(self) -> str:
@@ -296,8 +298,8 @@ class ModelHandle(ClosedWhenDropped):
 
     def request_recovery(self, error: NnfmqError) -> None:
         """Have the model prepared again in the background, if that may help after `error`. Does not block."""
-        if self.recovery is not None and self.recovers_in_background and self.can_recover(error):
-            self.recovery.request(self)
+        if self.recover_later is not None and self.recovers_in_background and self.can_recover(error):
+            self.recover_later(self)
 
     def recover_now(self, deadline_ns: int | None, *, wait: bool) -> None:
         """Prepare the model again in the driver that has replaced a dead one; blocks. Does nothing while it lives.

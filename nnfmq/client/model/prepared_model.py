@@ -1,7 +1,4 @@
-"""PreparedModel: a model that one device of a driver has prepared, with one method for each execution mode.
-
-The modules of the modes are imported when they are first used.
-"""
+"""PreparedModel: a model that one device of a driver has prepared, with one method for each execution mode."""
 
 from __future__ import annotations
 
@@ -12,6 +9,9 @@ from nnfmq.base.deadlines import deadline_after
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.execution import synchronous
+from nnfmq.client.execution.asynchronous import AsyncRequest, PendingExecution, start_arrays, start_request
+from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits, launch_fenced
+from nnfmq.client.execution.reusable import BoundRequest, RequestExecution, ResentRequest
 from nnfmq.client.model.array_request import ArrayRequest
 from nnfmq.client.model.arrays import PADDING, Array, ExecutionResult, InputValue, Outputs, checked_arrays
 from nnfmq.client.model.buffers import Buffer
@@ -21,14 +21,11 @@ from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Model, Request
+from nnfmq.planning.plan import ExecutionPlan, simple_plan
 
 if TYPE_CHECKING:
     from nnfmq.client.burst.aidl import AidlBurst
     from nnfmq.client.burst.controller import Burst
-    from nnfmq.client.execution.asynchronous import PendingExecution
-    from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
-    from nnfmq.client.execution.reusable import BoundRequest
-    from nnfmq.planning.plan import ExecutionPlan
 
 __all__ = ["PreparedModel"]
 
@@ -77,8 +74,6 @@ class PreparedModel(CompiledModel):
     def plan(self) -> ExecutionPlan | None:
         """The plan, which has one step; None if the application chose the device."""
         if self._plan is None and self.planned_model is not None:
-            from nnfmq.planning.plan import simple_plan  # few applications need it
-
             self._plan = simple_plan(self.planned_model, self.device)
         return self._plan
 
@@ -120,8 +115,6 @@ class PreparedModel(CompiledModel):
     def _start_arrays(
         self, inputs: Sequence[InputValue], config: ExecutionConfig, deadline_ns: int | None
     ) -> PendingExecution[Outputs]:
-        from nnfmq.client.execution.asynchronous import AsyncRequest, start_arrays
-
         async_request = AsyncRequest(self.handle, config, deadline_ns)
         array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))
         return start_arrays(async_request, array_request, self._set_last_timing)
@@ -132,8 +125,6 @@ class PreparedModel(CompiledModel):
     def _launch_arrays(
         self, inputs: Sequence[InputValue], config: ExecutionConfig, limits: FenceLimits
     ) -> FencedExecution[Outputs]:
-        from nnfmq.client.execution.fenced import launch_fenced
-
         array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))
         try:
             request = array_request.request
@@ -148,10 +139,12 @@ class PreparedModel(CompiledModel):
         """Configure a burst, as `CompiledModel.burst`: two queues, and memory for the arrays. Blocks."""
         return self._configure_burst(polling_window_us, deadline_after(timeout))
 
-    def _configure_burst(self, polling_window_us: float | None, deadline_ns: int | None) -> Burst:
-        from nnfmq.client.burst.configuration import configure_burst
+    def _configure_burst(
+        self, polling_window_us: float | None, deadline_ns: int | None, *, with_memory: bool = True
+    ) -> Burst:
+        from nnfmq.client.burst.configuration import configure_burst  # with the queues' core, when it is first used
 
-        return configure_burst(self.handle, polling_window_us, deadline_ns)
+        return configure_burst(self.handle, polling_window_us, deadline_ns, with_memory=with_memory)
 
     # ------------------------------------------------------------------------------------------------ HAL requests
 
@@ -161,38 +154,30 @@ class PreparedModel(CompiledModel):
     def _start_request(
         self, request: Request, config: ExecutionConfig, deadline_ns: int | None
     ) -> PendingExecution[ExecutionResult]:
-        from nnfmq.client.execution.asynchronous import AsyncRequest, start_request
-
         return start_request(AsyncRequest(self.handle, config, deadline_ns), request)
 
     def _launch_request(
         self, request: Request, config: ExecutionConfig, limits: FenceLimits
     ) -> FencedExecution[FencedTiming]:
-        from nnfmq.client.execution.fenced import launch_fenced
-
         return launch_fenced(self.handle, request, config, limits, lambda times: times)
 
     def _bind(
         self, request: Request, config: ExecutionConfig, deadline_ns: int | None, is_reusable: bool
     ) -> BoundRequest:
-        from nnfmq.client.execution.reusable import RequestExecution, ResentRequest
-
         if is_reusable and self.connection.has_reusable_executions:
             return RequestExecution.create(self.handle, request, config, deadline_ns)
         return ResentRequest(self.handle, request, config)
 
     def request_burst(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Burst:
         """Configure a burst that only has `execute_request`, as `CompiledModel.request_burst`. Blocks."""
-        from nnfmq.client.burst.configuration import configure_burst
-
-        return configure_burst(self.handle, None, deadline_after(timeout), with_memory=False)
+        return self._configure_burst(None, deadline_after(timeout), with_memory=False)
 
     def aidl_burst(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> AidlBurst:
         """Configure an AIDL burst: without queues, over the control channel, with tokens for memories.
 
         Blocks up to `timeout` seconds (None = no limit). The caller closes the burst.
         """
-        from nnfmq.client.burst.aidl import AidlBurst
+        from nnfmq.client.burst.aidl import AidlBurst  # as above
 
         return AidlBurst.configure(self.handle, deadline_after(timeout))
 

@@ -69,7 +69,7 @@ class StepBursts:
     def _configure_step(
         self, call: BoundCall, memory: ExecutionMemory | None, window_us: float | None, deadline_ns: int | None
     ) -> Burst | None:
-        model, fallback = self._handle.steps[call.index].handle, self._handle.fallback
+        model, fallback = self._handle.steps[call.index], self._handle.fallback
         arrays = None
         if memory is not None and not self._handle.has_dynamic_temporaries:
             infos = model.inputs, model.outputs

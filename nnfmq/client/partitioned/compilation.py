@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nnfmq.base import settings
 from nnfmq.base.deadlines import deadline_after, has_passed
@@ -37,6 +37,7 @@ from nnfmq.client.connection.prepare_arguments import (
     to_priority,
     with_time_left,
 )
+from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.model.cpu_fallback import CpuFallback
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.observation import Preparation, begin_preparation
@@ -44,6 +45,7 @@ from nnfmq.client.partitioned.devices import CPU_DEVICE_NAME, ClientAccess, CpuD
 from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadline, MissedDeadlineTransient, NnfmqError
+from nnfmq.hal.preparation import DeviceChoice
 from nnfmq.hal.types import DEFAULT_PREFERENCE, DeviceStatus, ExecutionPreference, Model, Priority
 from nnfmq.observe.trace_points import recorded
 from nnfmq.operations.extensions import to_local_prefixes
@@ -53,10 +55,6 @@ from nnfmq.planning.plan import ExecutionPlan, ExecutionStep, simple_plan
 from nnfmq.planning.sub_models import MetaModel, NeededLevels
 from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_extensions
-
-if TYPE_CHECKING:
-    from nnfmq.client.model.compiled_model import CompiledModel
-    from nnfmq.hal.preparation import DeviceChoice
 
 __all__ = [
     "ClientCompilation",
@@ -495,7 +493,7 @@ class _Compilation:
 def _log_plan(plan: ExecutionPlan) -> None:
     """Write the plan to the verbose log."""
     if vlog_is_on("compilation"):
-        from nnfmq.planning.text import plan_text
+        from nnfmq.planning.text import plan_text  # few processes write it
 
         for line in plan_text(plan).splitlines():
             vlog("compilation", "%s", line)

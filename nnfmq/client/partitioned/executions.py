@@ -37,7 +37,7 @@ from nnfmq.client.execution.synchronous import check_out, copy_out
 from nnfmq.client.model.array_request import checked_arguments
 from nnfmq.client.model.arrays import Array, ExecutionResult, InputValue, Outputs, checked_arrays
 from nnfmq.client.model.buffers import Buffer
-from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.client.model.handle import ModelHandle
 from nnfmq.client.observation import ObservedModel
 from nnfmq.client.partitioned.handle import PlanHandle
 from nnfmq.client.partitioned.memory import ArrayArguments, ExecutionMemory
@@ -253,20 +253,18 @@ class PlanCall:
     is_on_cpu: bool
     """Whether the fallback executes it. `model` then blocks while the CPU's driver starts and prepares the model."""
 
-    def model(self) -> PreparedModel:
+    def model(self) -> ModelHandle:
         """Return the prepared model to execute. Raises NnfmqError if it must be prepared first, and that fails."""
         return self.run.model_of(self)
 
-    def request(self, model: PreparedModel) -> Request:
+    def request(self, model: ModelHandle) -> Request:
         """Return the request to execute."""
         return self.run.request_of(self, model)
 
     def execute(self) -> Sequence[OutputShape]:
         """Execute over the control channel and return the reported shapes; blocks. Raises NnfmqError if that fails."""
         model = self.model()
-        return synchronous.execute_request(
-            model.handle, self.request(model), self.run.config, self.run.deadline_ns
-        ).shapes
+        return synchronous.execute_request(model, self.request(model), self.run.config, self.run.deadline_ns).shapes
 
     def execute_copies(self) -> Sequence[OutputShape]:
         """As `execute`, with copies of the values.
@@ -333,7 +331,7 @@ class CompoundRun:
         """Return the number of a call's step (None = the whole model), its device, and whether the CPU executes it."""
         if call.step is None:
             return None, "", True
-        return call.step.index, self._handle.steps[call.step.index].device, call.is_on_cpu
+        return call.step.index, self._handle.step_devices[call.step.index], call.is_on_cpu
 
     def slice_of(self, call: PlanCall) -> str:
         """Return the name of a call's slice in a trace."""
@@ -345,7 +343,7 @@ class CompoundRun:
         bound = self._handle.bound
         return len(bound.calls) < len(bound.steps)
 
-    def model_of(self, call: PlanCall) -> PreparedModel:
+    def model_of(self, call: PlanCall) -> ModelHandle:
         """Return the prepared model of a call. See `PlanCall.model`."""
         fallback = self._handle.fallback
         if not call.is_on_cpu or fallback is None:
@@ -355,14 +353,14 @@ class CompoundRun:
             return fallback.whole_model(self.deadline_ns)
         return fallback.step_model(call.step.index, self.deadline_ns)
 
-    def request_of(self, call: PlanCall, model: PreparedModel) -> Request:
+    def request_of(self, call: PlanCall, model: ModelHandle) -> Request:
         """Return the request of a call."""
         inputs, outputs = self._values_of(call)
-        return step_request(self.memory.locations, inputs, outputs, (model.handle.inputs, model.handle.outputs))
+        return step_request(self.memory.locations, inputs, outputs, (model.inputs, model.outputs))
 
     def execute_copies_of(self, call: PlanCall) -> Sequence[OutputShape]:
         """Execute a call with copies. See `PlanCall.execute_copies`."""
-        model, (inputs, outputs) = call.model().handle, self._values_of(call)
+        model, (inputs, outputs) = call.model(), self._values_of(call)
         arrays = [array_at(self.memory.locations[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
         results, _ = synchronous.execute_arrays(model, arrays, None, self.config, self.deadline_ns)
         shapes = []
@@ -410,7 +408,7 @@ class CompoundRun:
                 return
             self._require_fallback(error)
             index = self._call.step.index
-            device = self._handle.steps[index].device
+            device = self._handle.step_devices[index]
             _log.warning("step %d failed on %s, executing it on the CPU: %s", index, device, str(error))
         finally:
             del error  # this frame, to which it refers, would keep it
@@ -667,9 +665,9 @@ class AsyncRun(Generic[ResultT]):
         except NnfmqError as error:
             self.fail(error)
 
-    def _send(self, call: PlanCall, model: PreparedModel) -> None:
+    def _send(self, call: PlanCall, model: ModelHandle) -> None:
         try:
-            AsyncRequest(model.handle, self.config, self._run.deadline_ns).start_nonblocking(call.request(model), self)
+            AsyncRequest(model, self.config, self._run.deadline_ns).start_nonblocking(call.request(model), self)
         except NnfmqError as error:
             self.set_exception(error)
 

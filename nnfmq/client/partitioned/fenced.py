@@ -299,7 +299,7 @@ class _Launch(Generic[ResultT]):
     def _launch_chain(self) -> None:
         fences: Sequence[Fence] = self._app_fences
         for call in self._handle.bound.calls:
-            model = self._handle.steps[call.index].handle
+            model = self._handle.steps[call.index]
             infos = model.inputs, model.outputs
             request = step_request(self.run.memory.locations, call.inputs, call.outputs, infos)
             try:

@@ -13,8 +13,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.client import fallback_thread
 from nnfmq.client.model.arrays import has_unknown_shape
-from nnfmq.client.model.cpu_fallback import CpuFallback
-from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.client.model.handle import ModelFallback, ModelHandle
 from nnfmq.client.observation import ObservedModel
 from nnfmq.client.partitioned.memory import ArrayArguments, ExecutionMemory, constant_locations, value_locations
 from nnfmq.client.partitioned.plan import BoundCall, BoundIf, BoundPlan, BoundWhile, bind_plan
@@ -34,6 +33,7 @@ class PlanHandle(Uncopyable):
     """A plan with its prepared steps, its fallback, and memory for executions. Thread-safe.
 
     Owns the steps and the fallback. They are released when the handle is closed and its last user has ended.
+    `step_devices` are the steps' devices by the names that the application knows.
     """
 
     connection = None  # a model on several devices has none of its own
@@ -41,20 +41,22 @@ class PlanHandle(Uncopyable):
     def __init__(
         self,
         plan: ExecutionPlan,
-        steps: Sequence[PreparedModel],
-        fallback: CpuFallback | None,
+        steps: Sequence[ModelHandle],
+        step_devices: Sequence[str],
+        fallback: ModelFallback | None,
         inputs: tuple[TensorInfo, ...],
         outputs: tuple[TensorInfo, ...],
         states: tuple[StateInfo, ...],
     ) -> None:
         self.plan, self.steps, self.fallback = plan, tuple(steps), fallback
+        self.step_devices = tuple(step_devices)
         self.caller_inputs, self.caller_outputs, self.states = inputs, outputs, states
         tensors = tuple(state.tensor for state in states)
         self.inputs, self.outputs = (*inputs, *tensors), (*outputs, *tensors)
         self.bound: BoundPlan = bind_plan(plan)
         self.step_inputs = _values_read(self.bound)
         self.has_unknown_outputs = any(map(has_unknown_shape, self.outputs))
-        infos = [(step.handle.inputs, step.handle.outputs) for step in self.steps]
+        infos = [(step.inputs, step.outputs) for step in self.steps]
         self._templates = value_locations(self.bound, infos)
         self._constant_memory, self._constants = constant_locations(self.bound, plan.model, self._templates)
         self.has_dynamic_temporaries = any(
@@ -68,7 +70,7 @@ class PlanHandle(Uncopyable):
         self._users = 0
         self._is_closed = False
         for step in self.steps:
-            step.handle.has_plan_fallback = fallback is not None
+            step.has_plan_fallback = fallback is not None
         self.observed: ObservedModel | None = None
         """The observers of its executions; None if there are none."""
 
@@ -97,14 +99,14 @@ class PlanHandle(Uncopyable):
         """What executes now, for `repr`: "" = the plan's devices; "closed"; or which step's driver has died."""
         if self._is_closed:
             return "closed"
-        states = (f"step {index}: {step.handle.state}" for index, step in enumerate(self.steps) if step.handle.state)
+        states = (f"step {index}: {step.state}" for index, step in enumerate(self.steps) if step.state)
         return "; ".join(states)
 
     def require_usable(self) -> None:
         """Raise DeadObject or InvalidArgument if a driver has exited, and there is no fallback."""
         if self.fallback is None:
             for step in self.steps:
-                step.handle.require_usable()
+                step.require_usable()
 
     def require_open(self) -> None:
         """Raise InvalidArgument if the model is closed."""
@@ -190,7 +192,7 @@ class PlanHandle(Uncopyable):
     def _release(self) -> None:
         self._close_memory()
         for step in self.steps:
-            step.close()
+            step.release()
         if self.fallback is not None:
             self.fallback.close()
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.ownership import exclusive
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.client.execution.asynchronous import PendingExecution
 from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
 from nnfmq.client.execution.reusable import BoundRequest, RequestExecution
 from nnfmq.client.model.arrays import Array, ExecutionResult, InputValue, Outputs
 from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.compiled_model import CompiledModel
-from nnfmq.client.model.cpu_fallback import CpuFallback
+from nnfmq.client.model.handle import ModelFallback
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.partitioned import executions, fenced
 from nnfmq.client.partitioned.executions import (
@@ -40,7 +41,6 @@ from nnfmq.planning.plan import ExecutionPlan
 from nnfmq.validation.requests import validate_request
 
 if TYPE_CHECKING:
-    from nnfmq.client.execution.asynchronous import PendingExecution
     from nnfmq.client.partitioned.burst import CompoundBurst
 
 __all__ = ["CompoundRequest", "PartitionedModel"]
@@ -67,23 +67,21 @@ class PartitionedModel(CompiledModel):
         self,
         plan: ExecutionPlan,
         steps: Sequence[PreparedModel],
-        fallback: CpuFallback | None,
+        fallback: ModelFallback | None,
         inputs: tuple[TensorInfo, ...],
         outputs: tuple[TensorInfo, ...],
         states: tuple[StateInfo, ...] = (),
     ) -> None:
-        self.handle = PlanHandle(plan, steps, fallback, inputs, outputs, states)
+        self.steps = tuple(steps)
+        """The prepared models of the plan's execution steps."""
+        handles, devices = [step.handle for step in steps], [step.device for step in steps]
+        self.handle = PlanHandle(plan, handles, devices, fallback, inputs, outputs, states)
         super().__init__(inputs, outputs, self.handle.device, states)
 
     @property
     def plan(self) -> ExecutionPlan:
         """Which device executes which operations."""
         return self.handle.plan
-
-    @property
-    def steps(self) -> tuple[PreparedModel, ...]:
-        """The prepared models of the plan's execution steps."""
-        return self.handle.steps
 
     @property
     def _padding(self) -> int:
@@ -119,10 +117,12 @@ class PartitionedModel(CompiledModel):
         """Configure a burst for each step, over memory that they share, as `CompiledModel.burst`. Blocks."""
         return self._configure_burst(polling_window_us, deadline_after(timeout))
 
-    def _configure_burst(self, polling_window_us: float | None, deadline_ns: int | None) -> CompoundBurst:
-        from nnfmq.client.partitioned.burst import CompoundBurst
+    def _configure_burst(
+        self, polling_window_us: float | None, deadline_ns: int | None, *, with_memory: bool = True
+    ) -> CompoundBurst:
+        from nnfmq.client.partitioned.burst import CompoundBurst  # with the queues' core, when it is first used
 
-        return CompoundBurst.configure(self.handle, polling_window_us, deadline_ns)
+        return CompoundBurst.configure(self.handle, polling_window_us, deadline_ns, with_memory=with_memory)
 
     # ------------------------------------------------------------------------------------------------ HAL requests
 
@@ -147,9 +147,7 @@ class PartitionedModel(CompiledModel):
 
     def request_burst(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> CompoundBurst:
         """Configure a burst for each step, which only have `execute_request`. Blocks. See `CompiledModel`."""
-        from nnfmq.client.partitioned.burst import CompoundBurst
-
-        return CompoundBurst.configure(self.handle, None, deadline_after(timeout), with_memory=False)
+        return self._configure_burst(None, deadline_after(timeout), with_memory=False)
 
     def aidl_burst(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> NoReturn:
         """Raise InvalidArgument: an AIDL burst is of one driver, which knows the tokens of its memories."""
@@ -214,7 +212,7 @@ class CompoundRequest(BoundRequest):
         return bound
 
     def _create_step(self, call: BoundCall, deadline_ns: int | None) -> RequestExecution | None:
-        model, fallback = self._handle.steps[call.index].handle, self._handle.fallback
+        model, fallback = self._handle.steps[call.index], self._handle.fallback
         if self._handle.has_dynamic_temporaries or not model.connection.has_reusable_executions:
             return None
         request = step_request(self._memory.locations, call.inputs, call.outputs, (model.inputs, model.outputs))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
+from typing import Self, TypeAlias, Unpack
 
 from nnfmq.base import settings
 from nnfmq.base.deadlines import deadline_after, has_passed, remaining_s
@@ -26,6 +26,7 @@ from nnfmq.client.connection.prepare_arguments import (
     to_model,
     with_time_left,
 )
+from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.partitioned.compilation import (
     DeviceSelection,
     compile_model,
@@ -39,9 +40,6 @@ from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.summaries import nearest
 from nnfmq.hal.types import DEFAULT_PREFERENCE
 from nnfmq.planning.plan import ExecutionPlan
-
-if TYPE_CHECKING:
-    from nnfmq.client.model.compiled_model import CompiledModel
 
 __all__ = ["DeviceArgument", "DriverDiscovery", "Runtime", "listening_sockets"]
 
