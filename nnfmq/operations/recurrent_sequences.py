@@ -11,7 +11,7 @@ without weights instead of the input (parallel linking); one with weights is add
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,13 +19,28 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.extensions import Scheme
-from nnfmq.hal.types import OperandType
+from nnfmq.hal.types import CLAMPS, FusedActivationFunc, OperandType
 from nnfmq.operations import declaration as op
+from nnfmq.operations.activation import clamp, logistic
 from nnfmq.operations.declaration import Array, Plan, Run, Shape
 from nnfmq.operations.quantization import quantize_linearly, quantize_rows
 from nnfmq.operations.shapes import require
 
 RunSequence: TypeAlias = Callable[..., tuple[Array, ...]]  # (steps, auxiliary steps, *states) -> results, then states
+
+
+ACTIVATIONS: Mapping[int, Callable[[Array], Array]] = {
+    FusedActivationFunc.NONE.value: lambda x: x,
+    **{function.value: partial(clamp, low=function.low, high=function.high) for function in CLAMPS.values()},
+    4: np.tanh,
+    6: logistic,
+}
+"""Activations of the recurrent operations by code; LSTM does not allow 2 (RELU1)."""
+
+
+def unchanged(rows: Array) -> Array:
+    """Return `rows`."""
+    return rows
 
 
 def time_major_shape(shape: Shape, time_major: bool) -> Shape:

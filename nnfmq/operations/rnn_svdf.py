@@ -25,14 +25,15 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.lstm_cell import ACTIVATIONS, unchanged
 from nnfmq.operations.recurrent_sequences import (
+    ACTIVATIONS,
     Linking,
     bidirectional_shapes,
     hybrid,
     run_bidirectional,
     swap_time_batch,
     time_major_shape,
+    unchanged,
 )
 from nnfmq.operations.shapes import require
 

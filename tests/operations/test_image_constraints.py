@@ -21,8 +21,8 @@ from nnfmq.hal.types import ChannelQuant, Operand, OperandType, OperationType
 from nnfmq.operations import (
     batch_matmul,
     bounding_boxes,
+    convolution,
     detection,
-    grouped_conv,
     keypoints,
     normalization,
     roi,
@@ -271,7 +271,7 @@ def is_empty(array: npt.NDArray[Any]) -> bool:
 
 @pytest.mark.parametrize(
     "family",
-    [bounding_boxes, detection, grouped_conv, keypoints, batch_matmul, normalization, roi, transpose_conv],
+    [bounding_boxes, convolution, detection, keypoints, batch_matmul, normalization, roi, transpose_conv],
     ids=lambda f: f.__name__,
 )
 def test_every_constraint_that_a_family_explains_is_violated(family: Any) -> None:

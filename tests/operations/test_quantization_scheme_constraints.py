@@ -14,7 +14,7 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.extensions import NAME, PREFIX, TfliteOperation, operation_code
 from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, Operand, OperandType
-from nnfmq.operations.lstm_cell import TENSOR_COUNT
+from nnfmq.operations.lstm import TENSOR_COUNT
 from nnfmq.operations.tflite_extension.recurrent import lstm_shape, svdf_shape
 
 F32, I32, Q8S, Q16S = (

@@ -13,11 +13,11 @@ from support.tiers import IS_DEEP
 
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations import REGISTRY, lstm, quantized_16bit_lstm, quantized_lstm, rnn_svdf
+from nnfmq.operations import REGISTRY, lstm, quantized_lstm, rnn_svdf
 from nnfmq.operations.declaration import NUMPY_TYPES, Parameter, Role, Variant
 
 TIME, BATCH, INPUT, CELLS, MEMORY = 3, 2, 5, 4, 2
-CODES = [d.code for family in (lstm, quantized_16bit_lstm, quantized_lstm, rnn_svdf) for d in family.DECLARATIONS]
+CODES = [d.code for family in (lstm, quantized_lstm, rnn_svdf) for d in family.DECLARATIONS]
 EXTENTS = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 NUMBERS = st.sampled_from([0, 1, 2, -1, 127, -128, 1e-38, 3e38, float("nan"), float("inf"), -float("inf")])
 SCALES = st.sampled_from([1e-30, 2.0**-15, 2.0**-11, 1 / 128, 1.0, 1e30])

@@ -19,7 +19,6 @@ from nnfmq.operations import (
     convolution,
     detection,
     fully_connected,
-    grouped_conv,
     keypoints,
     normalization,
     pooling,
@@ -31,7 +30,7 @@ from nnfmq.operations.declaration import NUMPY_TYPES, Declaration, Overload, Par
 Array = npt.NDArray[Any]
 
 FAMILIES = (
-    bounding_boxes, convolution, detection, fully_connected, grouped_conv, keypoints, batch_matmul,
+    bounding_boxes, convolution, detection, fully_connected, keypoints, batch_matmul,
     normalization, pooling, roi, transpose_conv,
 )  # fmt: skip
 DECLARATIONS = {d.name: d for family in FAMILIES for d in family.DECLARATIONS}

@@ -31,8 +31,7 @@ from nnfmq.engines.compiled.lowering.products import gemm_of_rows
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.declaration import Array, Shape, Tensor
-from nnfmq.operations.lstm import AUX, one_cell, two_cells
-from nnfmq.operations.lstm_cell import NO_GATES, Gates, LstmTensors
+from nnfmq.operations.lstm import AUX, NO_GATES, Gates, LstmTensors, one_cell, two_cells
 from nnfmq.operations.recurrent_sequences import time_major_shape
 
 __all__ = ["RULES"]
