@@ -47,7 +47,7 @@ def to_code(kind: type[Code], value: Code | int | str, rule: str) -> Code:
     if isinstance(value, str):
         if value in kind.__members__:
             return kind[value]
-        from difflib import get_close_matches
+        from difflib import get_close_matches  # only errors need it
 
         similar = ", ".join(get_close_matches(value.upper(), kind.__members__, 3, 0.5))
         remedy = f"similar are: {similar}" if similar else f"nnfmq.hal.types.{kind.__name__} has all"

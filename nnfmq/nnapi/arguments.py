@@ -6,16 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
 
 from nnfmq.base.fence import Fence, HasFileno, sync_wait
 from nnfmq.base.memory import Memory
+from nnfmq.client.execution.fenced import FencedExecution, FencedTiming
 from nnfmq.client.execution.reusable import BoundRequest
 from nnfmq.client.model.arrays import ALIGNMENT, Array, ExecutionResult, format_shape
 from nnfmq.client.model.buffers import AnyMemory, Buffer
+from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
@@ -33,12 +35,8 @@ from nnfmq.hal.types import (
     merge_dimensions,
 )
 from nnfmq.nnapi.burst import BurstBuilder
+from nnfmq.nnapi.compilation import SharedModel
 from nnfmq.nnapi.memory import DeviceMemory
-from nnfmq.nnapi.shared_model import SharedModel
-
-if TYPE_CHECKING:
-    from nnfmq.client.execution.fenced import FencedExecution, FencedTiming
-    from nnfmq.client.model.compiled_model import CompiledModel
 
 __all__ = [
     "ApplicationBuffer",

@@ -13,8 +13,7 @@ from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError
 from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.nnapi.checks import required
-from nnfmq.nnapi.compilation import CompilationBuilder
-from nnfmq.nnapi.shared_model import SharedModel
+from nnfmq.nnapi.compilation import CompilationBuilder, SharedModel
 
 __all__ = ["BurstBuilder"]
 

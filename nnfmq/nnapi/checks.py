@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import TypeVar
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import TYPE_BITS
 from nnfmq.hal.types import ExtensionNameAndPrefix, TokenValuePair
 
-__all__ = ["ExtensionAttributes", "check_index", "required"]
+__all__ = ["ExtensionAttributes", "required"]
 
 T = TypeVar("T")
 
@@ -23,16 +22,6 @@ def required(value: T | None, what: str) -> T:
     if value is None:
         raise InvalidArgument(f"{what} is None; it is required (NNAPI: UNEXPECTED_NULL)")
     return value
-
-
-def check_index(index: int, found: Sized, kind: str) -> None:
-    """Require that there is an element `index` of `found`, which are the model's inputs or outputs.
-
-    Raises:
-        InvalidArgument: If there is none.
-    """
-    if not 0 <= index < len(found):
-        raise InvalidArgument(f"the model has {len(found)} {kind}s, there is no {kind} {index}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

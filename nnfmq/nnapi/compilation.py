@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.client.connection.device import Device
 from nnfmq.client.connection.prepare_arguments import FinishedModel, NamedModel, PrepareOptions
+from nnfmq.client.model.arrays import check_index
+from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.partitioned.devices import RuntimeDevice
 from nnfmq.client.partitioned.runtime import Runtime
 from nnfmq.hal.capabilities import PriorityCode
 from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
-from nnfmq.nnapi.checks import ExtensionAttributes, check_index, required
-from nnfmq.nnapi.shared_model import SharedModel
+from nnfmq.nnapi.checks import ExtensionAttributes, required
 from nnfmq.validation.values import validate_cache_token
-
-if TYPE_CHECKING:
-    from nnfmq.client.model.compiled_model import CompiledModel
 
 __all__ = [
     "ChosenDevice",
     "CompilationBuilder",
     "OpenCacheFiles",
+    "SharedModel",
+    "UserCount",
     "checked_devices",
     "device_name",
     "driver_device",
@@ -88,6 +89,65 @@ def extension_names(device: ChosenDevice) -> list[str]:
 def driver_device(device: ChosenDevice) -> Device:
     """Return the device of a driver's connection; blocks while it connects. Raises as `RuntimeDevice.connected`."""
     return device if isinstance(device, Device) else device.connected()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# UserCount: when to close what several objects share.
+
+
+class UserCount:
+    """The number of users of something that is closed when the last one has released it. Thread-safe.
+
+    There is one user at first. `what` names it in errors.
+    """
+
+    def __init__(self, what: str, close: Callable[[], object]) -> None:
+        self._what = what
+        self._close = close
+        self._lock = threading.Lock()
+        self._count = 1
+
+    def acquire(self) -> None:
+        """Add a user, which calls `release` once.
+
+        Raises:
+            BadState: If the last user has released it.
+        """
+        with self._lock:
+            if not self._count:
+                raise BadState(f"this {self._what} is closed")
+            self._count += 1
+
+    def release(self) -> None:
+        """Remove a user; after the last one, close what they shared."""
+        with self._lock:
+            self._count -= 1
+            is_last = self._count == 0
+        if is_last:
+            self._close()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# SharedModel: a compiled model that a compilation, its executions and its bursts use.
+
+
+class SharedModel(Uncopyable):
+    """A compiled model that a compilation, its executions and its bursts share: its `users`.
+
+    `inputs` and `outputs` are those of requests: with the states.
+    """
+
+    def __init__(self, model: CompiledModel) -> None:
+        states = tuple(state.tensor for state in model.states)
+        self.model = model
+        self.inputs = (*model.inputs, *states)
+        self.outputs = (*model.outputs, *states)
+        self.users = UserCount("model", model.close)
+
+    @property
+    def sends_padding(self) -> bool:
+        """Whether a request tells the driver of an argument's padding: HIDL has no field for it (MEM-6)."""
+        return self.model.memory_preference("output", 0).padding > 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -353,7 +413,7 @@ class CompilationBuilder(Uncopyable):
 
     def _preference(self, kind: Literal["input", "output"], index: int) -> tuple[int, int]:
         shared = self.require_compiled(f"the preferred memory of an {kind}")
-        check_index(index, shared.inputs if kind == "input" else shared.outputs, kind)
+        check_index(kind, shared.inputs if kind == "input" else shared.outputs, index)
         return shared.model.memory_preference(kind, index)
 
     def close(self) -> None:

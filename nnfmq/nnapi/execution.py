@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.client.execution.requests import make_execution_config
-from nnfmq.client.model.arrays import ExecutionResult
+from nnfmq.client.model.arrays import ExecutionResult, check_index
 from nnfmq.client.model.buffers import AnyMemory
 from nnfmq.hal.capabilities import DurationCode
 from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError, OutputInsufficientSize
@@ -29,11 +29,10 @@ from nnfmq.nnapi.arguments import (
     memory_setting,
 )
 from nnfmq.nnapi.burst import BurstBuilder
-from nnfmq.nnapi.checks import ExtensionAttributes, check_index, required
-from nnfmq.nnapi.compilation import CompilationBuilder
+from nnfmq.nnapi.checks import ExtensionAttributes, required
+from nnfmq.nnapi.compilation import CompilationBuilder, SharedModel
 from nnfmq.nnapi.event import Event, ExecutionOutcome, ExecutionProgress, RunningComputation
 from nnfmq.nnapi.memory import DeviceMemory
-from nnfmq.nnapi.shared_model import SharedModel
 
 __all__ = ["ExecutionBuilder", "ExecutionSetup", "get_default_loop_timeout", "get_maximum_loop_timeout"]
 
@@ -120,7 +119,7 @@ class ExecutionSetup(Uncopyable):
         is_output = settings is self._outputs
         infos = self._shared.outputs if is_output else self._shared.inputs
         kind = "output" if is_output else "input"
-        check_index(index, infos, kind)
+        check_index(kind, infos, index)
         if settings[index] is not None:
             raise BadState(f"{function}: {kind} {index} was set before")
         return infos[index]
@@ -416,7 +415,7 @@ class ExecutionBuilder(ExecutionSetup):
         outcome = self._progress.require_completed(function)
         if outcome.error is not None and not isinstance(outcome.error, OutputInsufficientSize):
             raise BadState(f"{function}: the computation has failed: {outcome.error}") from outcome.error
-        check_index(index, self._shared.outputs, "output")
+        check_index("output", self._shared.outputs, index)
         shape = outcome.shapes[index]
         if not shape.is_sufficient:
             text = f"output {index} needs space for the dimensions {shape.dimensions} (0 = unknown)"

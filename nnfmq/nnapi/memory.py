@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from msgspec.structs import replace
 
@@ -14,19 +14,15 @@ from nnfmq.base.memory import Memory, is_mappable
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
-from nnfmq.client.model.arrays import format_shape, has_unknown_shape
+from nnfmq.client.model.arrays import check_index, format_shape, has_unknown_shape
 from nnfmq.client.model.buffer_allocation import allocate_in_device
 from nnfmq.client.model.buffers import AnyMemory, Buffer, SharedBuffer, copy
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, ProtocolError, ResourceExhausted
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Protection, merge_dimensions
-from nnfmq.nnapi.checks import check_index, required
-from nnfmq.nnapi.compilation import CompilationBuilder
-from nnfmq.nnapi.shared_model import UserCount
-
-if TYPE_CHECKING:
-    from nnfmq.nnapi.shared_model import SharedModel
+from nnfmq.nnapi.checks import required
+from nnfmq.nnapi.compilation import CompilationBuilder, SharedModel, UserCount
 
 __all__ = ["CompiledRole", "DeviceMemory", "MemoryBuilder", "copy_memory", "create_memory_from_fd"]
 
@@ -35,7 +31,7 @@ __all__ = ["CompiledRole", "DeviceMemory", "MemoryBuilder", "copy_memory", "crea
 # DeviceMemory: memory that a MemoryBuilder describes, as executions use it; and copies between memories.
 
 
-CompiledRole: TypeAlias = "tuple[SharedModel, int, bool]"
+CompiledRole: TypeAlias = tuple[SharedModel, int, bool]
 """A compiled model, the index of one of its inputs or outputs, and whether it is an output."""
 
 
@@ -159,7 +155,7 @@ class MemoryBuilder:
             raise InvalidArgument("a role needs a compilation that has succeeded: call finish() first")
         shared = compilation.require_compiled("a role")
         infos, kind = (shared.outputs, "output") if is_output else (shared.inputs, "input")
-        check_index(index, infos, kind)
+        check_index(kind, infos, index)
         role = (shared, index, is_output)
         if role in self._roles:
             raise InvalidArgument(f"{kind} {index} of this compilation was added before")

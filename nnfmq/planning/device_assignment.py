@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities, PerformanceInfo
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
@@ -43,8 +44,7 @@ _SHOWN_OPERATIONS = 5
 _log = logging.getLogger("nnfmq.plan")
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
+class PlanOptions(Struct, frozen=True):
     """How a model is planned.
 
     Attributes:

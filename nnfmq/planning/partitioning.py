@@ -8,11 +8,11 @@ more operations ready for one step. A step takes all ready operations of its dev
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name
@@ -199,8 +199,7 @@ class _Partition:
         return len(self._steps) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(Struct, frozen=True):
     """A subgraph of the source model, and the operations that read each operand."""
 
     subgraph: int
@@ -333,6 +332,8 @@ def step_token(
         preference: The preference of the compilation.
         priority: The priority of the compilation.
     """
+    import hashlib  # it would add 3 ms to the start of every application, and few have tokens
+
     digest = hashlib.sha256()
     numbers = (preference, priority, step.subgraph, *step.operations)
     fields = token, device.name.encode(), device.version_string.encode(), struct.pack(f"<{len(numbers)}I", *numbers)

@@ -15,8 +15,9 @@ another, except an IfStep and a WhileStep, which bind the operands of the subgra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from nnfmq.hal.capabilities import Capabilities
 from nnfmq.hal.types import Model, Operand, Subgraph
@@ -82,8 +83,7 @@ class PlanningDevice(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionStep:
+class ExecutionStep(Struct, frozen=True):
     """Operations of one subgraph that one device executes together, as a model of their own.
 
     `device` is an index of `ExecutionPlan.devices`. `inputs` and `outputs` name the values of the inputs and outputs of
@@ -98,8 +98,7 @@ class ExecutionStep:
     outputs: tuple[OperandKey, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IfStep:
+class IfStep(Struct, frozen=True):
     """An interpreted IF: binds the operands of one branch to those of the operation, and continues there.
 
     `then_inputs[i]` and `else_inputs[i]` get the value of `inputs[i]`, which may be a constant, or an omitted operand
@@ -119,8 +118,7 @@ class IfStep:
     else_outputs: tuple[OperandKey, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WhileStep:
+class WhileStep(Struct, frozen=True):
     """An interpreted WHILE, to which the condition and the body return.
 
     `condition_inputs` and `body_inputs` get the values of `inputs` at first. After each round of the body the first
@@ -141,8 +139,7 @@ class WhileStep:
     body_outputs: tuple[OperandKey, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GotoStep:
+class GotoStep(Struct, frozen=True):
     """Continues with another step: after an IF, or back at a WhileStep."""
 
     target: int
@@ -151,8 +148,7 @@ class GotoStep:
 LogicalStep: TypeAlias = ExecutionStep | IfStep | WhileStep | GotoStep
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionPlan:
+class ExecutionPlan(Struct, frozen=True):
     """The steps that execute `model` on `devices` (names).
 
     `temporaries` are all values that steps write, except outputs of the main subgraph and of the branches of an IfStep,

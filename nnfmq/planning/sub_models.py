@@ -7,9 +7,9 @@ referenced subgraphs and extensions only what these operations use. Pools are sh
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
@@ -160,8 +160,7 @@ def _new_index(indexes: dict[int, int], old: int) -> int:
 _NO_LEVEL = max(FeatureLevel) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSlice:
+class ModelSlice(Struct, frozen=True):
     """A slice as a model of its own; `operations[i]` is the index in the source of the slice's operation i."""
 
     model: Model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nnfmq.hal.summaries import code_name, listed, tensor_text
+from nnfmq.hal.summaries import code_name, counted, listed, tensor_text
 from nnfmq.hal.types import operand_bytes
 from nnfmq.planning.plan import (
     MAIN,
@@ -34,7 +34,7 @@ def plan_text(plan: ExecutionPlan) -> str:
     """
     kind = "simple" if plan.is_simple else "compound"
     width = len(str(len(plan.steps)))
-    lines = [f"{kind} plan: {_count(len(plan.steps), 'step')}, {_temporaries_text(plan)}"]
+    lines = [f"{kind} plan: {counted(len(plan.steps), 'step')}, {_temporaries_text(plan)}"]
     for index, step in enumerate(plan.steps):
         first, *more = _step_lines(plan, step)
         lines += [f"{index:>{width}}  {first}", *(f"{'':{width}}    {line}" for line in more)]
@@ -62,7 +62,7 @@ def plan_dict(plan: ExecutionPlan) -> dict[str, Any]:
 def _temporaries_text(plan: ExecutionPlan) -> str:
     operands = [plan.operand(key) for key in plan.temporaries]
     unknown = sum(map(has_unknown_size, operands))
-    text = f"{_count(len(operands), 'temporary value')} of {sum(map(operand_bytes, operands))} bytes"
+    text = f"{counted(len(operands), 'temporary value')} of {sum(map(operand_bytes, operands))} bytes"
     return f"{text} and {unknown} unknown size{'s' * (unknown > 1)}" if unknown else text
 
 
@@ -85,7 +85,7 @@ def _step_lines(plan: ExecutionPlan, step: LogicalStep) -> Iterator[str]:
 def _operations_text(plan: ExecutionPlan, step: ExecutionStep) -> str:
     names = _operation_names(plan, step)
     where = "" if step.subgraph == MAIN else f" of referenced subgraph {step.subgraph - 1}"
-    return f"{_count(len(names), 'operation')}{where}: {listed(names[:_SHOWN_OPERATIONS], len(names))}"
+    return f"{counted(len(names), 'operation')}{where}: {listed(names[:_SHOWN_OPERATIONS], len(names))}"
 
 
 def _flow_lines(plan: ExecutionPlan, inputs: Sequence[OperandKey], outputs: Sequence[OperandKey]) -> Iterator[str]:
@@ -103,10 +103,6 @@ def _operand_text(plan: ExecutionPlan, key: OperandKey) -> str:
 
 def _name(key: OperandKey) -> str:
     return f"%{key.operand}" if key.subgraph == MAIN else f"%{key.subgraph - 1}.{key.operand}"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 # ------------------------------------------------------------------------------------------------ as a dict

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import branching, counting
 from support.plans import control_flow_plan, keys, linear_plan, plan_of, step_of
 from support.small_models import two_adds

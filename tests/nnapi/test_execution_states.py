@@ -10,8 +10,8 @@ from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.nnapi.arguments import PendingResult
 from nnfmq.nnapi.checks import ExtensionAttributes
+from nnfmq.nnapi.compilation import UserCount
 from nnfmq.nnapi.event import ExecutionOutcome, ExecutionProgress, RunningComputation
-from nnfmq.nnapi.shared_model import UserCount
 
 DONE = ExecutionOutcome.of_shapes([(2, 3)], NO_TIMING)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.planned import FakeDevice, cpu, only
 from support.sketches import chain
 

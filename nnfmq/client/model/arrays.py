@@ -31,6 +31,7 @@ __all__ = [
     "callers_shape",
     "check_count",
     "check_fits",
+    "check_index",
     "check_out",
     "check_reported_shapes",
     "checked_array",
@@ -353,6 +354,12 @@ def check_count(kind: str, infos: Sequence[TensorInfo], count: int) -> None:
         names = ", ".join(repr(info.name) for info in infos)
         given = "1 was given" if count == 1 else f"{count} were given"
         raise InvalidArgument(f"the model has {counted(len(infos), kind)} ({names}); {given}")
+
+
+def check_index(kind: str, infos: Sequence[TensorInfo], index: int) -> None:
+    """Raise InvalidArgument unless `index` is one of the model's `kind`s, which is "input" or "output"."""
+    if not 0 <= index < len(infos):
+        raise InvalidArgument(f"the model has {counted(len(infos), kind)}, there is no {kind} {index}")
 
 
 def no_inputs_error(infos: Sequence[TensorInfo], call: str) -> InvalidArgument:

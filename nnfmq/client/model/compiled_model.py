@@ -35,14 +35,15 @@ from nnfmq.client.model.arrays import (
     MemoryPreference,
     Outputs,
     check_count,
+    check_index,
     in_order,
     names_of,
     outputs_type,
 )
 from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.handle import CompiledHandle, HasState, StateValues, require_no_state
-from nnfmq.hal.errors import BadState, InvalidArgument
-from nnfmq.hal.summaries import clipped, counted, html_tables
+from nnfmq.hal.errors import BadState
+from nnfmq.hal.summaries import clipped, html_tables
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Request
@@ -119,9 +120,7 @@ class CompiledModel(Uncopyable, HasState, ABC):
         Raises:
             InvalidArgument: If there is no such input or output.
         """
-        count = len(self.inputs if kind == "input" else self.outputs)
-        if not 0 <= index < count:
-            raise InvalidArgument(f"the model has {counted(count, kind)}, there is no {kind} {index}")
+        check_index(kind, self.inputs if kind == "input" else self.outputs, index)
         return MemoryPreference(ALIGNMENT, self._padding)
 
     # ------------------------------------------------------------------------------------------------ arrays

@@ -12,11 +12,12 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from nnfmq.base import settings
 from nnfmq.base.deadlines import deadline_after, has_passed
@@ -235,8 +236,7 @@ _ONE_DEVICE = "prepare the model on one device, with `devices=[name]` or `client
 _log = logging.getLogger("nnfmq.runtime")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSelection:
+class DeviceSelection(Struct, frozen=True):
     """The devices that a compilation may use: preferred ones first, and the CPU device, which may be among them."""
 
     devices: Sequence[RuntimeDevice]

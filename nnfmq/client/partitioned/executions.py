@@ -22,11 +22,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.base.deadlines import has_passed
 from nnfmq.base.verbose_log import vlog, vlog_is_on
@@ -244,8 +244,7 @@ def log_step(step: int | None, device: str, is_on_cpu: bool) -> None:
 _log = logging.getLogger("nnfmq.runtime")
 
 
-@dataclass(frozen=True, slots=True)
-class PlanCall:
+class PlanCall(Struct, frozen=True):
     """A call that the execution mode makes next: a step of the plan, or the whole model (`step` is None) on the CPU."""
 
     run: CompoundRun

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Uncopyable

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.client.model.arrays import Array, callers_shape, has_unknown_shape, size_bytes
@@ -66,8 +66,7 @@ _FIXED_SOURCES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PlanValue:
+class PlanValue(Struct, frozen=True):
     """A value with storage of its own: its operand, and the owner of its memory.
 
     `position` is that among the model's inputs or outputs, if it is one of them.
@@ -78,8 +77,7 @@ class PlanValue:
     position: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BoundCall:
+class BoundCall(Struct, frozen=True):
     """An ExecutionStep with the numbers of its values; `index` is its number among the execution steps."""
 
     index: int
@@ -88,8 +86,7 @@ class BoundCall:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BoundIf:
+class BoundIf(Struct, frozen=True):
     """An IfStep: it reads `condition` and continues with one of two steps."""
 
     condition: int
@@ -97,8 +94,7 @@ class BoundIf:
     else_step: int
 
 
-@dataclass(frozen=True, slots=True)
-class BoundWhile:
+class BoundWhile(Struct, frozen=True):
     """A WhileStep with the numbers of its values.
 
     It copies `initial` to `current` first, `next` to `current` after each round, and the first of `current` to
@@ -118,8 +114,7 @@ class BoundWhile:
 BoundStep: TypeAlias = BoundCall | BoundIf | BoundWhile | GotoStep
 
 
-@dataclass(frozen=True, slots=True)
-class BoundPlan:
+class BoundPlan(Struct, frozen=True):
     """The steps of a plan, at the same indexes, and its values. `inputs` and `outputs` are those of the model."""
 
     steps: tuple[BoundStep, ...]
@@ -262,8 +257,7 @@ class _Binder:
 Shape = tuple[int, ...]
 
 
-@dataclass(slots=True)
-class ValueLocation:
+class ValueLocation(Struct):
     """The memory of a value: `length_bytes` of `pool` from `offset` on; no pool if the argument was omitted.
 
     `dimensions` are those of the content: 0 = unknown, () = a scalar or unknown rank. `is_growable` says that the
