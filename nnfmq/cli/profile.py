@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nnfmq.cli.inputs import Array
-    from nnfmq.engines.interpreter import Program
     from nnfmq.engines.profiling import Profile
+    from nnfmq.engines.program import Program
     from nnfmq.hal.tensor_info import TensorInfo
     from nnfmq.importers import LoadedModel
     from nnfmq.operations.declaration import Shape

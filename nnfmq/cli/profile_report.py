@@ -13,7 +13,8 @@ from math import prod
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.engines.profiling import Profile, SteppedPartition, Timings
+from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.profiling import Profile, Timings
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, Subgraph, is_scalar
 from nnfmq.lab.roofline import OpCost, compute_op_cost
@@ -22,9 +23,8 @@ from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 from nnfmq.operations.declaration import NUMPY_TYPES, Shape, match
 
 if TYPE_CHECKING:
-    from nnfmq.engines.compiled.executor import CompiledPartition
     from nnfmq.engines.compiled.memory_plan import Allocation, PartitionLaunch
-    from nnfmq.engines.interpreter import Program
+    from nnfmq.engines.program import Program
     from nnfmq.lab.roofline import Ceiling
 
 __all__ = ["build"]
@@ -86,19 +86,12 @@ def _rows(program: Program, times: Profile) -> dict[int, _Row]:
     rows: dict[int, _Row] = {}
     first = 0
     for part, samples in zip(program.steps, times.steps, strict=True):
-        if isinstance(part.function, SteppedPartition):
-            rows.update(_generated_rows(range(first, part.last_operation + 1), _segment(part.function), samples))
+        if isinstance(part.function, CompiledPartition):
+            rows.update(_generated_rows(range(first, part.last_operation + 1), part.function, samples))
         else:
             rows[part.last_operation] = _Row(samples[0], [], "reference")
         first = part.last_operation + 1
     return rows
-
-
-def _segment(step: SteppedPartition) -> CompiledPartition:
-    from nnfmq.engines.compiled.executor import CompiledPartition
-
-    assert isinstance(step, CompiledPartition), "no other step has launches"
-    return step
 
 
 def _generated_rows(numbers: range, segment: CompiledPartition, samples: Sequence[Timings]) -> dict[int, _Row]:
@@ -241,8 +234,8 @@ def _types(operations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _arenas(subgraph: Subgraph, program: Program) -> Iterator[dict[str, Any]]:
     first = 0
     for part in program.steps:
-        if isinstance(part.function, SteppedPartition):
-            plan = _segment(part.function).plan
+        if isinstance(part.function, CompiledPartition):
+            plan = part.function.plan
             # A fused operation is computed when the last one's inputs are: its kernels may follow later operations'.
             columns = list(accumulate((call.operation for call in plan.source_launches), max))
             values = [_value(subgraph, plan.source_launches, columns, place) for place in plan.allocations]

@@ -1,8 +1,7 @@
-"""Programs and their executions: protocols, run options, input checks, output copies, and tiered execution.
+"""What executions of all engines have in common: run options, the checks of inputs, the copies of outputs, tiers.
 
-A program is a prepared model. `bind` checks a request and returns a bound program, which a burst runs again and again:
-inputs are resolved and output copies chosen once, so a run only executes steps. From the second run on, steps that can
-(`DirectWriter`) write results to the request's arrays, and nothing is copied. Callers silence NumPy's floating-point
+A program is a prepared model (`PreparedProgram`). `bind` checks a request and returns a bound program, which a burst
+runs again and again: inputs are resolved and output copies chosen once. Callers silence NumPy's floating-point
 warnings themselves (`np.errstate(all="ignore")`), because entering that context costs more than a small model.
 """
 
@@ -10,37 +9,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
-from nnfmq.engines.memory import Charge
 from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
     MissedDeadlineTransient,
     OutputInsufficientSize,
-    ResourceExhaustedTransient,
 )
 from nnfmq.hal.types import LoopTimeoutDurationNs, Operand, OutputShape, Subgraph, is_scalar
-from nnfmq.observe.trace_core import StepTrace
-from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.operations.declaration import NUMPY_TYPES, Shape
 
 Array: TypeAlias = np.ndarray[Any, Any]
-ExecutionFrame: TypeAlias = list[Any]
-"""The operand values of one execution: an array for each operand, None while it has no value; then slots of steps with
-state; then the `FrameLedger`, None if all shapes are known; last the `RunOptions`."""
-
-LEDGER_SLOT = -2
-
-StepFunction: TypeAlias = Callable[[ExecutionFrame], None]
-OutputWriter: TypeAlias = Callable[[ExecutionFrame], tuple[OutputShape, ...]]
-"""Copies the results from a frame to the request's buffers and returns their shapes."""
 
 _BUFFER_TYPES = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would build a union in each call
 
@@ -119,18 +104,6 @@ class PreparedProgram(Protocol):
         ...
 
 
-def run_steps(steps: Sequence[StepFunction], frame: ExecutionFrame, options: RunOptions) -> None:
-    """Run all steps on `frame`. The options go into its last slot, where IF and WHILE find them."""
-    frame[-1] = options
-    if options is DEFAULT_RUN_OPTIONS:
-        for step in steps:
-            step(frame)
-        return
-    for step in steps:
-        options.check()
-        step(frame)
-
-
 class InputSpec(Struct, frozen=True):
     """Dtype and shape of a model input; `shape` is None if it is not fully known, `dimensions` are as declared."""
 
@@ -167,6 +140,20 @@ class InputSpec(Struct, frozen=True):
             raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, received {received}")
 
 
+def check_inputs(expected: Sequence[InputSpec], arrays: Sequence[Array | None]) -> None:
+    """Check the arguments of a request against the inputs of a model.
+
+    Raises:
+        InvalidArgument: If their number, or the dtype or shape of one, is not the model's, or if a required one is
+            omitted.
+    """
+    if len(arrays) != len(expected):
+        raise InvalidArgument(f"{len(arrays)} inputs given, the model has {len(expected)}")
+    for spec, array in zip(expected, arrays, strict=True):
+        if array is None or array.dtype != spec.dtype or array.shape != spec.shape:
+            spec.check(array)
+
+
 def dtype_of(operand: Operand) -> np.dtype[Any]:
     """Return the NumPy dtype of an operand.
 
@@ -199,154 +186,7 @@ def is_compatible_shape(dimensions: Shape, shape: Shape) -> bool:
     return len(dimensions) == len(shape) and all(d in (0, e) for d, e in zip(dimensions, shape, strict=True))
 
 
-@runtime_checkable
-class DirectWriter(Protocol):
-    """A step that can write results of the program to the request's arrays, instead of to its own memory."""
-
-    @property
-    def direct_outputs(self) -> tuple[int, ...]:
-        """The operands that it can write there."""
-        ...
-
-    def name_launches(self, names: Callable[[int], str]) -> None:
-        """Record launches in traces under the names that `names` returns for the numbers of their operations."""
-        ...
-
-    def write_directly(self, frame: ExecutionFrame, arrays: Mapping[int, Array]) -> None:
-        """From the next run on, write those of `direct_outputs` that are in `arrays` there.
-
-        The step must have been called with `frame` before, and puts the arrays into it.
-        """
-        ...
-
-
-class BoundSteps:
-    """A bound program of the interpreter. `run` may be called any number of times, by one thread at a time.
-
-    `write_directly` is called once, between the first successful run and the next, and returns the output writer for
-    the next runs. A request that is executed only once saves the cost of it.
-
-    The profiler runs the program's steps itself, on `frame`, and calls `write_outputs` after the last one.
-    """
-
-    __slots__ = (
-        "_charge", "_has_run", "_step_trace", "_steps", "_steps_record_themselves", "_trace_names", "_traced_by",
-        "_write_directly", "frame", "write_outputs",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        frame: ExecutionFrame,
-        steps: Sequence[StepFunction],
-        write_outputs: OutputWriter,
-        write_directly: Callable[[ExecutionFrame], OutputWriter] | None = None,
-        charge: Charge | None = None,
-        trace_names: Callable[[], Sequence[str]] = tuple,
-    ) -> None:
-        self.frame = frame
-        self._steps = steps
-        self.write_outputs = write_outputs
-        self._write_directly = write_directly
-        self._has_run = False
-        self._charge = charge  # of the operand values, as long as this object exists
-        self._trace_names = trace_names  # of the steps; "" for a step that records its operations itself
-        self._traced_by: TraceRecorder | None = None
-        self._step_trace: StepTrace | None = None  # in the ring of that
-        self._steps_record_themselves = False  # known from the first traced run on
-
-    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
-        """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
-        frame = self.frame
-        try:
-            if self._write_directly is not None and self._has_run:
-                self.write_outputs, self._write_directly = self._write_directly(frame), None
-            if TRACING.recorder is None or self._steps_record_themselves:
-                run_steps(self._steps, frame, options)
-            else:
-                self._run_recorded(options)
-            shapes = self.write_outputs(frame)
-            self._has_run = True
-            return shapes
-        except (MemoryError, RecursionError) as error:
-            raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
-
-    def _run_recorded(self, options: RunOptions) -> None:
-        """Run all steps as `run_steps` does, and record a slice for each that does not record its launches itself."""
-        recorder = TRACING.recorder
-        if recorder is not None and self._traced_by is not recorder:
-            self._prepare_recording(recorder)
-        trace, frame = self._step_trace, self.frame
-        if trace is None:  # another thread has just ended the trace
-            run_steps(self._steps, frame, options)
-            return
-        frame[-1] = options
-        if options is DEFAULT_RUN_OPTIONS:
-            trace.run(self._steps, frame)
-            return
-        trace.begin()
-        for step in self._steps:
-            options.check()
-            step(frame)
-            trace.end_step()
-
-    def _prepare_recording(self, recorder: TraceRecorder) -> None:
-        names = self._trace_names() or [f"[NN_LC_PCO]step {number}" for number in range(len(self._steps))]
-        self._steps_record_themselves = not any(names)
-        self._step_trace, self._traced_by = recorder.steps(names), recorder
-
-
 # -- outputs ----------------------------------------------------------------------------------------------------------
-
-
-def output_writer(
-    indexes: Sequence[int],
-    outputs: Sequence[Any],
-    dtypes: Sequence[np.dtype[Any]],
-    shapes: tuple[OutputShape, ...] | None,
-    written: Container[int] = (),
-) -> OutputWriter:
-    """Return the function that copies the operands at `indexes` to `outputs`; `shapes` is None if one is unknown.
-
-    If every output is an array of its result's dtype and shape, a run copies without checking anything again, and
-    leaves out the operands in `written`, which steps write directly.
-    """
-    if shapes is None or not fit_outputs(outputs, dtypes, shapes):
-        return lambda frame: copy_outputs([frame[index] for index in indexes], outputs)
-    known = shapes
-    pairs = tuple(pair for pair in zip(indexes, outputs, strict=True) if pair[0] not in written)
-    if len(pairs) == 1:
-        ((index, out),) = pairs
-
-        def write_one(frame: ExecutionFrame) -> tuple[OutputShape, ...]:
-            out[...] = frame[index]
-            return known
-
-        return write_one
-
-    def write_all(frame: ExecutionFrame) -> tuple[OutputShape, ...]:
-        for index, out in pairs:
-            out[...] = frame[index]
-        return known
-
-    return write_all
-
-
-def fit_outputs(
-    outputs: Sequence[Any], dtypes: Sequence[np.dtype[Any]], shapes: tuple[OutputShape, ...] | None
-) -> bool:
-    """Return whether all shapes are known, and every output is an array of its result's dtype and shape."""
-    return shapes is not None and len(outputs) == len(shapes) and all(map(_is_array_of, outputs, dtypes, shapes))
-
-
-def _is_array_of(out: Any, dtype: np.dtype[Any], shape: OutputShape) -> bool:
-    return type(out) is np.ndarray and out.dtype == dtype and out.shape == shape.dimensions
-
-
-def are_separate(arrays: Sequence[Array]) -> bool:
-    """Return whether all arrays are contiguous and no two of them share a byte."""
-    addresses = [(array.ctypes.data, array.nbytes) for array in arrays]
-    ends_before_next = (begin + size <= following for (begin, size), (following, _) in pairwise(sorted(addresses)))
-    return all(array.flags.c_contiguous for array in arrays) and all(ends_before_next)
 
 
 def copy_outputs(results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:

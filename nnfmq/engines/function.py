@@ -16,12 +16,13 @@ from nnfmq.engines.execution import (
     DEFAULT_RUN_OPTIONS,
     InputSpec,
     RunOptions,
+    check_inputs,
     copy_outputs,
     is_compatible_shape,
     value_bytes,
 )
 from nnfmq.engines.memory import Charge
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Model, OutputShape, is_scalar
 from nnfmq.operations.declaration import NUMPY_TYPES, Array
 
@@ -52,10 +53,7 @@ class FunctionProgram:
             InvalidArgument: If an input does not fit the model.
             ResourceExhausted: If the results exceed the budget of this process.
         """
-        if len(inputs) != len(self._inputs):
-            raise InvalidArgument(f"{len(inputs)} inputs given, the model has {len(self._inputs)}")
-        for expected, array in zip(self._inputs, inputs, strict=True):
-            expected.check(array)
+        check_inputs(self._inputs, inputs)
         return _FunctionExecution(self, inputs, outputs, memory.charge(self._result_bytes))
 
     def run(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:

@@ -14,35 +14,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Container, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
-from msgspec import Struct
 
-from nnfmq.base.verbose_log import vlog, vlog_is_on
-from nnfmq.engines import memory
-from nnfmq.engines.execution import (
-    DEFAULT_RUN_OPTIONS,
-    LEDGER_SLOT,
-    BoundSteps,
-    DirectWriter,
-    ExecutionFrame,
-    InputSpec,
-    OutputWriter,
-    RunOptions,
-    StepFunction,
-    are_separate,
-    dtype_of,
-    fit_outputs,
-    is_compatible_shape,
-    known_shape,
-    output_writer,
-    run_options,
-    run_steps,
-)
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions, dtype_of, is_compatible_shape, known_shape
+from nnfmq.engines.program import LEDGER_SLOT, ExecutionFrame, Program, ProgramStep, StepFunction
 from nnfmq.engines.resolved_operation import DynamicStep, ResolvedOp, with_label
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, ResourceExhaustedTransient
 from nnfmq.hal.types import (
@@ -52,20 +31,17 @@ from nnfmq.hal.types import (
     OperandType,
     Operation,
     OperationType,
-    OutputShape,
     Subgraph,
     is_scalar,
 )
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT, callee_indexes, require_nesting
-from nnfmq.operations.declaration import NUMPY_TYPES, Array, Match, Role, Shape, Tensor, match
+from nnfmq.operations.declaration import NUMPY_TYPES, Array, Match, Role, Tensor, match
 from nnfmq.operations.preparation import PrepackedWeights, ShapedOp, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT, require, require_max_rank
 
 __all__ = [
     "Callee",
-    "Program",
-    "ProgramStep",
     "RepeatedCall",
     "SubgraphPreparation",
     "control_flow_step",
@@ -256,201 +232,6 @@ def prepare_with(
         raise ResourceExhaustedTransient(f"out of memory while preparing the model: {error}") from error
     program.prepacked = (*program.prepacked, *weights.groups)
     return program
-
-
-class ProgramStep(Struct, frozen=True):
-    """A step of a program, the number of its last operation, and the temporaries that no later step reads."""
-
-    function: StepFunction
-    last_operation: int
-    dead_after: tuple[int, ...]
-
-    def releasing_function(self, counts_values: bool = False) -> StepFunction:
-        """Return `function` followed by the release of dead temporaries, whose memory is then reused while in cache.
-
-        If `counts_values`, the frame's ledger no longer counts them either.
-        """
-        if not self.dead_after:
-            return self.function
-        function, dead_after = self.function, self.dead_after
-
-        def run_and_release(frame: ExecutionFrame) -> None:
-            function(frame)
-            for index in dead_after:
-                frame[index] = None
-
-        def run_release_and_count(frame: ExecutionFrame) -> None:
-            run_and_release(frame)
-            frame[LEDGER_SLOT].release(dead_after)
-
-        return run_release_and_count if counts_values else run_and_release
-
-
-class Program:
-    """A prepared model, made by `prepare`. Thread-safe. Holds no file descriptor, mapping or thread.
-
-    `prepacked` has the arrays that preparation computed from constants, for a compilation cache. `compiled_ops` are the
-    numbers of the operations that another engine has compiled. `steps` and `shapes` (of the operands, None if a shape
-    comes with the request) are for the profiler.
-
-    Attributes:
-        working_bytes: The most memory that operand values take at the same time, of those with known shapes that are
-            not in a compiled partition's arena. A view counts like a copy.
-        has_dynamic_values: Whether the shapes of some values come with the request.
-    """
-
-    prepacked: tuple[tuple[Array, ...], ...] = ()
-    compiled_ops: frozenset[int] = frozenset()
-
-    def __init__(
-        self,
-        subgraph: Subgraph,
-        frame: ExecutionFrame,
-        steps: tuple[ProgramStep, ...],
-        optional_inputs: frozenset[int],
-        shapes: tuple[Shape | None, ...],
-        working_bytes: int,
-        has_dynamic_values: bool,
-    ) -> None:
-        types = tuple(operation.type for operation in subgraph.operations)
-        ends = [-1 if isinstance(step.function, DirectWriter) else step.last_operation for step in steps]
-        self._trace_names = partial(_trace_names, types, ends)  # not a method: an execution need not keep the program
-        self.steps = steps
-        self.working_bytes = working_bytes
-        self.has_dynamic_values = has_dynamic_values
-        self.shapes = shapes
-        self._frame = frame
-        self._functions = tuple(step.releasing_function(has_dynamic_values) for step in steps)
-        if vlog_is_on("cpuexe"):
-            self._functions = tuple(map(_logging_function, self._functions, _step_names(types, steps)))
-        functions: list[object] = [step.function for step in steps]
-        partitions = [f for f in functions if isinstance(f, DirectWriter)]
-        self._has_arena = bool(partitions)
-        for partition in partitions:
-            partition.name_launches(partial(_trace_name, types))
-        self._direct_writers = [partition for partition in partitions if partition.direct_outputs]
-        self._inputs = tuple(
-            InputSpec.of(subgraph, index, index in optional_inputs) for index in subgraph.input_indexes
-        )
-        self._outputs = subgraph.output_indexes
-        self._output_dtypes = tuple(dtype_of(subgraph.operands[index]) for index in subgraph.output_indexes)
-        output_shapes = [shapes[index] for index in subgraph.output_indexes]
-        known = tuple(OutputShape(shape) for shape in output_shapes if shape is not None)
-        self._output_shapes = known if len(known) == len(output_shapes) else None
-
-    def execute(
-        self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Any],
-        *,
-        deadline_ns: int | None = None,
-        is_cancelled: Callable[[], bool] | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> tuple[OutputShape, ...]:
-        """Run once: read `inputs`, fill `outputs`, and return the shape of each output. Blocks.
-
-        `inputs` are arrays with the operands' dtypes and shapes (None: omitted). `outputs` are arrays of the right
-        dtype and shape, writable buffers of at least the output's bytes, or `DynamicOutput` (None: not wanted); they
-        must not overlap the inputs. Deadline and cancellation are checked between operations. Each WHILE ends after
-        `loop_timeout_ns` (None: LoopTimeoutDurationNs.DEFAULT).
-
-        Raises:
-            InvalidArgument: If an input does not fit the model, or the timeout is above the maximum.
-            OutputInsufficientSize: If a buffer is too small; it has all shapes, and nothing was written.
-            MissedDeadlineTransient: If the deadline or a WHILE's timeout passed.
-            ResourceExhaustedTransient: If memory runs out.
-            GeneralFailure: If an operation rejects its data, or the execution was cancelled.
-        """
-        options = run_options(deadline_ns, is_cancelled, loop_timeout_ns)
-        with np.errstate(all="ignore"):
-            return self.bind(inputs, outputs).run(options)
-
-    def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> BoundSteps:
-        """Check `inputs` and return the program bound to these buffers, which are as for `execute`.
-
-        Raises:
-            InvalidArgument: If an input does not fit the model.
-            ResourceExhausted: If the operand values exceed the budget of this process.
-        """
-        outputs = tuple(outputs)
-        write_outputs = output_writer(self._outputs, outputs, self._output_dtypes, self._output_shapes)
-        write_directly = partial(self._write_directly, outputs) if self._direct_writers else None
-        frame = self.new_frame()
-        self._set_inputs(frame, inputs)
-        charge = memory.charge(self.working_bytes)
-        return BoundSteps(frame, self._functions, write_outputs, write_directly, charge, self._trace_names)
-
-    def _write_directly(self, outputs: Sequence[Any], frame: ExecutionFrame) -> OutputWriter:
-        """Let steps write to `outputs` where that is possible, and return the writer of the others.
-
-        A step may begin to write while it or a later step still reads inputs. So no output may overlap an input.
-        """
-        arrays: dict[int, Array] = {}
-        inputs = [frame[spec.index] for spec in self._inputs if frame[spec.index] is not None]
-        if fit_outputs(outputs, self._output_dtypes, self._output_shapes) and are_separate([*inputs, *outputs]):
-            arrays = {i: out for i, out in zip(self._outputs, outputs, strict=True) if out.flags.carray}
-        for step in self._direct_writers:
-            step.write_directly(frame, arrays)
-        written = arrays.keys() & {index for step in self._direct_writers for index in step.direct_outputs}
-        return output_writer(self._outputs, outputs, self._output_dtypes, self._output_shapes, written)
-
-    def call(self, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
-        """Run a subgraph for IF or WHILE and return the outputs, which may be views of inputs.
-
-        The caller has charged `working_bytes`. What a compiled partition computed is copied: the next call, also by
-        another thread, may reuse its arena.
-        """
-        return self.detached(self.call_in(self.new_frame(), inputs, options))
-
-    def new_frame(self) -> ExecutionFrame:
-        """Return a frame with the constants, for `call_in`."""
-        return self._frame.copy()
-
-    def call_in(self, frame: ExecutionFrame, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
-        """Run a subgraph in a frame of `new_frame`; the outputs are valid until the frame is used again."""
-        self._set_inputs(frame, inputs)
-        run_steps(self._functions, frame, options)
-        return [frame[index] for index in self._outputs]
-
-    def detached(self, outputs: list[Array]) -> list[Array]:
-        """Return outputs of a call so that they stay valid without its frame: copies of what partitions computed."""
-        return [array.copy() if array.base is not None else array for array in outputs] if self._has_arena else outputs
-
-    def _set_inputs(self, frame: ExecutionFrame, inputs: Sequence[Array | None]) -> None:
-        if len(inputs) != len(self._inputs):
-            raise InvalidArgument(f"{len(inputs)} inputs given, the model has {len(self._inputs)}")
-        for expected, array in zip(self._inputs, inputs, strict=True):
-            if array is None or array.dtype != expected.dtype or array.shape != expected.shape:
-                expected.check(array)
-            frame[expected.index] = array
-        if self.has_dynamic_values:
-            frame[LEDGER_SLOT] = memory.FrameLedger()
-
-
-def _step_names(types: Sequence[OperationType], steps: Sequence[ProgramStep]) -> Iterator[str]:
-    """Yield the names of steps in the verbose log: an operation, or the range that one step computes."""
-    first = 0
-    for step in steps:
-        last = step.last_operation
-        yield f"operation {last} {types[last].name}" if first == last else f"operations {first} to {last}, compiled"
-        first = last + 1
-
-
-def _logging_function(function: StepFunction, name: str) -> StepFunction:
-    def log_and_run(frame: ExecutionFrame) -> None:
-        vlog("cpuexe", "%s", name)
-        function(frame)
-
-    return log_and_run
-
-
-def _trace_name(types: Sequence[OperationType], operation: int) -> str:
-    return f"[NN_LC_PCO]{operation} {types[operation].name}"
-
-
-def _trace_names(types: Sequence[OperationType], operations: Sequence[int]) -> list[str]:
-    """Return the names of steps in traces; "" for a partition (-1), which records its launches."""
-    return ["" if operation < 0 else _trace_name(types, operation) for operation in operations]
 
 
 def _find_match(subgraph: Subgraph, operation: Operation) -> Match | None:

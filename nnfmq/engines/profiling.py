@@ -3,7 +3,7 @@
 A profiling pass executes all steps in order, as a run does, so that each step finds the caches as its predecessor left
 them; a step is never repeated by itself. Before each step the same call is timed without work, twice: the first brings
 Python's own data back into the caches, the second measures the overhead of timing. The launches of a compiled partition
-are timed one by one (`SteppedPartition`); every other step is one unit.
+are timed one by one (`Partition`); every other step is one unit.
 """
 
 from __future__ import annotations
@@ -12,33 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Protocol, runtime_checkable
 
-from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundSteps, ExecutionFrame
-from nnfmq.engines.interpreter import Program, ProgramStep
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
+from nnfmq.engines.program import ExecutionFrame, FrameExecution, Partition, Program, ProgramStep
 from nnfmq.operations.declaration import Shape
 
-__all__ = ["Profile", "SteppedPartition", "Timings", "measure"]
+__all__ = ["Profile", "Timings", "measure"]
 
 _WARM_UP_RUNS = 3
-
-
-@runtime_checkable
-class SteppedPartition(Protocol):
-    """A step of a program that consists of `launch_count` launches, which may be run one by one."""
-
-    launch_count: int
-
-    def range_runner(self, frame: ExecutionFrame) -> Callable[[int, int], None]:
-        """Return `run(first, end)`, which runs these launches on `frame`; an empty range measures the call's overhead.
-
-        The partition must have been called with `frame` before.
-        """
-        ...
-
-    def publish_outputs(self, frame: ExecutionFrame) -> None:
-        """Put the operands that later steps read into `frame`."""
-        ...
 
 
 @dataclass(slots=True)
@@ -80,7 +61,7 @@ class Profile:
 
 
 def measure(
-    program: Program, execution: BoundSteps, runs: int, progress: Callable[[int, int], None] | None = None
+    program: Program, execution: FrameExecution, runs: int, progress: Callable[[int, int], None] | None = None
 ) -> Profile:
     """Run `execution`, which `program` has bound, `runs` times as a whole and `runs` times step by step, interleaved.
 
@@ -90,7 +71,7 @@ def measure(
     for _ in range(_WARM_UP_RUNS):
         execution.run()
     functions = [step.function for step in program.steps]
-    counts = [function.launch_count if isinstance(function, SteppedPartition) else 1 for function in functions]
+    counts = [function.launch_count if isinstance(function, Partition) else 1 for function in functions]
     profile = Profile([[Timings() for _ in range(count)] for count in counts])
     profile.shapes.update(_operand_shapes(program.steps, execution.frame))
     for _ in range(runs):
@@ -114,12 +95,12 @@ def _operand_shapes(steps: Sequence[ProgramStep], frame: ExecutionFrame) -> dict
     return shapes
 
 
-def _profile_steps(steps: Sequence[ProgramStep], execution: BoundSteps, profile: Profile) -> None:
+def _profile_steps(steps: Sequence[ProgramStep], execution: FrameExecution, profile: Profile) -> None:
     frame = execution.frame
     frame[-1] = DEFAULT_RUN_OPTIONS
     for step, timings in zip(steps, profile.steps, strict=True):
         function = step.function
-        if isinstance(function, SteppedPartition):
+        if isinstance(function, Partition):
             run = function.range_runner(frame)
             for number, timing in enumerate(timings):
                 _time_launch(run, number, timing)

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from nnfmq.engines.execution import LEDGER_SLOT, ExecutionFrame, StepFunction, dtype_of
+from nnfmq.engines.execution import dtype_of
+from nnfmq.engines.program import LEDGER_SLOT, ExecutionFrame, StepFunction
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, Operation, is_scalar
 from nnfmq.operations.declaration import Match, Parameter, Role, Run, Tensor

@@ -33,6 +33,7 @@ from nnfmq.driver.devices.builtin import InterpreterDevice
 from nnfmq.driver.devices.device import DeviceBase
 from nnfmq.driver.devices.registry import DeviceRegistry
 from nnfmq.engines import interpreter
+from nnfmq.engines.program import Program
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import DeviceStatus, ExtensionNameAndPrefix, Model, Operation, OperationType, Subgraph
@@ -484,7 +485,7 @@ class Plain(DeviceBase):
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         return True
 
-    def compile(self, model: Model) -> interpreter.Program:
+    def compile(self, model: Model) -> Program:
         return interpreter.prepare(model)
 
 
@@ -501,7 +502,7 @@ class Saving(Plain):
     def save(self, model: Model, program: Any) -> CacheContents | None:
         return self.contents
 
-    def restore(self, contents: CacheContents) -> tuple[Model, interpreter.Program]:
+    def restore(self, contents: CacheContents) -> tuple[Model, Program]:
         self.restored = contents
         return chain(ADD), interpreter.prepare(chain(ADD))
 

@@ -22,6 +22,7 @@ from nnfmq.driver.devices.registry import DeviceRegistry, load_devices, make_dev
 from nnfmq.driver.execution.prepared_model import MappedExecution, run_bound
 from nnfmq.engines import interpreter
 from nnfmq.engines.function import FunctionProgram
+from nnfmq.engines.program import Program
 from nnfmq.hal.capabilities import (
     CPU_PERFORMANCE,
     UNKNOWN_PERFORMANCE,
@@ -59,7 +60,7 @@ class Plain(DeviceBase):
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         return operation.type != OperationType.SUB
 
-    def compile(self, model: Model) -> interpreter.Program:
+    def compile(self, model: Model) -> Program:
         return interpreter.prepare(model)
 
 
@@ -418,7 +419,7 @@ def test_DEV_6_CACHE_9_a_plug_in_saves_its_own_program_and_restores_it(loaded: A
     device = loaded(own=lambda: lambda: saving)["test-plain"]
     assert (device.info.model_cache_files, device.info.data_cache_files) == (0, 1)
     contents, size = device.load_caches(saved_to(device, cache_file), None, 1 << 20)
-    assert isinstance(saving.saved[0], interpreter.Program) and size == len(b"saved")
+    assert isinstance(saving.saved[0], Program) and size == len(b"saved")
     out = np.zeros(4, np.float32)
     inputs = [np.full(4, value, np.float32) for value in (1, 2)]
     device.restore_model(contents).program.bind(inputs, [out]).run()

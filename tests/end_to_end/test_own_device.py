@@ -85,6 +85,7 @@ def test_workers_have_the_devices_that_were_configured_when_their_driver_started
 
 SAVING = """
 from nnfmq.engines import interpreter
+from nnfmq.engines.program import Program
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.serialize.models import decode_model, encode_model
 from nnfmq.driver.cache.files import CacheContents
@@ -102,7 +103,7 @@ class Saving(DeviceBase):
         return interpreter.prepare(model)
 
     def save(self, model, program):
-        assert isinstance(program, interpreter.Program)
+        assert isinstance(program, Program)
         return CacheContents(model=(encode_model(model)[0], b"second"))
 
     def restore(self, contents):

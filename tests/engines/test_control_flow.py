@@ -24,6 +24,7 @@ from support.small_models import scalar, with_main, with_operand
 
 from nnfmq.driver.devices.registry import load_devices
 from nnfmq.engines import interpreter
+from nnfmq.engines.program import Program
 from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
@@ -46,12 +47,12 @@ X, Y = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
 YES, NO = np.array([1], np.uint8), np.array([0], np.uint8)
 
 
-def prepared(model: Model, **options: Any) -> interpreter.Program:
+def prepared(model: Model, **options: Any) -> Program:
     validate_model(model, **options)
     return interpreter.prepare(model)
 
 
-def result(program: interpreter.Program, *given: Any, **limits: Any) -> list[float]:
+def result(program: Program, *given: Any, **limits: Any) -> list[float]:
     out = np.zeros(2, np.float32)
     program.execute(given, [out], **limits)
     return out.tolist()

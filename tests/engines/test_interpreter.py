@@ -23,6 +23,7 @@ from support.small_models import (
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import Array, DynamicOutput
+from nnfmq.engines.program import Program
 from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
@@ -39,12 +40,12 @@ ONES = np.ones((2, 2), np.float32)
 OFFSET = (101 - (4095 * 255 * 255 + 255)).to_bytes(4, "little", signed=True)
 
 
-def prepared(model: Model) -> interpreter.Program:
+def prepared(model: Model) -> Program:
     validate_model(model)
     return interpreter.prepare(model)
 
 
-def reshape_by_request() -> interpreter.Program:
+def reshape_by_request() -> Program:
     """Return the program of a RESHAPE whose new shape is an input."""
     arguments = [Operand(F32, (2, 3)), Operand(I32, (2,))]
     return prepared(one_operation(OperationType.RESHAPE, arguments, Operand(F32, (0, 0))))

@@ -12,9 +12,9 @@ import pytest
 from support.small_models import one_operation, vector
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundSteps, DynamicOutput, ExecutionFrame
-from nnfmq.engines.interpreter import ProgramStep
-from nnfmq.engines.profiling import SteppedPartition, Timings, measure
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, DynamicOutput
+from nnfmq.engines.profiling import Timings, measure
+from nnfmq.engines.program import BoundSteps, ExecutionFrame, Partition, ProgramStep
 from nnfmq.hal.types import Operand, OperandType, OperationType
 
 F32 = OperandType.TENSOR_FLOAT32
@@ -31,7 +31,7 @@ class Clock:
         return self.now_ns
 
 
-class TwoLaunches:
+class TwoLaunches(Partition):
     """A partition with launches of 500 and 300 ns and a call overhead of 70. `log` has the ranges that were run."""
 
     def __init__(self, clock: Clock) -> None:
@@ -133,7 +133,7 @@ def test_profiling_the_interpreter_does_not_change_its_results() -> None:
 
     profile = measure(program, execution, runs=2)
 
-    assert not isinstance(program.steps[0].function, SteppedPartition)
+    assert not isinstance(program.steps[0].function, Partition)
     assert [len(launch.elapsed) for step in profile.steps for launch in step] == [2]
     assert output.tolist() == [0, 2, 0, 4]
 

@@ -19,6 +19,7 @@ from support.small_models import scalar
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.partition import prepare as compiling
+from nnfmq.engines.program import Program
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.extensions import NAME, PREFIX, TfliteOperation, operation_code
 from nnfmq.hal.types import ExtensionNameAndPrefix, Operand
@@ -33,9 +34,7 @@ OVERFLOWS = {"largest": 0, "infinity": 1, "nan": 2, "largest, no nan": 3}
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 
 
-def computed(
-    prepare: Callable[..., interpreter.Program], name: str, arguments: Arguments, *, unknown: bool = False
-) -> Array:
+def computed(prepare: Callable[..., Program], name: str, arguments: Arguments, *, unknown: bool = False) -> Array:
     """Return the result, which has the type of the first argument. `unknown`: no tensor has a rank in the model."""
     given = [_pair(argument) for argument in arguments]
     constants = [at for at, argument in enumerate(arguments) if not isinstance(argument, tuple)]

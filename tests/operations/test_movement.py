@@ -13,6 +13,7 @@ from support.one_result import result_of, tensor
 from support.small_models import graph, one_operation, vector
 
 from nnfmq.engines import interpreter
+from nnfmq.engines.program import Program
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, OperationType
 from nnfmq.operations import REGISTRY
@@ -121,7 +122,7 @@ def test_gather_may_lower_no_rank_and_takes_an_index_twice() -> None:
     assert flat("GATHER", tensor([5.0, 6.0, 7.0]), -1, vector([2, 2, 0])).tolist() == [7.0, 7.0, 5.0]
 
 
-def gather_by_request(axis: Any) -> interpreter.Program:
+def gather_by_request(axis: Any) -> Program:
     """Return the program of a GATHER whose indices are an input, and so is the axis if it is an Operand."""
     arguments = [Operand(F32, (2, 3)), axis, Operand(I32, (2,))]
     return interpreter.prepare(one_operation(OperationType.GATHER, arguments, Operand(F32, (0, 0))))

@@ -18,6 +18,7 @@ from nnfmq.driver.devices.device import DeviceBase
 from nnfmq.driver.devices.installation import installation
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import PreparedProgram
+from nnfmq.engines.program import Program
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
 from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.preparation import ProgramKind
@@ -78,7 +79,7 @@ class InterpreterDevice(DeviceBase):
 
     def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
         """Return the model and its packed constants, or None for a model with extensions of plug-ins."""
-        assert isinstance(program, interpreter.Program)
+        assert isinstance(program, Program)
         return files.encode_program(model, program.prepacked)
 
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:

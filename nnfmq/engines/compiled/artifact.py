@@ -21,8 +21,8 @@ from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionPlan, PlannedLaunch
 from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.thread_pool import Parallelism, default_thread_pool
-from nnfmq.engines.execution import ExecutionFrame, StepFunction
-from nnfmq.engines.interpreter import Program, SubgraphPreparation, load_constant, prepare_with
+from nnfmq.engines.interpreter import SubgraphPreparation, load_constant, prepare_with
+from nnfmq.engines.program import ExecutionFrame, Program, StepFunction
 from nnfmq.hal.types import Model, Operation, Subgraph
 from nnfmq.operations.control_flow import reachable_subgraphs
 from nnfmq.operations.declaration import Array

@@ -1,9 +1,12 @@
-"""A compiled partition: consecutive lowered operations, executed as one step of the interpreter.
+"""A compiled partition: consecutive lowered operations, whose launches the thread pool runs one after the other.
 
 Inputs are read in place from the frame, intermediates live in an arena, and outputs are published in the frame as views
 of the arena, or written directly to the request's arrays (`write_directly`). Everything that holds addresses (arena,
 argument arrays) is an `ExecutionContext`: an execution owns one from its first run to its end, then it returns to the
 partition's pool.
+
+A partition is one step of a program with others, or it is the whole program: then a run of a `CompiledExecution`
+only runs the launches.
 """
 
 from __future__ import annotations
@@ -18,18 +21,21 @@ from nnfmq.engines import memory as process_memory
 from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, Allocation, ArraySpec, PartitionPlan
 from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
-from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame, RunOptions
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
+from nnfmq.engines.program import ExecutionFrame, OutputWriter
+from nnfmq.hal.errors import ResourceExhaustedTransient
+from nnfmq.hal.types import OutputShape
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.operations.declaration import Array
 
-__all__ = ["CompiledPartition"]
+__all__ = ["CompiledExecution", "CompiledPartition"]
 
 _CHECK_PERIOD_NS = 200_000
 _MAX_POOLED_CONTEXTS = 4  # as many executions run at the same time; open bursts keep their own
 
 
 class CompiledPartition:
-    """The step. Any number of executions use it concurrently; each keeps its context in slot `slot` of its frame."""
+    """A `Partition` of a program. Executions use it concurrently; each has its context in slot `slot` of its frame."""
 
     def __init__(self, plan: PartitionPlan, constants: Array, code: LoadedCode, pool: ThreadPool, slot: int) -> None:
         self.plan = plan
@@ -54,12 +60,33 @@ class CompiledPartition:
         if acquired is None:
             acquired = frame[self._slot] = _AcquiredContext(self, self.acquire())
         context = acquired.context
-        records = context.relocated_records(frame)
-        if TRACING.recorder is None and frame[-1] is DEFAULT_RUN_OPTIONS:
-            self._pool.run(records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, 0)
-        else:
-            self._run_observed(records, context, frame[-1])
+        context.relocate(frame)
+        self.run_launches(context, frame[-1])
         self.publish_outputs(frame)
+
+    def bind(
+        self,
+        frame: ExecutionFrame,
+        write_outputs: OutputWriter,
+        write_directly: Callable[[ExecutionFrame], OutputWriter] | None,
+    ) -> CompiledExecution:
+        """See `Partition.bind`."""
+        return CompiledExecution(self, frame, write_outputs, write_directly)
+
+    def settled_context(self, frame: ExecutionFrame) -> ExecutionContext | None:
+        """Return the frame's context if it has the addresses of all arrays, also for further runs with this frame.
+
+        None if an input is copied in each run. The partition must have been called with the frame before.
+        """
+        context: ExecutionContext = frame[self._slot].context
+        return None if context.copies_inputs else context
+
+    def run_launches(self, context: ExecutionContext, options: RunOptions) -> None:
+        """Run all launches of a context that has all addresses."""
+        if TRACING.recorder is None and options is DEFAULT_RUN_OPTIONS:
+            self._pool.run(context.records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, 0)
+        else:
+            self._run_observed(context, options)
 
     def name_launches(self, names: Callable[[int], str]) -> None:
         """Let the launches have the names of their operations in traces; `names` returns that of a number."""
@@ -70,20 +97,20 @@ class CompiledPartition:
         ids = recorder.ids_of(names(launch.operation) for launch in self.plan.launches)
         self._name_ids, self._traced_by = ids, recorder
 
-    def _run_observed(self, records: int, context: ExecutionContext, options: RunOptions) -> None:
+    def _run_observed(self, context: ExecutionContext, options: RunOptions) -> None:
         """Run all launches; check the options meanwhile, and record a slice for each launch in a trace."""
         recorder = TRACING.recorder
         times = 0 if recorder is None else context.times_address or context.allocate_times()
         if options is DEFAULT_RUN_OPTIONS:
-            self._pool.run(records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, times)
+            self._pool.run(context.records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, times)
         else:
-            self._run_with_checks(records, context, options, times)
+            self._run_with_checks(context, options, times)
         if recorder is not None:
             if self._traced_by is not recorder:
                 self._add_trace_names(recorder)
             recorder.ring.launches(self._name_ids, context.times)
 
-    def _run_with_checks(self, records: int, context: ExecutionContext, options: RunOptions, times: int) -> None:
+    def _run_with_checks(self, context: ExecutionContext, options: RunOptions, times: int) -> None:
         """Run all launches; check the options before a launch if `_CHECK_PERIOD_NS` have passed since the last check.
 
         How many launches that is follows from the last run: a check costs as much as a small launch.
@@ -93,7 +120,7 @@ class CompiledPartition:
         for first in range(0, last, context.launches_per_check):
             options.check()
             end = min(first + context.launches_per_check, last)
-            run(records, first, end, context.scratch, self.plan.scratch_bytes, times)
+            run(context.records, first, end, context.scratch, self.plan.scratch_bytes, times)
         elapsed_ns = max(time.monotonic_ns() - begin_ns, 1)
         context.launches_per_check = max(1, last * _CHECK_PERIOD_NS // elapsed_ns)
 
@@ -104,7 +131,8 @@ class CompiledPartition:
         frame's arrays stay the same; it does not publish outputs.
         """
         context: ExecutionContext = frame[self._slot].context
-        run, records, stride = self._pool.run, context.relocated_records(frame), self.plan.scratch_bytes
+        context.relocate(frame)
+        run, records, stride = self._pool.run, context.records, self.plan.scratch_bytes
         return lambda first, last: run(records, first, last, context.scratch, stride)
 
     def arena_view(self, frame: ExecutionFrame, place: Allocation) -> Array:
@@ -218,7 +246,8 @@ class ExecutionContext:
         self._base_addresses = np.array(bases, np.int64)
         self._args = np.empty_like(plan.relocation_offsets)
         self._records = partition.launch_records(self._args.ctypes.data)
-        self._records_address = int(self._records.ctypes.data)
+        self.records = int(self._records.ctypes.data)
+        """Address of the launch records."""
         self.launches_per_check = 1  # until a run has shown how long the launches take
         self.times = memoryview(b"")  # before and after each launch of the last run (i64), if it is traced
         self.times_address = 0
@@ -251,8 +280,13 @@ class ExecutionContext:
         self.outputs = [(index, array) for index, array in self._arena_outputs if index not in arrays]
         self._is_relocated = False
 
-    def relocated_records(self, frame: ExecutionFrame) -> int:
-        """Return the address of the launch records, after relocation to the frame's inputs and the direct outputs.
+    @property
+    def copies_inputs(self) -> bool:
+        """Whether `relocate` copies an input, since its elements are not contiguous."""
+        return any(kept is not array for kept, array in zip(self._keepalive, self._last_inputs, strict=True))
+
+    def relocate(self, frame: ExecutionFrame) -> None:
+        """Give the launches the addresses of the frame's inputs, and of the direct outputs.
 
         Only inputs that are not the arrays of the last run are looked at, because an address takes a microsecond. An
         array that is not contiguous is copied in each run, because its elements may have changed.
@@ -268,4 +302,50 @@ class ExecutionContext:
         if not self._is_relocated:
             np.add(self._base_addresses[self._plan.relocation_bases], self._plan.relocation_offsets, out=self._args)
             self._is_relocated = True
-        return self._records_address
+
+
+class CompiledExecution:
+    """A bound program that one partition computes. `run` may be called any number of times, by one thread at a time.
+
+    The first run acquires a context. Before the second, `write_directly` lets launches write to the request's arrays;
+    a request that is executed only once saves the cost of it. From then on the context has all addresses.
+    """
+
+    __slots__ = ("_context", "_has_run", "_partition", "_write_directly", "frame", "write_outputs")
+
+    def __init__(
+        self,
+        partition: CompiledPartition,
+        frame: ExecutionFrame,
+        write_outputs: OutputWriter,
+        write_directly: Callable[[ExecutionFrame], OutputWriter] | None,
+    ) -> None:
+        self._partition = partition
+        self._context: ExecutionContext | None = None  # known when it has all addresses; the frame owns it
+        self.frame = frame
+        self.write_outputs = write_outputs
+        self._write_directly = write_directly
+        self._has_run = False
+
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
+        try:
+            if self._context is None:
+                return self._run_unsettled(options)
+            self._partition.run_launches(self._context, options)
+            return self.write_outputs(self.frame)
+        except (MemoryError, RecursionError) as error:
+            raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
+
+    def _run_unsettled(self, options: RunOptions) -> tuple[OutputShape, ...]:
+        """Execute as a step of a program, which looks at the inputs again."""
+        frame = self.frame
+        if self._write_directly is not None and self._has_run:
+            self.write_outputs, self._write_directly = self._write_directly(frame), None
+        frame[-1] = options
+        self._partition(frame)
+        shapes = self.write_outputs(frame)
+        self._has_run = True
+        if self._write_directly is None:
+            self._context = self._partition.settled_context(frame)
+        return shapes

@@ -46,8 +46,8 @@ from nnfmq.engines.compiled.memory_plan import (
     plan_partition,
 )
 from nnfmq.engines.compiled.target import Target, host_target
-from nnfmq.engines.execution import StepFunction
-from nnfmq.engines.interpreter import Program, SubgraphPreparation, prepare_with
+from nnfmq.engines.interpreter import SubgraphPreparation, prepare_with
+from nnfmq.engines.program import Program, StepFunction
 from nnfmq.engines.resolved_operation import ResolvedOp
 from nnfmq.hal.types import LifeTime, Model, OperationType, Subgraph
 from nnfmq.operations.declaration import NUMPY_TYPES, Array, Role, Tensor

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame
-from nnfmq.engines.profiling import SteppedPartition
+from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
+from nnfmq.engines.program import ExecutionFrame, Program
 from nnfmq.hal.types import Model
 from nnfmq.lab.conformance.criteria import OutputMismatch, describe_mismatch, tolerance_of_float32
 from nnfmq.lab.conformance.targets import (
@@ -30,9 +31,6 @@ from nnfmq.lab.conformance.targets import (
 )
 from nnfmq.lab.conformance.testmodels import Array
 from nnfmq.operations.preparation import TO_NHWC
-
-if TYPE_CHECKING:
-    from nnfmq.engines.compiled.executor import CompiledPartition
 
 
 @dataclass(slots=True)
@@ -60,7 +58,7 @@ class StepwiseEngine(CompilingEngine):
 class _Stepwise:
     target: StepwiseEngine
     model: Model
-    reference: interpreter.Program
+    reference: Program
     compiled: InProcess
 
     def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
@@ -74,8 +72,8 @@ class _Stepwise:
 
 def compare_operations(
     model: Model,
-    reference: interpreter.Program,
-    compiled: interpreter.Program,
+    reference: Program,
+    compiled: Program,
     inputs: Sequence[Array | None],
     tolerance: tuple[float, float] | None = None,
 ) -> StepReport:
@@ -90,16 +88,15 @@ def compare_operations(
         values = _all_values(reference, inputs)
         first = 0
         for step in compiled.steps:
-            if isinstance(step.function, SteppedPartition):
-                partition: CompiledPartition = step.function  # there is no other
+            if isinstance(step.function, CompiledPartition):
                 operations = range(first, step.last_operation + 1)
-                comparison = _PartitionComparison(model, partition, operations, values, tolerance, report)
+                comparison = _PartitionComparison(model, step.function, operations, values, tolerance, report)
                 comparison.run(_frame(compiled, inputs))
             first = step.last_operation + 1
     return report
 
 
-def _all_values(program: interpreter.Program, inputs: Sequence[Array | None]) -> ExecutionFrame:
+def _all_values(program: Program, inputs: Sequence[Array | None]) -> ExecutionFrame:
     """Run the interpreter's steps and return the frame, in which no temporary has been released."""
     frame = _frame(program, inputs)
     for step in program.steps:
@@ -107,7 +104,7 @@ def _all_values(program: interpreter.Program, inputs: Sequence[Array | None]) ->
     return frame
 
 
-def _frame(program: interpreter.Program, inputs: Sequence[Array | None]) -> ExecutionFrame:
+def _frame(program: Program, inputs: Sequence[Array | None]) -> ExecutionFrame:
     frame = program.bind(inputs, ()).frame  # nothing copies the results
     frame[-1] = DEFAULT_RUN_OPTIONS
     return frame

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from nnfmq.engines import interpreter
+from nnfmq.engines.program import Program
 from nnfmq.hal.types import Model, OutputShape, is_scalar
 from nnfmq.lab.conformance.criteria import OutputMismatch
 from nnfmq.lab.conformance.testmodels import Array
@@ -183,7 +184,7 @@ class Interpreter:
         validate_model(model, allow_unspecified_boundaries=True)
         yield InProcess(self.prepare(model))
 
-    def prepare(self, model: Model) -> interpreter.Program:
+    def prepare(self, model: Model) -> Program:
         """Prepare a validated model."""
         return interpreter.prepare(model)
 
@@ -198,7 +199,7 @@ class Interpreter:
 class CompilingEngine(Interpreter):
     """The compiling engine in this process, which needs the extra `compiled`."""
 
-    def prepare(self, model: Model) -> interpreter.Program:
+    def prepare(self, model: Model) -> Program:
         """Compile a validated model."""
         from nnfmq.engines.compiled.partition import prepare
 
@@ -215,7 +216,7 @@ class CompilingEngine(Interpreter):
 class InProcess:
     """A program of an engine in this process."""
 
-    program: interpreter.Program
+    program: Program
 
     def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
         """Execute once."""

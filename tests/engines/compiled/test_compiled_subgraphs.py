@@ -13,6 +13,7 @@ from support.small_models import scalar
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.partition import CompiledPreparation, prepare
+from nnfmq.engines.program import Program
 from nnfmq.hal.types import Model, Operation, OperationType, Subgraph
 
 ADD, IF = OperationType.ADD, OperationType.IF
@@ -33,7 +34,7 @@ def calling_twice() -> Model:
     return parts.model(operands, operations, c6=raw)
 
 
-def result(program: interpreter.Program, given: tuple[Any, ...]) -> list[float]:
+def result(program: Program, given: tuple[Any, ...]) -> list[float]:
     out = np.zeros(2, np.float32)
     program.execute(given, [out])
     return out.tolist()
@@ -63,7 +64,7 @@ def test_a_compiled_and_a_restored_program_compute_the_same(model: Model, given:
 def test_all_operations_of_called_subgraphs_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     original, programs = CompiledPreparation.program, []
 
-    def spying(self: CompiledPreparation) -> interpreter.Program:
+    def spying(self: CompiledPreparation) -> Program:
         programs.append(original(self))
         return programs[-1]
 

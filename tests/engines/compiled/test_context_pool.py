@@ -14,8 +14,7 @@ from nnfmq.engines import memory as idle_trim
 from nnfmq.engines.compiled import executor
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.thread_pool import default_thread_pool
-from nnfmq.engines.execution import BoundSteps
-from nnfmq.engines.interpreter import Program
+from nnfmq.engines.program import FrameExecution, Program
 from nnfmq.hal.types import Operand, OperationType
 
 SHAPE = (1000,)
@@ -48,7 +47,7 @@ def program() -> Program:
     return add_one()
 
 
-def run(program: Program, value: float) -> tuple[BoundSteps, float]:
+def run(program: Program, value: float) -> tuple[FrameExecution, float]:
     output = np.zeros(SHAPE, np.float32)
     execution = program.bind([ONES * np.float32(value)], [output])
     execution.run()

@@ -12,7 +12,7 @@ from support.small_models import F32, INPUT, OUTPUT, graph, scalar
 
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.execution import RunOptions
-from nnfmq.engines.interpreter import Program
+from nnfmq.engines.program import Program
 from nnfmq.hal.errors import MissedDeadlineTransient
 from nnfmq.hal.types import Model, Operand, OperationType
 from nnfmq.hal.types import Operation as Op

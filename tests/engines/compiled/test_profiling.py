@@ -22,7 +22,7 @@ from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.target import host_target
 from nnfmq.engines.compiled.thread_pool import ThreadPool, default_thread_pool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
-from nnfmq.engines.interpreter import Program
+from nnfmq.engines.program import Program
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 from nnfmq.importers import load
 from nnfmq.lab.roofline import (

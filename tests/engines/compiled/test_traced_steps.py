@@ -12,8 +12,8 @@ from support.control_flow_models import branching
 import nnfmq
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled import partition
-from nnfmq.engines.execution import BoundSteps, RunOptions
-from nnfmq.engines.interpreter import Program
+from nnfmq.engines.execution import RunOptions
+from nnfmq.engines.program import BoundSteps, FrameExecution, Program
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Model
 from nnfmq.observe.trace_files import RingReader, Slice
@@ -48,7 +48,7 @@ def slices_in(memory: bytearray) -> list[Slice]:
     return reader.trace().slices
 
 
-def bound(program: Program) -> tuple[BoundSteps, np.ndarray]:
+def bound(program: Program) -> tuple[FrameExecution, np.ndarray]:
     image = np.random.default_rng(5).random((1, 8, 8, 1), np.float32)
     output = np.zeros((1, 10), np.float32)
     return program.bind([image], [output]), output

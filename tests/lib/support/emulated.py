@@ -21,7 +21,7 @@ from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.memory_plan import PartitionPlan
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.thread_pool import ThreadPool
-from nnfmq.engines.execution import ExecutionFrame
+from nnfmq.engines.program import ExecutionFrame
 from nnfmq.operations.declaration import Array
 from support.linked import Image
 
@@ -128,6 +128,9 @@ class _EmulatedPartition(CompiledPartition):
         for index, offset, spec in plan.outputs:
             region, begin = (direct[index], 0) if index in direct else (arena, offset)
             frame[index] = region.data[begin : begin + spec.bytes].view(spec.dtype).reshape(spec.shape)
+
+    def settled_context(self, frame: ExecutionFrame) -> None:
+        """None: each run has memory of its own."""
 
     def write_directly(self, frame: ExecutionFrame, arrays: Mapping[int, Array]) -> None:
         """Do nothing: the emulator has memory of its own, and each direct output is a region of it."""

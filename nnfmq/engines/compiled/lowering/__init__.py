@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.target import Target
-from nnfmq.engines.execution import StepFunction
+from nnfmq.engines.program import StepFunction
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.declaration import Shape, Tensor
 
