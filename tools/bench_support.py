@@ -1,8 +1,7 @@
-"""What the benchmarks have in common: child processes, options and exit status, targets, tables, and files of results.
+"""What the benchmarks have in common: descendants, options and exit status, targets, tables, and files of results.
 
-Imports neither NumPy nor `multiprocess` before a child process is started, because `driver_bench.py memory` measures
-memory. Children are Python functions, with any arguments, closures included: `multiprocess` pickles them with dill, for
-processes of this program only. Each limits its own running time; the parent waits 5 s longer, so nothing waits forever.
+Does not import NumPy, because `driver_bench.py memory` measures memory. Child processes are those of
+`nnfmq.lab.child_processes`. Each limits its own running time; the parent waits 5 s longer, so nothing waits forever.
 
 An orphan is adopted by the nearest ancestor that called `adopt_orphans` (PR_SET_CHILD_SUBREAPER). A benchmark that
 calls it first therefore finds every process that it caused among its own descendants.
@@ -15,20 +14,23 @@ import csv
 import ctypes
 import json
 import os
+import platform
 import select
 import signal
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nnfmq.base.processes import descendants
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.lab.child_processes import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed, ChildEnded
+from nnfmq.lab.placement import ALLOWED
 
 Report = dict[str, Any]
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "performance"
@@ -40,148 +42,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _END_S = 10.0
 
 
-# ---- child processes
+# ---- descendants
 
 
-@dataclass(frozen=True, slots=True)
-class ChildProcess:
-    """A child process, and the parent's end of its connection, a `multiprocess.connection.Connection`."""
-
-    process: Any
-    connection: Any
-
-    def result(self, limit_s: float) -> Any:
-        """Return the object that the child sends, as `receive_result`."""
-        return receive_result(self.connection, limit_s)
-
-    def kill(self) -> None:
-        """Kill the child and reap it."""
-        self.process.kill()
-        self.process.join()
-
-    def end(self) -> None:
-        """Close the connection, wait up to 10 s for the child to exit, kill it otherwise, and reap it."""
-        self.connection.close()
-        self.process.join(_END_S)
-        self.kill()
-
-
-def start_method(name: str = "spawn") -> Any:
-    """Return a context of multiprocess: `spawn`, a new interpreter, or `forkserver`, which starts processes faster."""
-    import multiprocess
-
-    return multiprocess.get_context(name)
-
-
-@contextmanager
-def started_child(
-    function: Callable[..., None],
-    *arguments: Any,
-    duplex: bool = False,
-    context: Any = None,
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[ChildProcess]:
-    """Run a function in a new process, with its end of a connection before `arguments`; yield the process.
-
-    At exit the process is ended and reaped. With `duplex` the parent can send, too. `environment` is added to the
-    child's variables.
-    """
-    context = context or start_method()
-    parent_end, child_end = context.Pipe(duplex)
-    process = context.Process(target=function, args=(child_end, *arguments))
-    with _added(environment or {}):
-        process.start()
-    child_end.close()
-    child = ChildProcess(process, parent_end)
-    try:
-        yield child
-    finally:
-        child.end()
-
-
-@contextmanager
-def _added(environment: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ |= environment
-    try:
-        yield
-    finally:
-        for name in environment:
-            os.environ.pop(name)
-            os.environ |= {name: before[name]} if name in before else {}
-
-
-ProcessEntry = tuple[Callable[..., None], tuple[Any, ...]]
-"""Function of a child process, and its arguments after the connection to the parent."""
-
-
-@contextmanager
-def started_processes(entries: Sequence[ProcessEntry], *, duplex: bool = False, context: Any = None) -> Iterator[Any]:
-    """Start a process for each entry; yield the parent's ends of their connections, in the same order."""
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(started_child(function, *arguments, duplex=duplex, context=context)).connection
-            for function, arguments in entries
-        ]
-
-
-def call_in_child(
-    function: Callable[..., Any],
-    *arguments: Any,
-    limit_s: float = 600,
-    environment: Mapping[str, str] | None = None,
-) -> Any:
-    """Return the result of a call in a new process.
-
-    Raises:
-        BenchmarkFailed: If there is none within `limit_s`, or the process ends before.
-    """
-    with started_child(_send_result, function, arguments, environment=environment) as child:
-        try:
-            return child.result(limit_s)
-        except BenchmarkFailed:
-            child.kill()
-            raise
-
-
-def _send_result(connection: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    connection.send(function(*arguments))
-    connection.close()
-
-
-def stop_tracker() -> None:
-    """Stop the process that multiprocess starts beside the first child and keeps until this one exits.
-
-    It would count among the descendants, and share pages with the processes whose memory is measured.
-    """
-    from multiprocess import resource_tracker
-
-    resource_tracker._resource_tracker._stop()
-
-
-def set_time_limit(seconds: int) -> None:
-    """Limit the running time of the calling process: SIGALRM ends it after `seconds`; 0 removes the limit."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def receive_result(connection: Any, limit_s: float) -> Any:
-    """Return the object that a child sends. Waits for `limit_s`, the child's own limit, and 5 s more.
-
-    Raises:
-        BenchmarkFailed: If nothing arrives in time, or the child exits first.
-        Exception: The exception that the child sent.
-    """
-    if not connection.poll(limit_s + 5):
-        raise BenchmarkFailed(f"a child process sent no result within {limit_s:g} seconds")
-    try:
-        result = connection.recv()
-    except EOFError:
-        raise BenchmarkFailed(
-            f"a child process ended without a result (its limit is {limit_s:g} seconds: --limit)"
-        ) from None
-    if isinstance(result, Exception):
-        raise result
-    return result
+GRACE_S = 5.0  # for which the parent waits beyond the limit of a child
 
 
 @contextmanager
@@ -308,7 +172,8 @@ def run(
     """Measure, print and write; return the exit status.
 
     0: measured; 1: failed, or --check-targets or --require-all found something; 130: interrupted. `measure` gets a
-    folder, which is removed when all processes have ended, also after Ctrl-C. `name` is the program's, for errors.
+    folder, which is removed when all processes have ended, also after Ctrl-C; the machine and its load before are added
+    to the conditions in its report. `name` is the program's, for errors.
     `draw` adds plots to the folder of --results.
     """
     try:
@@ -318,8 +183,9 @@ def run(
             write_tables(options.results, name.removesuffix("_bench"), report, made)
             draw(report, options.results)
     except (BenchmarkFailed, NnfmqError, OSError, ValueError, KeyError) as error:
-        text = f"{type(error).__name__}: {error}" if isinstance(error, ValueError | KeyError) else error
-        print(f"{name}: error: {text}", file=sys.stderr)
+        text = f"{type(error).__name__}: {error}" if isinstance(error, ValueError | KeyError) else str(error)
+        is_late = isinstance(error, ChildEnded) and error.status == -signal.SIGALRM
+        print(f"{name}: error: {text}{': it took longer than --limit' if is_late else ''}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -343,11 +209,22 @@ def _measured(options: argparse.Namespace, measure: Callable[[argparse.Namespace
     adopt_orphans()
     interrupt_on_sigterm()
     # A short name: Ray puts sockets there, and processes that it has started may still write.
+    load = [round(value, 2) for value in os.getloadavg()]
     with tempfile.TemporaryDirectory(prefix="nq-", ignore_cleanup_errors=True) as folder:
         try:
-            return measure(options, Path(folder))
+            report = measure(options, Path(folder))
         finally:
             end_descendants()
+    return report | {"conditions": report["conditions"] | _machine() | {"load_before": load}}
+
+
+def _machine() -> Report:
+    from nnfmq.lab.bench.report import cpu_model  # imports NumPy
+
+    return {
+        "cpu": cpu_model(), "cpus_allowed": sorted(ALLOWED), "kernel": platform.release(),
+        "python": platform.python_version(),
+    }  # fmt: skip
 
 
 def print_tables(report: Report, tables: Tables, no_color: bool) -> None:
@@ -415,6 +292,19 @@ def progress(total: int, no_color: bool) -> Iterator[Callable[[str], object]]:
 # ---- targets
 
 Metrics = dict[str, float]
+
+
+def percentiles(samples: Iterable[int], per: float, percents: Mapping[str, float] = REPORTED_PERCENTILES) -> Metrics:
+    """Return percentiles of `samples`, each divided by `per`; an empty dict without samples."""
+    from nnfmq.lab.statistics import percentile  # imports NumPy
+
+    ordered = sorted(samples)
+    return {name: percentile(ordered, percent) / per for name, percent in percents.items()} if ordered else {}
+
+
+def medians(rounds: Sequence[Metrics]) -> Metrics:
+    """Return the median of each metric over the rounds, of which there is at least one."""
+    return {name: statistics.median(metrics[name] for metrics in rounds) for name in rounds[0]}
 
 
 @dataclass(frozen=True, slots=True)

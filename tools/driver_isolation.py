@@ -15,36 +15,34 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import random
 import re
 import resource
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench_support import (
+    GRACE_S,
     Report,
     Table,
     Tables,
     failed,
     format_metrics,
     has_exited,
+    medians,
+    missed_targets,
     model_file,
     opened_pidfd,
+    percentiles,
     positive,
-    receive_result,
-    set_time_limit,
     some_of,
-    start_method,
-    started_processes,
     targets_table,
     upper_limit,
 )
@@ -65,10 +63,8 @@ from nnfmq.hal.types import (
     Subgraph,
 )
 from nnfmq.lab import placement
-from nnfmq.lab.bench.report import cpu_model
-from nnfmq.lab.child_processes import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed, FunctionProcess, set_time_limit, started_child
 from nnfmq.lab.listening_driver import Daemon, started_daemon
-from nnfmq.lab.statistics import percentile
 
 if TYPE_CHECKING:
     from nnfmq.client.connection.client import Client
@@ -95,7 +91,7 @@ class PhaseJob:
 
 
 def phase_main(connection: Connection, job: PhaseJob) -> None:
-    """Send this process's pid and the worker's; then work on request, until the parent closes the connection.
+    """Send the pid of the worker; then work on request, until the parent closes the connection.
 
     After a message of the parent, "began" is sent, the work is repeated until the next message, and the times of the
     repetitions in seconds are sent, with the last status. Entry point of a client's process.
@@ -104,19 +100,11 @@ def phase_main(connection: Connection, job: PhaseJob) -> None:
     if job.cpus:
         placement.pin_to(0, job.cpus)
     work = PHASES[job.phase](job)
-    try:
-        connection.send((os.getpid(), next(work)))
-        while connection.recv():
-            set_time_limit(job.limit_s)
-            connection.send("began")
-            connection.send(_repeat(work, connection))
-    except (EOFError, BrokenPipeError):
-        pass  # the parent has closed the connection
-    except (BenchmarkFailed, NnfmqError, OSError) as error:
-        with suppress(BrokenPipeError):
-            connection.send(BenchmarkFailed(f"{job.phase}: {type(error).__name__}: {error}"))
-    finally:
-        connection.close()
+    connection.send(next(work))
+    while connection.recv():
+        set_time_limit(job.limit_s)
+        connection.send("began")
+        connection.send(_repeat(work, connection))
 
 
 def _repeat(work: Work, connection: Connection) -> tuple[list[float], str]:
@@ -261,37 +249,25 @@ def silent_main(connection: Connection, socket: str, count: int, limit_s: int) -
     set_time_limit(limit_s)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    channels = []
-    try:
+    with ExitStack() as channels:
+        opened = 0
         for number in range(count):
             if number == count // 2:
                 connection.send("half")
             with suppress(NnfmqError):
-                channels.append(Channel.connect(Path(socket), deadline_after(2)))
-        connection.send(len(channels))
+                channels.callback(Channel.connect(Path(socket), deadline_after(2)).close)
+                opened += 1
+        connection.send(opened)
         connection.recv()
-    except EOFError:
-        pass
-    except OSError as error:
-        connection.send(BenchmarkFailed(f"silent connections: {error}"))
-    finally:
-        for channel in channels:
-            channel.close()
-        connection.close()
 
 
 def connect_main(connection: Connection, socket: str, limit_s: int) -> None:
     """For each number that the parent sends, connect that often; send the times in seconds, and the errors."""
-    try:
-        while True:
-            set_time_limit(0)
-            count = connection.recv()
-            set_time_limit(limit_s)
-            connection.send(_connect_often(socket, count))
-    except EOFError:
-        pass
-    finally:
-        connection.close()
+    while True:
+        set_time_limit(0)
+        count = connection.recv()
+        set_time_limit(limit_s)
+        connection.send(_connect_often(socket, count))
 
 
 def _connect_often(socket: str, count: int) -> tuple[list[float], list[str]]:
@@ -317,23 +293,16 @@ def neighbour_main(connection: Connection, job: PhaseJob) -> None:
     Sends the worker's pid; then for each number of seconds that the parent sends, the times of the executions in ns.
     """
     set_time_limit(job.limit_s)
-    try:
-        with _connect(job) as client:
-            placement.pin_to(0, job.cpus)
-            placement.pin_to(client.worker_pid, job.cpus)
-            with _small_burst(client) as burst:
-                connection.send(client.worker_pid)
-                while True:
-                    set_time_limit(0)
-                    seconds = connection.recv()
-                    set_time_limit(job.limit_s)
-                    connection.send(_burst_times(burst, seconds))
-    except EOFError:
-        pass
-    except (NnfmqError, OSError) as error:
-        connection.send(BenchmarkFailed(f"neighbour: {type(error).__name__}: {error}"))
-    finally:
-        connection.close()
+    with _connect(job) as client:
+        placement.pin_to(0, job.cpus)
+        placement.pin_to(client.worker_pid, job.cpus)
+        with _small_burst(client) as burst:
+            connection.send(client.worker_pid)
+            while True:
+                set_time_limit(0)
+                seconds = connection.recv()
+                set_time_limit(job.limit_s)
+                connection.send(_burst_times(burst, seconds))
 
 
 def _clear(arrays: Iterable[Any]) -> None:
@@ -375,8 +344,11 @@ class IsolationPlan:
     seconds: float
     rounds: int
     limit_s: int
-    context: Any  # of multiprocessing
     say: Say
+
+    def receive(self, client: FunctionProcess) -> Any:
+        """Return what a client sends."""
+        return client.receive(self.limit_s + GRACE_S)
 
 
 # ---- connections
@@ -388,8 +360,7 @@ def connections(plan: IsolationPlan) -> dict[str, Any]:
     beside: list[list[float]] = []
     errors: list[str] = []
     opened: list[int] = []
-    entry = (connect_main, (plan.daemon.socket, plan.limit_s))
-    with started_processes([entry], duplex=True, context=plan.context) as (talking,):
+    with started_child(connect_main, plan.daemon.socket, plan.limit_s, name="connects") as talking:
         _ask_to_connect(talking, 1, plan)  # imports
         for number in range(plan.rounds):
             plan.say(f"connections: round {number + 1} of {plan.rounds}")
@@ -405,19 +376,18 @@ def connections(plan: IsolationPlan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ask_to_connect(talking: Connection, count: int, plan: IsolationPlan) -> tuple[list[float], list[str]]:
+def _ask_to_connect(talking: FunctionProcess, count: int, plan: IsolationPlan) -> tuple[list[float], list[str]]:
     talking.send(count)
-    times, errors = receive_result(talking, plan.limit_s)
+    times, errors = plan.receive(talking)
     return times, errors
 
 
-def _beside_silent(talking: Connection, plan: IsolationPlan) -> tuple[list[float], list[str], int]:
+def _beside_silent(talking: FunctionProcess, plan: IsolationPlan) -> tuple[list[float], list[str], int]:
     """Connect while another process has half of its silent connections open and opens the other half."""
-    entry = (silent_main, (plan.daemon.socket, plan.silent, plan.limit_s))
-    with started_processes([entry], duplex=True, context=plan.context) as (silent,):
-        receive_result(silent, plan.limit_s)
+    with started_child(silent_main, plan.daemon.socket, plan.silent, plan.limit_s, name="silent connections") as silent:
+        plan.receive(silent)
         times, errors = _ask_to_connect(talking, plan.connects, plan)
-        return times, errors, receive_result(silent, plan.limit_s)
+        return times, errors, plan.receive(silent)
 
 
 def _connect_target(alone: Sequence[list[float]], beside: Sequence[list[float]], errors: int) -> dict[str, Any]:
@@ -431,11 +401,9 @@ def _connect_target(alone: Sequence[list[float]], beside: Sequence[list[float]],
 
 def _milliseconds(rounds: Sequence[Sequence[float]]) -> dict[str, float] | None:
     """Return p50, p99 and the maximum of all rounds in ms; None without a value."""
-    ordered = sorted(int(seconds * 1e9) for times in rounds for seconds in times)
-    if not ordered:
-        return None
-    percents = {"p50": 50.0, "p99": 99.0, "max": 100.0}
-    return {name: percentile(ordered, percent) / 1e6 for name, percent in percents.items()} | {"count": len(ordered)}
+    values = [int(seconds * 1e9) for times in rounds for seconds in times]
+    found = percentiles(values, 1e6, {"p50": 50.0, "p99": 99.0, "max": 100.0})
+    return found | {"count": len(values)} if found else None
 
 
 # ---- kills
@@ -473,28 +441,19 @@ def kills(plan: IsolationPlan) -> list[dict[str, Any]]:
 
 def _without_kill(plan: IsolationPlan, phase: str) -> _Usual:
     plan.say(f"kills: {phase}, without a kill")
-    with _started(plan, phase) as (connection, _, _):
-        times, status = _work(connection, 0, plan.limit_s)
+    with _started(plan, phase) as (client, _):
+        client.send(True)
+        plan.receive(client)
+        client.send(True)
+        times, status = plan.receive(client)
         return _Usual(times[0], status)
 
 
-def _work(connection: Connection, seconds: float, limit_s: int) -> tuple[list[float], str]:
-    """Let a client work for some seconds, at least once."""
-    connection.send(True)
-    receive_result(connection, limit_s)
-    time.sleep(seconds)
-    connection.send(True)
-    times, status = receive_result(connection, limit_s)
-    return times, status
-
-
 @contextmanager
-def _started(plan: IsolationPlan, phase: str, cpus: tuple[int, ...] = ()) -> Iterator[tuple[Connection, int, int]]:
-    """Start a client in a phase; yield its connection, its pid and that of its worker."""
-    job = replace(plan.job, phase=phase, cpus=cpus)
-    with started_processes([(phase_main, (job,))], duplex=True, context=plan.context) as (connection,):
-        client_pid, worker_pid = receive_result(connection, plan.limit_s)
-        yield connection, client_pid, worker_pid
+def _started(plan: IsolationPlan, phase: str, cpus: tuple[int, ...] = ()) -> Iterator[tuple[FunctionProcess, int]]:
+    """Start a client in a phase; yield it and the pid of its worker."""
+    with started_child(phase_main, replace(plan.job, phase=phase, cpus=cpus), name=phase) as client:
+        yield client, plan.receive(client)
 
 
 def _kill_once(plan: IsolationPlan, phase: str, delay_s: float) -> _Kill:
@@ -504,14 +463,14 @@ def _kill_once(plan: IsolationPlan, phase: str, delay_s: float) -> _Kill:
         BenchmarkFailed: If the client's work failed before.
     """
     before = available_bytes()
-    with _started(plan, phase) as (connection, client_pid, worker_pid), opened_pidfd(worker_pid) as worker:
-        connection.send(True)
-        receive_result(connection, plan.limit_s)
-        if connection.poll(delay_s):
-            receive_result(connection, plan.limit_s)  # raises the client's error
+    with _started(plan, phase) as (client, worker_pid), opened_pidfd(worker_pid) as worker:
+        client.send(True)
+        plan.receive(client)
+        if client.connection.poll(delay_s):
+            plan.receive(client)  # raises the client's error
         used = before - available_bytes()
         begin = time.monotonic()
-        os.kill(client_pid, signal.SIGKILL)
+        client.kill()
         exit_s = _seconds_until(lambda: has_exited(worker, 0.001), begin, _GIVE_UP_S)
         memory_s = _seconds_until(lambda: available_bytes() >= before - _TOLERANCE, begin, (exit_s or 0.0) + 2.0)
         return _Kill(exit_s, memory_s, used)
@@ -579,11 +538,11 @@ def neighbour(plan: IsolationPlan) -> list[dict[str, Any]]:
     placement.pin_to(0, {others})
     try:
         job = replace(plan.job, cpus=(own,))
-        with started_processes([(neighbour_main, (job,))], duplex=True, context=plan.context) as (connection,):
-            worker = receive_result(connection, plan.limit_s)
-            _execute_for(plan, connection, 0.5)
+        with started_child(neighbour_main, job, name="neighbour") as client:
+            worker = plan.receive(client)
+            _execute_for(plan, client, 0.5)
             _pin_all(descendants(worker), {others})
-            return [_neighbour_row(plan, connection, phase, others) for phase in plan.phases if phase != "idle"]
+            return [_neighbour_row(plan, client, phase, others) for phase in plan.phases if phase != "idle"]
     finally:
         placement.pin_to(0, placement.ALLOWED)
         _pin_driver(plan, placement.ALLOWED)
@@ -600,37 +559,32 @@ def _pin_all(pids: Iterable[int], cpus: Iterable[int]) -> None:
             placement.pin_to(pid, cpus)
 
 
-def _neighbour_row(plan: IsolationPlan, connection: Connection, phase: str, others: int) -> dict[str, Any]:
+def _neighbour_row(plan: IsolationPlan, client: FunctionProcess, phase: str, others: int) -> dict[str, Any]:
     alone, beside, repetitions, status = [], [], 0, ""
-    with _started(plan, phase, (others,)) as (other, _, _):
+    with _started(plan, phase, (others,)) as (other, _):
         for number in range(plan.rounds):
             plan.say(f"neighbour: {phase}, round {number + 1} of {plan.rounds}")
-            alone.append(_execute_for(plan, connection, plan.seconds))
+            alone.append(_execute_for(plan, client, plan.seconds))
             other.send(True)
-            receive_result(other, plan.limit_s)
-            beside.append(_execute_for(plan, connection, plan.seconds))
+            plan.receive(other)
+            beside.append(_execute_for(plan, client, plan.seconds))
             other.send(True)
-            times, status = receive_result(other, plan.limit_s)
+            times, status = plan.receive(other)
             repetitions += len(times)
     ratios = [b["p99"] / a["p99"] for a, b in zip(alone, beside, strict=True)]
     text = f"p99 of a neighbour's burst beside {phase}, over its p99 alone"
     return {
         "phase": phase, "rounds": plan.rounds, "seconds": plan.seconds, "repetitions": repetitions, "status": status,
-        "alone_us": _medians(alone), "beside_us": _medians(beside),
+        "alone_us": medians(alone), "beside_us": medians(beside),
         "targets": [upper_limit(text, ratios, statistics.median(ratios), NEIGHBOUR_LIMIT, "×")],
     }  # fmt: skip
 
 
-def _execute_for(plan: IsolationPlan, connection: Connection, seconds: float) -> dict[str, float]:
+def _execute_for(plan: IsolationPlan, client: FunctionProcess, seconds: float) -> dict[str, float]:
     """Let the neighbour execute for some seconds; return p50, p99 and p99.9 in µs, and the number of executions."""
-    connection.send(seconds)
-    ordered = sorted(receive_result(connection, plan.limit_s))
-    percents = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
-    return {name: percentile(ordered, each) / 1000 for name, each in percents.items()} | {"count": len(ordered)}
-
-
-def _medians(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    client.send(seconds)
+    times_ns = plan.receive(client)
+    return percentiles(times_ns, 1000) | {"count": len(times_ns)}
 
 
 # ---- the benchmark
@@ -643,10 +597,6 @@ SECTIONS: dict[str, Callable[[IsolationPlan], Any]] = {
 }
 COMPILED = "models/mobilenet_v2_1.0_224_quant.tflite"
 _MEMORY_MIB, _MEMORY_PER_MESSAGE, _MEMORY_PER_POOL = 1024, 64, 4  # that the driver may take: enough for the phases
-_PRELOADED = [
-    "numpy", "nnfmq.client.connection.client", "nnfmq.client.connection.connect", "nnfmq.client.burst.controller",
-    "nnfmq.importers.tflite.model",
-]  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -672,7 +622,6 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     Raises:
         BenchmarkFailed: If the driver or a client fails, or a step takes longer than its limit.
     """
-    load = os.getloadavg()
     message = folder / "message"
     if "decoding" in options.phases and set(options.sections) & {"kills", "neighbour"}:
         _say(f"encoding a model of {options.message_mib} MiB")
@@ -683,12 +632,13 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         job = PhaseJob("", daemon.socket, options.pool_mib * MIB, message, _model(options), options.limit)
         plan = IsolationPlan(
             daemon, job, options.phases, options.kills, options.silent, options.connects, options.seconds,
-            options.rounds, options.limit, _forkserver(), _say,
+            options.rounds, options.limit, _say,
         )  # fmt: skip
         found = {name: SECTIONS[name](plan) for name in options.sections}
         log = daemon.log.read_text().splitlines()
-    missed = [target["target"] for target in targets_of(found) if target["met"] is False]
-    return {"conditions": _conditions(options, load), **found, "missed": missed, "log": log[-20:]}
+    return {
+        "conditions": _conditions(options), **found, "missed": missed_targets(targets_of(found)), "log": log[-20:],
+    }  # fmt: skip
 
 
 def _model(options: argparse.Namespace) -> Path:
@@ -702,21 +652,10 @@ def _model(options: argparse.Namespace) -> Path:
         return Path()
 
 
-def _forkserver() -> Any:
-    """Return a context of multiprocess whose processes have imported the client already."""
-    # The forkserver imports from the current directory otherwise: in a source tree that is not what is installed.
-    os.environ["PYTHONSAFEPATH"] = "1"
-    context = start_method("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    return context
-
-
-def _conditions(options: argparse.Namespace, load: tuple[float, float, float]) -> dict[str, Any]:
+def _conditions(options: argparse.Namespace) -> dict[str, Any]:
     return {
-        "cpu": cpu_model(), "cpus_allowed": sorted(os.sched_getaffinity(0)), "kernel": platform.release(),
-        "python": platform.python_version(), "rounds": options.rounds, "kills": options.kills,
-        "pool_mib": options.pool_mib, "message_mib": options.message_mib,
-        "load_before": [round(value, 2) for value in load],
+        "rounds": options.rounds, "kills": options.kills, "pool_mib": options.pool_mib,
+        "message_mib": options.message_mib,
     }  # fmt: skip
 
 

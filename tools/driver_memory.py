@@ -29,18 +29,16 @@ from bench_support import (
     Report,
     Table,
     Tables,
-    call_in_child,
+    missed_targets,
     model_file,
     positive,
     some_of,
-    started_child,
-    stop_tracker,
     targets_table,
     upper_limit,
 )
 
 from nnfmq.base.processes import descendants
-from nnfmq.lab.child_processes import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed, call_in_child, started_child
 from nnfmq.lab.listening_driver import Daemon, started_daemon
 from nnfmq.lab.placement import ProcessMemory, command_of, memory_of, open_memfd_bytes
 
@@ -86,13 +84,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     Raises:
         BenchmarkFailed: If the driver or a client fails, or a step takes longer than its limit.
     """
-    load = os.getloadavg()
     sections = [_SECTION[name](options, _new_folder(folder, name)) | {"section": name} for name in options.sections]
     targets = [target for section in sections for target in section["targets"]]
     return {
-        "conditions": _conditions(options, load),
+        "conditions": _conditions(options),
         "sections": sections,
-        "missed": [target["target"] for target in targets if target["met"] is False],
+        "missed": missed_targets(targets),
     }
 
 
@@ -102,12 +99,10 @@ def _new_folder(folder: Path, name: str) -> Path:
     return made
 
 
-def _conditions(options: argparse.Namespace, load: tuple[float, ...]) -> dict[str, Any]:
+def _conditions(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "clients": options.clients, "executions": options.executions, "together": options.together,
-        "busy_s": options.busy, "settle_s": options.settle, "kernel": os.uname().release,
-        "python": sys.version.split()[0],
-        "cpus": len(os.sched_getaffinity(0)), "load_before": [round(value, 2) for value in load],
+        "busy_s": options.busy, "settle_s": options.settle,
     }  # fmt: skip
 
 
@@ -184,7 +179,7 @@ def _keep_busy(options: argparse.Namespace, daemon: Daemon) -> None:
                 with started_clients("nnfmq", model, options, daemon.socket, clients=2, executions=10):
                     pass
         for child in random:
-            failures = child.result(options.limit)["failures"]
+            failures = child.receive(options.limit)["failures"]
             if failures:
                 raise BenchmarkFailed(f"a random client failed: {failures[0]}")
 
@@ -328,7 +323,6 @@ def read_kinds(daemon: Daemon | None, clients: dict[int, str], workers: dict[int
 
 def _settled(daemon: Daemon, options: argparse.Namespace) -> dict[str, Any]:
     """Return the memory of the driver without clients, some seconds after the last one has exited."""
-    stop_tracker()
     time.sleep(options.settle)
     readings = []
     for _ in range(READINGS):

@@ -11,8 +11,8 @@ input, executes the model and reads the output. All clients of a trial begin at 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-import platform
 import random
 import statistics
 import sys
@@ -26,29 +26,27 @@ from typing import Any
 
 import numpy as np
 from bench_support import (
+    GRACE_S,
     REPORTED_PERCENTILES,
     Report,
     Table,
     Tables,
     lower_limit,
+    missed_targets,
     model_file,
+    percentiles,
     positive,
-    receive_result,
-    set_time_limit,
-    started_processes,
     targets_table,
     upper_limit,
 )
 
 import nnfmq
-from nnfmq.hal.errors import MissedDeadline, NnfmqError
+from nnfmq.hal.errors import MissedDeadline
 from nnfmq.hal.types import ExecutionPreference
 from nnfmq.lab.bench.peers import PeerJob, opened_peer
-from nnfmq.lab.bench.report import cpu_model
 from nnfmq.lab.bench.steps import random_input
-from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
+from nnfmq.lab.child_processes import FunctionProcess, set_time_limit, started_child
 from nnfmq.lab.listening_driver import started_daemon
-from nnfmq.lab.statistics import percentile
 
 # ---- clients
 
@@ -88,24 +86,17 @@ class Single:
 
 
 def client_main(connection: Connection, job: ClientJob) -> None:
-    """Send the pid of the worker, None for LiteRT; then the reply to each trial that the parent sends. Entry point."""
+    """Send "ready", then the reply to each trial that the parent sends. Entry point."""
     set_time_limit(job.limit_s)
-    try:
-        with _RUNTIMES[job.runtime](job) as (step, worker_pid), np.errstate(all="ignore"):
-            for _ in range(_WARM_UP):
-                step(None)
-            connection.send(worker_pid)
-            while True:
-                set_time_limit(0)  # no limit while others compute; the connection closes when the benchmark ends
-                trial = connection.recv()
-                set_time_limit(job.limit_s)
-                connection.send(_run(trial, step))
-    except EOFError:
-        pass
-    except (NnfmqError, RunnerUnavailable, OSError) as error:
-        connection.send(BenchmarkFailed(f"{job.runtime}: {type(error).__name__}: {error}"))
-    finally:
-        connection.close()
+    with _RUNTIMES[job.runtime](job) as step, np.errstate(all="ignore"):
+        for _ in range(_WARM_UP):
+            step(None)
+        connection.send("ready")
+        while True:
+            set_time_limit(0)  # no limit while others compute; the connection closes when the benchmark ends
+            trial = connection.recv()
+            set_time_limit(job.limit_s)
+            connection.send(_run(trial, step))
 
 
 def _run(trial: Stream | Single, step: Step) -> Any:
@@ -131,7 +122,7 @@ def _single(trial: Single, step: Step) -> int | None:
 
 
 @contextmanager
-def _nnfmq(job: ClientJob) -> Iterator[tuple[Step, int | None]]:
+def _nnfmq(job: ClientJob) -> Iterator[Step]:
     """The device `compiled` of the driver, over a burst; arrays are written to and read from its memory."""
     with (
         nnfmq.connect(job.socket, timeout=_CONNECT_S) as client,
@@ -150,17 +141,17 @@ def _nnfmq(job: ClientJob) -> Iterator[tuple[Step, int | None]]:
             burst.execute(out=outputs, timeout=timeout_s)
             return [array.copy() for array in outputs]
 
-        yield step, client.worker_pid
+        yield step
 
 
 @contextmanager
-def _litert(job: ClientJob) -> Iterator[tuple[Step, int | None]]:
+def _litert(job: ClientJob) -> Iterator[Step]:
     """LiteRT with its default delegate, XNNPACK, and one thread, as each of many processes should have."""
     model, random = nnfmq.load(job.model), np.random.default_rng(_SEED)
     inputs = [random_input(info, random) for info in model.inputs]
     with opened_peer("LiteRT", PeerJob(job.model, model, 1)) as runner:
         (execute,) = runner.variants.values()
-        yield lambda _timeout_s: execute(inputs), None
+        yield lambda _timeout_s: execute(inputs)
 
 
 _RUNTIMES: dict[str, Callable[[ClientJob], Any]] = {"nnfmq": _nnfmq, "LiteRT": _litert}
@@ -175,7 +166,7 @@ THROUGHPUT_LIMIT, P99_LIMIT = 1.8, 1.0
 FACTORS = (2.0, 1.5, 1.0)
 """Deadlines, over the times at which the executions end in the best order, one run later."""
 _BEGIN_NS = 50_000_000  # from the messages to the clients to the beginning of a trial
-Clients = dict[str, list[Connection]]
+Clients = dict[str, list[FunctionProcess]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -200,31 +191,31 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """
     if options.quick:
         options.clients, options.rounds, options.seconds, options.trials = 2, 1, 0.2, 2
-    load, model = os.getloadavg(), model_file(options, MODEL, "the benchmark")
+    model = model_file(options, MODEL, "the benchmark")
     with ExitStack() as stack:
         daemon = stack.enter_context(started_daemon(folder))
         clients: Clients = {}
         for runtime in RUNTIMES:
-            entry = client_main, (ClientJob(runtime, model, daemon.socket, options.limit),)
-            clients[runtime] = stack.enter_context(started_processes([entry] * options.clients, duplex=True))
-            for connection in clients[runtime]:
-                receive_result(connection, options.limit)
+            job = ClientJob(runtime, model, daemon.socket, options.limit)
+            clients[runtime] = [
+                stack.enter_context(started_child(client_main, job, name=runtime)) for _ in range(options.clients)
+            ]
+            for client in clients[runtime]:
+                client.receive(options.limit + GRACE_S)
         rounds = [_round(clients, number, options) for number in range(options.rounds)]
     throughput = [each["throughput"] for each in rounds]
     deadlines = [each["deadlines"] for each in rounds]
     targets = [*_throughput_targets(throughput), *_deadline_targets(deadlines)]
     return {
-        "conditions": _conditions(options, load, model), "throughput": throughput, "deadlines": deadlines,
-        "targets": targets, "missed": [target["target"] for target in targets if target["met"] is False],
+        "conditions": _conditions(options, model), "throughput": throughput, "deadlines": deadlines,
+        "targets": targets, "missed": missed_targets(targets),
     }  # fmt: skip
 
 
-def _conditions(options: argparse.Namespace, load: tuple[float, float, float], model: Path) -> dict[str, Any]:
+def _conditions(options: argparse.Namespace, model: Path) -> dict[str, Any]:
     return {
         "model": model.name, "clients": options.clients, "rounds": options.rounds, "seconds": options.seconds,
-        "trials": options.trials, "cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(), "python": platform.python_version(),
-        "load_before": [round(value, 2) for value in load],
+        "trials": options.trials,
     }  # fmt: skip
 
 
@@ -245,20 +236,19 @@ def _round(clients: Clients, number: int, options: argparse.Namespace) -> dict[s
     }  # fmt: skip
 
 
-def _exchange(connections: Sequence[Connection], trials: Sequence[Stream | Single], limit_s: int) -> list[Any]:
-    for connection, trial in zip(connections, trials, strict=True):
-        connection.send(trial)
-    return [receive_result(connection, limit_s) for connection in connections]
+def _exchange(clients: Sequence[FunctionProcess], trials: Sequence[Stream | Single], limit_s: int) -> list[Any]:
+    for client, trial in zip(clients, trials, strict=True):
+        client.send(trial)
+    return [client.receive(limit_s + GRACE_S) for client in clients]
 
 
-def _throughput(connections: Sequence[Connection], options: argparse.Namespace) -> dict[str, Any]:
+def _throughput(clients: Sequence[FunctionProcess], options: argparse.Namespace) -> dict[str, Any]:
     trial = Stream(time.monotonic_ns() + _BEGIN_NS, options.seconds)
-    found = _exchange(connections, [trial] * len(connections), options.limit)
-    ordered = sorted(time_ns for times in found for time_ns in times)
+    found = _exchange(clients, [trial] * len(clients), options.limit)
     counts = [len(times) for times in found]
-    percentiles = {name: percentile(ordered, percent) / 1e6 for name, percent in REPORTED_PERCENTILES.items()}
     return {
-        "per_second": len(ordered) / options.seconds, "fewest": min(counts), "most": max(counts), "ms": percentiles,
+        "per_second": sum(counts) / options.seconds, "fewest": min(counts), "most": max(counts),
+        "ms": percentiles(itertools.chain(*found), 1e6),
     }  # fmt: skip
 
 

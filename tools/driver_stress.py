@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_support import ChildProcess, started_child
 
 import nnfmq
 from nnfmq.base.processes import descendants
@@ -47,7 +46,7 @@ from nnfmq.hal.types import (
     Priority,
     Subgraph,
 )
-from nnfmq.lab.child_processes import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed, FunctionProcess, started_child
 from nnfmq.lab.listening_driver import started_daemon
 from nnfmq.lab.placement import memory_of
 
@@ -222,7 +221,6 @@ def run_client(results: Any, path: str, seed: int, seconds: int, threads: int) -
     statuses = sum((tally.statuses for tally in tallies), Counter())
     failures = [failure for tally in tallies for failure in tally.failures]
     results.send({"calls": dict(calls), "statuses": dict(statuses), "failures": failures})
-    results.close()
 
 
 # ---- the program
@@ -329,7 +327,7 @@ def _run_clients(options: argparse.Namespace, path: str, canary: StressClient) -
     chance = random.Random(options.seed)
     with ExitStack() as stack:
 
-        def started(number: int, seconds: int) -> ChildProcess:
+        def started(number: int, seconds: int) -> FunctionProcess:
             words = path, options.seed * 100_000 + number + 1, seconds, options.threads
             return stack.enter_context(started_child(run_client, *words))
 
@@ -343,7 +341,7 @@ def _run_clients(options: argparse.Namespace, path: str, canary: StressClient) -
                 left = max(1, int(until - time.monotonic()))
                 clients[number] = started(number + options.processes * total.killed, left)
         for client in clients.values():
-            total.add(client.result(TIMEOUT_S))
+            total.add(client.receive(TIMEOUT_S))
     return total
 
 

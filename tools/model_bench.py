@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -35,6 +34,7 @@ from typing import Any
 import numpy as np
 from bench_support import (
     CLIENT_WINDOW,
+    GRACE_S,
     REPORTED_PERCENTILES,
     SERVER_WINDOW,
     Metrics,
@@ -47,13 +47,11 @@ from bench_support import (
     format_metric,
     format_metrics,
     parser_for,
+    percentiles,
     positive,
     progress,
-    receive_result,
     run,
-    set_time_limit,
     some_of,
-    started_processes,
     target_columns,
 )
 from generated_models import generate
@@ -61,18 +59,15 @@ from generated_models import generate
 import nnfmq
 from nnfmq.base import settings
 from nnfmq.base.packages import installed_version
-from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.preparation import require_machine_code
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionPreference
 from nnfmq.lab import placement
 from nnfmq.lab.bench.measurement import rotated
 from nnfmq.lab.bench.peers import PEERS, PeerJob, opened_peer
-from nnfmq.lab.bench.report import cpu_model
 from nnfmq.lab.bench.steps import Array, Runner, fastest_variant, make_step, random_input, states_of, timed
-from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
+from nnfmq.lab.child_processes import RunnerUnavailable, set_time_limit, started_child
 from nnfmq.lab.placement import wait_until_idle
-from nnfmq.lab.statistics import percentile
 
 # ---- models and their targets
 
@@ -303,8 +298,7 @@ class Measurements:
 
 def metrics_of(samples: Samples) -> Metrics:
     """Return the percentiles of all times together, in µs."""
-    ordered = sorted(itertools.chain(*samples))
-    return {name: percentile(ordered, percent) / 1000 for name, percent in REPORTED_PERCENTILES.items()}
+    return percentiles(itertools.chain(*samples), 1000)
 
 
 def run_interleaved(
@@ -321,9 +315,9 @@ def run_interleaved(
     measured, present = Measurements(), {}
     with ExitStack() as stack:
         for name, job in jobs.items():  # one after the other, because preparing occupies a CPU and its time is reported
-            (connection,) = stack.enter_context(started_processes([(child_main, (job,))], duplex=True))
+            runner = stack.enter_context(started_child(child_main, job, name=name))
             try:
-                present[name] = connection, receive_result(connection, job.limit_s)
+                present[name] = runner, runner.receive(job.limit_s + GRACE_S)
             except RunnerUnavailable as reason:
                 measured.missing[name] = str(reason)
         pids = [pid for _, ready in present.values() for pid in ready.pids]
@@ -335,7 +329,7 @@ def run_interleaved(
                 if name in present:
                     wait_until_idle(pids)
                     present[name][0].send(trial)
-                    times, measured.details[name] = receive_result(present[name][0], jobs[name].limit_s)
+                    times, measured.details[name] = present[name][0].receive(jobs[name].limit_s + GRACE_S)
                     measured.samples[name].append(times)
     return measured
 
@@ -387,16 +381,9 @@ def child_main(connection: Connection, job: RunnerJob) -> None:
     It is pinned to its CPUs before it creates threads, which decides their number.
     """
     set_time_limit(job.limit_s)
-    try:
-        placement.pin_to(0, job.client_cpus or job.cpus)
-        with RUNNERS[job.kind](job, nnfmq.load(job.source)) as runner:
-            _serve(connection, job, runner)
-    except RunnerUnavailable as missing:
-        connection.send(missing)
-    except (BenchmarkFailed, NnfmqError, ImportError, OSError) as error:
-        connection.send(BenchmarkFailed(f"{job.kind}: {type(error).__name__}: {error}"))
-    finally:
-        connection.close()
+    placement.pin_to(0, job.client_cpus or job.cpus)
+    with RUNNERS[job.kind](job, nnfmq.load(job.source)) as runner:
+        _serve(connection, job, runner)
 
 
 def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
@@ -406,10 +393,7 @@ def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
     step = None
     while True:
         set_time_limit(0)  # no limit while other runners compute; the connection closes when the benchmark ends
-        try:
-            trial = connection.recv()
-        except EOFError:
-            return
+        trial = connection.recv()
         set_time_limit(job.limit_s)
         with np.errstate(all="ignore"):
             if step is None:
@@ -516,15 +500,13 @@ def measure(arguments: argparse.Namespace, _: Path) -> Report:
     Raises:
         BenchmarkFailed: If a runner fails.
     """
-    load = os.getloadavg()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # idle threads of a BLAS would compete for the CPUs
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     divisor = QUICK_DIVISOR if arguments.quick else 1
     only = tuple(model for model in MODELS if model.name in arguments.only)
     plan = BenchmarkPlan(arguments.models, only, rounds, divisor, arguments.limit, lambda _: None)
     with progress(sum(count_trials(name, plan) for name in arguments.sections), arguments.no_color) as advance:
         plan = replace(plan, advance=advance)
-        report: Report = {"conditions": _conditions(load, arguments.quick)}
+        report: Report = {"conditions": _conditions(arguments.quick)}
         report |= {name: SECTIONS[name](plan) for name in arguments.sections}
     missed = [f"{label}: {target['target']}" for label, target in targets_of(report) if target["met"] is False]
     missing = [
@@ -536,25 +518,20 @@ def measure(arguments: argparse.Namespace, _: Path) -> Report:
     return report | {"missed": missed, "not_compared": missing}
 
 
-def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, Any]:
+def _conditions(is_quick: bool) -> dict[str, Any]:
     from nnfmq.engines.compiled.target import host_target
     from nnfmq.queue import core
 
     window_us = settings.BURST_SERVER_POLLING_WINDOW.default
     return {
-        "cpu": cpu_model(),
         "target": host_target().name,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
         "packages": {name: installed_version(name) for name in PACKAGES},
         "core": core.core_name,
-        "cpus_allowed": sorted(placement.ALLOWED),
         "cpus_used": {
             format_threads(n): {"computing": compute_cpus(n), "client": client_cpus(n)} for n in thread_counts()
         },
         "client_shares_cpus": len(placement.ALLOWED) <= max(thread_counts()),
         "polling_window": f"default ({window_us} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)",
-        "load_before": [round(value, 2) for value in load],
         "clock": "time.perf_counter_ns, around the step: write the input, execute, read the output",
         "quick": is_quick,
     }

@@ -43,11 +43,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from bench_support import call_in_child, markdown_table, replaced
+from bench_support import markdown_table, replaced
 from rich.console import Console
 from rich.table import Table
 
-from nnfmq.lab.child_processes import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed, call_in_child
 
 # ---- the files of the models
 

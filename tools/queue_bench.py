@@ -14,9 +14,6 @@ of another value that a round measures.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from bench_support import (
+    GRACE_S,
     REPORTED_PERCENTILES,
     Metrics,
     Report,
@@ -36,24 +34,23 @@ from bench_support import (
     evaluate_target,
     format_metric,
     format_metrics,
+    medians,
     missed_targets,
     parser_for,
+    percentiles,
     positive,
     progress,
-    receive_result,
     run,
     some_of,
-    started_processes,
     targets_table,
 )
-from queue_candidates import DEFAULT_NS, MEMORIES, POLLING_NS, RoundJob, Sample, child_main
+from queue_candidates import DEFAULT_NS, MEMORIES, POLLING_NS, RoundJob, Sample, measured
 
 from nnfmq.cli.console import new_file
 from nnfmq.lab import placement as cpu_pinning
 from nnfmq.lab.bench.page import conditions_list, html_table, latency_page, legend, percentile_chart
-from nnfmq.lab.bench.report import cpu_model
-from nnfmq.lab.child_processes import RunnerUnavailable
-from nnfmq.lab.statistics import percentile, percentile_steps
+from nnfmq.lab.child_processes import RunnerUnavailable, call_in_child
+from nnfmq.lab.statistics import percentile_steps
 
 # ---- rows
 
@@ -173,25 +170,16 @@ ROWS = (
 )  # fmt: skip
 
 
-def medians(rounds: Sequence[Sample]) -> Metrics:
-    """Return the median of each metric over the rounds; percentiles in µs."""
-    each = [_metrics_of(sample) for sample in rounds]
-    return {name: statistics.median(metrics[name] for metrics in each) for name in each[0]}
-
-
-def _metrics_of(sample: Sample) -> Metrics:
-    ordered = sorted(sample.times_ns)
-    times = (
-        {name: percentile(ordered, percent) / 1000 for name, percent in REPORTED_PERCENTILES.items()} if ordered else {}
-    )
-    return times | sample.metrics
+def metrics_of(sample: Sample) -> Metrics:
+    """Return the metrics of a round; percentiles in µs."""
+    return percentiles(sample.times_ns, 1000) | sample.metrics
 
 
 def report_row(row: Row, rounds: Mapping[str, Sequence[Sample]], missing: Mapping[str, str]) -> dict[str, Any]:
     """Return a row of the report, as --json prints it."""
-    metrics = {candidate: medians(samples) for candidate, samples in rounds.items()}
-    count = min((len(samples) for samples in rounds.values()), default=0)
-    by_round = [{name: _metrics_of(samples[number]) for name, samples in rounds.items()} for number in range(count)]
+    found = {candidate: [metrics_of(sample) for sample in samples] for candidate, samples in rounds.items()}
+    metrics = {candidate: medians(each) for candidate, each in found.items()}
+    by_round = [dict(zip(found, each, strict=True)) for each in zip(*found.values(), strict=False)]
     return {
         "name": row.name,
         "title": row.title,
@@ -236,8 +224,6 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Report:
     Raises:
         BenchmarkFailed: If a candidate fails.
     """
-    load = os.getloadavg()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # idle threads of a BLAS would compete for the CPUs
     chosen, samples, rows = [row for row in ROWS if row.name in arguments.rows], {}, []
     total = sum(_rounds(row, arguments) * len(row.candidates) for row in chosen)
     with progress(total, arguments.no_color) as advance:
@@ -248,7 +234,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Report:
     not_compared = [
         f"{row['name']}: {candidate}: {reason}" for row in rows for candidate, reason in row["missing"].items()
     ]
-    conditions = _conditions(load, arguments.quick)
+    conditions = _conditions(arguments.quick)
     report = {"conditions": conditions, "rows": rows, "missed": missed, "not_compared": not_compared}
     if arguments.html:
         arguments.html.write_text(page(report, samples), encoding="utf-8")
@@ -278,8 +264,7 @@ def _run_row(row: Row, arguments: argparse.Namespace, folder: Path, advance: Any
 
 def _run(job: RoundJob) -> Sample:
     job.folder.mkdir()
-    with started_processes([(child_main, (job,))]) as connections:
-        sample: Sample = receive_result(connections[0], job.limit_s)
+    sample: Sample = call_in_child(measured, job, limit_s=job.limit_s + GRACE_S, name=job.candidate)
     return sample
 
 
@@ -299,18 +284,13 @@ def _job(row: Row, candidate: str, arguments: argparse.Namespace, folder: Path, 
     )
 
 
-def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, Any]:
+def _conditions(is_quick: bool) -> dict[str, Any]:
     from nnfmq.queue import core
 
     return {
-        "cpu": cpu_model(),
-        "cpus_allowed": sorted(cpu_pinning.ALLOWED),
         "cpus_used": {name: asdict(cpu_pinning.choose(name, 0)) for name in cpu_pinning.PLACEMENTS},
-        "kernel": platform.release(),
-        "python": platform.python_version(),
         "core": core.core_name,
         "polling_window_us": {"default": DEFAULT_NS / 1000, "polling": POLLING_NS / 1000},
-        "load_before": [round(value, 2) for value in load],
         "clock": "time.perf_counter_ns; in C clock_gettime(CLOCK_MONOTONIC)",
         "quick": is_quick,
     }

@@ -36,7 +36,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
-from bench_support import CLIENT_WINDOW, SERVER_WINDOW, ChildProcess, set_time_limit
+from bench_support import CLIENT_WINDOW, SERVER_WINDOW
 
 import nnfmq
 import nnfmq.queue
@@ -57,7 +57,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.lab import placement
 from nnfmq.lab.bench.steps import Array, timed
-from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
+from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable, set_time_limit
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
 from nnfmq.queue.hybrid_polling import PollingWindow
@@ -160,7 +160,8 @@ def forked(job: RoundJob, cpu: int | None, serve: Serve) -> Iterator[Any]:
         receive_report(subject, job.candidate)
         yield process, subject
     finally:
-        ChildProcess(process, subject).kill()
+        process.kill()
+        process.join()
         subject.close()
 
 
@@ -306,17 +307,10 @@ def null_model() -> Model:
 RECORD_BYTES, BATCH = 24, 64
 
 
-def child_main(results: Connection, job: RoundJob) -> None:
-    """Run the job and send its Sample, or the exception that explains why there is none."""
+def measured(job: RoundJob) -> Sample:
+    """Return the measurements of a round. Called in a process of its own, which ends at the job's limit."""
     set_time_limit(job.limit_s)
-    try:
-        results.send(CANDIDATES[job.candidate](job))
-    except RunnerUnavailable as missing:
-        results.send(missing)
-    except (BenchmarkFailed, NnfmqError, ImportError, OSError) as error:
-        results.send(BenchmarkFailed(f"{job.candidate}: {type(error).__name__}: {error}"))
-    finally:
-        results.close()
+    return CANDIDATES[job.candidate](job)
 
 
 # ---- round trips ----

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -37,6 +37,7 @@ from bench_support import (
     missed_targets,
     model_file,
     parser_for,
+    percentiles,
     positive,
     run,
     some_of,
@@ -48,11 +49,9 @@ from ray_nodes import started_nodes, started_serve
 
 import nnfmq
 from nnfmq.base.processes import descendants
-from nnfmq.lab.bench.report import cpu_model
 from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.listening_driver import started_daemon
 from nnfmq.lab.placement import ProcessMemory, command_of, memory_of
-from nnfmq.lab.statistics import percentile
 
 # ---- a started cluster
 
@@ -252,11 +251,10 @@ def _check(candidate: Candidate, result: Array, expected: Array) -> None:
 def _transports(samples: Mapping[tuple[str, str], list[list[int]]]) -> dict[str, dict[str, Any]]:
     transports: dict[str, dict[str, Any]] = {}
     for (transport, name), rounds in samples.items():
-        ordered = sorted(value for each in rounds for value in each)
-        found = {text: percentile(ordered, percent) / 1000 for text, percent in REPORTED_PERCENTILES.items()}
+        found = percentiles(itertools.chain(*rounds), 1000)
         transports.setdefault(transport, {})[name] = {
             **found,
-            "count": len(ordered),
+            "count": sum(map(len, rounds)),
             "p50_of_rounds": _medians_us(rounds),
         }
     return transports
@@ -446,13 +444,12 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
     Raises:
         BenchmarkFailed: If a deployment returns something wrong, or the model is missing.
     """
-    load = os.getloadavg()
     with started_nodes(folder) as nodes, started_serve(nodes) as port:
         started = StartedServe(nodes.addresses[0], port, folder)
         sections = {name: SECTION[name](options, started) for name in options.sections}
     targets = [target for section in sections.values() for target in section["targets"]]
     return {
-        "conditions": _conditions(options, load), **sections,
+        "conditions": _conditions(options), **sections,
         "targets": targets, "missed": missed_targets(targets),
     }  # fmt: skip
 
@@ -465,12 +462,10 @@ SECTION: dict[str, Callable[[argparse.Namespace, StartedServe], Report]] = {
 }
 
 
-def _conditions(options: argparse.Namespace, load: tuple[float, ...]) -> Report:
+def _conditions(options: argparse.Namespace) -> Report:
     return {
         "rounds": options.rounds, "requests": options.requests, "replicas": options.replicas,
-        "megabytes": options.megabytes, "ray": version("ray"), "cpu": cpu_model(),
-        "cpus": len(os.sched_getaffinity(0)), "kernel": platform.release(), "python": platform.python_version(),
-        "load_before": [round(value, 2) for value in load],
+        "megabytes": options.megabytes, "ray": version("ray"),
     }  # fmt: skip
 
 

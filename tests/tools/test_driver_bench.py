@@ -109,6 +109,11 @@ def test_an_interrupt_ends_busy_clients_and_removes_all_files(folder: Path, numb
     assert list(folder.iterdir()) == []
 
 
+def test_measuring_memory_imports_no_numpy_whose_pages_it_would_share() -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import driver_memory; assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(ROOT / "tools")], timeout=LIMIT_S, check=True)
+
+
 # ---- parts
 
 

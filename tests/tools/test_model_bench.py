@@ -125,7 +125,7 @@ def test_a_baseline_that_is_not_installed_is_reported_and_not_compared(data_dir:
 def test_a_missing_model_file_is_an_error_of_one_line(tmp_path: Path) -> None:
     done = bench("--quick", "--only", "tts_float", "--sections", "models", "--models", str(tmp_path))
     assert done.returncode == 1
-    assert done.stderr.startswith("model_bench: error: nnfmq burst: FileNotFoundError")
+    assert done.stderr.startswith("model_bench: error: nnfmq burst, 1 thread: [Errno 2] No such file")
     assert len(done.stderr.splitlines()) == 1
 
 

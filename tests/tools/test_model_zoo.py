@@ -123,7 +123,6 @@ def test_the_times_of_both_sides_are_taken_in_turns() -> None:
     assert "".join(calls).count("ab") > 10
 
 
-@pytest.mark.usefixtures("stopped_tracker")
 @pytest.mark.full
 def test_models_run_and_the_page_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
