@@ -17,10 +17,9 @@ import numpy as np
 
 from nnfmq.hal.types import CLAMPS, OperationType
 from nnfmq.operations import declaration as op
-from nnfmq.operations import fixed_point, fixed_point16
+from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Plan, Run, Tensor
-from nnfmq.operations.fixed_point import INT16_MAX, Ints, ints
-from nnfmq.operations.fixed_point16 import to_int16
+from nnfmq.operations.fixed_point import IN_16_BITS, INT16_MAX, Ints, ints, rounded, saturated, to_int16
 from nnfmq.operations.kernel_adapters import fp16_via_fp32, lut8, stateless, via_lut8
 from nnfmq.operations.quantization import (
     OutputMultipliers,
@@ -100,8 +99,7 @@ def _rounded(
     require_quantization(output, scale, zero_point)
     real = np.float32(input.scale) * (ints(quantized) - input.zero_point).astype(np.float32)
     steps = function(real).astype(np.float64) / scale
-    rounded = np.copysign(np.floor(np.abs(steps) + 0.5), steps) + zero_point
-    found: Array = np.clip(rounded, *dtype_range(output)).astype(output.dtype)
+    found: Array = np.clip(rounded(steps) + zero_point, *dtype_range(output)).astype(output.dtype)
     return found
 
 
@@ -123,7 +121,7 @@ def _hard_swish_lut(quantized: Array, input: Tensor, output: Tensor) -> Array:
     multiplier, exponent = fixed_point.quantize_multiplier(float(hires_scale / np.float32(output.scale)))
     require(exponent <= 0, "C1", f"output scale {output.scale} must be greater than input scale {input.scale} / 128")
     hires = (ints(quantized) - input.zero_point) << 7
-    scaled = fixed_point16.high_mul(hires, _in_15_bits(multiplier))
+    scaled = fixed_point.high_mul(hires, _in_15_bits(multiplier), IN_16_BITS)
     product = _relu_of_shifted(hires, float(hires_scale / np.float32(3 / 32768))) * scaled
     # Truncated toward zero, because two roundings to nearest would add a bias.
     halves = np.sign(product) * (np.abs(product) >> 15)
@@ -138,8 +136,8 @@ def _relu_of_shifted(hires: Ints, real: float) -> Ints:
     """
     multiplier, exponent = fixed_point.quantize_multiplier(real)
     before, after = max(exponent - 1, 0), 1 if exponent > 0 else 0
-    value = fixed_point16.high_mul(fixed_point16.saturated(hires << before), _in_15_bits(multiplier))
-    value = fixed_point.rounding_shift(fixed_point16.saturated(value << after), max(-exponent, 0))
+    value = fixed_point.high_mul(saturated(hires << before, IN_16_BITS), _in_15_bits(multiplier), IN_16_BITS)
+    value = fixed_point.rounding_shift(saturated(value << after, IN_16_BITS), max(-exponent, 0))
     return (value + (1 << 15)) >> 1
 
 

@@ -14,8 +14,7 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
-from nnfmq.operations.fixed_point import ints, multiply_wide
-from nnfmq.operations.fixed_point16 import to_int16
+from nnfmq.operations.fixed_point import ints, multiply_wide, to_int16
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.quantization import OutputMultipliers, requantizer
 from nnfmq.operations.shapes import require, require_rank

@@ -19,8 +19,7 @@ from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Plan, Run, Tensor
-from nnfmq.operations.fixed_point import Ints, ints, to_int32
-from nnfmq.operations.fixed_point16 import to_int16
+from nnfmq.operations.fixed_point import Ints, ints, saturated, to_int16
 from nnfmq.operations.kernel_adapters import by_pairs, fp16_via_fp32, stateless
 from nnfmq.operations.quantization import (
     OutputMultipliers,
@@ -195,7 +194,7 @@ def _scaled_quotients(dividends: Ints, divisors: Ints, multiplier: int, shift: i
     right = bits - 1 + free - shift
     scaled = fixed_point.high_mul(quotients, multiplier)
     shifted = fixed_point.rounding_shift(scaled, np.clip(right, 0, _WIDEST_SHIFT))
-    return to_int32(shifted << np.clip(-right, 0, 31))
+    return saturated(shifted << np.clip(-right, 0, 31))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 Every value is an int32 in an int64, so that products do not overflow; saturation is explicit where gemmlowp saturates.
 "Qn" below means n integer bits and 31 - n fractional ones. Requantization has two roundings (a doubling high
 multiplication, then a rounding shift); TFLite built with single rounding gives different last bits.
+
+Functions with the parameter `bits`, the fractional bits of Q0, do the same for values of INT16 if it is `IN_16_BITS`.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ from nnfmq.operations.shapes import require
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+IN_32_BITS, IN_16_BITS = 31, 15
 INT16_MIN, INT16_MAX = -(1 << 15), (1 << 15) - 1
-INT32_MAX = (1 << 31) - 1
-INT32_MIN = -(1 << 31)
-ONE_Q0 = INT32_MAX
+INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 ONE_Q2 = 1 << 29
 
 
@@ -35,10 +36,10 @@ def bit_length(values: Ints) -> Ints:
     return ints(np.frexp(values.astype(np.float64))[1])
 
 
-def high_mul(a: Ints, b: Ints | int) -> Ints:
-    """SaturatingRoundingDoublingHighMul: a * b / 2^31, rounded half up."""
+def high_mul(a: Ints, b: Ints | int, bits: int = IN_32_BITS) -> Ints:
+    """SaturatingRoundingDoublingHighMul: a * b / 2^bits, rounded half up."""
     # gemmlowp truncates (p + nudge) / 2^31, with a nudge that depends on the sign: that is floor(p / 2^31 + 1/2).
-    result: Ints = np.minimum((a * b + (1 << 30)) >> 31, INT32_MAX)
+    result: Ints = np.minimum((a * b + (1 << (bits - 1))) >> bits, (1 << bits) - 1)
     return result
 
 
@@ -50,16 +51,15 @@ def rounding_shift(x: Ints, exponent: Ints | int) -> Ints:
     return (x + half + tie) >> exponent
 
 
-def saturating_shift_left(x: Ints, exponent: int) -> Ints:
-    """Return x * 2^exponent, saturated to int32."""
-    result: Ints = np.clip(x << exponent, INT32_MIN, INT32_MAX)
+def saturated(x: Ints, bits: int = IN_32_BITS) -> Ints:
+    """Return x saturated to int32, or to int16."""
+    result: Ints = np.clip(x, -(1 << bits), (1 << bits) - 1)
     return result
 
 
-def to_int32(values: Ints) -> Ints:
-    """Return values saturated to int32."""
-    result: Ints = np.clip(values, INT32_MIN, INT32_MAX)
-    return result
+def to_int16(x: Ints) -> Array:
+    """Return x as int16, clamped to its range."""
+    return np.clip(x, INT16_MIN, INT16_MAX).astype(np.int16)
 
 
 def multiply(x: Ints, multiplier: Ints | int, shift: Ints | int) -> Ints:
@@ -126,18 +126,20 @@ def input_radius(integer_bits: int, left_shift: int) -> int:
     return ((1 << integer_bits) - 1) * (1 << (31 - integer_bits)) >> left_shift
 
 
-def exp_on_negative_values(a: Ints, integer_bits: int) -> Ints:
-    """e^a in Q0 for a ≤ 0 in Q`integer_bits` (up to 5)."""
-    fraction_bits = 31 - integer_bits
+def exp_on_negative_values(a: Ints, integer_bits: int, bits: int = IN_32_BITS) -> Ints:
+    """e^a in Q0 for a ≤ 0 in Q`integer_bits` (up to 5; up to 7 in 16 bits)."""
+    fraction_bits = bits - integer_bits
     quarter = 1 << (fraction_bits - 2)
     remainder = (a & (quarter - 1)) - quarter
-    result = _exp_near_zero(saturating_shift_left(remainder, integer_bits))
+    result = _exp_near_zero(saturated(remainder << integer_bits, bits), bits)
     rest = remainder - a
     for exponent, factor in _EXP_OF_POWERS:
         if exponent < integer_bits:
             bit = rest & (1 << (fraction_bits + exponent))
-            result = np.where(bit != 0, high_mul(result, factor), result)
-    return np.where(a == 0, ONE_Q0, result)
+            result = np.where(bit != 0, high_mul(result, _constant(factor, bits), bits), result)
+    if integer_bits > 5:
+        result = np.where(a < -(32 << fraction_bits), 0, result)
+    return np.where(a == 0, (1 << bits) - 1, result)
 
 
 _EXP_OF_POWERS = (  # (n, e^-(2^n) in Q0)
@@ -145,27 +147,34 @@ _EXP_OF_POWERS = (  # (n, e^-(2^n) in Q0)
 )  # fmt: skip
 
 
-def _exp_near_zero(a: Ints) -> Ints:
+def _constant(of_32_bits: int, bits: int) -> int:
+    return int(rounding_shift(ints(of_32_bits), IN_32_BITS - bits))
+
+
+def _exp_near_zero(a: Ints, bits: int) -> Ints:
     """e^a in Q0 for a in [-1/4, 0) in Q0: the Taylor polynomial of degree 4 around -1/8."""
-    exp_of_minus_eighth, third = 1895147668, 715827883
-    x = a + (1 << 28)
-    x2 = high_mul(x, x)
-    x3 = high_mul(x2, x)
-    x4_quarter = rounding_shift(high_mul(x2, x2), 2)
-    tail = rounding_shift(high_mul(x4_quarter + x3, third) + x2, 1)
-    return exp_of_minus_eighth + high_mul(x + tail, exp_of_minus_eighth)
+    exp_of_minus_eighth, third = _constant(1895147668, bits), _constant(715827883, bits)
+    x = a + (1 << (bits - 3))
+    x2 = high_mul(x, x, bits)
+    x3 = high_mul(x2, x, bits)
+    x4_quarter = rounding_shift(high_mul(x2, x2, bits), 2)
+    tail = rounding_shift(high_mul(x4_quarter + x3, third, bits) + x2, 1)
+    return saturated(exp_of_minus_eighth + high_mul(x + tail, exp_of_minus_eighth, bits), bits)
 
 
 def reciprocal_of_one_plus(a: Ints) -> Ints:
     """1 / (1 + a) in Q0 for a in [0, 1] in Q0."""
-    return saturating_shift_left(_double_reciprocal_of_one_plus(a), 1)
+    return saturated(double_reciprocal_of_one_plus(a) << 1)
 
 
-def _double_reciprocal_of_one_plus(a: Ints) -> Ints:
+def double_reciprocal_of_one_plus(a: Ints, bits: int = IN_32_BITS) -> Ints:
     """2 / (1 + a) in Q2 for a in [0, 1] in Q0: three Newton steps."""
-    half_denominator = (a + ONE_Q0 + 1) >> 1
-    x = 1515870810 + high_mul(half_denominator, -1010580540)  # 48/17 - 32/17 · d, in Q2
+    half_denominator = (a + (1 << bits)) >> 1
+    one_q2 = 1 << (bits - 2)
+    x = _constant(1515870810, bits) + high_mul(
+        half_denominator, _constant(-1010580540, bits), bits
+    )  # 48/17 - 32/17 · d
     for _ in range(3):
-        error = ONE_Q2 - high_mul(half_denominator, x)
-        x = x + saturating_shift_left(high_mul(x, error), 2)
+        error = one_q2 - high_mul(half_denominator, x, bits)
+        x = x + saturated(high_mul(x, error, bits) << 2, bits)
     return x

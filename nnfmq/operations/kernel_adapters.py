@@ -21,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from nnfmq.operations.declaration import Array, Plan, Run, Tensor
-from nnfmq.operations.fixed_point16 import LookupTable
+from nnfmq.operations.fixed_point import rounded
 from nnfmq.operations.quantization import all_quantized_values
 
 _FLOAT32 = np.dtype("<f4")
@@ -115,8 +115,8 @@ def quantize_array(values: Array, tensor: Tensor) -> Array:
         return values.astype(tensor.dtype, copy=False)
     info = np.iinfo(tensor.dtype)
     above_min = values / np.float32(tensor.scale) + np.float32(tensor.zero_point - info.min)
-    rounded = np.copysign(np.floor(np.abs(above_min.astype(np.float64)) + 0.5), above_min)
-    known = np.where(np.isnan(rounded), tensor.zero_point - info.min, rounded)
+    steps = rounded(above_min.astype(np.float64))
+    known = np.where(np.isnan(steps), tensor.zero_point - info.min, steps)
     return (np.clip(known, 0, info.max - info.min) + info.min).astype(tensor.dtype)
 
 
@@ -136,25 +136,6 @@ def via_lut8(entries: Callable[..., Array]) -> Plan:
 def lut8(table: Array, quantized: Array) -> Array:
     """Return the table entries of 8-bit values, which index it by their bits."""
     return table.take(quantized.view(np.uint8))
-
-
-def via_lut16(function: Callable[[Array], Array], extreme: int | None = None) -> Plan:
-    """Return the plan of a function of reals as a LookupTable.
-
-    `extreme` is the stored value for reals that are not positive, if the function is not defined for them.
-    """
-
-    def plan(input: Tensor, *, output: Tensor) -> Run:
-        def total(x: Array) -> Array:
-            if extreme is None:
-                return function(x)
-            limit = np.float32(extreme) * np.float32(output.scale)
-            return np.where(x > 0, function(x), limit)
-
-        table = LookupTable.of(total, input, output)
-        return lambda x: table(x).astype(np.int16)
-
-    return plan
 
 
 _PAIRS = 1 << 16

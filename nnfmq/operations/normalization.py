@@ -26,7 +26,7 @@ from nnfmq.operations.fixed_point import (
     high_mul,
     ints,
     rounding_shift,
-    saturating_shift_left,
+    saturated,
 )
 from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
 from nnfmq.operations.quantization import clamped, dtype_range, require_quantization
@@ -102,8 +102,8 @@ def _newton_steps(inputs: Ints) -> Ints:
     half_input = rounding_shift(inputs >> 1, 1)
     x = np.full(inputs.shape, ONE_Q3, np.int64)
     for _ in range(5):
-        cube = saturating_shift_left(high_mul(high_mul(x, x), x), 6)
-        x = saturating_shift_left(high_mul(x, ONE_Q3 + (ONE_Q3 >> 1)) - high_mul(half_input, cube), 3)
+        cube = saturated(high_mul(high_mul(x, x), x) << 6)
+        x = saturated((high_mul(x, ONE_Q3 + (ONE_Q3 >> 1)) - high_mul(half_input, cube)) << 3)
     return x
 
 

@@ -16,6 +16,7 @@ from nnfmq.hal.extensions import Scheme
 from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Plan, Run, Tensor
+from nnfmq.operations.fixed_point import rounded
 from nnfmq.operations.kernel_adapters import dequantize_array, via_lut8
 from nnfmq.operations.quantization import dequantized_values, dtype_range
 from nnfmq.operations.shapes import same_shape, same_shape_up_to_rank_4
@@ -28,7 +29,7 @@ def plan_quantize(input: Tensor, *, output: Tensor) -> Run:
 
     def run(values: Array) -> Array:
         quotients = (values.astype(np.float32, copy=False) / scale).astype(np.float64)
-        quantized = np.copysign(np.floor(np.abs(quotients) + 0.5), quotients) + output.zero_point
+        quantized = rounded(quotients) + output.zero_point
         return np.clip(np.where(np.isnan(quantized), output.zero_point, quantized), low, high).astype(output.dtype)
 
     return run

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,8 +29,8 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
-from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
-from nnfmq.operations.fixed_point16 import ONE_Q0, high_mul, logistic_table, lut16, saturated, tanh_table
+from nnfmq.operations.fixed_point import IN_16_BITS, Ints, high_mul, ints, rounding_shift, saturated
+from nnfmq.operations.int16_tables import ONE_Q0, logistic_table, lut16, tanh_table
 from nnfmq.operations.lstm import GATES, TENSOR_COUNT, LstmTensors, cell_parameters, check_cell, gate_parameters
 from nnfmq.operations.normalization import inverse_square_root
 from nnfmq.operations.quantization import require_quantization
@@ -38,6 +39,8 @@ from nnfmq.operations.shapes import require
 Shapes: TypeAlias = tuple[Shape, ...]
 Tensors: TypeAlias = tuple[Tensor, ...]
 Multiplier: TypeAlias = tuple[int, int]
+
+_high_mul, _saturated = partial(high_mul, bits=IN_16_BITS), partial(saturated, bits=IN_16_BITS)
 
 
 def quantized_lstm_shape(input: Shape, *rest: Shape, cell_clip: float, projection_clip: float, **_: Any) -> Shapes:
@@ -111,7 +114,7 @@ class QuantizedLayerNorm(Struct, frozen=True):
         rescaled = fixed_point.multiply(1024 * values - mean, inverse, -shift)
         weighted = rescaled * self.weights + self.bias
         rounded = _toward_zero(weighted + np.where(weighted > 0, 512, -512), 1024)
-        return saturated(fixed_point.multiply(rounded, *self.multiplier))
+        return _saturated(fixed_point.multiply(rounded, *self.multiplier))
 
 
 def _toward_zero(values: Ints, divisor: int) -> Ints:
@@ -130,11 +133,11 @@ class QuantizedGate(Struct, frozen=True):
 
     def apply(self, quantized: Array, hidden: Array, state: Ints) -> Ints:
         """Return the activated gate in Q0."""
-        sums = saturated(self.input.apply(quantized))
-        sums = saturated(sums + self.recurrent.apply(hidden))
+        sums = _saturated(self.input.apply(quantized))
+        sums = _saturated(sums + self.recurrent.apply(hidden))
         if self.peephole is not None:
             weights, multiplier = self.peephole
-            sums = saturated(sums + fixed_point.multiply(weights * state, *multiplier))
+            sums = _saturated(sums + fixed_point.multiply(weights * state, *multiplier))
         return lut16(self.table, sums if self.norm is None else self.norm.apply(sums))
 
 
@@ -156,7 +159,7 @@ class PreparedQuantizedLstmCell(Struct, frozen=True):
         old = ints(state)
         *entry, forget, candidate = [gate.apply(quantized, hidden, old) for gate in self.gates[:-1]]
         entrance = entry[0] if entry else ONE_Q0 - forget
-        new = saturated(rounding_shift(forget * old, 15) + rounding_shift(entrance * candidate, 30 + self.shift))
+        new = _saturated(rounding_shift(forget * old, 15) + rounding_shift(entrance * candidate, 30 + self.shift))
         if self.clip > 0:
             new = np.clip(new, -self.clip, self.clip)
         opened = self.gates[-1].apply(quantized, hidden, new)
@@ -307,7 +310,7 @@ def plan_quantized_16bit_lstm(input: Tensor, *rest: Tensor, output: tuple[Tensor
     def run(input: Array, state: Array, previous: Array) -> tuple[Array, Array]:
         quantized = np.concatenate([input, previous], axis=1).astype(np.float64) - 128
         sums = ints((quantized @ matrix + bias).astype(np.int64).astype(np.int32))  # the accumulator wraps
-        gates = saturated(fixed_point.multiply(sums, multiplier, shift))
+        gates = _saturated(fixed_point.multiply(sums, multiplier, shift))
         new_state, activations = _step(gates, ints(state))
         return new_state.astype(np.int16), activations.astype(np.uint8)
 
@@ -318,11 +321,11 @@ def _step(gates: Ints, state: Ints) -> tuple[Ints, Ints]:
     """Return the new state in Q4.11 and the quantized output, from gates in Q3.12."""
     entrance, modulation, forget, opened = np.split(gates, 4, axis=1)
     tanh, logistic = tanh_table(3), logistic_table()
-    entered = high_mul(lut16(logistic, entrance), lut16(tanh, modulation))
-    kept = high_mul(lut16(logistic, forget), state)
-    state = saturated(rounding_shift(entered, _STATE_BITS) + kept)
-    activated = lut16(tanh, saturated(state << (_STATE_BITS - 3)))
-    result = rounding_shift(high_mul(lut16(logistic, opened), activated), 8)
+    entered = _high_mul(lut16(logistic, entrance), lut16(tanh, modulation))
+    kept = _high_mul(lut16(logistic, forget), state)
+    state = _saturated(rounding_shift(entered, _STATE_BITS) + kept)
+    activated = lut16(tanh, _saturated(state << (_STATE_BITS - 3)))
+    result = rounding_shift(_high_mul(lut16(logistic, opened), activated), 8)
     return state, np.clip(result, -128, 127) + 128
 
 

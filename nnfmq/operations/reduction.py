@@ -19,8 +19,7 @@ from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
-from nnfmq.operations.fixed_point import ints, multiply_wide, to_int32
-from nnfmq.operations.fixed_point16 import to_int16
+from nnfmq.operations.fixed_point import ints, multiply_wide, saturated, to_int16
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.quantization import clamped, multiplied
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
@@ -179,8 +178,8 @@ def plan_tflite_prod(input: Tensor, *, output: Tensor, axes: Array, keep_dimensi
         factors = ints(array.transpose(*gone, *kept).reshape(count, -1)) - input.zero_point
         product = factors[0]
         for factor in factors[1:]:
-            product = to_int32(multiply_wide(product * factor, *scaling))
-        return clamped(to_int32(multiply_wide(product, *scaling)), output).reshape(shape)
+            product = saturated(multiply_wide(product * factor, *scaling))
+        return clamped(saturated(multiply_wide(product, *scaling)), output).reshape(shape)
 
     return run
 

@@ -20,6 +20,7 @@ import numpy as np
 from nnfmq.hal.types import Operand, OperandType, OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
+from nnfmq.operations.fixed_point import rounded
 from nnfmq.operations.kernel_adapters import lut8, stateless
 from nnfmq.operations.quantization import dtype_range
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
@@ -138,8 +139,8 @@ def concat_requant_lut(tensor: Tensor, output: Tensor) -> Array | None:
     scale = np.float32(tensor.scale) * (np.float32(1) / np.float32(output.scale))
     bias = np.float32(-(tensor.zero_point - lowest)) * scale
     reals = (quantized * scale + bias).astype(np.float64)
-    rounded = np.copysign(np.floor(np.abs(reals) + 0.5), reals) + (output.zero_point - lowest)
-    result: Array = (np.clip(rounded, 0, 255) + lowest).astype(output.dtype)
+    steps = rounded(reals) + (output.zero_point - lowest)
+    result: Array = (np.clip(steps, 0, 255) + lowest).astype(output.dtype)
     return result
 
 

@@ -34,9 +34,10 @@ from nnfmq.operations.fixed_point import (
     quantize_multiplier_below_one,
     reciprocal_of_one_plus,
     rounding_shift,
-    saturating_shift_left,
+    saturated,
+    to_int16,
 )
-from nnfmq.operations.fixed_point16 import LookupTable, to_int16
+from nnfmq.operations.int16_tables import LookupTable
 from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
 from nnfmq.operations.quantization import dtype_range, require_quantization
 from nnfmq.operations.shapes import normalize_axis, require, require_rank, same_shape
@@ -195,7 +196,7 @@ _QUARTER = 1 << (29 - _LOGARITHM_BITS)
 def logarithm(sums: Ints) -> Ints:
     """Return ln x with 5 integer bits, for x of at least 1 with 12 integer bits."""
     zeros = 32 - bit_length(sums)
-    halved = saturating_shift_left(high_mul(sums << (zeros - 1), _ROOT_OF_HALF), 1)
+    halved = saturated(high_mul(sums << (zeros - 1), _ROOT_OF_HALF) << 1)
     zeros_of_half = 31 - bit_length(high_mul(sums, _ROOT_OF_HALF))
     whole = np.minimum(sums << zeros_of_half, INT32_MAX)
     position = 31 - _LOGARITHM_BITS
@@ -203,7 +204,7 @@ def logarithm(sums: Ints) -> Ints:
         ((_SUM_BITS - zeros) << position) + _QUARTER, ((_SUM_BITS - zeros_of_half) << position) - _QUARTER
     )
     fraction = _near_fourth_root(np.minimum(halved, whole))
-    return saturating_shift_left(high_mul(exponents, _LN_2) + fraction, 1)
+    return saturated((high_mul(exponents, _LN_2) + fraction) << 1)
 
 
 def _near_fourth_root(r: Ints) -> Ints:

@@ -17,9 +17,9 @@ from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Plan, Run, Tensor
-from nnfmq.operations.fixed_point import INT16_MAX, INT16_MIN, ints
-from nnfmq.operations.fixed_point16 import to_int16
-from nnfmq.operations.kernel_adapters import dequantize_array, fp16_via_fp32, stateless, via_lut8, via_lut16
+from nnfmq.operations.fixed_point import INT16_MAX, INT16_MIN, ints, to_int16
+from nnfmq.operations.int16_tables import via_lut16
+from nnfmq.operations.kernel_adapters import dequantize_array, fp16_via_fp32, stateless, via_lut8
 from nnfmq.operations.normalization import inverse_square_root
 from nnfmq.operations.quantization import (
     clamped,

@@ -18,8 +18,8 @@ from nnfmq.hal.types import OperandType
 from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
-from nnfmq.operations.fixed_point import ints
-from nnfmq.operations.fixed_point16 import LookupTable, to_int16
+from nnfmq.operations.fixed_point import ints, rounded, to_int16
+from nnfmq.operations.int16_tables import LookupTable
 from nnfmq.operations.kernel_adapters import by_pairs, stateless, via_lut8
 from nnfmq.operations.quantization import clamped, dtype_range, float_ratio, quantized_range, rescaling, scaled
 from nnfmq.operations.shapes import broadcast_shapes, require, same_shape
@@ -103,9 +103,8 @@ def _gelu_table(quantized: Array, input: Tensor, output: Tensor, approximate: bo
     function = _gelu_approximation if approximate else _gelu_of_one
     real = np.float32(input.scale) * (quantized.astype(np.int32) - input.zero_point).astype(np.float32)
     results = np.array([function(value) for value in real], np.float32) * (np.float32(1) / np.float32(output.scale))
-    rounded = np.copysign(np.floor(np.abs(results) + np.float32(0.5)), results)
-    low, high = dtype_range(output)
-    table: Array = np.clip(rounded + np.float32(output.zero_point), low, high).astype(output.dtype)
+    steps = rounded(results) + np.float32(output.zero_point)
+    table: Array = np.clip(steps, *dtype_range(output)).astype(output.dtype)
     return table
 
 

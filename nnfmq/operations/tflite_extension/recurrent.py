@@ -21,7 +21,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.fixed_point16 import tanh_table
+from nnfmq.operations.int16_tables import tanh_table
 from nnfmq.operations.lstm import GATES, TENSOR_COUNT, LstmTensors, cell_parameters, check_cell, gate_parameters
 from nnfmq.operations.quantized_lstm import (
     Multiplier,

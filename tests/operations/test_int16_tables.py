@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nnfmq.operations import fixed_point16
+from nnfmq.operations import int16_tables
 
 ALL = np.arange(-(1 << 15), 1 << 15)
 SAMPLES = [-32768, -32767, -16384, -4097, -4096, -1, 0, 1, 4095, 8191, 8192, 32767, *range(-32768, 32768, 509)]
@@ -89,27 +89,27 @@ def tanh(a: int, integer_bits: int) -> int:
 
 
 def looked_up(table: Callable[[], np.ndarray], values: list[int]) -> list[int]:
-    found: list[int] = fixed_point16.lut16(table(), np.array(values)).tolist()
+    found: list[int] = int16_tables.lut16(table(), np.array(values)).tolist()
     return found
 
 
 def test_logistic_is_gemmlowp_s_bit_for_bit() -> None:
-    assert looked_up(fixed_point16.logistic_table, SAMPLES) == [logistic(a) for a in SAMPLES]
+    assert looked_up(int16_tables.logistic_table, SAMPLES) == [logistic(a) for a in SAMPLES]
 
 
 @pytest.mark.parametrize("bits", range(7))
 def test_tanh_is_gemmlowp_s_bit_for_bit(bits: int) -> None:
-    assert looked_up(lambda: fixed_point16.tanh_table(bits), SAMPLES) == [tanh(a, bits) for a in SAMPLES]
+    assert looked_up(lambda: int16_tables.tanh_table(bits), SAMPLES) == [tanh(a, bits) for a in SAMPLES]
 
 
 def test_logistic_is_near_the_real_function() -> None:
-    found = fixed_point16.lut16(fixed_point16.logistic_table(), ALL) / (1 << 15)
+    found = int16_tables.lut16(int16_tables.logistic_table(), ALL) / (1 << 15)
 
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-ALL / (1 << 12))), atol=2.0**-11)
 
 
 @pytest.mark.parametrize("bits", range(7))
 def test_tanh_is_near_the_real_function(bits: int) -> None:
-    found = fixed_point16.lut16(fixed_point16.tanh_table(bits), ALL) / (1 << 15)
+    found = int16_tables.lut16(int16_tables.tanh_table(bits), ALL) / (1 << 15)
 
     np.testing.assert_allclose(found, np.tanh(ALL / (1 << (15 - bits))), atol=2.0**-11)
