@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -42,6 +43,7 @@ END_S = 10.0
 _TICK_S = 0.1
 _NONE: Mapping[str, str] = MappingProxyType({})
 _UNNAMED = "a child process"
+_STARTING = threading.Lock()  # what a start changes in this process is changed by one thread at a time
 
 
 class RunnerUnavailable(Exception):
@@ -180,7 +182,7 @@ def _started(
     child = FunctionProcess(name, process, parent_end)
     try:
         with (
-            child_end, _variables(environment), _without_main(not is_of_script), _without_tracker(),
+            child_end, _STARTING, _variables(environment), _without_main(not is_of_script), _without_tracker(),
             _without_interrupts(),
         ):  # fmt: skip
             process.start()

@@ -13,6 +13,7 @@ import pytest
 from support import commands, model_lines
 
 from nnfmq.cli import main
+from nnfmq.lab.child_processes import FunctionProcess
 
 WRONG = "operand 3 (c), index [2]: expected 34.0, actual 33.0 (1 of 3 elements are wrong)"
 
@@ -252,6 +253,6 @@ def wait_for_children(pid: int) -> None:
 def test_a_job_that_dies_ends_the_run_and_its_file_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
+    monkeypatch.setattr(FunctionProcess, "send", lambda process, _source: process.kill())
     assert run(folder, "--jobs", 2) == 1
     assert f"a job died in {folder}" in error(capsys)

@@ -11,18 +11,22 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import os
-import subprocess
 import sys
+import traceback
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from fractions import Fraction
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from nnfmq.lab.child_processes import ChildEnded, call_in_child
 from nnfmq.lab.conformance.testmodels import DTYPES, FORMAT, FormatError, Line
 
 __all__ = ["Extracted", "extract", "extract_all", "find_specifications"]
@@ -76,12 +80,20 @@ def extract_all(checkout: Path, folder: Path, jobs: int) -> Generator[Extracted,
 
 
 def _extract_in_process(checkout: Path, folder: Path, specification: Path) -> Extracted:
-    command = [sys.executable, "-P", "-m", __name__, *map(str, (checkout, specification, folder))]
-    ended = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    if ended.returncode:
-        reasons = ended.stderr.strip().splitlines() or [f"its process ended with status {ended.returncode}"]
-        return Extracted(specification, 0, reasons[-1])
-    return Extracted(specification, int(ended.stdout.split()[-1]))
+    try:
+        outcome: int | str = call_in_child(_models_or_reason, checkout, specification, folder, limit_s=math.inf)
+    except ChildEnded as ended:
+        outcome = f"its process ended with status {ended.status}"
+    return Extracted(specification, 0, outcome) if isinstance(outcome, str) else Extracted(specification, outcome)
+
+
+def _models_or_reason(checkout: Path, specification: Path, folder: Path) -> int | str:
+    """Return the number of models, or the reason why there are none. What the specification prints is dropped."""
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        try:
+            return extract(checkout, specification, folder)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the checkout's code raises is the reason
+            return traceback.format_exception_only(error)[-1].strip()
 
 
 def extract(checkout: Path, specification: Path, folder: Path) -> int:
@@ -206,13 +218,3 @@ def _float32(value: Any) -> np.float32:
 
 def _encoded(array: Any) -> str:
     return base64.b64encode(array.tobytes()).decode("ascii")
-
-
-def main() -> None:
-    """Extract one specification: `python -m nnfmq.lab.conformance.specifications CHECKOUT SPECIFICATION FOLDER`."""
-    checkout, specification, folder = map(Path, sys.argv[1:])
-    print(extract(checkout, specification, folder))
-
-
-if __name__ == "__main__":
-    main()
