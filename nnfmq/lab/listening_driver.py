@@ -1,8 +1,7 @@
-"""A listening driver (`nnfmq serve`) for the benchmarks and the stress test."""
+"""A listening driver (`nnfmq serve`) for benchmarks, the stress test and the crash tests."""
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nnfmq.base.processes import child_environment
 from nnfmq.lab.child_processes import BenchmarkFailed
 
 START_S = 120.0
@@ -29,25 +29,28 @@ class Daemon:
 
 @contextmanager
 def started_daemon(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:
-    """Run `nnfmq serve` with its socket, its log and its cache directory in `folder`.
+    """Run `nnfmq serve` with its socket, its log and its cache directory in `folder`, in a session of its own.
 
-    `environment` is added to that of this process. At exit the driver gets SIGTERM, and SIGKILL 30 s later.
+    `environment` is added to that of this process. At exit, or when this process is killed, the driver gets SIGTERM; at
+    exit also SIGKILL 30 s later.
 
     Raises:
         BenchmarkFailed: If the driver does not start.
     """
-    path, log = folder / "driver.sock", folder / "log"
-    command = [sys.executable, "-P", "-m", "nnfmq", "serve", "--socket", str(path)]
+    path, log = folder / "driver.sock", folder / "driver.log"
+    command = [sys.executable, "-P", "-m", "nnfmq.lab.driver_program", str(path)]
     added = {"XDG_CACHE_HOME": str(folder / "cache"), **(environment or {})}
     with log.open("w") as file:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True, env=os.environ | added
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True,
+            env=child_environment(added), start_new_session=True,
+        )  # fmt: skip
         try:
             assert process.stdout is not None
             ready, _, _ = select.select([process.stdout], [], [], START_S)
             if not ready or "listening" not in process.stdout.readline():
-                raise BenchmarkFailed(f"the driver did not start: {log.read_text()}")
+                text = log.read_text(errors="replace").strip() or "its log is empty"
+                raise BenchmarkFailed(f"the driver did not start within {START_S:g} s: {text}")
             yield Daemon(process.pid, str(path), log)
         finally:
             _stop(process)
@@ -60,5 +63,6 @@ def _stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()

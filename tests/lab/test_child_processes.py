@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.drivers import Process
 
 from nnfmq.base.processes import children
 from nnfmq.hal.errors import InvalidArgument
@@ -171,6 +172,20 @@ def test_a_wait_without_a_message_calls_tick_and_ends(echoing: FunctionProcess) 
 def test_a_child_ends_when_the_connection_is_closed(echoing: FunctionProcess) -> None:
     echoing.connection.close()
     assert echoing.wait(60.0) == 0
+
+
+def test_a_child_ends_when_its_parent_is_killed() -> None:
+    def wait(connection: Any) -> None:
+        connection.recv()
+
+    def start_another(connection: Any) -> None:
+        with started_child(wait) as inner:
+            connection.send(inner.pid)
+            connection.recv()
+
+    with started_child(start_another) as child, Process(child.receive(60.0)) as inner:
+        child.kill()
+        inner.wait_for_end()
 
 
 def test_a_child_is_killed_after_an_error_in_the_block() -> None:

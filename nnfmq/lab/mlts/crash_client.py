@@ -1,18 +1,18 @@
-"""A client process of a crash test: `python -m nnfmq.lab.mlts.crash_client`; its task is on stdin, see `crash_tests`.
+"""A client of a crash test: what it does, and its process, which gets a task of `crash_tests` and sends messages.
 
-It exits with status 0 once it has reported, whatever the result, and when stdin is closed, because the runner is gone
-then. Core files are disabled, because some clients crash on purpose.
+The process exits with status 0 once it has reported, whatever the result, and when its connection is closed, because
+the runner is gone then. Core files are disabled, because some clients crash on purpose.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import json
 import os
 import random
 import resource
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from nnfmq.lab.conformance.driver_targets import in_shared_memory
 from nnfmq.lab.conformance.random_graphs import GraphClass, generate
 from nnfmq.lab.conformance.random_source import GraphLimits
 from nnfmq.lab.conformance.testmodels import Criterion, Line, TestModel, read
-from nnfmq.lab.mlts.crash_tests import ClientMessage, ClientState, ClientTask, GraphSize, Workload, decode_task, encode
+from nnfmq.lab.mlts.crash_tests import ClientMessage, ClientState, ClientTask, GraphSize, Workload
 from nnfmq.lab.mlts.models import Array
 from nnfmq.lab.mlts.stress_models import COMPLETE, hal_model, inputs_for, open_model, with_constants_in_file
 
@@ -52,6 +52,7 @@ __all__ = [
     "run_graph",
     "run_random_graphs",
     "run_workload",
+    "serve_client",
 ]
 
 
@@ -380,7 +381,7 @@ def _compiling(context: WorkloadContext, device: Device | None, name: str) -> It
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A client process of a crash test: `python -m nnfmq.lab.mlts.crash_client`; its task is on stdin, see `crash_tests`.
+# A client: it reports that it is ready, and what became of its workload, which may be to fail on purpose.
 
 
 _SELF_TEST_PAUSE_S = 0.2
@@ -459,17 +460,20 @@ _SELF_TESTS: dict[Workload, Callable[[WorkloadContext], None]] = {
 # ------------------------------------------------------------------------------------------------ the process
 
 
-def _main(requests: IO[bytes], sink: IO[bytes]) -> None:
+def serve_client(connection: Any, task: ClientTask, log: Path) -> None:
+    """Run a client in a process of its own, which ends with it; what it prints is appended to the file `log`."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with log.open("ab") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    faulthandler.enable()
     lock = threading.Lock()
 
     def send(message: ClientMessage) -> None:
         with lock:
-            sink.write(encode(message))
-            sink.flush()
+            connection.send(message)
 
-    task = decode_task(requests.readline())
-    threading.Thread(target=_exit_with_runner, args=(requests,), daemon=True).start()
+    threading.Thread(target=_exit_with_runner, args=(connection,), daemon=True).start()
     if task.kill_after_s is not None:
         threading.Timer(task.kill_after_s, _kill_this_process, (send,)).start()
     try:
@@ -481,16 +485,13 @@ def _main(requests: IO[bytes], sink: IO[bytes]) -> None:
     os._exit(0)  # threads of a workload that failed may still be in calls
 
 
-def _exit_with_runner(requests: IO[bytes]) -> None:
-    requests.read()
-    os._exit(1)
+def _exit_with_runner(connection: Any) -> None:
+    try:
+        connection.recv()  # nothing comes
+    except (EOFError, OSError):
+        os._exit(1)
 
 
 def _kill_this_process(send: Send) -> None:
     send(ClientMessage(ClientState.KILLING))
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the runner ends this process
-    _main(sys.stdin.buffer, sys.stdout.buffer)

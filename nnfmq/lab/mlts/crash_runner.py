@@ -7,54 +7,48 @@ message of a client decides only the outcome of its test.
 
 from __future__ import annotations
 
-import os
 import random
 import select
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import msgspec
+from multiprocess import Pipe
 
 from nnfmq.client.connection.connect import connect
 from nnfmq.client.connection.device import Device
 from nnfmq.hal.errors import DeadObject, NnfmqError
-from nnfmq.lab.mlts.crash_client import WorkloadContext, run_client
+from nnfmq.lab.child_processes import BenchmarkFailed, started_child
+from nnfmq.lab.listening_driver import started_daemon
+from nnfmq.lab.mlts.crash_client import WorkloadContext, run_client, serve_client
 from nnfmq.lab.mlts.crash_tests import (
-    LINE_BYTES_MAX,
     ClientMessage,
     ClientState,
     ClientTask,
     CrashOutcome,
     CrashTest,
     KilledClients,
-    decode_message,
-    encode,
 )
 from nnfmq.lab.mlts.driver_watch import DriverWatch, Observation, RunningDriver
 from nnfmq.lab.mlts.stress_models import ModelCost, affordable, survey
 
 __all__ = [
     "ClientChild",
-    "ClientMessages",
     "ClientThread",
     "CrashClient",
     "CrashOptions",
     "CrashResult",
-    "OwnDriver",
     "driver_for",
     "list_devices",
-    "own_driver",
+    "received_messages",
     "run_crash_test",
     "run_suite",
     "survey_device",
@@ -62,59 +56,30 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The processes of a crash test: client processes, clients in this process, and the suite's own driver.
+# Clients of a crash test, in processes of their own or on threads of this one.
 #
-# Both kinds of clients send messages over a pipe, which the runner polls. Processes run in sessions of their own, so
-# that Ctrl-C reaches the runner alone, which ends them. They end by themselves when the runner is killed: a client
-# because its stdin is closed, the driver see `driver_program`.
+# Both kinds send messages over a connection, which the runner polls. A process ends by itself when the runner is
+# killed, because its connection is closed.
 
 
-DRIVER_START_S = 60.0
-_DRIVER_END_S = 10.0  # it gives its workers 4 s
 _CLIENT_END_S = 5.0
 
 
-class ClientMessages:
-    """The receiving end of a client's messages. Owns the fd; close it."""
-
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd = fd
-        self._received = b""
-        self.is_closed = False
-        """Whether the client has closed its end: it sends no more messages."""
-
-    def fileno(self) -> int:
-        """Return the fd, to poll it."""
-        return self._fd
-
-    def read(self) -> list[ClientMessage]:
-        """Return the complete messages that have arrived, without blocking.
-
-        Raises:
-            msgspec.DecodeError: If the client wrote something else.
-            DeadObject: If a message is too long.
-        """
-        with suppress(BlockingIOError):
-            while data := os.read(self._fd, 65536):
-                self._received += data
-                if len(self._received) > LINE_BYTES_MAX:
-                    raise DeadObject(f"a client sent a message of more than {LINE_BYTES_MAX} bytes")
-            self.is_closed = True
-        *lines, self._received = self._received.split(b"\n")
-        return [decode_message(line) for line in lines]
-
-    def close(self) -> None:
-        """Close the fd. Idempotent."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+def received_messages(connection: Any) -> tuple[list[ClientMessage], bool]:
+    """Return the messages that have arrived, without blocking, and whether the client's end is closed."""
+    messages = []
+    try:
+        while connection.poll():
+            messages.append(connection.recv())
+    except (EOFError, OSError):  # OSError: it died while it sent one
+        return messages, True
+    return messages, False
 
 
 class CrashClient(Protocol):
     """A client of a crash test. Close it: that ends it if it still runs."""
 
-    pipe: ClientMessages
+    connection: Any
 
     def kill(self) -> None:
         """End the client now."""
@@ -130,19 +95,12 @@ class CrashClient(Protocol):
 
 
 class ClientChild:
-    """A client in a process of its own, whose stderr is appended to a file."""
+    """A client in a process of its own; what it prints is appended to a file."""
 
-    def __init__(self, task: ClientTask, log: IO[bytes]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-X", "faulthandler", "-m", "nnfmq.lab.mlts.crash_client"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_environment(), start_new_session=True,
-        )  # fmt: skip
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self.pipe = ClientMessages(os.dup(self._process.stdout.fileno()))
-        self._process.stdout.close()
-        with suppress(BrokenPipeError):  # it has exited, which its pipe shows
-            self._process.stdin.write(encode(task))
-            self._process.stdin.flush()
+    def __init__(self, task: ClientTask, log: Path) -> None:
+        self._resources = ExitStack()
+        self._process = self._resources.enter_context(started_child(serve_client, task, log))
+        self.connection = self._process.connection
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -150,11 +108,10 @@ class ClientChild:
 
     def exit_text(self) -> str:
         """Return the signal or exit status; a process that does not exit after its last message is killed."""
-        try:
-            status = self._process.wait(_CLIENT_END_S)
-        except subprocess.TimeoutExpired:
+        status = self._process.wait(_CLIENT_END_S)
+        if status is None:
             self._process.kill()
-            return f"did not exit within {_CLIENT_END_S:g} s after it had closed its output"
+            return f"did not exit within {_CLIENT_END_S:g} s after it had closed its connection"
         if status < 0:
             return f"was ended by {signal.Signals(-status).name}"
         return f"exited with status {status}" if status else ""
@@ -162,19 +119,14 @@ class ClientChild:
     def close(self) -> None:
         """Kill and reap the process."""
         self._process.kill()
-        self._process.wait()
-        self.pipe.close()
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._resources.close()
 
 
 class ClientThread:
-    """A client in this process. `kill` closes its connection, which ends all of its calls."""
+    """A client in this process. `kill` closes its connection to the driver, which ends all of its calls."""
 
     def __init__(self, task: ClientTask) -> None:
-        fd, self._sink = os.pipe()
-        self.pipe = ClientMessages(fd)
+        self.connection, self._sink = Pipe(duplex=False)
         self._lock = threading.Lock()
         self._context: WorkloadContext | None = None
         self._is_killed = False
@@ -195,11 +147,11 @@ class ClientThread:
         except (NnfmqError, OSError) as error:
             self._send(ClientMessage(ClientState.FAILURE, f"{type(error).__name__}: {error}"))
         finally:
-            os.close(self._sink)
+            self._sink.close()
 
     def _send(self, message: ClientMessage) -> None:
         with suppress(BrokenPipeError):
-            os.write(self._sink, encode(message))
+            self._sink.send(message)
 
     def kill(self) -> None:
         """Close the client's connection."""
@@ -213,71 +165,10 @@ class ClientThread:
         return ""
 
     def close(self) -> None:
-        """Close the connection and wait for the thread."""
+        """Close the connections and wait for the thread."""
         self.kill()
         self._thread.join(_CLIENT_END_S)
-        self.pipe.close()
-
-
-class OwnDriver:
-    """A driver that the suite has started: socket, pid and log."""
-
-    def __init__(self, process: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
-        self._process = process
-        self.pid = process.pid
-        self.socket = socket
-        self.log = log
-
-    def kill(self) -> None:
-        """Send SIGKILL, for tests."""
-        self._process.kill()
-
-
-@contextmanager
-def own_driver(folder: Path, variables: Mapping[str, str]) -> Iterator[OwnDriver]:
-    """Start `nnfmq serve` in a folder until the block ends, with more environment variables. Blocks.
-
-    Raises:
-        DeadObject: If it does not listen in time.
-    """
-    socket, log = folder / "d.sock", folder / "driver.log"
-    with ExitStack() as stack:
-        errors = stack.enter_context(log.open("wb"))
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "nnfmq.lab.mlts.driver_program", str(socket)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            env=_environment() | dict(variables), start_new_session=True,
-        )  # fmt: skip
-        stack.callback(_end_driver, process)
-        assert process.stdout is not None
-        if not _has_line(process.stdout, DRIVER_START_S):
-            text = log.read_text(errors="replace").strip()
-            raise DeadObject(f"the driver does not listen within {DRIVER_START_S:g} s: {text or 'its log is empty'}")
-        yield OwnDriver(process, socket, log)
-
-
-def _has_line(stream: IO[bytes], limit_s: float) -> bool:
-    """Wait for a line; return False if the limit passes or the stream ends."""
-    poll = select.poll()
-    poll.register(stream, select.POLLIN)
-    return bool(poll.poll(limit_s * 1000)) and bool(os.read(stream.fileno(), 4096))
-
-
-def _end_driver(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_DRIVER_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for stream in (process.stdin, process.stdout):
-        assert stream is not None
-        stream.close()
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which children import the same packages as this process."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self.connection.close()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -343,12 +234,14 @@ def driver_for(test: CrashTest | None, options: CrashOptions, folder: Path) -> I
     if options.driver is not None:
         yield options.driver
         return
-    cache = {"XDG_CACHE_HOME": str(folder), "XDG_STATE_HOME": str(folder)}
-    variables = (
-        cache | _STACKS | (_WITHOUT_CACHE if test is not None and test.needs_compiler else {}) | options.variables
-    )
-    with own_driver(folder, variables) as driver:
-        yield RunningDriver(str(driver.socket), driver.pid, driver.log, is_own=True)
+    without_cache = _WITHOUT_CACHE if test is not None and test.needs_compiler else {}
+    variables = {"XDG_STATE_HOME": str(folder)} | _STACKS | without_cache | options.variables
+    with ExitStack() as stack:
+        try:
+            driver = stack.enter_context(started_daemon(folder, variables))
+        except BenchmarkFailed as error:
+            raise DeadObject(str(error)) from None
+        yield RunningDriver(driver.socket, driver.pid, driver.log, is_own=True)
 
 
 def list_devices(options: CrashOptions) -> list[str]:
@@ -463,7 +356,7 @@ class _Run:
             self._driver.socket, self._device, test.workload, left_s, test.threads, self._models, test.pause_s,
             test.graphs, self._options.seed, kill_after_s, self._options.dump_to, test.compiles_fully,
         )  # fmt: skip
-        handle = ClientThread(task) if test.in_process else ClientChild(task, self._log)
+        handle = ClientThread(task) if test.in_process else ClientChild(task, Path(self._log.name))
         self._clients.append(_Client(handle, number, must_die))
 
     def _wait(self, watch: DriverWatch) -> Observation:
@@ -491,20 +384,17 @@ class _Run:
     def _poll(self) -> None:
         poll = select.poll()
         for client in self._clients:
-            poll.register(client.handle.pipe, select.POLLIN)
+            poll.register(client.handle.connection, select.POLLIN)
         poll.poll(_POLL_MS)
 
     def _receive(self, client: _Client, watch: DriverWatch) -> Observation | None:
         """Handle the messages of a client, and its end."""
         label = f"client {client.number}"
-        try:
-            messages = client.handle.pipe.read()
-        except (msgspec.DecodeError, DeadObject) as error:
-            return Observation(CrashOutcome.FAILURE, f"{label} sent an invalid message: {error}")
+        messages, is_closed = received_messages(client.handle.connection)
         for message in messages:
             if (found := self._handle(client, message, label, watch)) is not None:
                 return found
-        return self._ended(client, label, watch) if client.handle.pipe.is_closed else None
+        return self._ended(client, label, watch) if is_closed else None
 
     def _handle(self, client: _Client, message: ClientMessage, label: str, watch: DriverWatch) -> Observation | None:
         if message.state is ClientState.READY:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-
-import msgspec
 
 __all__ = [
     "ClientMessage",
@@ -24,9 +22,6 @@ __all__ = [
     "KilledClients",
     "Workload",
     "chosen_tests",
-    "decode_message",
-    "decode_task",
-    "encode",
 ]
 
 MINUTE_S = 60.0
@@ -191,17 +186,13 @@ def chosen_tests(pattern: str) -> list[CrashTest]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The messages between the runner of crash tests and a client process: lines of JSON.
+# The task of a client, and its messages to the runner.
 #
-# The runner sends one task on stdin and keeps stdin open: a client exits when it is closed. The client replies with
-# messages on stdout. A client that was told to kill itself announces it, so that its death is not taken for a crash.
+# A client that was told to kill itself announces it, so that its death is not taken for a crash.
 
 
-LINE_BYTES_MAX = 1 << 20
-"""The longest message; a client that sends a longer one has failed."""
-
-
-class ClientTask(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ClientTask:
     """The task of a client process.
 
     Attributes:
@@ -243,25 +234,11 @@ class ClientState(StrEnum):
     KILLING = "killing"  # the client is about to kill itself
 
 
-class ClientMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+@dataclass(frozen=True, slots=True)
+class ClientMessage:
     """A message of a client: its state, the reason of a failure, and numbers of steps by outcome."""
 
     state: ClientState
     reason: str = ""
     worker_pid: int = 0
-    codes: dict[str, int] = {}
-
-
-def encode(message: ClientTask | ClientMessage) -> bytes:
-    """Return a message as a line."""
-    return msgspec.json.encode(message) + b"\n"
-
-
-def decode_task(line: bytes) -> ClientTask:
-    """Return the task in a line. Raises msgspec.DecodeError."""
-    return msgspec.json.decode(line, type=ClientTask)
-
-
-def decode_message(line: bytes) -> ClientMessage:
-    """Return the message in a line. Raises msgspec.DecodeError if a client wrote anything else."""
-    return msgspec.json.decode(line, type=ClientMessage)
+    codes: dict[str, int] = field(default_factory=dict)

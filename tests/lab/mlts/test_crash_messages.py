@@ -1,20 +1,20 @@
-"""Messages of client processes, which may be cut, wrong or too long; and the reports of crash tests."""
+"""Messages of clients, of which the last may be cut short; and the reports of crash tests."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-import msgspec
 import pytest
+from multiprocess import Pipe
 
-from nnfmq.hal.errors import DeadObject
+from nnfmq.lab.child_processes import call_in_child
 from nnfmq.lab.mlts import crash_report
-from nnfmq.lab.mlts.crash_runner import ClientMessages, CrashResult
+from nnfmq.lab.mlts.crash_runner import CrashResult, received_messages
 from nnfmq.lab.mlts.crash_tests import (
     CRASH_TESTS,
-    LINE_BYTES_MAX,
     SELF_TESTS,
     ClientMessage,
     ClientState,
@@ -22,62 +22,46 @@ from nnfmq.lab.mlts.crash_tests import (
     CrashOutcome,
     GraphSize,
     Workload,
-    decode_task,
-    encode,
 )
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[ClientMessages, int]]:
-    reader, writer = os.pipe()
-    pipe = ClientMessages(reader)
-    yield pipe, writer
-    pipe.close()
-    pipe.close()  # idempotent
-    os.close(writer)
+def ends() -> Iterator[tuple[Any, Any]]:
+    """A connection that is read, and the client's end."""
+    reader, writer = Pipe(duplex=False)
+    with reader, writer:
+        yield reader, writer
 
 
-def test_a_message_is_returned_when_its_line_is_complete(ends: tuple[ClientMessages, int]) -> None:
-    pipe, writer = ends
-    line = encode(ClientMessage(ClientState.SUCCESS, codes={"executed": 3}))
-    os.write(writer, line[:7])
-    assert pipe.read() == []
-    os.write(writer, line[7:] + encode(ClientMessage(ClientState.KILLING)))
-    assert [message.state for message in pipe.read()] == [ClientState.SUCCESS, ClientState.KILLING]
-    assert not pipe.is_closed
+def test_messages_are_returned_in_their_order_without_waiting_for_more(ends: tuple[Any, Any]) -> None:
+    reader, writer = ends
+    assert received_messages(reader) == ([], False)
+    sent = [ClientMessage(ClientState.SUCCESS, codes={"executed": 3}), ClientMessage(ClientState.KILLING)]
+    for message in sent:
+        writer.send(message)
+    assert received_messages(reader) == (sent, False)
+    assert received_messages(reader) == ([], False)
 
 
-@pytest.mark.parametrize("line", [b"no json\n", b'{"state": "unknown"}\n', b"[]\n"])
-def test_a_line_that_is_no_message_is_an_error(ends: tuple[ClientMessages, int], line: bytes) -> None:
-    pipe, writer = ends
-    os.write(writer, line)
-    with pytest.raises(msgspec.DecodeError):
-        pipe.read()
+def test_a_closed_connection_is_reported_with_its_last_messages(ends: tuple[Any, Any]) -> None:
+    reader, writer = ends
+    last = ClientMessage(ClientState.READY, worker_pid=5)
+    writer.send(last)
+    writer.close()
+    assert received_messages(reader) == ([last], True)
 
 
-def test_a_message_that_never_ends_is_an_error(ends: tuple[ClientMessages, int]) -> None:
-    pipe, writer = ends
-    for _ in range(LINE_BYTES_MAX // 1024):
-        os.write(writer, b"x" * 1024)
-        assert pipe.read() == []
-    os.write(writer, b"x")
-    with pytest.raises(DeadObject, match="more than"):
-        pipe.read()
-
-
-def test_a_closed_pipe_is_reported_with_its_last_messages() -> None:
-    reader, writer = os.pipe()
-    os.write(writer, encode(ClientMessage(ClientState.READY, worker_pid=5)))
-    os.close(writer)
-    pipe = ClientMessages(reader)
-    assert [message.worker_pid for message in pipe.read()] == [5] and pipe.is_closed
-    pipe.close()
+def test_a_client_that_died_while_it_sent_a_message_is_closed(ends: tuple[Any, Any]) -> None:
+    reader, writer = ends
+    os.write(writer.fileno(), (1000).to_bytes(4, "big") + b"the beginning")
+    writer.close()
+    assert received_messages(reader) == ([], True)
 
 
 def test_a_task_survives_its_journey() -> None:
     task = ClientTask("/socket", "reference", Workload.RANDOM_INFERENCE, 1.5, 3, ("a", "b"), (0.1, 0.2),
                       GraphSize(10, 1000), 7, 0.5, "/dump", True)  # fmt: skip
-    assert decode_task(encode(task)) == task
+    assert call_in_child(lambda sent: sent, task) == task
 
 
 def results() -> list[CrashResult]:

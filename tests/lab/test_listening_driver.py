@@ -1,0 +1,39 @@
+"""The listening driver of benchmarks: it starts, or its log says why not, and it does not outlive its parent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.drivers import Process
+
+import nnfmq
+from nnfmq.lab.child_processes import BenchmarkFailed, started_child
+from nnfmq.lab.listening_driver import started_daemon
+
+
+def test_clients_connect_until_the_block_ends(tmp_path: Path) -> None:
+    with started_daemon(tmp_path) as daemon, nnfmq.connect(daemon.socket, embedded=False) as client:
+        assert client.driver_pid == daemon.pid
+    assert not Path(f"/proc/{daemon.pid}").exists()
+
+
+def test_the_log_of_a_driver_that_does_not_start_is_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "driver.sock").write_text("in the way")
+    with (
+        pytest.raises(BenchmarkFailed, match=r"the driver did not start within 120 s: .*driver\.sock"),
+        started_daemon(tmp_path),
+    ):
+        pass
+
+
+def test_the_driver_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    def hold_driver(connection: Any) -> None:
+        with started_daemon(tmp_path) as daemon:
+            connection.send(daemon.pid)
+            connection.recv()
+
+    with started_child(hold_driver) as child, Process(child.receive(60.0)) as driver:
+        child.kill()
+        driver.wait_for_end()
