@@ -9,8 +9,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,6 +28,9 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ["PYTHONSAFEPATH"] = "1"
 
 from support import bugs, leaks, places, tiers, under_test
+from support.drivers import Daemon, running_daemon, short_folder
+
+import nnfmq
 
 settings.register_profile("nnfmq", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("nnfmq")  # before @given in any test module takes the current one
@@ -137,3 +143,48 @@ def _nothing_left_behind() -> Iterator[None]:
 def _no_bug_of_a_driver_in_this_process() -> Iterator[None]:
     with bugs.none():
         yield
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    """Return a stack of what the test opens; it is closed after the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Future[Any]]]:
+    """Return a function that runs a call in a new thread, whose result the future gets."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool.submit
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return an empty folder whose path is short enough for a socket."""
+    with short_folder() as made:
+        yield made
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Drivers of all tests of a module: what one test does must not affect the next one.
+
+
+@pytest.fixture(scope="module")
+def shared_daemon() -> Iterator[Daemon]:
+    """Return a running daemon."""
+    with short_folder() as made, running_daemon(made / "d.sock") as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def shared_client() -> Iterator[nnfmq.Client]:
+    """Return a client of an embedded driver."""
+    with nnfmq.connect(embedded=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_device(shared_client: nnfmq.Client) -> nnfmq.Device:
+    """Return the reference device of that driver."""
+    return shared_client.device("reference")

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,12 +43,6 @@ FOREVER_NS = 2**63 - 1
 
 def soon(ns: int = 20 * SECOND_NS) -> int:
     return time.monotonic_ns() + ns
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -82,13 +76,6 @@ def files(resources: ExitStack) -> Callable[[int], list[int]]:
         return made
 
     return make
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Future[Any]]]:
-    """Run a call in a new thread; the future has its result."""
-    with ThreadPoolExecutor(4) as pool:
-        yield pool.submit
 
 
 def open_descriptors() -> int:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -25,12 +25,6 @@ from nnfmq.hal.types import FenceState
 
 ACTIVE, SIGNALED, ERROR, UNKNOWN = FenceState
 LIMIT_S = 20.0
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture

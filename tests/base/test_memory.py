@@ -8,7 +8,6 @@ import mmap
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
@@ -31,13 +30,6 @@ from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTr
 
 RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 HUGE_PAGE_BYTES = 2 << 20
-
-
-@pytest.fixture
-def descriptors() -> Iterator[ExitStack]:
-    """Closes what a test opened for itself."""
-    with ExitStack() as stack:
-        yield stack
 
 
 def is_open(fd: int) -> bool:
@@ -215,9 +207,9 @@ def test_received_memory_without_an_announcement_is_mapped_whole() -> None:
         assert memory.size_bytes == 9000
 
 
-def test_received_memory_through_a_read_only_descriptor_is_read_only(descriptors: ExitStack) -> None:
+def test_received_memory_through_a_read_only_descriptor_is_read_only(resources: ExitStack) -> None:
     fd = memfd(8)
-    descriptors.callback(os.close, fd)
+    resources.callback(os.close, fd)
     with Memory.adopt(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)) as memory:
         assert not memory.is_writable
 
@@ -436,24 +428,24 @@ def test_memory_closed_by_two_threads_concurrently_is_closed_once() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 1000], ids=["empty", "one", "many"])
-def test_a_body_written_to_a_memfd_is_read_back(data: bytes, descriptors: ExitStack) -> None:
+def test_a_body_written_to_a_memfd_is_read_back(data: bytes, resources: ExitStack) -> None:
     fd = write_to_memfd(data)
-    descriptors.callback(os.close, fd)
+    resources.callback(os.close, fd)
     assert read_from_memfd(fd, len(data)) == data
 
 
-def test_a_body_is_read_from_its_start_regardless_of_the_file_position(descriptors: ExitStack) -> None:
+def test_a_body_is_read_from_its_start_regardless_of_the_file_position(resources: ExitStack) -> None:
     fd = write_to_memfd(b"abcdef")
-    descriptors.callback(os.close, fd)
+    resources.callback(os.close, fd)
     os.lseek(fd, 4, os.SEEK_SET)
     assert read_from_memfd(fd, 6) == b"abcdef"
 
 
 def test_a_body_that_ends_early_is_a_protocol_error_and_the_caller_keeps_the_fd(
-    descriptors: ExitStack,
+    resources: ExitStack,
 ) -> None:
     fd = write_to_memfd(b"abc")
-    descriptors.callback(os.close, fd)
+    resources.callback(os.close, fd)
     with pytest.raises(ProtocolError, match="ends early") as caught:
         read_from_memfd(fd, 4)
     assert caught.value.offset == 3
@@ -462,27 +454,27 @@ def test_a_body_that_ends_early_is_a_protocol_error_and_the_caller_keeps_the_fd(
 
 @pytest.mark.parametrize("make", [read_end, end_of_a_socketpair, folder_itself])
 def test_a_body_in_an_fd_that_is_not_a_file_is_a_protocol_error(
-    make: object, tmp_path: Path, descriptors: ExitStack
+    make: object, tmp_path: Path, resources: ExitStack
 ) -> None:
     assert callable(make)
     fd = make(tmp_path)
-    descriptors.callback(os.close, fd)
+    resources.callback(os.close, fd)
     with pytest.raises(ProtocolError, match="cannot be read"):
         read_from_memfd(fd, 100)
 
 
-def test_a_body_in_an_ordinary_file_is_a_protocol_error(descriptors: ExitStack) -> None:
+def test_a_body_in_an_ordinary_file_is_a_protocol_error(resources: ExitStack) -> None:
     fd = os.open(os.__file__, os.O_RDONLY | os.O_CLOEXEC)
-    descriptors.callback(os.close, fd)
+    resources.callback(os.close, fd)
     with pytest.raises(ProtocolError, match="no memfd"):
         read_from_memfd(fd, 100)
 
 
-def test_a_body_in_a_file_that_may_not_be_read_is_a_protocol_error(descriptors: ExitStack) -> None:
+def test_a_body_in_a_file_that_may_not_be_read_is_a_protocol_error(resources: ExitStack) -> None:
     readable = memfd(100)
-    descriptors.callback(os.close, readable)
+    resources.callback(os.close, readable)
     fd = os.open(f"/proc/self/fd/{readable}", os.O_WRONLY | os.O_CLOEXEC)
-    descriptors.callback(os.close, fd)
+    resources.callback(os.close, fd)
     with pytest.raises(ProtocolError, match="cannot be read"):
         read_from_memfd(fd, 100)
 

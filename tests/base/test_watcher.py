@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -25,19 +25,6 @@ from nnfmq.queue import MessageQueue, PeerDeathFlag
 
 LIMIT_S = 20
 LONG_WINDOW_NS = 60_000_000_000  # a receive polls this long before it sleeps: for these tests, it never sleeps
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Future[Any]]]:
-    """Run a call in a new thread; the future has its result."""
-    with ThreadPoolExecutor(8) as pool:
-        yield pool.submit
 
 
 @pytest.fixture

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pytest
-from support.drivers import short_folder
 
 import nnfmq
 from nnfmq.hal.capabilities import (
@@ -23,12 +20,6 @@ from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import DeviceStatus, OperandType
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as made:
-        yield made
 
 
 @dataclass

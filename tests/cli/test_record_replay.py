@@ -207,12 +207,6 @@ def test_wrong_usage_says_what_is_allowed(path: Path, words: list[str], text: st
 # ---------------------------------------------------------------------------------------------------- death, signals
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with short_folder() as folder, running_daemon(folder / "d.sock") as made:
-        yield made
-
-
 @contextmanager
 def recording(daemon: Daemon, path: Path) -> Iterator[tuple[int, Callable[[str], None], Callable[[], tuple[int, str]]]]:
     """Record tests/end_to_end/apps/recorded.py; yield the pid, what tells it a line, and what ends it."""
@@ -235,8 +229,10 @@ def recording(daemon: Daemon, path: Path) -> Iterator[tuple[int, Callable[[str],
         yield command.pid, tell, end
 
 
-def test_a_killed_application_leaves_a_recording_that_is_replayed(daemon: Daemon, path: Path, capfd: Capture) -> None:
-    with recording(daemon, path) as (pid, tell, end):
+def test_a_killed_application_leaves_a_recording_that_is_replayed(
+    shared_daemon: Daemon, path: Path, capfd: Capture
+) -> None:
+    with recording(shared_daemon, path) as (pid, tell, end):
         tell("50")
         until(lambda: count_of(path) >= 50, "the executions are written")
         with Process(pid) as process:
@@ -245,7 +241,7 @@ def test_a_killed_application_leaves_a_recording_that_is_replayed(daemon: Daemon
         status, errors = end()
     assert status == 128 + signal.SIGKILL
     assert "the application did not end orderly; its last executions may be missing" in errors
-    assert main(["replay", str(path), "--connect", str(daemon.path), "--speed", "max"]) == 0
+    assert main(["replay", str(path), "--connect", str(shared_daemon.path), "--speed", "max"]) == 0
     out = capfd.readouterr().out
     assert "The recording is not complete" in out
     assert "50 of 50 executions replayed: 50 equal" in out
@@ -259,8 +255,8 @@ def count_of(path: Path) -> int:
         return 0
 
 
-def test_SIGTERM_is_passed_on(daemon: Daemon, path: Path) -> None:
-    with recording(daemon, path) as (pid, tell, end):
+def test_SIGTERM_is_passed_on(shared_daemon: Daemon, path: Path) -> None:
+    with recording(shared_daemon, path) as (pid, tell, end):
         tell("1")
         until(lambda: count_of(path) == 1, "the execution is written")
         os.kill(pid, signal.SIGTERM)
@@ -268,8 +264,8 @@ def test_SIGTERM_is_passed_on(daemon: Daemon, path: Path) -> None:
     assert status == 128 + signal.SIGTERM
 
 
-def test_Ctrl_C_ends_the_command_and_the_recording_is_complete(daemon: Daemon, path: Path) -> None:
-    with recording(daemon, path) as (pid, tell, end):
+def test_Ctrl_C_ends_the_command_and_the_recording_is_complete(shared_daemon: Daemon, path: Path) -> None:
+    with recording(shared_daemon, path) as (pid, tell, end):
         tell("1")
         until(lambda: count_of(path) == 1, "the execution is written")
         os.killpg(pid, signal.SIGINT)  # as a terminal does

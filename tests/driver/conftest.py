@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,19 +17,6 @@ from nnfmq.base.memory import Memory
 from nnfmq.driver.execution.burst import BurstServer
 from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.serialize import messages
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Future[Any]]]:
-    """Run a call in a new thread; the future gets its result."""
-    with ThreadPoolExecutor(8) as pool:
-        yield pool.submit
 
 
 @pytest.fixture

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.drivers import Daemon, running_daemon, shared_memory_names, short_folder, until
-from support.models import null_model
+from support.drivers import LIMIT_S, Daemon, one, running_daemon, shared_memory_names, short_folder, until
+from support.fake_repository import FakeRepository, serving
+from support.models import add_model, null_model, plus_model
+from support.nnapi_objects import finished
+from support.partitioned import Runtime, three_drivers
 
 import nnfmq
+from nnfmq.nnapi import CompilationBuilder
 
 STATUS = ("--allow-device-status",)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Return an empty folder whose path is short enough for a socket."""
-    with short_folder() as made:
-        yield made
 
 
 @pytest.fixture(scope="session")
@@ -105,3 +103,52 @@ def model(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
     """Return a prepared null model, which returns its input, one float."""
     with client.device("reference").prepare(null_model()) as made:
         yield made
+
+
+@pytest.fixture
+def recovering(daemon: Daemon) -> Iterator[nnfmq.Client]:
+    """Return a client of the daemon that connects again after a death."""
+    with nnfmq.connect(daemon.path, timeout=LIMIT_S, recover=True) as made:
+        yield made
+
+
+@pytest.fixture
+def device(client: nnfmq.Client) -> nnfmq.Device:
+    """Return the reference device of the client's driver."""
+    return client.device("reference")
+
+
+@pytest.fixture
+def burst(model: nnfmq.PreparedModel) -> Iterator[nnfmq.Burst]:
+    """Return a burst of the null model that has executed once."""
+    with model.burst() as made:
+        made.execute(one(1))
+        yield made
+
+
+@pytest.fixture
+def compilation(resources: ExitStack, device: nnfmq.Device) -> CompilationBuilder:
+    """Return NNAPI's finished compilation of a model that adds two tensors of four floats."""
+    return finished(resources, add_model(), device)
+
+
+@pytest.fixture
+def repository(daemon: Daemon) -> Iterator[FakeRepository]:
+    """Return a fake repository of the daemon with version 1 of `plus`, which adds 1."""
+    with serving(daemon) as made:
+        made.publish("plus", 1, plus_model(1))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
+    """Return three drivers with devices that fail in each way."""
+    with three_drivers(tmp_path_factory.mktemp("site")) as made:
+        yield made
+
+
+@pytest.fixture
+def runtime(drivers: list[Daemon]) -> Iterator[Runtime]:
+    """Return clients of the three drivers, which prepare plans."""
+    with ExitStack() as stack:
+        yield Runtime(drivers, stack)

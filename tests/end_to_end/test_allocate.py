@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,12 +15,6 @@ import nnfmq
 from nnfmq.base.memory import Memory
 
 FOUR, SUM = np.array([1, 2, 3, 4], np.float32), [2, 4, 6, 8]
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 Make = Callable[[Daemon, ExitStack, Path], tuple[nnfmq.PreparedModel, nnfmq.PreparedModel]]

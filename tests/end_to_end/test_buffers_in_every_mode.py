@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
@@ -56,12 +56,6 @@ MODES: dict[str, Mode] = {
     "BUR-19 AIDL burst": in_an_aidl_burst,
 }
 in_every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 class Setting:

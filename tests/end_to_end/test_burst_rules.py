@@ -37,15 +37,9 @@ def old_client() -> Iterator[nnfmq.Client]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as made:
-        yield made
-
-
 @pytest.fixture
-def adding(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
-    with client.device("reference").prepare(ADD) as made:
+def adding(shared_client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
+    with shared_client.device("reference").prepare(ADD) as made:
         yield made
 
 
@@ -85,12 +79,6 @@ class Raw:
 
     def sums(self) -> list[float]:
         return np.frombuffer(self.sink.view, np.float32, 4).tolist()  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -221,7 +209,7 @@ def test_BUR_12_only_unknown_slots_are_requested_and_freed_ones_again(raw: Raw) 
 
 
 def test_BUR_13_BUR_16_UTL_7_both_ways_to_execute_a_request_return_the_same(
-    client: nnfmq.Client, adding: nnfmq.PreparedModel
+    shared_client: nnfmq.Client, adding: nnfmq.PreparedModel
 ) -> None:
     """The driver's burst caches memories; the AIDL burst executes synchronously, with none (tokens of -1)."""
     with adding.burst() as cached, adding.aidl_burst() as uncached, ExitStack() as stack:
@@ -233,9 +221,9 @@ def test_BUR_13_BUR_16_UTL_7_both_ways_to_execute_a_request_return_the_same(
 
 
 def test_BUR_1_BUR_14_thread_and_memory_of_a_burst_end_with_it(
-    client: nnfmq.Client, adding: nnfmq.PreparedModel
+    shared_client: nnfmq.Client, adding: nnfmq.PreparedModel
 ) -> None:
-    with Process(client.worker_pid) as driver:
+    with Process(shared_client.worker_pid) as driver:
         adding.execute(ONE, TEN)
         mappings = len(driver.shared_mappings())
         bursts = [adding.burst() for _ in range(3)]
@@ -249,9 +237,9 @@ def test_BUR_1_BUR_14_thread_and_memory_of_a_burst_end_with_it(
         until(lambda: len(driver.shared_mappings()) == mappings, "the bursts' memory is unmapped")
 
 
-def test_BUR_16_API_11_a_second_execution_on_a_busy_burst_is_rejected(client: nnfmq.Client) -> None:
+def test_BUR_16_API_11_a_second_execution_on_a_busy_burst_is_rejected(shared_client: nnfmq.Client) -> None:
     shape = (1, 128, 128, 32)
-    with client.device("reference").prepare(slow_model(40)) as slow, slow.burst() as burst:
+    with shared_client.device("reference").prepare(slow_model(40)) as slow, slow.burst() as burst:
         running = InThread.start(lambda: burst.execute(np.ones(shape, np.float32)))
         wait_until_waiting(burst)
         with pytest.raises(nnfmq.BadState, match="is executing in another thread"):
@@ -259,12 +247,14 @@ def test_BUR_16_API_11_a_second_execution_on_a_busy_burst_is_rejected(client: nn
         assert running.wait().error is None
 
 
-def test_BUR_18_a_loop_timeout_reaches_the_driver_through_a_burst(client: nnfmq.Client, resources: ExitStack) -> None:
+def test_BUR_18_a_loop_timeout_reaches_the_driver_through_a_burst(
+    shared_client: nnfmq.Client, resources: ExitStack
+) -> None:
     model = control_flow_models.counting()
     pools = [resources.enter_context(Memory.create(size)) for size in pool_bytes(model)]
     request = request_for(model, pools)
     count = request.inputs[1].location
-    with client.device("reference").prepare(model) as prepared, prepared.request_burst() as burst:
+    with shared_client.device("reference").prepare(model) as prepared, prepared.request_burst() as burst:
         for iterations, limit_ns in ((3, 2_000_000_000), (1 << 30, 50_000_000)):
             np.frombuffer(pools[0].view, np.int32, 1, count.offset)[:] = iterations
             config = ExecutionConfig(loop_timeout_ns=limit_ns)

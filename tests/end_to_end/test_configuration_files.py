@@ -6,12 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.drivers import LIMIT_S, running_daemon, short_folder
+from support.drivers import LIMIT_S, running_daemon
 from support.models import relu_model
 
 import nnfmq
@@ -19,12 +18,6 @@ from nnfmq.base import settings
 
 TENSOR_BYTES = 4 << 20
 DEVICES = '[[device]]\nname = "test-only"\nengine = "reference"\n'
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as made:
-        yield made
 
 
 def written(folder: Path, text: str) -> Path:

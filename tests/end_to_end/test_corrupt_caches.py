@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.caching import TOKEN, CachingClient, Loaded, Paths, chain, expected_result
-from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
+from support.drivers import LIMIT_S, Daemon
 from support.models import pool_bytes, relu_model, request_for, weighty_model
 from support.protocol import ProtocolPeer
 
@@ -67,14 +67,8 @@ class OverDaemon(CachingClient):
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Daemon]:
-    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon:
-        yield daemon
-
-
-@pytest.fixture(scope="module")
-def speaking(driver: Daemon) -> Iterator[OverDaemon]:
-    client = OverDaemon(driver)
+def speaking(shared_daemon: Daemon) -> Iterator[OverDaemon]:
+    client = OverDaemon(shared_daemon)
     yield client
     client.close()
 

@@ -31,12 +31,6 @@ FIGURES = {
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def speaking() -> Iterator[Callable[[FeatureLevel], nnfmq.Client]]:
     """Return a client of each HIDL version, each with its own driver."""
     clients = {level: nnfmq.connect(embedded=True, interface=interface_name(level)) for level in HIDL}
@@ -45,16 +39,18 @@ def speaking() -> Iterator[Callable[[FeatureLevel], nnfmq.Client]]:
         made.close()
 
 
-def test_DEV_1_capabilities_come_with_a_status_and_not_at_all_while_the_device_is_offline(client: nnfmq.Client) -> None:
-    device = client.device("sample-minimal")
+def test_DEV_1_capabilities_come_with_a_status_and_not_at_all_while_the_device_is_offline(
+    shared_client: nnfmq.Client,
+) -> None:
+    device = shared_client.device("sample-minimal")
     assert device.capabilities().operand_performance
     for status in (DeviceStatus.OFFLINE, DeviceStatus.BUSY):
-        client.set_device_status("sample-minimal", status)
+        shared_client.set_device_status("sample-minimal", status)
         try:
             with pytest.raises(nnfmq.DeviceUnavailable):
                 device.capabilities()
         finally:
-            client.set_device_status("sample-minimal", DeviceStatus.AVAILABLE)
+            shared_client.set_device_status("sample-minimal", DeviceStatus.AVAILABLE)
     assert device.capabilities().operand_performance
 
 
@@ -70,33 +66,33 @@ def test_DEV_2_getStatus_returns_the_status_that_was_set(speaking: Callable[[Fea
         client.set_device_status("sample-minimal", DeviceStatus.UNKNOWN)
 
 
-def test_DEV_3_SUP_6_every_device_has_one_type_and_this_machine_s_are_CPUs(client: nnfmq.Client) -> None:
-    types = {info.name: info.type for info in client.devices()}
+def test_DEV_3_SUP_6_every_device_has_one_type_and_this_machine_s_are_CPUs(shared_client: nnfmq.Client) -> None:
+    types = {info.name: info.type for info in shared_client.devices()}
     assert set(types.values()) == {DeviceType.CPU}
     assert {"reference", "compiled", "sample-minimal"} <= set(types)
 
 
 def test_DEV_4_the_version_names_the_release_and_not_the_feature_level(
-    client: nnfmq.Client, speaking: Callable[[FeatureLevel], nnfmq.Client]
+    shared_client: nnfmq.Client, speaking: Callable[[FeatureLevel], nnfmq.Client]
 ) -> None:
-    versions = {info.version for info in client.devices()}
+    versions = {info.version for info in shared_client.devices()}
     assert all(f"nnfmq-{metadata.version('nnfmq')}" in version for version in versions)
     older = {info.version for info in speaking(FeatureLevel.V1_2).devices()}
     assert older == versions  # although the feature level is another one
 
 
-def test_DEV_7_another_process_of_the_same_driver_answers_the_same(client: nnfmq.Client) -> None:
+def test_DEV_7_another_process_of_the_same_driver_answers_the_same(shared_client: nnfmq.Client) -> None:
     with nnfmq.connect(embedded=True) as restarted:
-        assert restarted.driver_pid != client.driver_pid
-        assert restarted.devices() == client.devices()
-        for info in client.devices():
-            ours, theirs = (one.device(info.name) for one in (client, restarted))
+        assert restarted.driver_pid != shared_client.driver_pid
+        assert restarted.devices() == shared_client.devices()
+        for info in shared_client.devices():
+            ours, theirs = (one.device(info.name) for one in (shared_client, restarted))
             assert ours.capabilities() == theirs.capabilities()
             assert ours.supported_operations(models.add_model()) == theirs.supported_operations(models.add_model())
 
 
-def test_DEV_12_CAP_1_the_reference_device_is_as_fast_as_the_CPU_for_every_type(client: nnfmq.Client) -> None:
-    found = client.device("reference").capabilities()
+def test_DEV_12_CAP_1_the_reference_device_is_as_fast_as_the_CPU_for_every_type(shared_client: nnfmq.Client) -> None:
+    found = shared_client.device("reference").capabilities()
     types = sorted(set(OperandType) - {OperandType.SUBGRAPH})
     assert [entry.type for entry in found.operand_performance] == types
     assert {entry.info for entry in found.operand_performance} == {CPU_PERFORMANCE}
@@ -114,9 +110,11 @@ def test_CAP_2_each_version_has_its_own_figures(
         assert set(vars(found)) == set(FIGURES[form].split())
 
 
-def test_CAP_3_figures_are_sorted_by_type_and_a_type_without_one_is_infinitely_slow(client: nnfmq.Client) -> None:
-    for info in client.devices():
-        found = client.device(info.name).capabilities()
+def test_CAP_3_figures_are_sorted_by_type_and_a_type_without_one_is_infinitely_slow(
+    shared_client: nnfmq.Client,
+) -> None:
+    for info in shared_client.devices():
+        found = shared_client.device(info.name).capabilities()
         types = [entry.type for entry in found.operand_performance]
         assert types == sorted(set(types))
         assert OperandType.SUBGRAPH not in types
@@ -124,9 +122,9 @@ def test_CAP_3_figures_are_sorted_by_type_and_a_type_without_one_is_infinitely_s
 
 
 def test_CAP_4_CAP_5_relaxed_figures_are_for_scalars_and_tensors_and_control_flow_has_its_own(
-    client: nnfmq.Client,
+    shared_client: nnfmq.Client,
 ) -> None:
-    slow, fast = (client.device(f"sample-float_{kind}").capabilities() for kind in ("slow", "fast"))
+    slow, fast = (shared_client.device(f"sample-float_{kind}").capabilities() for kind in ("slow", "fast"))
     for found, relaxed in ((slow, 1.2), (fast, 0.7)):  # as in the driver's configuration
         assert found.relaxed_float32_to_float16_scalar.exec_time == pytest.approx(relaxed)
         assert found.relaxed_float32_to_float16_tensor.exec_time == pytest.approx(relaxed)
@@ -152,12 +150,12 @@ def test_CAP_7_measured_figures_in_the_configuration_are_the_device_s(
 # ------------------------------------------------------------------------------------------------ operations
 
 
-def test_SUP_1_SUP_3_each_operation_has_its_own_answer_in_order(client: nnfmq.Client) -> None:
+def test_SUP_1_SUP_3_each_operation_has_its_own_answer_in_order(shared_client: nnfmq.Client) -> None:
     mixed = two_adds()
     relu = Operation(OperationType.RELU, (3,), (4,))
     mixed = replace(mixed, main=replace(mixed.main, operations=(mixed.main.operations[0], relu)))
     answers = {
-        name: client.device(name).supported_operations(mixed)
+        name: shared_client.device(name).supported_operations(mixed)
         for name in ("reference", "sample-minimal", "sample-quant", "sample-float_fast")
     }
     assert answers == {
@@ -168,36 +166,38 @@ def test_SUP_1_SUP_3_each_operation_has_its_own_answer_in_order(client: nnfmq.Cl
     }
 
 
-def test_SUP_2_an_invalid_model_and_an_offline_device_have_no_answer(client: nnfmq.Client) -> None:
-    device = client.device("sample-minimal")
+def test_SUP_2_an_invalid_model_and_an_offline_device_have_no_answer(shared_client: nnfmq.Client) -> None:
+    device = shared_client.device("sample-minimal")
     with pytest.raises(nnfmq.InvalidArgument):
         device.supported_operations(models.invalid_model())
-    client.set_device_status("sample-minimal", DeviceStatus.OFFLINE)
+    shared_client.set_device_status("sample-minimal", DeviceStatus.OFFLINE)
     try:
         with pytest.raises(nnfmq.DeviceUnavailable):
             device.supported_operations(models.add_model())
     finally:
-        client.set_device_status("sample-minimal", DeviceStatus.AVAILABLE)
+        shared_client.set_device_status("sample-minimal", DeviceStatus.AVAILABLE)
 
 
-def test_SUP_4_a_branch_with_an_unsupported_operation_makes_the_IF_unsupported(client: nnfmq.Client) -> None:
-    partial = client.device("sample-partial")  # everything but SOFTMAX, LOGISTIC and a few
+def test_SUP_4_a_branch_with_an_unsupported_operation_makes_the_IF_unsupported(shared_client: nnfmq.Client) -> None:
+    partial = shared_client.device("sample-partial")  # everything but SOFTMAX, LOGISTIC and a few
     able = control_flow_models.branching(OperationType.ADD, OperationType.MUL)
     branch = able.referenced[1]
     logistic = replace(branch, operations=(Operation(OperationType.LOGISTIC, (0,), (3,)),))
     unable = replace(able, referenced=(able.referenced[0], logistic))
-    assert client.device("reference").supported_operations(unable) == [True]
+    assert shared_client.device("reference").supported_operations(unable) == [True]
     assert [partial.supported_operations(model) for model in (able, unable)] == [[True], [False]]
 
 
 @pytest.mark.parametrize("device", ["reference", "compiled"])
-def test_SUP_5_a_signed_model_is_supported_and_its_result_is_128_lower(device: str, client: nnfmq.Client) -> None:
+def test_SUP_5_a_signed_model_is_supported_and_its_result_is_128_lower(
+    device: str, shared_client: nnfmq.Client
+) -> None:
     unsigned, signed = two_adds(Q8, 0.5, 128), two_adds(Q8S, 0.5, 0)
     values = np.arange(4, dtype=np.uint8).reshape(2, 2) + 130
     results = []
     for model, given in ((unsigned, values), (signed, (values ^ 0x80).view(np.int8))):
-        assert client.device(device).supported_operations(model) == [True, True]
-        with client.device(device).prepare(model) as prepared:
+        assert shared_client.device(device).supported_operations(model) == [True, True]
+        with shared_client.device(device).prepare(model) as prepared:
             results.append(prepared.execute(given, given)[0].astype(np.int16))
     assert np.array_equal(results[0] - 128, results[1])
     assert results[0].tolist() == [[134, 137], [140, 143]]

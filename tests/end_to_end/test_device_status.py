@@ -21,12 +21,6 @@ UNAVAILABLE = [DeviceStatus.BUSY, DeviceStatus.OFFLINE]
 
 
 @pytest.fixture
-def client(daemon: Daemon) -> Iterator[nnfmq.Client]:
-    with daemon.connect() as connected:
-        yield connected
-
-
-@pytest.fixture
 def administrator(daemon: Daemon) -> Iterator[nnfmq.Client]:
     """Another client, which makes the device available again when the test is over."""
     with daemon.connect() as connected:

@@ -27,15 +27,9 @@ ONE, FOUR = np.ones(1, np.float32), np.ones(4, np.float32)
 GUIDE = (places.ROOT / "docs/how-to/handle-errors.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as made:
-        yield made
-
-
 @pytest.fixture
-def model(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
-    with client.device("reference").prepare(null_model()) as made:
+def model(shared_client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
+    with shared_client.device("reference").prepare(null_model()) as made:
         yield made
 
 
@@ -245,16 +239,16 @@ def test_a_path_in_place_of_a_model_is_invalid_with_what_to_give(call: Callable[
         call()
 
 
-def test_a_device_that_is_busy_is_unavailable(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
-    client.set_device_status("reference", "busy")
+def test_a_device_that_is_busy_is_unavailable(shared_client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
+    shared_client.set_device_status("reference", "busy")
     try:
         with pytest.raises(nnfmq.DeviceUnavailable):
             model(ONE)
     finally:
-        client.set_device_status("reference", "AVAILABLE")
+        shared_client.set_device_status("reference", "AVAILABLE")
     assert model(ONE)[0] == 1
     with pytest.raises(nnfmq.InvalidArgument, match=r"status 'bussy': allowed are .*did you mean 'busy'"):
-        client.set_device_status("reference", "bussy")  # type: ignore[arg-type]
+        shared_client.set_device_status("reference", "bussy")  # type: ignore[arg-type]
 
 
 def test_a_timeout_that_has_passed_is_a_missed_deadline(model: nnfmq.PreparedModel) -> None:
@@ -275,7 +269,7 @@ def test_a_timeout_that_is_none_is_invalid(model: nnfmq.PreparedModel, timeout: 
         nnfmq.connect(timeout=timeout)
 
 
-def test_a_second_run_is_a_bad_state(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
+def test_a_second_run_is_a_bad_state(shared_client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
     with (
         nnfmq.Fence.create() as fence,
         model.create_reusable_execution() as execution,
@@ -289,7 +283,7 @@ def test_a_second_run_is_a_bad_state(client: nnfmq.Client, model: nnfmq.Prepared
         once.compute(ONE)
         with pytest.raises(nnfmq.BadState, match="was computed and is not reusable; see create_reusable_execution"):
             once.compute(ONE)
-    with client.device("reference").prepare(stream()) as stateful:
+    with shared_client.device("reference").prepare(stream()) as stateful:
         zeros = np.zeros(stateful.inputs[0].shape, np.float32)
         with pytest.raises(nnfmq.InvalidArgument, match=r"the model has \d states?; only synchronous calls"):
             stateful.execute_async(zeros)
@@ -329,8 +323,10 @@ def test_a_burst_has_no_durations_before_the_first_execution(model: nnfmq.Prepar
         ),
     ],
 )
-def test_arrays_that_do_not_fit_are_invalid_with_what_is_allowed(client: nnfmq.Client, given: Any, said: str) -> None:
-    with client.device("reference").prepare(add_model()) as model:
+def test_arrays_that_do_not_fit_are_invalid_with_what_is_allowed(
+    shared_client: nnfmq.Client, given: Any, said: str
+) -> None:
+    with shared_client.device("reference").prepare(add_model()) as model:
         with pytest.raises(nnfmq.InvalidArgument, match=said):
             model.execute(*given)
         assert model.execute([1, 2, 3, 4], FOUR.astype(np.float64))[0].tolist() == [2, 3, 4, 5]

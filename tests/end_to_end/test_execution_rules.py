@@ -54,26 +54,15 @@ NONE, INVALID = ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as made:
+def adding(shared_device: nnfmq.Device) -> Iterator[nnfmq.PreparedModel]:
+    with shared_device.prepare(ADD) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def device(client: nnfmq.Client) -> nnfmq.Device:
-    return client.device("reference")
-
-
-@pytest.fixture(scope="module")
-def adding(device: nnfmq.Device) -> Iterator[nnfmq.PreparedModel]:
-    with device.prepare(ADD) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def slow(device: nnfmq.Device) -> Iterator[nnfmq.PreparedModel]:
+def slow(shared_device: nnfmq.Device) -> Iterator[nnfmq.PreparedModel]:
     """Return a model that computes for seconds."""
-    with device.prepare(slow_model()) as made:
+    with shared_device.prepare(slow_model()) as made:
         yield made
 
 
@@ -81,12 +70,6 @@ def slow(device: nnfmq.Device) -> Iterator[nnfmq.PreparedModel]:
 def old_device() -> Iterator[hidl.IDevice]:
     with nnfmq.connect(embedded=True, interface="HIDL 1.3") as made:
         yield hidl.IDevice(made, "reference")
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -109,12 +92,12 @@ def moved(argument: RequestArgument, **changes: int) -> RequestArgument:
 
 
 def test_EXE_1_API_6_dimensions_of_a_request_complete_the_model_s_and_never_contradict_them(
-    device: nnfmq.Device, resources: ExitStack
+    shared_device: nnfmq.Device, resources: ExitStack
 ) -> None:
     model = one_operation(OperationType.RELU, [Operand(F32, (0, 2))], Operand(F32, (0, 2)))
     pools = [resources.enter_context(Memory.create(64)) for _ in range(2)]
     np.frombuffer(pools[0].view, np.float32, 4)[:] = [-1, 2, -3, 4]
-    with device.prepare(model) as prepared:
+    with shared_device.prepare(model) as prepared:
         for dimensions, fits in (((2, 2), True), ((1, 4), False), ((2, 2, 1), False)):
             argument = RequestArgument(location=DataLocation(0, 0, 16), dimensions=dimensions)
             sink = RequestArgument(location=DataLocation(1, 0, 16), dimensions=(2, 2))
@@ -208,9 +191,9 @@ def test_EXE_7_EXE_8_valid_requests_succeed_in_any_mix_at_the_same_time(
 
 
 def test_EXE_9_SHP_3_every_failure_has_one_of_the_statuses_and_no_shapes(
-    adding: nnfmq.PreparedModel, device: nnfmq.Device, slow: nnfmq.PreparedModel
+    adding: nnfmq.PreparedModel, shared_device: nnfmq.Device, slow: nnfmq.PreparedModel
 ) -> None:
-    with device.prepare(gather_model()) as gathering, pytest.raises(nnfmq.GeneralFailure) as failed:
+    with shared_device.prepare(gather_model()) as gathering, pytest.raises(nnfmq.GeneralFailure) as failed:
         gathering.execute(ONE, np.array([9], np.int32))
     with pytest.raises(nnfmq.MissedDeadline) as missed:
         adding.execute(ONE, TEN, timeout=0)
@@ -258,11 +241,11 @@ def test_EXE_12_empty_outputs_are_permitted_on_every_path_but_the_fenced(data_di
 
 
 def test_EXE_14_PREP_10_a_configuration_measures_and_unknown_hints_are_ignored(
-    device: nnfmq.Device, request_: Request
+    shared_device: nnfmq.Device, request_: Request
 ) -> None:
     extension = ExtensionNameAndPrefix("com.example.hints", 1)
     hint = TokenValuePair((1 << 16) | 5, b"unknown")
-    knowing = with_extension(device, extension.name)
+    knowing = with_extension(shared_device, extension.name)
     with knowing.prepare(ADD, hints=[hint], extensions=[extension]) as prepared:
         config = ExecutionConfig(MeasureTiming.YES, hints=(hint,), extensions=(extension,))
         assert prepared.execute_request(request_, config).timing.time_in_driver_ns > 0
@@ -275,20 +258,20 @@ def test_EXE_14_PREP_10_a_configuration_measures_and_unknown_hints_are_ignored(
 
 
 def test_SHP_1_SHP_2_SHP_5_API_8_outputs_of_unknown_size_are_returned_with_their_shapes(
-    device: nnfmq.Device, resources: ExitStack
+    shared_device: nnfmq.Device, resources: ExitStack
 ) -> None:
-    with device.prepare(unsized_relu_model((4,))) as prepared:
+    with shared_device.prepare(unsized_relu_model((4,))) as prepared:
         assert prepared.execute(-ONE)[0].tolist() == [0, 0, 0, 0]
         pools = [resources.enter_context(Memory.create(64)) for _ in range(2)]
         request = request_for(relu_model((4,)), pools)
         assert prepared.execute_request(request).shapes == (OutputShape((4,)),)
 
 
-def test_SHP_4_a_short_output_is_reported_with_its_shape(device: nnfmq.Device, resources: ExitStack) -> None:
+def test_SHP_4_a_short_output_is_reported_with_its_shape(shared_device: nnfmq.Device, resources: ExitStack) -> None:
     pools = [resources.enter_context(Memory.create(64)) for _ in range(2)]
     request = request_for(relu_model((4,)), pools)
     short = replace(request, outputs=(moved(request.outputs[0], length=8),))
-    with device.prepare(unsized_relu_model((4,))) as prepared:
+    with shared_device.prepare(unsized_relu_model((4,))) as prepared:
         for execute in (prepared.execute_request, lambda one: prepared.execute_request_async(one).result(LIMIT_S)):
             with pytest.raises(nnfmq.OutputInsufficientSize) as caught:
                 execute(short)
@@ -409,27 +392,27 @@ def test_RUX_3_a_second_run_is_rejected_and_the_first_is_not_affected(
 
 
 @pytest.mark.parametrize("name", ["reference", "compiled"])
-def test_CF_1_the_condition_selects_the_branch(name: str, client: nnfmq.Client) -> None:
+def test_CF_1_the_condition_selects_the_branch(name: str, shared_client: nnfmq.Client) -> None:
     x, y = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
-    with client.device(name).prepare(control_flow_models.branching()) as prepared:
+    with shared_client.device(name).prepare(control_flow_models.branching()) as prepared:
         found = [prepared.execute(np.array([choice]), x, y)[0].tolist() for choice in (True, False)]
     assert found == [[4, 6], [3, 8]]
 
 
 @pytest.mark.parametrize("name", ["reference", "compiled"])
-def test_CF_2_CF_3_a_loop_passes_its_state_on_while_the_condition_holds(name: str, client: nnfmq.Client) -> None:
+def test_CF_2_CF_3_a_loop_passes_its_state_on_while_the_condition_holds(name: str, shared_client: nnfmq.Client) -> None:
     sums_, x = np.array([1, 1], np.float32), np.array([2, 3], np.float32)
-    with client.device(name).prepare(control_flow_models.counting()) as prepared:
+    with shared_client.device(name).prepare(control_flow_models.counting()) as prepared:
         found = [prepared.execute(sums_, np.array([count], np.int32), x)[0].tolist() for count in (0, 1, 5)]
     assert found == [[1, 1], [3, 4], [11, 16]]
 
 
 def test_CF_4_CF_5_API_12_a_loop_ends_by_its_timeout_which_has_a_maximum(
-    device: nnfmq.Device, resources: ExitStack
+    shared_device: nnfmq.Device, resources: ExitStack
 ) -> None:
     model = control_flow_models.counting()
     endless, x = np.array([1 << 30], np.int32), np.zeros(2, np.float32)
-    with device.prepare(model) as prepared:
+    with shared_device.prepare(model) as prepared:
         begun = time.monotonic()
         with pytest.raises(nnfmq.MissedDeadline):
             prepared.execute(x, endless, x, loop_timeout=0.1)
@@ -447,13 +430,13 @@ QUANTIZED = {"type": OperandType.TENSOR_QUANT8_ASYMM, "scale": 1.0}
     [{"dimensions": (3,)}, {"dimensions": (2, 1)}, {"scale": 2.0}, {"zero_point": 1}],
     ids=["extent", "rank", "scale", "zero point"],
 )
-def test_CF_7_operands_at_a_boundary_must_agree(change: dict[str, Any], device: nnfmq.Device) -> None:
+def test_CF_7_operands_at_a_boundary_must_agree(change: dict[str, Any], shared_device: nnfmq.Device) -> None:
     """An input of both branches is quantized, outside and inside; then one branch takes it with one field changed."""
     model = with_operand(control_flow_models.branching(), 3, **QUANTIZED)
     model = in_branch(in_branch(model, 0, **QUANTIZED), 1, **QUANTIZED)
-    assert device.supported_operations(model) == [False]  # it is valid
+    assert shared_device.supported_operations(model) == [False]  # it is valid
     with pytest.raises(nnfmq.InvalidArgument, match="N-VAL-18"):
-        device.supported_operations(in_branch(model, 0, **change))
+        shared_device.supported_operations(in_branch(model, 0, **change))
 
 
 def in_branch(model: Model, number: int, **changes: Any) -> Model:
@@ -482,9 +465,9 @@ def test_MEM_6_arguments_with_the_preferred_layout_are_accepted(
 
 
 def test_MEM_8_API_10_pools_and_buffers_are_copied_into_each_other(
-    device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
+    shared_device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
-    first, second = (resources.enter_context(device.allocate(inputs=[(adding, 0)])) for _ in range(2))
+    first, second = (resources.enter_context(shared_device.allocate(inputs=[(adding, 0)])) for _ in range(2))
     source, sink = (resources.enter_context(Memory.create(16)) for _ in range(2))
     source.view[:] = ONE.tobytes()
     first.copy_from(source)
@@ -493,13 +476,13 @@ def test_MEM_8_API_10_pools_and_buffers_are_copied_into_each_other(
     assert np.frombuffer(sink.view, np.float32).tolist() == ONE.tolist()
 
 
-def test_EXE_13_an_idle_driver_gives_memory_back(client: nnfmq.Client) -> None:
+def test_EXE_13_an_idle_driver_gives_memory_back(shared_client: nnfmq.Client) -> None:
     """A model's arena is some 20 MiB of private memory; it is freed within the idle time after the last execution."""
     with (
-        client.device("compiled").prepare(
+        shared_client.device("compiled").prepare(
             slow_model(4, 256, 32), preference=ExecutionPreference.SUSTAINED_SPEED
         ) as prepared,
-        Process(client.worker_pid) as driver,
+        Process(shared_client.worker_pid) as driver,
     ):
         prepared.execute(np.ones((1, 256, 256, 32), np.float32))
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.drivers import LIMIT_S, Daemon, one, running_daemon, short_folder
+from support.drivers import LIMIT_S, Daemon, one
 from support.executed import model_of
 from support.models import null_model
 from support.rejected_operations import CASES, F32, TWO, Argument, Op
@@ -32,26 +32,14 @@ SOFTMAX = one_operation(Op.SOFTMAX, [replace(F32, dimensions=(1, 2)), Operand(Op
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Daemon]:
-    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon:
-        yield daemon
-
-
-@pytest.fixture(scope="module")
-def client(driver: Daemon) -> Iterator[nnfmq.Client]:
-    with driver.connect() as made:
+def client(shared_daemon: Daemon) -> Iterator[nnfmq.Client]:
+    with shared_daemon.connect() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def device(client: nnfmq.Client) -> nnfmq.Device:
     return client.device("reference")
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture(autouse=True)

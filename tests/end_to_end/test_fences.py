@@ -20,12 +20,6 @@ SIGNALED, ERROR = FenceState.SIGNALED, FenceState.ERROR
 
 
 @pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def own(resources: ExitStack) -> nnfmq.Fence:
     return resources.enter_context(nnfmq.Fence.create())
 

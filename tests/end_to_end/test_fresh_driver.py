@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
-from support.drivers import Daemon, running_daemon, short_folder
+from support.drivers import Daemon
 from support.small_models import F32, I32, Q8, Q8S, one_operation, two_adds
 
 import nnfmq
@@ -17,15 +17,9 @@ from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operand, OperandTyp
 BASE_TYPES = set(OperandType) - {OperandType.SUBGRAPH}
 
 
-@pytest.fixture(scope="module")
-def fresh() -> Iterator[Daemon]:
-    with short_folder() as made, running_daemon(made / "d.sock") as daemon:
-        yield daemon
-
-
 @pytest.fixture
-def devices(fresh: Daemon) -> Iterator[list[nnfmq.Device]]:
-    with fresh.connect() as client:
+def devices(shared_daemon: Daemon) -> Iterator[list[nnfmq.Device]]:
+    with shared_daemon.connect() as client:
         found = [client.device(info.name) for info in client.devices()]
         assert len(found) > 1
         yield found

@@ -5,7 +5,7 @@ The models are an ADD or a RELU of four floats, or of any number where a buffer'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Queue
@@ -99,12 +99,6 @@ def in_memory(index: int, memory: Memory, *dimensions: int) -> RequestArgument:
 
 def in_buffer(index: int, *dimensions: int) -> RequestArgument:
     return RequestArgument(location=DataLocation(index), dimensions=dimensions)
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture

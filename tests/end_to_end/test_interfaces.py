@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from queue import Queue
 from typing import Any
@@ -32,12 +31,6 @@ from nnfmq.lab import hidl
 from nnfmq.validation.interface_versions import convert_to
 
 ADD = add_model()
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def create_pools(resources: ExitStack, model: Any = ADD) -> tuple[Memory, ...]:

@@ -26,13 +26,6 @@ def worker(client: nnfmq.Client) -> Iterator[Process]:
         yield process
 
 
-@pytest.fixture
-def burst(model: nnfmq.PreparedModel) -> Iterator[nnfmq.Burst]:
-    with model.burst() as made:
-        made.execute(one(1))
-        yield made
-
-
 @pytest.mark.parametrize("timeout", [SOON_S, 0])
 def test_after_a_timeout_the_next_execution_gets_its_own_result(
     worker: Process, burst: nnfmq.Burst, timeout: float

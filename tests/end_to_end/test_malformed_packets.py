@@ -52,13 +52,6 @@ OTHERS = {
 }
 
 
-@pytest.fixture
-def burst(model: nnfmq.PreparedModel) -> Iterator[nnfmq.Burst]:
-    with model.burst() as made:
-        made.execute(one(1))
-        yield made
-
-
 def records_of(burst: nnfmq.Burst) -> list[bytes]:
     packet = burst._cached_requests[MeasureTiming.NO].packet
     return [packet[at : at + DATUM_BYTES] for at in range(0, len(packet), DATUM_BYTES)]
@@ -248,12 +241,6 @@ class Hidl:
         assert status is ErrorStatus.NONE
         stack.callback(context.close)
         return context
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.mark.parametrize("measure", MeasureTiming)

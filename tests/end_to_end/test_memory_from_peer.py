@@ -328,13 +328,6 @@ def test_LIFE_9_rejected_memory_leaks_nothing_in_the_worker(
 # ---------------------------------------------------------------------------------------------------- over a burst
 
 
-@pytest.fixture
-def burst(model: nnfmq.PreparedModel) -> Iterator[nnfmq.Burst]:
-    with model.burst() as made:
-        made.execute(one(1))
-        yield made
-
-
 OUTPUT_SLOT = 1  # a burst numbers its memories as it makes them: inputs, outputs
 
 

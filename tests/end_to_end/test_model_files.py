@@ -18,11 +18,6 @@ DIGITS = nnfmq.example_path("digits.tflite")
 DIGIT = np.load(nnfmq.example_path("digits.npz"))["images"][0].astype(np.float32).reshape(1, 8, 8, 1) / 16
 
 
-@pytest.fixture
-def device(client: nnfmq.Client) -> nnfmq.Device:
-    return client.device("reference")
-
-
 @pytest.mark.parametrize("form", [Path, str])
 def test_a_device_prepares_the_model_of_a_file(device: nnfmq.Device, form: type) -> None:
     with device.prepare(nnfmq.load(DIGITS)) as loaded, device.prepare(form(DIGITS)) as model:

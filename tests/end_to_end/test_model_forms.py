@@ -45,17 +45,6 @@ REALS = np.array([1, 2], np.float32)
 PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def device(client: nnfmq.Client) -> nnfmq.Device:
-    return client.device("reference")
-
-
 @pytest.fixture
 def pool() -> Iterator[Memory]:
     with Memory.create(4096, "constants") as made:
@@ -91,7 +80,7 @@ def rejected(device: nnfmq.Device, model: Model, rule: str) -> None:
 # ------------------------------------------------------------------------------------------------ the parts
 
 
-def test_MOD_1_every_part_of_a_model_reaches_the_driver(device: nnfmq.Device, pool: Memory) -> None:
+def test_MOD_1_every_part_of_a_model_reaches_the_driver(shared_device: nnfmq.Device, pool: Memory) -> None:
     """Main and a called subgraph, inline and pooled constants, the relaxed flag, and an extension's name."""
     parts = Parts()
     branches = [named(parts.binary(code)) for code in (OperationType.ADD, OperationType.MUL)]
@@ -106,29 +95,31 @@ def test_MOD_1_every_part_of_a_model_reaches_the_driver(device: nnfmq.Device, po
         relax_computation_float32_to_float16=True,
         extensions=(ExtensionNameAndPrefix("com.example.one", 1),),
     )
-    with device.prepare(model) as prepared:
+    with shared_device.prepare(model) as prepared:
         found = [prepared.execute(np.array([choice]), REALS)[0].tolist() for choice in (True, False)]
     assert found == [[1.0, 3.0], [0.0, 2.0]]
     twice = replace(model, extensions=model.extensions * 2)
     with pytest.raises(nnfmq.InvalidArgument):
-        device.prepare(twice)
+        shared_device.prepare(twice)
 
 
-def test_MOD_2_operations_run_in_the_given_order_and_a_read_before_its_write_is_rejected(device: nnfmq.Device) -> None:
+def test_MOD_2_operations_run_in_the_given_order_and_a_read_before_its_write_is_rejected(
+    shared_device: nnfmq.Device,
+) -> None:
     chain = two_adds()
     ones = np.ones((2, 2), np.float32)
-    assert executed(device, chain, ones, ones * 10).tolist() == [[21, 21], [21, 21]]
+    assert executed(shared_device, chain, ones, ones * 10).tolist() == [[21, 21], [21, 21]]
     first, second = chain.main.operations
     with pytest.raises(nnfmq.InvalidArgument):
-        device.prepare(with_main(chain, operations=(second, first)))
+        shared_device.prepare(with_main(chain, operations=(second, first)))
 
 
-def test_MOD_3_scale_and_zero_point_of_every_operand_decide_the_result(device: nnfmq.Device) -> None:
+def test_MOD_3_scale_and_zero_point_of_every_operand_decide_the_result(shared_device: nnfmq.Device) -> None:
     model = two_adds(Q8, 0.5, 10)
     given = np.full((2, 2), 12, np.uint8)  # 1.0
-    assert executed(device, model, given, given).tolist() == [[16, 16]] * 2  # 3.0 at scale 0.5 and zero point 10
+    assert executed(shared_device, model, given, given).tolist() == [[16, 16]] * 2  # 3.0 at scale 0.5 and zero point 10
     coarser = with_operand(model, 4, scale=1.0, zero_point=20)
-    assert executed(device, coarser, given, given).tolist() == [[23, 23]] * 2
+    assert executed(shared_device, coarser, given, given).tolist() == [[23, 23]] * 2
 
 
 @pytest.mark.parametrize(
@@ -143,22 +134,22 @@ def test_MOD_3_scale_and_zero_point_of_every_operand_decide_the_result(device: n
     ],
 )
 def test_MOD_4_a_location_that_the_lifetime_does_not_allow_is_rejected(
-    index: int, changes: Any, device: nnfmq.Device
+    index: int, changes: Any, shared_device: nnfmq.Device
 ) -> None:
     with pytest.raises(nnfmq.InvalidArgument):
-        device.prepare(with_operand(two_adds(), index, **changes))
+        shared_device.prepare(with_operand(two_adds(), index, **changes))
 
 
-def test_MOD_5_unknown_extents_take_any_size_and_a_scalar_has_none(device: nnfmq.Device) -> None:
+def test_MOD_5_unknown_extents_take_any_size_and_a_scalar_has_none(shared_device: nnfmq.Device) -> None:
     model = one_operation(OperationType.RELU, [Operand(F32, (0, 2))], Operand(F32, ()))
-    with device.prepare(model) as prepared:
+    with shared_device.prepare(model) as prepared:
         for rows in (1, 3):
             given = np.full((rows, 2), -1, np.float32)
             assert prepared.execute(given)[0].shape == (rows, 2)
         with pytest.raises(nnfmq.InvalidArgument):
             prepared.execute(np.zeros((2, 3), np.float32))
     with pytest.raises(nnfmq.InvalidArgument):
-        device.prepare(with_operand(two_adds(), 2, dimensions=(1,)))  # the activation, a scalar
+        shared_device.prepare(with_operand(two_adds(), 2, dimensions=(1,)))  # the activation, a scalar
 
 
 def test_MOD_5_HAL_1_1_requires_the_rank_of_every_operand() -> None:
@@ -187,10 +178,10 @@ def per_channel(**changes: Any) -> Model:
     return one_operation(OperationType.CONV_2D, arguments, Operand(Q8, (1, 1, 1, 2), 1.0, 0))
 
 
-def test_MOD_6_MOD_7_each_channel_has_its_own_scale(device: nnfmq.Device) -> None:
-    assert executed(device, per_channel(), np.array([[[[10]]]], np.uint8)).reshape(-1).tolist() == [10, 10]
+def test_MOD_6_MOD_7_each_channel_has_its_own_scale(shared_device: nnfmq.Device) -> None:
+    assert executed(shared_device, per_channel(), np.array([[[[10]]]], np.uint8)).reshape(-1).tolist() == [10, 10]
     other = per_channel(channel_quant=ChannelQuant((1.0, 0.25), 0))
-    assert executed(device, other, np.array([[[[10]]]], np.uint8)).reshape(-1).tolist() == [20, 10]
+    assert executed(shared_device, other, np.array([[[[10]]]], np.uint8)).reshape(-1).tolist() == [20, 10]
 
 
 @pytest.mark.parametrize(
@@ -205,32 +196,32 @@ def test_MOD_6_MOD_7_each_channel_has_its_own_scale(device: nnfmq.Device) -> Non
     ],
     ids=["none", "too few", "dimension", "zero", "scale", "zero point"],
 )
-def test_MOD_6_MOD_7_wrong_channel_parameters_are_rejected(changes: Any, device: nnfmq.Device) -> None:
+def test_MOD_6_MOD_7_wrong_channel_parameters_are_rejected(changes: Any, shared_device: nnfmq.Device) -> None:
     with pytest.raises(nnfmq.InvalidArgument):
-        device.prepare(per_channel(**changes))
+        shared_device.prepare(per_channel(**changes))
 
 
 @pytest.mark.parametrize("count", [2, 1000])
 def test_MOD_8_a_constant_means_the_same_in_the_model_and_in_a_pool(
-    count: int, device: nnfmq.Device, pool: Memory
+    count: int, shared_device: nnfmq.Device, pool: Memory
 ) -> None:
     ones = np.ones(count, np.float32)
     for model in (added(count), in_a_pool(added(count), pool)):
-        assert executed(device, model, ones).tolist() == list(range(1, count + 1))
+        assert executed(shared_device, model, ones).tolist() == list(range(1, count + 1))
 
 
 def test_MOD_9_a_pool_that_is_overwritten_afterwards_changes_no_prepared_model(
-    device: nnfmq.Device, pool: Memory
+    shared_device: nnfmq.Device, pool: Memory
 ) -> None:
-    with device.prepare(in_a_pool(added(2), pool)) as prepared:
+    with shared_device.prepare(in_a_pool(added(2), pool)) as prepared:
         pool.view[:] = bytes(4096)
         assert prepared.execute(REALS)[0].tolist() == [1, 3]
 
 
-def test_MOD_10_the_first_dimension_is_the_slowest_and_rows_have_no_gaps(device: nnfmq.Device) -> None:
+def test_MOD_10_the_first_dimension_is_the_slowest_and_rows_have_no_gaps(shared_device: nnfmq.Device) -> None:
     cube = np.frombuffer(np.arange(24, dtype="<i4").tobytes(), np.int32).reshape(2, 3, 4)
     arguments = [Operand(I32, (2, 3, 4)), vector([1, 2, 0]), vector([1, 1, 4])]
-    row = executed(device, one_operation(OperationType.SLICE, arguments, Operand(I32, (1, 1, 4))), cube)
+    row = executed(shared_device, one_operation(OperationType.SLICE, arguments, Operand(I32, (1, 1, 4))), cube)
     assert struct.unpack("<4i", row.tobytes()) == (20, 21, 22, 23)  # (1 * 3 + 2) * 4 + 0 ... 3
 
 
@@ -246,9 +237,9 @@ def nested() -> Model:
     return parts.model(outer, [Operation(OperationType.IF, (0, 4, 5, 1, 2, 3), (6,))])
 
 
-def test_MOD_11_CF_6_subgraphs_may_call_subgraphs_but_not_themselves(device: nnfmq.Device) -> None:
+def test_MOD_11_CF_6_subgraphs_may_call_subgraphs_but_not_themselves(shared_device: nnfmq.Device) -> None:
     model = nested()
-    with device.prepare(model) as prepared:
+    with shared_device.prepare(model) as prepared:
         found = {
             (a, b): prepared.execute(np.array([a]), np.array([b]), REALS, REALS * 3)[0].tolist()
             for a in (True, False)
@@ -261,33 +252,37 @@ def test_MOD_11_CF_6_subgraphs_may_call_subgraphs_but_not_themselves(device: nnf
     itself = tuple(named(2) if o.lifetime is LifeTime.SUBGRAPH else o for o in inner.operands)
     cyclic = (*model.referenced[:2], replace(inner, operands=itself), *model.referenced[3:])
     with pytest.raises(nnfmq.InvalidArgument):
-        device.prepare(replace(model, referenced=cyclic))
+        shared_device.prepare(replace(model, referenced=cyclic))
 
 
-def test_MOD_12_operands_may_be_omitted_where_the_operation_says_so(device: nnfmq.Device) -> None:
+def test_MOD_12_operands_may_be_omitted_where_the_operation_says_so(shared_device: nnfmq.Device) -> None:
     squeezed = one_operation(OperationType.SQUEEZE, [Operand(F32, (1, 2, 1)), None], Operand(F32, (2,)))  # all axes
-    assert executed(device, squeezed, REALS.reshape(1, 2, 1)).tolist() == [1, 2]
+    assert executed(shared_device, squeezed, REALS.reshape(1, 2, 1)).tolist() == [1, 2]
     adding = two_adds()
     with pytest.raises(nnfmq.InvalidArgument):
-        device.prepare(with_operand(with_main(adding, input_indexes=(0,)), 1, lifetime=LifeTime.NO_VALUE))
+        shared_device.prepare(with_operand(with_main(adding, input_indexes=(0,)), 1, lifetime=LifeTime.NO_VALUE))
 
 
-def test_MOD_14_an_OEM_operation_is_valid_but_supported_by_no_device(client: nnfmq.Client) -> None:
+def test_MOD_14_an_OEM_operation_is_valid_but_supported_by_no_device(shared_client: nnfmq.Client) -> None:
     oem = Operand(OperandType.TENSOR_OEM_BYTE, (4,), lifetime=INPUT)
     model = graph([oem, replace(oem, lifetime=OUTPUT)], [Operation(OperationType.OEM_OPERATION, (0,), (1,))])
-    for info in client.devices():
-        assert client.device(info.name).supported_operations(model) == [False]
+    for info in shared_client.devices():
+        assert shared_client.device(info.name).supported_operations(model) == [False]
     with pytest.raises(nnfmq.NnfmqError) as caught:
-        client.device("reference").prepare(model)
+        shared_client.device("reference").prepare(model)
     assert not isinstance(caught.value, nnfmq.DeadObject)
 
 
-def test_MOD_16_a_driver_changes_no_model_and_prepares_one_for_many_threads(device: nnfmq.Device, pool: Memory) -> None:
+def test_MOD_16_a_driver_changes_no_model_and_prepares_one_for_many_threads(
+    shared_device: nnfmq.Device, pool: Memory
+) -> None:
     model = in_a_pool(added(1000), pool)
     before, data = bytes(pool.view), encode_model(model)[0]
 
     def run(value: int) -> bool:
-        return executed(device, model, np.full(1000, value, np.float32)).tolist() == list(range(value, 1000 + value))
+        return executed(shared_device, model, np.full(1000, value, np.float32)).tolist() == list(
+            range(value, 1000 + value)
+        )
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(run, range(12))) == [True] * 12
@@ -309,16 +304,16 @@ def test_VAL_2_an_operation_needs_the_version_that_introduced_it() -> None:
                 device.prepare(model)
 
 
-def test_VAL_6_unused_inputs_are_legal_and_unwritten_or_rewritten_operands_are_not(device: nnfmq.Device) -> None:
+def test_VAL_6_unused_inputs_are_legal_and_unwritten_or_rewritten_operands_are_not(shared_device: nnfmq.Device) -> None:
     chain = two_adds()
     unused = Operand(F32, (3,), lifetime=INPUT)
     wider = with_main(chain, operands=(*chain.main.operands, unused), input_indexes=(0, 1, 5))
     ones = np.ones((2, 2), np.float32)
-    assert executed(device, wider, ones, ones, np.zeros(3, np.float32)).tolist() == [[3, 3], [3, 3]]
+    assert executed(shared_device, wider, ones, ones, np.zeros(3, np.float32)).tolist() == [[3, 3], [3, 3]]
     for outputs in ((3,), (4,)):  # the second operation writes the temporary again; the output is never written
         if outputs == (4,):
             broken = with_main(chain, operations=chain.main.operations[:1])
         else:
             broken = with_operation(chain, 1, outputs=outputs)
         with pytest.raises(nnfmq.InvalidArgument):
-            device.prepare(broken)
+            shared_device.prepare(broken)

@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,20 +29,6 @@ from nnfmq.serialize.repository_protocol import (
 )
 
 FLOAT = TensorInfo("input 0", (1,), "float32")
-
-
-@pytest.fixture
-def repository(daemon: Daemon) -> Iterator[FakeRepository]:
-    with serving(daemon) as repository:
-        repository.publish("plus", 1, plus_model(1))
-        yield repository
-
-
-@pytest.fixture
-def recovering(daemon: Daemon) -> Iterator[nnfmq.Client]:
-    """Return a client that recovers."""
-    with nnfmq.connect(daemon.path, timeout=LIMIT_S, recover=True) as client:
-        yield client
 
 
 def own_statistics(client: nnfmq.Client) -> ClientStatistics:

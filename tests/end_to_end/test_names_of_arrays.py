@@ -35,14 +35,8 @@ def named(model: Model, inputs: list[str], outputs: list[str]) -> FinishedModel:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def adding(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
-    with client.device("reference").prepare(named(add_model(), ["left", "right"], ["sum"])) as made:
+def adding(shared_client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
+    with shared_client.device("reference").prepare(named(add_model(), ["left", "right"], ["sum"])) as made:
         yield made
 
 
@@ -133,9 +127,9 @@ def test_the_nearest_name_of_an_output_is_suggested(adding: nnfmq.PreparedModel)
         _ = result[1]
 
 
-def test_names_that_several_arrays_have_are_rejected_and_positions_work(client: nnfmq.Client) -> None:
+def test_names_that_several_arrays_have_are_rejected_and_positions_work(shared_client: nnfmq.Client) -> None:
     model = named(relus_model(3, (4,)), ["x", "x", "y"], ["z", "a", "z"])
-    with client.device("reference").prepare(model) as prepared:
+    with shared_client.device("reference").prepare(model) as prepared:
         result = prepared(ONE, TEN, SUM)
         np.testing.assert_array_equal(result["a"], TEN)
         np.testing.assert_array_equal(result[2], SUM)
@@ -163,8 +157,8 @@ def test_outputs_that_are_filled_have_their_names_as_well(adding: nnfmq.Prepared
         assert execution.compute(BY_NAME, out=execution.outputs)["sum"] is execution.outputs[0]
 
 
-def test_a_model_with_states_has_names(client: nnfmq.Client) -> None:
-    with client.device("reference").prepare(stream()) as model:
+def test_a_model_with_states_has_names(shared_client: nnfmq.Client) -> None:
+    with shared_client.device("reference").prepare(stream()) as model:
         name, info = model.outputs[0].name, model.inputs[0]
         given = np.ones(info.shape, info.dtype)
         first, second = model({info.name: given})[name], model(given)[name]
@@ -173,13 +167,13 @@ def test_a_model_with_states_has_names(client: nnfmq.Client) -> None:
             np.testing.assert_array_equal(burst.execute({info.name: given})[name], second)
 
 
-def test_managed_buffers_are_given_by_name(client: nnfmq.Client, adding: nnfmq.PreparedModel) -> None:
+def test_managed_buffers_are_given_by_name(shared_client: nnfmq.Client, adding: nnfmq.PreparedModel) -> None:
     with nnfmq.allocate(inputs=[(adding, 0)]) as buffer:
         buffer.copy_from(ONE)
         np.testing.assert_array_equal(adding({"right": TEN, "left": buffer})["sum"], SUM)
 
 
-def test_a_model_on_several_devices_has_names(client: nnfmq.Client) -> None:
+def test_a_model_on_several_devices_has_names(shared_client: nnfmq.Client) -> None:
     model = named(add_model(), ["left", "right"], ["sum"])
     with nnfmq.Runtime([], embedded=True) as runtime, runtime.prepare(model, ["sample-minimal", "reference"]) as both:
         for mode in MODES.values():

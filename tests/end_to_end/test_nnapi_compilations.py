@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,12 +36,6 @@ PREFERENCES = {
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-@pytest.fixture
 def device(client: nnfmq.Client) -> Device:
     """Return a device that supports an extension for hints."""
     return with_extension(client.device("reference"), EXTENSION)
@@ -61,21 +55,23 @@ def failed(stack: ExitStack, device: Device) -> CompilationBuilder:
 
 
 def test_API_5_all_options_together_give_a_model_that_computes(
-    stack: ExitStack, device: Device, tmp_path: Path
+    resources: ExitStack, device: Device, tmp_path: Path
 ) -> None:
-    compilation = stack.enter_context(CompilationBuilder(add_model(), [device]))
+    compilation = resources.enter_context(CompilationBuilder(add_model(), [device]))
     compilation.set_preference(ExecutionPreference.SUSTAINED_SPEED)
     compilation.set_priority(PriorityCode.LOW)
     compilation.set_timeout(LIMIT_S)
     compilation.set_caching(tmp_path, TOKEN)
     compilation.add_extension_attribute(EXTENSION, 1, b"ignored")
     compilation.finish()
-    execution, output = adding(stack, compilation)
+    execution, output = adding(resources, compilation)
     execution.compute()
     assert output.tolist() == SUM
 
 
-def test_API_5_the_options_reach_the_driver(stack: ExitStack, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_API_5_the_options_reach_the_driver(
+    resources: ExitStack, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[dict[str, object]] = []
     prepare = Device.prepare
 
@@ -84,7 +80,7 @@ def test_API_5_the_options_reach_the_driver(stack: ExitStack, device: Device, mo
         return prepare(self, model, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Device, "prepare", recording)
-    compilation = stack.enter_context(CompilationBuilder(add_model(), [device]))
+    compilation = resources.enter_context(CompilationBuilder(add_model(), [device]))
     compilation.set_preference(ExecutionPreference.LOW_POWER)
     compilation.set_priority(PriorityCode.HIGH)
     compilation.set_timeout(LIMIT_S)
@@ -98,8 +94,8 @@ def test_API_5_the_options_reach_the_driver(stack: ExitStack, device: Device, mo
     assert (hint.token, hint.value, extension.name) == (extension.prefix << 16 | 3, b"three", EXTENSION)
 
 
-def test_API_5_a_timeout_that_has_passed_ends_the_compilation(stack: ExitStack, device: Device) -> None:
-    compilation = stack.enter_context(CompilationBuilder(add_model(), [device]))
+def test_API_5_a_timeout_that_has_passed_ends_the_compilation(resources: ExitStack, device: Device) -> None:
+    compilation = resources.enter_context(CompilationBuilder(add_model(), [device]))
     compilation.set_timeout(0)
     with pytest.raises(nnfmq.MissedDeadline):
         compilation.finish()
@@ -108,7 +104,7 @@ def test_API_5_a_timeout_that_has_passed_ends_the_compilation(stack: ExitStack, 
 
 
 def test_API_5_a_directory_of_caches_is_used_a_second_time(
-    stack: ExitStack, other: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resources: ExitStack, other: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[object] = []
     from_cache = Device._prepare_from_cache
@@ -116,37 +112,37 @@ def test_API_5_a_directory_of_caches_is_used_a_second_time(
         Device, "_prepare_from_cache", lambda self, *given: (loaded.append(given), from_cache(self, *given))[1]
     )
     for uses_cache in (False, True):
-        compilation = stack.enter_context(CompilationBuilder(add_model(), [other]))
+        compilation = resources.enter_context(CompilationBuilder(add_model(), [other]))
         compilation.set_caching(tmp_path, TOKEN)
         compilation.finish()
         assert bool(loaded) is uses_cache
-        execution, output = adding(stack, compilation)
+        execution, output = adding(resources, compilation)
         execution.compute()
         assert output.tolist() == SUM
 
 
 def test_API_17_open_cache_files_are_filled_and_then_used(
-    stack: ExitStack, other: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resources: ExitStack, other: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = (other.info.model_cache_files, other.info.data_cache_files)
     paths = [[tmp_path / f"{kind}{i}" for i in range(count)] for kind, count in zip("md", counts, strict=True)]
     fds = [[os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for path in part] for part in paths]
     for fd in [*fds[0], *fds[1]]:
-        stack.callback(os.close, fd)
+        resources.callback(os.close, fd)
     for is_filled in (False, True):
-        compilation = stack.enter_context(CompilationBuilder(add_model(), [other]))
+        compilation = resources.enter_context(CompilationBuilder(add_model(), [other]))
         compilation.set_caching_from_fds(*fds, TOKEN)
         if is_filled:
             monkeypatch.setattr(Device, "prepare", lambda *_, **__: pytest.fail("compiled again"))
         compilation.finish()
-        execution, output = adding(stack, compilation)
+        execution, output = adding(resources, compilation)
         execution.compute()
         assert output.tolist() == SUM
         assert all(path.stat().st_size for part in paths for path in part)
 
 
 def test_API_17_files_that_the_driver_did_not_write_are_written_again(
-    stack: ExitStack, other: Device, tmp_path: Path
+    resources: ExitStack, other: Device, tmp_path: Path
 ) -> None:
     counts = (other.info.model_cache_files, other.info.data_cache_files)
     paths = [[tmp_path / f"{kind}{i}" for i in range(count)] for kind, count in zip("md", counts, strict=True)]
@@ -154,15 +150,15 @@ def test_API_17_files_that_the_driver_did_not_write_are_written_again(
         path.write_bytes(b"not a cache")
     fds = [[os.open(path, os.O_RDWR) for path in part] for part in paths]
     for fd in [*fds[0], *fds[1]]:
-        stack.callback(os.close, fd)
-    compilation = stack.enter_context(CompilationBuilder(add_model(), [other]))
+        resources.callback(os.close, fd)
+    compilation = resources.enter_context(CompilationBuilder(add_model(), [other]))
     compilation.set_caching_from_fds(*fds, TOKEN)
     compilation.finish()
     assert all(path.read_bytes()[:11] != b"not a cache" for part in paths for path in part)
 
 
-def test_API_17_a_cache_file_that_is_not_open_is_invalid(stack: ExitStack, device: Device) -> None:
-    compilation = stack.enter_context(CompilationBuilder(add_model(), [device]))
+def test_API_17_a_cache_file_that_is_not_open_is_invalid(resources: ExitStack, device: Device) -> None:
+    compilation = resources.enter_context(CompilationBuilder(add_model(), [device]))
     compilation.set_caching_from_fds([-1], [], TOKEN)
     with pytest.raises(nnfmq.InvalidArgument, match="not open"):
         compilation.finish()
@@ -193,16 +189,16 @@ def test_N_API_15_a_negative_timeout_is_rejected(device: Device) -> None:
 @pytest.mark.parametrize("setter", SETTERS.values(), ids=SETTERS)
 @pytest.mark.parametrize("state", [finished, failed], ids=["finished", "failed"])
 def test_API_5_N_API_16_nothing_is_set_after_finish(
-    stack: ExitStack, device: Device, setter: Callable[[CompilationBuilder], None], state: Callable[..., object]
+    resources: ExitStack, device: Device, setter: Callable[[CompilationBuilder], None], state: Callable[..., object]
 ) -> None:
-    compilation = failed(stack, device) if state is failed else finished(stack, null_model(), device)
+    compilation = failed(resources, device) if state is failed else finished(resources, null_model(), device)
     with pytest.raises(nnfmq.BadState, match="is finished"):
         setter(compilation)
 
 
 @pytest.mark.parametrize("query", PREFERENCES.values(), ids=PREFERENCES)
 def test_N_API_17_memory_preferences_are_known_after_success_alone(
-    stack: ExitStack, device: Device, query: Callable[[CompilationBuilder, int], int]
+    resources: ExitStack, device: Device, query: Callable[[CompilationBuilder, int], int]
 ) -> None:
     with CompilationBuilder(add_model(), [device]) as compilation:
         with pytest.raises(nnfmq.BadState, match="is not finished"):
@@ -213,7 +209,7 @@ def test_N_API_17_memory_preferences_are_known_after_success_alone(
             with pytest.raises(nnfmq.InvalidArgument, match=f"there is no (in|out)put {index}"):
                 query(compilation, index)
     with pytest.raises(nnfmq.BadState, match="has failed"):
-        query(failed(stack, device), 0)
+        query(failed(resources, device), 0)
 
 
 def test_N_API_17_a_hidl_driver_has_no_padding(daemon: Daemon) -> None:
@@ -226,14 +222,14 @@ def test_N_API_17_a_hidl_driver_has_no_padding(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("made", [ExecutionBuilder, BurstBuilder])
 def test_N_API_18_nothing_is_made_of_an_unfinished_or_failed_compilation(
-    stack: ExitStack, device: Device, made: Callable[[CompilationBuilder], object]
+    resources: ExitStack, device: Device, made: Callable[[CompilationBuilder], object]
 ) -> None:
     with CompilationBuilder(add_model(), [device]) as compilation, pytest.raises(nnfmq.BadState, match="call finish"):
         made(compilation)
     with pytest.raises(nnfmq.BadState, match="has failed, or is closed"):
         made(compilation)
     with pytest.raises(nnfmq.BadState, match="has failed"):
-        made(failed(stack, device))
+        made(failed(resources, device))
     with pytest.raises(nnfmq.InvalidArgument, match="None"):
         made(None)  # type: ignore[arg-type]
 
@@ -258,10 +254,10 @@ def test_EXT_6_N_API_37_attributes_of_a_compilation_need_a_device_with_the_exten
             compilation.add_extension_attribute(EXTENSION, 1, b"again")
 
 
-def test_API_16_a_compilation_is_closed_before_what_was_made_of_it(stack: ExitStack, device: Device) -> None:
-    compilation = finished(stack, add_model(), device)
-    execution, output = adding(stack, compilation)
-    burst = stack.enter_context(BurstBuilder(compilation))
+def test_API_16_a_compilation_is_closed_before_what_was_made_of_it(resources: ExitStack, device: Device) -> None:
+    compilation = finished(resources, add_model(), device)
+    execution, output = adding(resources, compilation)
+    burst = resources.enter_context(BurstBuilder(compilation))
     for _ in range(2):
         compilation.close()
     execution.burst_compute(burst)

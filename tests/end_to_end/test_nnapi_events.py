@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import numpy as np
@@ -21,22 +20,6 @@ from nnfmq.hal.types import FenceState
 from nnfmq.nnapi import BurstBuilder, CompilationBuilder, DurationCode, Event, ExecutionBuilder
 
 BYTES = 16
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-@pytest.fixture
-def device(client: nnfmq.Client) -> Device:
-    return client.device("reference")
-
-
-@pytest.fixture
-def compilation(stack: ExitStack, device: Device) -> CompilationBuilder:
-    return finished(stack, add_model(), device)
 
 
 def failing(stack: ExitStack, device: Device) -> ExecutionBuilder:
@@ -62,11 +45,11 @@ def summing(stack: ExitStack, compilation: CompilationBuilder, memory: Memory, p
 
 
 def test_API_9_any_number_of_threads_wait_for_an_event(
-    stack: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
+    resources: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
 ) -> None:
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     with Process(client.worker_pid) as worker, worker.stopped():
-        event = stack.enter_context(execution.start_compute())
+        event = resources.enter_context(execution.start_compute())
         waiting = [InThread.start(event.wait) for _ in range(3)]
         for call in waiting:
             call.wait_until_asleep()
@@ -77,12 +60,12 @@ def test_API_9_any_number_of_threads_wait_for_an_event(
 
 @pytest.mark.parametrize("is_fenced", [False, True])
 def test_API_9_closing_an_event_waits_for_the_computation(
-    stack: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder, is_fenced: bool
+    resources: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder, is_fenced: bool
 ) -> None:
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     with Fence.create() as own:
         if is_fenced:
-            event = execution.start_compute_with_dependencies([imported(stack, own)])
+            event = execution.start_compute_with_dependencies([imported(resources, own)])
             closing = InThread.start(event.close)
             closing.wait_until_asleep()
             own.signal()
@@ -97,9 +80,9 @@ def test_API_9_closing_an_event_waits_for_the_computation(
     event.wait()
 
 
-def test_API_9_an_event_s_fence_is_a_duplicate(stack: ExitStack, compilation: CompilationBuilder) -> None:
-    execution, found = adding(stack, compilation)
-    with Fence.create() as own, execution.start_compute_with_dependencies([imported(stack, own)]) as event:
+def test_API_9_an_event_s_fence_is_a_duplicate(resources: ExitStack, compilation: CompilationBuilder) -> None:
+    execution, found = adding(resources, compilation)
+    with Fence.create() as own, execution.start_compute_with_dependencies([imported(resources, own)]) as event:
         fds = [event.get_sync_fence_fd() for _ in range(2)]
         assert len(set(fds)) == 2
         os.close(fds[0])
@@ -112,9 +95,9 @@ def test_API_9_an_event_s_fence_is_a_duplicate(stack: ExitStack, compilation: Co
     assert found.tolist() == SUM
 
 
-def test_API_9_an_imported_fence_is_a_duplicate_that_is_waited_for(stack: ExitStack) -> None:
+def test_API_9_an_imported_fence_is_a_duplicate_that_is_waited_for(resources: ExitStack) -> None:
     own = Fence.create()
-    event = imported(stack, own)
+    event = imported(resources, own)
     waiting = InThread.start(event.wait)
     waiting.wait_until_asleep()
     own.signal()
@@ -122,7 +105,7 @@ def test_API_9_an_imported_fence_is_a_duplicate_that_is_waited_for(stack: ExitSt
     own.close()
     event.wait()
     with Fence.create() as bad:
-        event = imported(stack, bad)
+        event = imported(resources, bad)
         bad.fail()
         with pytest.raises(nnfmq.GeneralFailure, match="in error"):
             event.wait()
@@ -136,14 +119,16 @@ def test_N_API_29_what_is_no_fence_is_not_imported(fd: int) -> None:
         Event.create_from_sync_fence_fd(no_fence.fileno())
 
 
-def test_N_API_29_the_event_of_a_plain_start_has_no_fence(stack: ExitStack, compilation: CompilationBuilder) -> None:
-    execution, _ = adding(stack, compilation)
+def test_N_API_29_the_event_of_a_plain_start_has_no_fence(
+    resources: ExitStack, compilation: CompilationBuilder
+) -> None:
+    execution, _ = adding(resources, compilation)
     with execution.start_compute() as event, pytest.raises(nnfmq.InvalidArgument, match="has no fence"):
         event.get_sync_fence_fd()
 
 
-def test_N_API_30_a_missing_list_or_event_is_rejected(stack: ExitStack, compilation: CompilationBuilder) -> None:
-    execution, found = adding(stack, compilation)
+def test_N_API_30_a_missing_list_or_event_is_rejected(resources: ExitStack, compilation: CompilationBuilder) -> None:
+    execution, found = adding(resources, compilation)
     for dependencies in (None, [None]):
         with pytest.raises(nnfmq.InvalidArgument, match="None"):
             execution.start_compute_with_dependencies(dependencies)  # type: ignore[arg-type]
@@ -151,13 +136,15 @@ def test_N_API_30_a_missing_list_or_event_is_rejected(stack: ExitStack, compilat
     assert found.tolist() == SUM
 
 
-def test_API_7_a_chain_of_fenced_computations_runs_in_order(stack: ExitStack, compilation: CompilationBuilder) -> None:
-    memory = stack.enter_context(Memory.create(4096))
-    first, second = summing(stack, compilation, memory, 0), summing(stack, compilation, memory, 1)
+def test_API_7_a_chain_of_fenced_computations_runs_in_order(
+    resources: ExitStack, compilation: CompilationBuilder
+) -> None:
+    memory = resources.enter_context(Memory.create(4096))
+    first, second = summing(resources, compilation, memory, 0), summing(resources, compilation, memory, 1)
     with Fence.create() as own:
-        start = imported(stack, own)
-        before = stack.enter_context(first.start_compute_with_dependencies([start]))
-        after = stack.enter_context(second.start_compute_with_dependencies([before, start], 2 * LIMIT_S))
+        start = imported(resources, own)
+        before = resources.enter_context(first.start_compute_with_dependencies([start]))
+        after = resources.enter_context(second.start_compute_with_dependencies([before, start], 2 * LIMIT_S))
         memory.view[:BYTES] = floats(ONE).tobytes()
         own.signal()
         after.wait()
@@ -165,36 +152,36 @@ def test_API_7_a_chain_of_fenced_computations_runs_in_order(stack: ExitStack, co
 
 
 def test_API_7_a_plain_event_is_waited_for_before_the_launch(
-    stack: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
+    resources: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
 ) -> None:
-    memory = stack.enter_context(Memory.create(4096))
+    memory = resources.enter_context(Memory.create(4096))
     memory.view[:BYTES] = floats(ONE).tobytes()
-    first, second = summing(stack, compilation, memory, 0), summing(stack, compilation, memory, 1)
-    before = stack.enter_context(first.start_compute())
+    first, second = summing(resources, compilation, memory, 0), summing(resources, compilation, memory, 1)
+    before = resources.enter_context(first.start_compute())
     with second.start_compute_with_dependencies([before]) as after:
         after.wait()
     assert np.frombuffer(memory.view, np.float32, 4, 2 * BYTES).tolist() == [3, 6, 9, 12]
 
 
 def test_FEN_5_nothing_depends_on_a_computation_that_has_failed(
-    stack: ExitStack, device: Device, compilation: CompilationBuilder
+    resources: ExitStack, device: Device, compilation: CompilationBuilder
 ) -> None:
-    failed = stack.enter_context(failing(stack, device).start_compute())
+    failed = resources.enter_context(failing(resources, device).start_compute())
     with Fence.create() as own:
         own.fail()
-        for event in (failed, imported(stack, own)):
-            execution, _ = adding(stack, compilation)
+        for event in (failed, imported(resources, own)):
+            execution, _ = adding(resources, compilation)
             with pytest.raises(nnfmq.InvalidArgument):
                 execution.start_compute_with_dependencies([event])
 
 
 def test_FEN_10_a_fenced_computation_that_fails_raises_its_error_when_it_is_waited_for(
-    stack: ExitStack, device: Device
+    resources: ExitStack, device: Device
 ) -> None:
-    execution = failing(stack, device)
+    execution = failing(resources, device)
     with execution.start_compute_with_dependencies([]) as event:
         fd = event.get_sync_fence_fd()
-        stack.callback(os.close, fd)
+        resources.callback(os.close, fd)
         assert sync_wait(fd, LIMIT_S) is FenceState.ERROR
         for _ in range(2):
             with pytest.raises(nnfmq.GeneralFailure, match="index is outside"):
@@ -203,26 +190,28 @@ def test_FEN_10_a_fenced_computation_that_fails_raises_its_error_when_it_is_wait
         execution.get_output_operand_rank(0)
 
 
-def test_FEN_7_a_fenced_computation_needs_outputs_of_known_shape(stack: ExitStack, device: Device) -> None:
-    execution = stack.enter_context(ExecutionBuilder(finished(stack, unsized_relu_model(), device)))
+def test_FEN_7_a_fenced_computation_needs_outputs_of_known_shape(resources: ExitStack, device: Device) -> None:
+    execution = resources.enter_context(ExecutionBuilder(finished(resources, unsized_relu_model(), device)))
     execution.set_input(0, floats(ONE))
     execution.set_output(0, floats([0] * 4))
     with pytest.raises(nnfmq.InvalidArgument):
         execution.start_compute_with_dependencies([])
 
 
-def test_FEN_6_the_duration_counts_from_the_last_dependency(stack: ExitStack, compilation: CompilationBuilder) -> None:
-    execution, _ = adding(stack, compilation)
+def test_FEN_6_the_duration_counts_from_the_last_dependency(
+    resources: ExitStack, compilation: CompilationBuilder
+) -> None:
+    execution, _ = adding(resources, compilation)
     with execution.start_compute_with_dependencies([], 0.0) as event, pytest.raises(nnfmq.MissedDeadline):
         event.wait()
 
 
 def test_API_8_the_fenced_durations_begin_with_the_end_of_the_last_dependency(
-    stack: ExitStack, compilation: CompilationBuilder
+    resources: ExitStack, compilation: CompilationBuilder
 ) -> None:
-    execution, _ = adding(stack, compilation)
+    execution, _ = adding(resources, compilation)
     execution.set_measure_timing(True)
-    with Fence.create() as own, execution.start_compute_with_dependencies([imported(stack, own)]) as event:
+    with Fence.create() as own, execution.start_compute_with_dependencies([imported(resources, own)]) as event:
         end_ns = time.monotonic_ns() + 20_000_000
         until(lambda: time.monotonic_ns() > end_ns, "the dependency takes 20 ms")
         own.signal()
@@ -260,19 +249,19 @@ def test_API_7_before_hidl_1_3_the_call_itself_waits_for_the_fences(daemon: Daem
 # ---------------------------------------------------------------------------------------------------- bursts
 
 
-def test_API_11_a_burst_computes_a_series_of_executions(stack: ExitStack, compilation: CompilationBuilder) -> None:
-    burst = stack.enter_context(BurstBuilder(compilation))
+def test_API_11_a_burst_computes_a_series_of_executions(resources: ExitStack, compilation: CompilationBuilder) -> None:
+    burst = resources.enter_context(BurstBuilder(compilation))
     for _ in range(3):
-        execution, found = adding(stack, compilation)
+        execution, found = adding(resources, compilation)
         execution.burst_compute(burst)
         assert found.tolist() == SUM
 
 
 def test_N_API_31_the_execution_and_the_burst_are_of_one_finished_compilation(
-    stack: ExitStack, device: Device, compilation: CompilationBuilder
+    resources: ExitStack, device: Device, compilation: CompilationBuilder
 ) -> None:
-    execution, found = adding(stack, compilation)
-    other = stack.enter_context(BurstBuilder(finished(stack, add_model(), device)))
+    execution, found = adding(resources, compilation)
+    other = resources.enter_context(BurstBuilder(finished(resources, add_model(), device)))
     with pytest.raises(nnfmq.InvalidArgument, match="different compilations"):
         execution.burst_compute(other)
     with pytest.raises(nnfmq.InvalidArgument, match="None"):
@@ -291,10 +280,10 @@ def test_N_API_31_the_execution_and_the_burst_are_of_one_finished_compilation(
 
 
 def test_N_API_31_a_burst_computes_one_execution_at_a_time(
-    stack: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
+    resources: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
 ) -> None:
-    burst = stack.enter_context(BurstBuilder(compilation))
-    made = [adding(stack, compilation) for _ in range(2)]
+    burst = resources.enter_context(BurstBuilder(compilation))
+    made = [adding(resources, compilation) for _ in range(2)]
     first, second = (execution for execution, _ in made)
     with Process(client.worker_pid) as worker, worker.stopped():
         running = InThread.start(lambda: first.burst_compute(burst))
@@ -308,11 +297,11 @@ def test_N_API_31_a_burst_computes_one_execution_at_a_time(
 
 @pytest.mark.parametrize("burst_first", [False, True])
 def test_N_API_39_bursts_and_memories_are_closed_in_either_order(
-    stack: ExitStack, compilation: CompilationBuilder, burst_first: bool
+    resources: ExitStack, compilation: CompilationBuilder, burst_first: bool
 ) -> None:
     burst, memory = BurstBuilder(compilation), Memory.create(4096)
     memory.view[:BYTES] = floats(ONE).tobytes()
-    summing(stack, compilation, memory, 0).burst_compute(burst)
+    summing(resources, compilation, memory, 0).burst_compute(burst)
     assert np.frombuffer(memory.view, np.float32, 4, BYTES).tolist() == [2, 4, 6, 8]
     if burst_first:
         burst.close()
@@ -323,23 +312,23 @@ def test_N_API_39_bursts_and_memories_are_closed_in_either_order(
         burst.close()
     execution: ExecutionBuilder
     found: Floats
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     execution.compute()
     assert found.tolist() == SUM
 
 
 def test_API_10_a_memory_is_closed_while_a_computation_uses_it(
-    stack: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
+    resources: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
 ) -> None:
     memory = Memory.create(4096)
     memory.view[:BYTES] = floats(ONE).tobytes()
-    execution = stack.enter_context(ExecutionBuilder(compilation))
+    execution = resources.enter_context(ExecutionBuilder(compilation))
     found = floats([0] * 4)
     execution.set_input_from_memory(0, memory, 0, BYTES)
     execution.set_input(1, floats(ONE))
     execution.set_output(0, found)
     with Process(client.worker_pid) as worker, worker.stopped():
-        event = stack.enter_context(execution.start_compute())
+        event = resources.enter_context(execution.start_compute())
         until(lambda: bool(client.connection._pending_calls), "the computation is in progress")
         memory.close()
     event.wait()
@@ -347,10 +336,10 @@ def test_API_10_a_memory_is_closed_while_a_computation_uses_it(
 
 
 def test_API_10_a_memory_that_is_closed_before_the_computation_is_reported(
-    stack: ExitStack, compilation: CompilationBuilder
+    resources: ExitStack, compilation: CompilationBuilder
 ) -> None:
     memory = Memory.create(4096)
-    execution = summing(stack, compilation, memory, 0)
+    execution = summing(resources, compilation, memory, 0)
     memory.close()
     with pytest.raises(nnfmq.InvalidArgument, match="memory is closed"):
         execution.compute()

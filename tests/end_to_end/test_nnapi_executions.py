@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -51,25 +51,14 @@ BYTES = 16
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-@pytest.fixture
 def device(client: nnfmq.Client) -> Device:
     """Return a device that supports an extension for hints."""
     return with_extension(client.device("reference"), EXTENSION)
 
 
 @pytest.fixture
-def compilation(stack: ExitStack, device: Device) -> CompilationBuilder:
-    return finished(stack, add_model(), device)
-
-
-@pytest.fixture
-def execution(stack: ExitStack, compilation: CompilationBuilder) -> ExecutionBuilder:
-    return stack.enter_context(ExecutionBuilder(compilation))
+def execution(resources: ExitStack, compilation: CompilationBuilder) -> ExecutionBuilder:
+    return resources.enter_context(ExecutionBuilder(compilation))
 
 
 def memory_of(stack: ExitStack, values: list[int], size_bytes: int = 4096) -> Memory:
@@ -89,18 +78,18 @@ def content(memory: Memory, offset: int = 0) -> list[float]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_API_6_API_7_arguments_in_arrays_are_computed_in_each_mode(
-    stack: ExitStack, compilation: CompilationBuilder, mode: Mode
+    resources: ExitStack, compilation: CompilationBuilder, mode: Mode
 ) -> None:
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     mode(execution, compilation)
     assert found.tolist() == SUM
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_API_6_API_7_arguments_in_one_memory_are_computed_in_each_mode(
-    stack: ExitStack, compilation: CompilationBuilder, execution: ExecutionBuilder, mode: Mode
+    resources: ExitStack, compilation: CompilationBuilder, execution: ExecutionBuilder, mode: Mode
 ) -> None:
-    memory = memory_of(stack, [*ONE, *TEN])
+    memory = memory_of(resources, [*ONE, *TEN])
     execution.set_input_from_memory(0, memory, 0, BYTES)
     execution.set_input_from_memory(1, memory, BYTES, BYTES)
     execution.set_output_from_memory(0, memory, 1024, BYTES)
@@ -118,10 +107,10 @@ def test_API_6_bytes_are_arguments_as_well(execution: ExecutionBuilder) -> None:
     assert np.frombuffer(found, np.float32).tolist() == SUM
 
 
-def test_API_6_none_omits_an_optional_argument(stack: ExitStack, device: Device) -> None:
+def test_API_6_none_omits_an_optional_argument(resources: ExitStack, device: Device) -> None:
     tensor = Operand(F32, (4,))
     model = one_operation(OperationType.ADD, [tensor, tensor, 0], tensor)
-    with ExecutionBuilder(finished(stack, model, device)) as execution:
+    with ExecutionBuilder(finished(resources, model, device)) as execution:
         execution.set_input(0, None)
         execution.set_input(1, floats(ONE))
         execution.set_output(0, floats([0] * 4))
@@ -131,9 +120,9 @@ def test_API_6_none_omits_an_optional_argument(stack: ExitStack, device: Device)
 
 
 @pytest.mark.parametrize("mode", UNFENCED)
-def test_API_6_dimensions_complete_those_of_the_model(stack: ExitStack, device: Device, mode: Mode) -> None:
+def test_API_6_dimensions_complete_those_of_the_model(resources: ExitStack, device: Device, mode: Mode) -> None:
     model = one_operation(OperationType.RELU, [Operand(F32, (0, 2))], Operand(F32, (0, 2)))
-    compilation = finished(stack, model, device)
+    compilation = finished(resources, model, device)
     with ExecutionBuilder(compilation) as execution:
         found = floats([9] * 6)
         execution.set_input(0, floats([-1, 2, -3, 4]), (2, 2))
@@ -176,9 +165,9 @@ def test_N_API_19_invalid_arguments_are_rejected_and_leave_them_unset(
     execution.compute()
 
 
-def test_N_API_19_extents_whose_product_overflows_are_rejected(stack: ExitStack, device: Device) -> None:
+def test_N_API_19_extents_whose_product_overflows_are_rejected(resources: ExitStack, device: Device) -> None:
     model = one_operation(OperationType.RELU, [Operand(F32, (0, 0))], Operand(F32, (0, 0)))
-    with ExecutionBuilder(finished(stack, model, device)) as execution:
+    with ExecutionBuilder(finished(resources, model, device)) as execution:
         with pytest.raises(nnfmq.InvalidArgument, match="more than"):
             execution.set_input(0, floats(ONE), (1 << 16, 1 << 16))
         with pytest.raises(nnfmq.InvalidArgument, match="more than"):
@@ -187,10 +176,10 @@ def test_N_API_19_extents_whose_product_overflows_are_rejected(stack: ExitStack,
             execution.set_input(0, floats(ONE))
 
 
-def test_N_API_19_a_scalar_has_no_dimensions(stack: ExitStack, device: Device) -> None:
+def test_N_API_19_a_scalar_has_no_dimensions(resources: ExitStack, device: Device) -> None:
     tensor = Operand(F32, (4,))
     model = one_operation(OperationType.ADD, [tensor, tensor, Operand(OperandType.INT32)], tensor)
-    with ExecutionBuilder(finished(stack, model, device)) as execution:
+    with ExecutionBuilder(finished(resources, model, device)) as execution:
         with pytest.raises(nnfmq.InvalidArgument, match="a scalar has none"):
             execution.set_input(2, np.array(0, np.int32), (1,))
         execution.set_input(2, np.array(0, np.int32))
@@ -201,8 +190,8 @@ def test_N_API_19_a_scalar_has_no_dimensions(stack: ExitStack, device: Device) -
     assert found.tolist() == SUM
 
 
-def test_N_API_20_an_argument_is_set_once(stack: ExitStack, execution: ExecutionBuilder) -> None:
-    memory = memory_of(stack, ONE)
+def test_N_API_20_an_argument_is_set_once(resources: ExitStack, execution: ExecutionBuilder) -> None:
+    memory = memory_of(resources, ONE)
     execution.set_input(0, floats(ONE))
     execution.set_input_from_memory(1, memory, 0, BYTES)
     execution.set_output(0, floats(ONE))
@@ -236,13 +225,13 @@ def test_API_12_MEM_6_N_API_21_padding_is_allowed_when_it_is_enabled(
 
 
 def test_N_API_21_padding_does_not_make_less_than_the_data_enough(
-    stack: ExitStack, execution: ExecutionBuilder
+    resources: ExitStack, execution: ExecutionBuilder
 ) -> None:
     execution.enable_input_and_output_padding(True)
     with pytest.raises(nnfmq.InvalidArgument, match="15 bytes given, 16 are required"):
         execution.set_input(0, bytes(15))
     with pytest.raises(nnfmq.InvalidArgument, match="12 bytes given, 16 are required"):
-        execution.set_output_from_memory(0, memory_of(stack, ONE), 0, 12)
+        execution.set_output_from_memory(0, memory_of(resources, ONE), 0, 12)
 
 
 def test_N_API_21_padding_is_enabled_before_any_argument_is_set(execution: ExecutionBuilder) -> None:
@@ -266,16 +255,16 @@ BAD_SPANS = {
 
 @pytest.mark.parametrize("span", BAD_SPANS.values(), ids=BAD_SPANS)
 def test_N_API_22_parts_outside_a_memory_or_of_another_size_are_rejected(
-    stack: ExitStack, execution: ExecutionBuilder, span: tuple[int, int]
+    resources: ExitStack, execution: ExecutionBuilder, span: tuple[int, int]
 ) -> None:
-    memory = memory_of(stack, ONE)
+    memory = memory_of(resources, ONE)
     for call in (execution.set_input_from_memory, execution.set_output_from_memory):
         with pytest.raises(nnfmq.InvalidArgument):
             call(0, memory, *span)
 
 
-def test_N_API_22_index_dimensions_and_memory_are_checked(stack: ExitStack, execution: ExecutionBuilder) -> None:
-    memory = memory_of(stack, ONE)
+def test_N_API_22_index_dimensions_and_memory_are_checked(resources: ExitStack, execution: ExecutionBuilder) -> None:
+    memory = memory_of(resources, ONE)
     for call in (execution.set_input_from_memory, execution.set_output_from_memory):
         for index in (999, -1):
             with pytest.raises(nnfmq.InvalidArgument, match="there is no"):
@@ -309,9 +298,9 @@ SETTERS: dict[str, Callable[[ExecutionBuilder], None]] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("reusable", [False, True], ids=["once", "reusable"])
 def test_N_API_25_N_API_27_N_API_37_nothing_is_set_after_a_computation(
-    stack: ExitStack, compilation: CompilationBuilder, mode: Mode, reusable: bool
+    resources: ExitStack, compilation: CompilationBuilder, mode: Mode, reusable: bool
 ) -> None:
-    execution, _ = adding(stack, compilation)
+    execution, _ = adding(resources, compilation)
     execution.set_reusable(reusable)
     mode(execution, compilation)
     for setter in SETTERS.values():
@@ -320,12 +309,12 @@ def test_N_API_25_N_API_27_N_API_37_nothing_is_set_after_a_computation(
 
 
 def test_N_API_37_attributes_of_an_execution_need_one_device_with_the_extension(
-    stack: ExitStack, client: nnfmq.Client, device: Device
+    resources: ExitStack, client: nnfmq.Client, device: Device
 ) -> None:
-    without = finished(stack, add_model(), client.device("reference"))
+    without = finished(resources, add_model(), client.device("reference"))
     with ExecutionBuilder(without) as execution, pytest.raises(nnfmq.InvalidArgument, match="does not support"):
         execution.add_extension_attribute(EXTENSION, 1, b"")
-    execution, found = adding(stack, finished(stack, add_model(), device))
+    execution, found = adding(resources, finished(resources, add_model(), device))
     execution.add_extension_attribute(EXTENSION, 1, b"ignored by the device")
     execution.compute()
     assert found.tolist() == SUM
@@ -333,9 +322,9 @@ def test_N_API_37_attributes_of_an_execution_need_one_device_with_the_extension(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_API_12_a_timeout_that_has_passed_ends_the_computation(
-    stack: ExitStack, compilation: CompilationBuilder, mode: Mode
+    resources: ExitStack, compilation: CompilationBuilder, mode: Mode
 ) -> None:
-    execution, _ = adding(stack, compilation)
+    execution, _ = adding(resources, compilation)
     execution.set_timeout(0)
     with pytest.raises(nnfmq.MissedDeadline):
         mode(execution, compilation)
@@ -362,9 +351,9 @@ def test_API_12_loop_timeouts_have_a_default_and_a_maximum(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_API_12_a_loop_ends_by_its_timeout(stack: ExitStack, device: Device, mode: Mode) -> None:
-    compilation = finished(stack, counting(), device)
-    execution = stack.enter_context(ExecutionBuilder(compilation))
+def test_API_12_a_loop_ends_by_its_timeout(resources: ExitStack, device: Device, mode: Mode) -> None:
+    compilation = finished(resources, counting(), device)
+    execution = resources.enter_context(ExecutionBuilder(compilation))
     execution.set_loop_timeout(0.05)
     execution.set_input(0, floats([0, 0]))
     execution.set_input(1, np.array([1 << 30], np.int32))
@@ -379,9 +368,9 @@ def test_API_12_a_loop_ends_by_its_timeout(stack: ExitStack, device: Device, mod
 
 @pytest.mark.parametrize("mode", MODES)
 def test_API_8_TIM_4_measured_durations_are_in_order(
-    stack: ExitStack, compilation: CompilationBuilder, mode: Mode
+    resources: ExitStack, compilation: CompilationBuilder, mode: Mode
 ) -> None:
-    execution, _ = adding(stack, compilation)
+    execution, _ = adding(resources, compilation)
     execution.set_measure_timing(True)
     mode(execution, compilation)
     hardware, driver, fenced_hardware, fenced_driver = map(execution.get_duration, DurationCode)
@@ -392,15 +381,15 @@ def test_API_8_TIM_4_measured_durations_are_in_order(
 
 
 def test_N_API_26_durations_need_a_measured_completed_computation(
-    stack: ExitStack, compilation: CompilationBuilder, device: Device
+    resources: ExitStack, compilation: CompilationBuilder, device: Device
 ) -> None:
-    execution, _ = adding(stack, compilation)
+    execution, _ = adding(resources, compilation)
     with pytest.raises(nnfmq.BadState, match="not completed"):
         execution.get_duration(DurationCode.IN_DRIVER)
     execution.compute()
     with pytest.raises(nnfmq.BadState, match=r"set_measure_timing\(True\) was not called"):
         execution.get_duration(DurationCode.IN_DRIVER)
-    gathering = finished(stack, gather_model(), device)
+    gathering = finished(resources, gather_model(), device)
     with ExecutionBuilder(gathering) as failing:
         failing.set_measure_timing(True)
         failing.set_input(0, floats(ONE))
@@ -413,8 +402,8 @@ def test_N_API_26_durations_need_a_measured_completed_computation(
 
 
 @pytest.mark.parametrize("mode", UNFENCED)
-def test_N_API_28_shapes_are_known_after_completion(stack: ExitStack, device: Device, mode: Mode) -> None:
-    compilation = finished(stack, unsized_relu_model(), device)
+def test_N_API_28_shapes_are_known_after_completion(resources: ExitStack, device: Device, mode: Mode) -> None:
+    compilation = finished(resources, unsized_relu_model(), device)
     with ExecutionBuilder(compilation) as execution:
         execution.set_input(0, floats(ONE))
         execution.set_output(0, floats([0] * 4))
@@ -432,9 +421,9 @@ def test_N_API_28_shapes_are_known_after_completion(stack: ExitStack, device: De
 
 @pytest.mark.parametrize("mode", UNFENCED)
 def test_SHP_5_an_output_that_is_too_small_tells_the_space_it_needs(
-    stack: ExitStack, device: Device, mode: Mode
+    resources: ExitStack, device: Device, mode: Mode
 ) -> None:
-    compilation = finished(stack, unsized_relu_model(), device)
+    compilation = finished(resources, unsized_relu_model(), device)
     with ExecutionBuilder(compilation) as execution:
         found = floats([7] * 3)
         execution.set_input(0, floats(ONE))
@@ -450,9 +439,9 @@ def test_SHP_5_an_output_that_is_too_small_tells_the_space_it_needs(
 
 
 @pytest.mark.parametrize("mode", UNFENCED)
-def test_N_API_38_an_output_shape_that_overflows_fails(stack: ExitStack, device: Device, mode: Mode) -> None:
+def test_N_API_38_an_output_shape_that_overflows_fails(resources: ExitStack, device: Device, mode: Mode) -> None:
     model = one_operation(OperationType.FILL, [Operand(I32, (2,)), 1.0], Operand(F32, (0, 0)))
-    compilation = finished(stack, model, device)
+    compilation = finished(resources, model, device)
     with ExecutionBuilder(compilation) as execution:
         execution.set_input(0, np.array([1 << 17, 1 << 17], np.int32))
         execution.set_output(0, floats(ONE))
@@ -464,8 +453,10 @@ def test_N_API_38_an_output_shape_that_overflows_fails(stack: ExitStack, device:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_N_API_27_an_execution_is_computed_once(stack: ExitStack, compilation: CompilationBuilder, mode: Mode) -> None:
-    execution, _ = adding(stack, compilation)
+def test_N_API_27_an_execution_is_computed_once(
+    resources: ExitStack, compilation: CompilationBuilder, mode: Mode
+) -> None:
+    execution, _ = adding(resources, compilation)
     mode(execution, compilation)
     for other in MODES:
         with pytest.raises(nnfmq.BadState, match="not reusable"):
@@ -473,7 +464,7 @@ def test_N_API_27_an_execution_is_computed_once(stack: ExitStack, compilation: C
 
 
 def test_N_API_27_arguments_that_are_missing_can_be_set_and_computed(
-    stack: ExitStack, execution: ExecutionBuilder, compilation: CompilationBuilder
+    resources: ExitStack, execution: ExecutionBuilder, compilation: CompilationBuilder
 ) -> None:
     for mode in MODES:
         with pytest.raises(nnfmq.InvalidArgument, match="input 0, 1 was not set"):
@@ -489,9 +480,9 @@ def test_N_API_27_arguments_that_are_missing_can_be_set_and_computed(
 
 @pytest.mark.parametrize("start", [start_compute, start_compute_with_dependencies])
 def test_N_API_27_nothing_is_set_or_computed_while_it_runs(
-    stack: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder, start: Mode
+    resources: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder, start: Mode
 ) -> None:
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     execution.set_reusable(True)
     with Process(client.worker_pid) as worker, worker.stopped():
         running = InThread.start(lambda: start(execution, compilation))
@@ -511,9 +502,9 @@ def test_N_API_27_nothing_is_set_or_computed_while_it_runs(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_RUX_5_a_reusable_execution_reads_its_arrays_each_time(
-    stack: ExitStack, compilation: CompilationBuilder, mode: Mode
+    resources: ExitStack, compilation: CompilationBuilder, mode: Mode
 ) -> None:
-    execution = stack.enter_context(ExecutionBuilder(compilation))
+    execution = resources.enter_context(ExecutionBuilder(compilation))
     first, found = floats(ONE), floats([0] * 4)
     execution.set_reusable(True)
     execution.set_input(0, first)
@@ -527,9 +518,9 @@ def test_RUX_5_a_reusable_execution_reads_its_arrays_each_time(
 
 
 def test_N_API_40_of_concurrent_computations_one_is_accepted(
-    stack: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
+    resources: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
 ) -> None:
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     execution.set_reusable(True)
     with Process(client.worker_pid) as worker, worker.stopped():
         calls = [InThread.start(execution.compute) for _ in range(4)]
@@ -541,11 +532,11 @@ def test_N_API_40_of_concurrent_computations_one_is_accepted(
 
 
 def test_API_16_a_running_execution_is_not_closed(
-    stack: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder, caplog: pytest.LogCaptureFixture
+    resources: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     with Process(client.worker_pid) as worker, worker.stopped():
-        event = stack.enter_context(execution.start_compute())
+        event = resources.enter_context(execution.start_compute())
         with caplog.at_level(logging.ERROR, "nnfmq.nnapi"):
             execution.close()
         assert "is not closed" in caplog.text
@@ -559,9 +550,9 @@ def test_API_16_a_running_execution_is_not_closed(
 
 
 def test_API_16_an_execution_is_closed_before_the_event_of_its_end(
-    stack: ExitStack, compilation: CompilationBuilder
+    resources: ExitStack, compilation: CompilationBuilder
 ) -> None:
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     event = execution.start_compute_with_dependencies([])
     fd = event.get_sync_fence_fd()
     assert sync_wait(fd, LIMIT_S) is FenceState.SIGNALED
@@ -574,9 +565,9 @@ def test_API_16_an_execution_is_closed_before_the_event_of_its_end(
 
 @pytest.mark.parametrize("start", [compute, start_compute])
 def test_an_interrupted_computation_can_be_repeated(
-    stack: ExitStack, compilation: CompilationBuilder, start: Mode, monkeypatch: pytest.MonkeyPatch
+    resources: ExitStack, compilation: CompilationBuilder, start: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

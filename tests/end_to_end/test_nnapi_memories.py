@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -35,26 +35,10 @@ ROLES: list[AddRole] = [MemoryBuilder.add_input_role, MemoryBuilder.add_output_r
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-@pytest.fixture
-def device(client: nnfmq.Client) -> Device:
-    return client.device("reference")
-
-
-@pytest.fixture
-def compilation(stack: ExitStack, device: Device) -> CompilationBuilder:
-    return finished(stack, add_model(), device)
-
-
-@pytest.fixture
-def unsized(stack: ExitStack, device: Device) -> CompilationBuilder:
+def unsized(resources: ExitStack, device: Device) -> CompilationBuilder:
     """Return a compilation of RELU for any number of rows."""
     model = one_operation(OperationType.RELU, [Operand(F32, (0, 2))], Operand(F32, (0, 2)))
-    return finished(stack, model, device)
+    return finished(resources, model, device)
 
 
 def shared_memory(stack: ExitStack, values: list[int]) -> Memory:
@@ -80,11 +64,11 @@ def execution_of(stack: ExitStack, compilation: CompilationBuilder) -> Execution
 
 @pytest.mark.parametrize("mode", MODES)
 def test_API_10_a_tensor_stays_in_the_device_between_computations(
-    stack: ExitStack, compilation: CompilationBuilder, mode: Mode
+    resources: ExitStack, compilation: CompilationBuilder, mode: Mode
 ) -> None:
-    between = memory_for(stack, [(compilation, 0)], [(compilation, 0)])
+    between = memory_for(resources, [(compilation, 0)], [(compilation, 0)])
     assert not between.is_shared
-    first, second = execution_of(stack, compilation), execution_of(stack, compilation)
+    first, second = execution_of(resources, compilation), execution_of(resources, compilation)
     first.set_input(0, floats(ONE))
     first.set_input(1, floats(TEN))
     first.set_output_from_memory(0, between)
@@ -97,17 +81,17 @@ def test_API_10_a_tensor_stays_in_the_device_between_computations(
 
 
 def test_API_10_a_device_memory_is_closed_while_a_computation_uses_it(
-    stack: ExitStack, compilation: CompilationBuilder
+    resources: ExitStack, compilation: CompilationBuilder
 ) -> None:
-    memory = memory_for(stack, [(compilation, 0)])
-    copy_memory(shared_memory(stack, ONE), memory)
-    execution = execution_of(stack, compilation)
+    memory = memory_for(resources, [(compilation, 0)])
+    copy_memory(shared_memory(resources, ONE), memory)
+    execution = execution_of(resources, compilation)
     execution.set_input_from_memory(0, memory)
     execution.set_input(1, floats(TEN))
     execution.set_output(0, found := floats([0] * 4))
     with nnfmq.Fence.create() as own:
-        start = stack.enter_context(Event.create_from_sync_fence_fd(own.fileno()))
-        event = stack.enter_context(execution.start_compute_with_dependencies([start]))
+        start = resources.enter_context(Event.create_from_sync_fence_fd(own.fileno()))
+        event = resources.enter_context(execution.start_compute_with_dependencies([start]))
         memory.close()
         own.signal()
         event.wait()
@@ -116,24 +100,24 @@ def test_API_10_a_device_memory_is_closed_while_a_computation_uses_it(
 
 @pytest.mark.parametrize("mode", UNFENCED)
 def test_DOM_11_a_device_memory_takes_the_dimensions_that_an_execution_gives_it(
-    stack: ExitStack, unsized: CompilationBuilder, mode: Mode
+    resources: ExitStack, unsized: CompilationBuilder, mode: Mode
 ) -> None:
-    memory = memory_for(stack, outputs=[(unsized, 0)])
+    memory = memory_for(resources, outputs=[(unsized, 0)])
     assert memory.info.shape == (0, 2)
     for rows in (1, 3):
-        execution = execution_of(stack, unsized)
+        execution = execution_of(resources, unsized)
         execution.set_input(0, floats(range(2 * rows)), (rows, 2))
         execution.set_output_from_memory(0, memory)
         mode(execution, unsized)
         assert memory.dimensions == (rows, 2)
-        assert values_of(stack, memory, 2 * rows) == list(range(2 * rows))
+        assert values_of(resources, memory, 2 * rows) == list(range(2 * rows))
 
 
 def test_N_API_23_a_device_memory_is_used_whole_and_in_its_roles(
-    stack: ExitStack, device: Device, compilation: CompilationBuilder
+    resources: ExitStack, device: Device, compilation: CompilationBuilder
 ) -> None:
-    memory = memory_for(stack, [(compilation, 0)])
-    execution = execution_of(stack, compilation)
+    memory = memory_for(resources, [(compilation, 0)])
+    execution = execution_of(resources, compilation)
     for span in ((1, 0), (0, BYTES), (0, 1)):
         with pytest.raises(nnfmq.InvalidArgument, match="a whole device memory"):
             execution.set_input_from_memory(0, memory, *span)
@@ -142,13 +126,13 @@ def test_N_API_23_a_device_memory_is_used_whole_and_in_its_roles(
     with pytest.raises(nnfmq.InvalidArgument, match="not described for output 0"):
         execution.set_output_from_memory(0, memory)
     with pytest.raises(nnfmq.InvalidArgument, match="not described for input 0"):
-        execution_of(stack, finished(stack, add_model(), device)).set_input_from_memory(0, memory)
+        execution_of(resources, finished(resources, add_model(), device)).set_input_from_memory(0, memory)
     execution.set_input_from_memory(0, memory)
 
 
-def test_N_API_23_the_dimensions_agree_with_the_memory(stack: ExitStack, unsized: CompilationBuilder) -> None:
-    memory = memory_for(stack, [(unsized, 0)], dimensions=(3, 2))
-    execution = execution_of(stack, unsized)
+def test_N_API_23_the_dimensions_agree_with_the_memory(resources: ExitStack, unsized: CompilationBuilder) -> None:
+    memory = memory_for(resources, [(unsized, 0)], dimensions=(3, 2))
+    execution = execution_of(resources, unsized)
     with pytest.raises(nnfmq.InvalidArgument, match="dimensions 2x2; the device memory has 3x2"):
         execution.set_input_from_memory(0, memory, dimensions=(2, 2))
     with pytest.raises(nnfmq.InvalidArgument, match="the model has"):
@@ -158,16 +142,16 @@ def test_N_API_23_the_dimensions_agree_with_the_memory(stack: ExitStack, unsized
 
 @pytest.mark.parametrize("mode", MODES)
 def test_N_API_24_an_uninitialized_input_fails_the_computation(
-    stack: ExitStack, compilation: CompilationBuilder, mode: Mode
+    resources: ExitStack, compilation: CompilationBuilder, mode: Mode
 ) -> None:
-    memory = memory_for(stack, [(compilation, 0)])
+    memory = memory_for(resources, [(compilation, 0)])
     for is_written in (False, True):
-        execution = execution_of(stack, compilation)
+        execution = execution_of(resources, compilation)
         execution.set_input_from_memory(0, memory)
         execution.set_input(1, floats(TEN))
         execution.set_output(0, found := floats([0] * 4))
         if is_written:
-            copy_memory(shared_memory(stack, ONE), memory)
+            copy_memory(shared_memory(resources, ONE), memory)
             mode(execution, compilation)
             assert found.tolist() == SUM
             return
@@ -180,7 +164,7 @@ def test_N_API_24_an_uninitialized_input_fails_the_computation(
 
 @pytest.mark.parametrize("add", ROLES)
 def test_N_API_33_invalid_roles_are_rejected_and_change_nothing(
-    stack: ExitStack, device: Device, compilation: CompilationBuilder, add: AddRole
+    resources: ExitStack, device: Device, compilation: CompilationBuilder, add: AddRole
 ) -> None:
     builder = MemoryBuilder()
     for index in (999, -1):
@@ -191,7 +175,7 @@ def test_N_API_33_invalid_roles_are_rejected_and_change_nothing(
             add(builder, compilation, 0, frequency)
     with pytest.raises(nnfmq.InvalidArgument, match="None"):
         add(builder, None, 0)
-    failed = stack.enter_context(CompilationBuilder(invalid_model(), [device]))
+    failed = resources.enter_context(CompilationBuilder(invalid_model(), [device]))
     for _ in range(2):
         with pytest.raises(nnfmq.InvalidArgument, match="has succeeded") as raised:
             add(builder, failed, 0)
@@ -203,7 +187,7 @@ def test_N_API_33_invalid_roles_are_rejected_and_change_nothing(
     with pytest.raises(nnfmq.InvalidArgument, match="added before"):
         add(builder, compilation, 0)
     builder.finish()
-    stack.enter_context(builder.create_memory())
+    resources.enter_context(builder.create_memory())
 
 
 OTHERS: dict[str, Model] = {
@@ -216,11 +200,11 @@ OTHERS: dict[str, Model] = {
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_N_API_33_all_roles_have_one_type_and_dimensions_that_agree(
-    stack: ExitStack, device: Device, compilation: CompilationBuilder, other: Model
+    resources: ExitStack, device: Device, compilation: CompilationBuilder, other: Model
 ) -> None:
     builder = MemoryBuilder()
     builder.add_input_role(compilation, 0)
-    different = finished(stack, other, device)
+    different = finished(resources, other, device)
     for add in ROLES:
         with pytest.raises(nnfmq.InvalidArgument, match=r"the roles have different types|roles disagree"):
             add(builder, different, 0)
@@ -228,28 +212,28 @@ def test_N_API_33_all_roles_have_one_type_and_dimensions_that_agree(
 
 @pytest.mark.parametrize(("scale", "zero_point"), [(0.25, 1), (0.5, 2)])
 def test_N_API_33_scale_and_zero_point_are_equal(
-    stack: ExitStack, device: Device, scale: float, zero_point: int
+    resources: ExitStack, device: Device, scale: float, zero_point: int
 ) -> None:
     builder = MemoryBuilder()
-    builder.add_input_role(finished(stack, OTHERS["scale"], device), 0)
+    builder.add_input_role(finished(resources, OTHERS["scale"], device), 0)
     tensor = Operand(Q8, (4,), scale, zero_point)
-    different = finished(stack, one_operation(OperationType.RELU, [tensor], tensor), device)
+    different = finished(resources, one_operation(OperationType.RELU, [tensor], tensor), device)
     with pytest.raises(nnfmq.InvalidArgument, match="different types"):
         builder.add_input_role(different, 0)
 
 
 def test_N_API_33_compilations_for_chosen_devices_have_one_in_common(
-    stack: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
+    resources: ExitStack, client: nnfmq.Client, compilation: CompilationBuilder
 ) -> None:
     builder = MemoryBuilder()
     builder.add_input_role(compilation, 0)
     with pytest.raises(nnfmq.InvalidArgument, match="none has all roles"):
-        builder.add_output_role(finished(stack, relu_model(), client.device("compiled")), 0)
+        builder.add_output_role(finished(resources, relu_model(), client.device("compiled")), 0)
     builder.add_output_role(compilation, 0)
 
 
 def test_N_API_34_dimensions_agree_with_the_roles(
-    stack: ExitStack, device: Device, compilation: CompilationBuilder
+    resources: ExitStack, device: Device, compilation: CompilationBuilder
 ) -> None:
     builder = MemoryBuilder()
     builder.add_input_role(compilation, 0)
@@ -266,10 +250,10 @@ def test_N_API_34_dimensions_agree_with_the_roles(
         early.add_input_role(compilation, 0)
 
 
-def test_N_API_34_a_scalar_has_no_dimensions(stack: ExitStack, device: Device) -> None:
+def test_N_API_34_a_scalar_has_no_dimensions(resources: ExitStack, device: Device) -> None:
     tensor = Operand(F32, (4,))
     model = one_operation(OperationType.ADD, [tensor, tensor, Operand(OperandType.INT32)], tensor)
-    compilation = finished(stack, model, device)
+    compilation = finished(resources, model, device)
     for is_before in (False, True):
         builder = MemoryBuilder()
         calls: list[Callable[[], None]] = [
@@ -303,50 +287,52 @@ def test_N_API_35_a_description_is_finished_once_and_has_roles(compilation: Comp
             call()
 
 
-def test_API_10_a_description_makes_any_number_of_memories(stack: ExitStack, compilation: CompilationBuilder) -> None:
+def test_API_10_a_description_makes_any_number_of_memories(
+    resources: ExitStack, compilation: CompilationBuilder
+) -> None:
     builder = MemoryBuilder()
     builder.add_input_role(compilation, 0)
     builder.finish()
-    memories = [stack.enter_context(builder.create_memory()) for _ in range(2)]
-    copy_memory(shared_memory(stack, ONE), memories[0])
-    copy_memory(shared_memory(stack, TEN), memories[1])
-    assert [values_of(stack, memory) for memory in memories] == [ONE, TEN]
+    memories = [resources.enter_context(builder.create_memory()) for _ in range(2)]
+    copy_memory(shared_memory(resources, ONE), memories[0])
+    copy_memory(shared_memory(resources, TEN), memories[1])
+    assert [values_of(resources, memory) for memory in memories] == [ONE, TEN]
 
 
 # ---------------------------------------------------------------------------------------------------- copies
 
 
-def test_API_10_copies_between_all_kinds_of_memory(stack: ExitStack, compilation: CompilationBuilder) -> None:
-    device_memory, other = (memory_for(stack, [(compilation, 0)]) for _ in range(2))
-    source, target = shared_memory(stack, ONE), shared_memory(stack, [0] * 4)
+def test_API_10_copies_between_all_kinds_of_memory(resources: ExitStack, compilation: CompilationBuilder) -> None:
+    device_memory, other = (memory_for(resources, [(compilation, 0)]) for _ in range(2))
+    source, target = shared_memory(resources, ONE), shared_memory(resources, [0] * 4)
     copy_memory(source, device_memory)
     copy_memory(device_memory, other)
     copy_memory(other, target)
     assert np.frombuffer(target.view, np.float32).tolist() == ONE
-    copy_memory(shared_memory(stack, TEN), target)
+    copy_memory(shared_memory(resources, TEN), target)
     assert np.frombuffer(target.view, np.float32).tolist() == TEN
 
 
 def test_N_API_36_copies_need_equal_sizes_and_content(
-    stack: ExitStack, device: Device, compilation: CompilationBuilder, unsized: CompilationBuilder
+    resources: ExitStack, device: Device, compilation: CompilationBuilder, unsized: CompilationBuilder
 ) -> None:
-    memory, fixed = memory_for(stack, [(compilation, 0)]), shared_memory(stack, ONE)
+    memory, fixed = memory_for(resources, [(compilation, 0)]), shared_memory(resources, ONE)
     with pytest.raises(nnfmq.InvalidArgument, match="uninitialized"):
         copy_memory(memory, fixed)
-    for short in (shared_memory(stack, ONE[:3]), shared_memory(stack, [*ONE, 5])):
+    for short in (shared_memory(resources, ONE[:3]), shared_memory(resources, [*ONE, 5])):
         for source, target in ((short, memory), (short, fixed)):
             with pytest.raises(nnfmq.InvalidArgument):
                 copy_memory(source, target)
     copy_memory(fixed, memory)
     with pytest.raises(nnfmq.InvalidArgument):
-        copy_memory(memory, shared_memory(stack, ONE[:3]))
+        copy_memory(memory, shared_memory(resources, ONE[:3]))
     for source, target in ((None, memory), (memory, None)):
         with pytest.raises(nnfmq.InvalidArgument, match="None"):
             copy_memory(source, target)  # type: ignore[arg-type]
-    square = memory_for(stack, [(finished(stack, relu_model((2, 2)), device), 0)])
+    square = memory_for(resources, [(finished(resources, relu_model((2, 2)), device), 0)])
     with pytest.raises(nnfmq.InvalidArgument):
         copy_memory(memory, square)
-    of_any_shape = memory_for(stack, [(unsized, 0)])
+    of_any_shape = memory_for(resources, [(unsized, 0)])
     with pytest.raises(nnfmq.InvalidArgument):
         copy_memory(fixed, of_any_shape)  # nothing says how many rows it has
 
@@ -355,18 +341,18 @@ def test_N_API_36_copies_need_equal_sizes_and_content(
 
 
 def test_API_10_a_sealed_memfd_is_mapped_and_a_file_is_not(
-    stack: ExitStack, compilation: CompilationBuilder, tmp_path: Path
+    resources: ExitStack, compilation: CompilationBuilder, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4) + floats(ONE).tobytes())
     fd = os.open(path, os.O_RDWR)
-    in_file = stack.enter_context(create_memory_from_fd(BYTES, Protection.READ, fd, 4))
+    in_file = resources.enter_context(create_memory_from_fd(BYTES, Protection.READ, fd, 4))
     os.close(fd)
     assert isinstance(in_file, FileMemory)
     with Memory.create(2 * BYTES) as origin:
-        mapped = stack.enter_context(create_memory_from_fd(BYTES, Protection.READ_WRITE, origin.fileno(), BYTES))
+        mapped = resources.enter_context(create_memory_from_fd(BYTES, Protection.READ_WRITE, origin.fileno(), BYTES))
         assert isinstance(mapped, Memory)
-        execution = execution_of(stack, compilation)
+        execution = execution_of(resources, compilation)
         execution.set_input_from_memory(0, in_file, 0, BYTES)
         execution.set_input(1, floats(TEN))
         execution.set_output_from_memory(0, mapped, 0, BYTES)
@@ -374,10 +360,10 @@ def test_API_10_a_sealed_memfd_is_mapped_and_a_file_is_not(
         assert np.frombuffer(origin.view, np.float32, 4, BYTES).tolist() == SUM
 
 
-def test_API_10_the_protection_of_a_memory_is_kept(stack: ExitStack, compilation: CompilationBuilder) -> None:
+def test_API_10_the_protection_of_a_memory_is_kept(resources: ExitStack, compilation: CompilationBuilder) -> None:
     with Memory.create(BYTES) as origin:
-        read_only = stack.enter_context(create_memory_from_fd(BYTES, Protection.READ, origin.fileno()))
-        execution = execution_of(stack, compilation)
+        read_only = resources.enter_context(create_memory_from_fd(BYTES, Protection.READ, origin.fileno()))
+        execution = execution_of(resources, compilation)
         execution.set_input(0, floats(ONE))
         execution.set_input(1, floats(TEN))
         execution.set_output_from_memory(0, read_only, 0, BYTES)

@@ -22,21 +22,9 @@ from nnfmq.nnapi import BurstBuilder, CompilationBuilder, DeviceMemory, Executio
 MINIMAL, REFERENCE = "sample-minimal", "reference"
 
 
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Daemon]:
-    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon:
-        yield daemon
-
-
 @pytest.fixture
-def runtime(driver: Daemon) -> Iterator[nnfmq.Runtime]:
-    with nnfmq.Runtime([driver.path]) as made:
-        yield made
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
+def runtime(shared_daemon: Daemon) -> Iterator[nnfmq.Runtime]:
+    with nnfmq.Runtime([shared_daemon.path]) as made:
         yield made
 
 
@@ -64,9 +52,9 @@ def compiled(
 
 
 @pytest.fixture
-def split(stack: ExitStack, runtime: nnfmq.Runtime) -> CompilationBuilder:
+def split(resources: ExitStack, runtime: nnfmq.Runtime) -> CompilationBuilder:
     """Return a compilation whose ADD is on one device, and whose RELU is on another."""
-    return compiled(stack, runtime, MINIMAL, REFERENCE)
+    return compiled(resources, runtime, MINIMAL, REFERENCE)
 
 
 def model_of(compilation: CompilationBuilder) -> PreparedModel | PartitionedModel:
@@ -74,40 +62,42 @@ def model_of(compilation: CompilationBuilder) -> PreparedModel | PartitionedMode
 
 
 def test_API_3_API_5_a_built_model_is_compiled_on_devices_that_the_runtime_chooses(
-    stack: ExitStack, runtime: nnfmq.Runtime
+    resources: ExitStack, runtime: nnfmq.Runtime
 ) -> None:
-    compilation = compiled(stack, runtime)
-    execution, found = adding(stack, compilation)
+    compilation = compiled(resources, runtime)
+    execution, found = adding(resources, compilation)
     execution.compute()
     assert found.tolist() == SUM
 
 
-def test_N_API_12_an_unfinished_model_is_not_compiled(stack: ExitStack, runtime: nnfmq.Runtime) -> None:
-    unfinished = stack.enter_context(nnfmq.ModelBuilder())
+def test_N_API_12_an_unfinished_model_is_not_compiled(resources: ExitStack, runtime: nnfmq.Runtime) -> None:
+    unfinished = resources.enter_context(nnfmq.ModelBuilder())
     with pytest.raises(nnfmq.BadState, match="not finished"):
         CompilationBuilder(unfinished, runtime=runtime)
     with pytest.raises(nnfmq.InvalidArgument, match="is not a model"):
         CompilationBuilder("model", runtime=runtime)  # type: ignore[arg-type]
 
 
-def test_API_16_a_model_is_closed_before_its_compilation_is_finished(stack: ExitStack, runtime: nnfmq.Runtime) -> None:
-    builder = built(stack)
-    compilation = stack.enter_context(CompilationBuilder(builder, runtime=runtime))
+def test_API_16_a_model_is_closed_before_its_compilation_is_finished(
+    resources: ExitStack, runtime: nnfmq.Runtime
+) -> None:
+    builder = built(resources)
+    compilation = resources.enter_context(CompilationBuilder(builder, runtime=runtime))
     builder.close()
     compilation.finish()
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     execution.compute()
     assert found.tolist() == SUM
 
 
 def test_N_API_13_the_runtime_s_devices_are_listed_once(
-    stack: ExitStack, driver: Daemon, runtime: nnfmq.Runtime
+    resources: ExitStack, shared_daemon: Daemon, runtime: nnfmq.Runtime
 ) -> None:
     device = runtime.device(REFERENCE)
     for devices, text in (([], "empty"), ([device, device], "twice"), ([device, None], "None")):
         with pytest.raises(nnfmq.InvalidArgument, match=text):
             CompilationBuilder(add_model(), devices, runtime=runtime)  # type: ignore[arg-type]
-    client = stack.enter_context(driver.connect())
+    client = resources.enter_context(shared_daemon.connect())
     with pytest.raises(nnfmq.InvalidArgument, match="device of a Client"):
         CompilationBuilder(add_model(), [client.device(REFERENCE)], runtime=runtime)
     with pytest.raises(nnfmq.InvalidArgument, match="`runtime` is None"):
@@ -118,14 +108,14 @@ def test_N_API_13_the_runtime_s_devices_are_listed_once(
 
 @pytest.mark.parametrize("with_runtime", [False, True])
 def test_API_5_one_device_of_the_runtime_has_times_and_limits(
-    stack: ExitStack, runtime: nnfmq.Runtime, with_runtime: bool
+    resources: ExitStack, runtime: nnfmq.Runtime, with_runtime: bool
 ) -> None:
     device = runtime.device(REFERENCE)
     made = CompilationBuilder(add_model(), [device], runtime=runtime if with_runtime else None)
-    compilation = stack.enter_context(made)
+    compilation = resources.enter_context(made)
     compilation.set_timeout(LIMIT_S)
     compilation.finish()
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     execution.set_measure_timing(True)
     execution.set_timeout(LIMIT_S)
     execution.compute()
@@ -135,15 +125,15 @@ def test_API_5_one_device_of_the_runtime_has_times_and_limits(
 
 @pytest.mark.parametrize("names", [(), (MINIMAL, REFERENCE)], ids=["chosen by the runtime", "two devices"])
 def test_EXT_6_N_API_15_N_API_25_QOS_5_TIM_1_attributes_times_and_limits_need_exactly_one_device(
-    stack: ExitStack, runtime: nnfmq.Runtime, names: tuple[str, ...]
+    resources: ExitStack, runtime: nnfmq.Runtime, names: tuple[str, ...]
 ) -> None:
     devices = [runtime.device(name) for name in names] or None
-    compilation = stack.enter_context(CompilationBuilder(built(stack), devices, runtime=runtime))
+    compilation = resources.enter_context(CompilationBuilder(built(resources), devices, runtime=runtime))
     for call in (lambda: compilation.set_timeout(1), lambda: compilation.add_extension_attribute("a.b", 1, b"")):
         with pytest.raises(nnfmq.InvalidArgument, match="exactly one device"):
             call()
     compilation.finish()
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     for call in (
         lambda: execution.set_timeout(1),
         lambda: execution.set_measure_timing(True),
@@ -163,10 +153,10 @@ def test_EXT_6_N_API_15_N_API_25_QOS_5_TIM_1_attributes_times_and_limits_need_ex
 @pytest.mark.parametrize("reusable", [False, True], ids=["once", "reusable"])
 @pytest.mark.parametrize("mode", MODES)
 def test_API_7_a_model_on_two_devices_is_computed_in_each_mode(
-    stack: ExitStack, split: CompilationBuilder, mode: Mode, reusable: bool
+    resources: ExitStack, split: CompilationBuilder, mode: Mode, reusable: bool
 ) -> None:
     assert isinstance(model_of(split), PartitionedModel)
-    execution, found = adding(stack, split)
+    execution, found = adding(resources, split)
     execution.set_reusable(reusable)
     for _ in range(1 + reusable):
         found[:] = 0
@@ -177,11 +167,11 @@ def test_API_7_a_model_on_two_devices_is_computed_in_each_mode(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_API_6_a_model_on_two_devices_computes_in_the_application_s_memory(
-    stack: ExitStack, split: CompilationBuilder, mode: Mode
+    resources: ExitStack, split: CompilationBuilder, mode: Mode
 ) -> None:
-    memory = stack.enter_context(Memory.create(4096))
+    memory = resources.enter_context(Memory.create(4096))
     memory.view[:32] = floats([*ONE, *TEN]).tobytes()
-    execution = stack.enter_context(ExecutionBuilder(split))
+    execution = resources.enter_context(ExecutionBuilder(split))
     execution.enable_input_and_output_padding(True)
     execution.set_input_from_memory(0, memory, 0, 16)
     execution.set_input_from_memory(1, memory, 16, 64)
@@ -196,27 +186,27 @@ def test_N_API_17_a_model_on_two_devices_has_memory_preferences(split: Compilati
 
 
 def test_API_11_the_burst_of_a_model_on_two_devices_is_closed_like_any_other(
-    stack: ExitStack, split: CompilationBuilder
+    resources: ExitStack, split: CompilationBuilder
 ) -> None:
     burst = BurstBuilder(split)
     for _ in range(2):
-        execution, found = adding(stack, split)
+        execution, found = adding(resources, split)
         execution.burst_compute(burst)
         assert found.tolist() == SUM
     for _ in range(2):
         burst.close()
     with pytest.raises(nnfmq.InvalidArgument, match="burst is closed"):
-        adding(stack, split)[0].burst_compute(burst)
+        adding(resources, split)[0].burst_compute(burst)
 
 
 # ---------------------------------------------------------------------------------------------------- device memory
 
 
 @pytest.fixture
-def automatic(stack: ExitStack, runtime: nnfmq.Runtime, monkeypatch: pytest.MonkeyPatch) -> CompilationBuilder:
+def automatic(resources: ExitStack, runtime: nnfmq.Runtime, monkeypatch: pytest.MonkeyPatch) -> CompilationBuilder:
     """Return a compilation whose ADD and RELU the runtime has put on different devices by itself."""
     monkeypatch.setenv("NNFMQ_ENABLED_DEVICES", "sample-minimal|sample-float_fast")
-    compilation = compiled(stack, runtime)
+    compilation = compiled(resources, runtime)
     assert isinstance(model_of(compilation), PartitionedModel)
     return compilation
 
@@ -247,23 +237,23 @@ def execution_in(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_DOM_15_a_model_on_several_devices_has_its_memory_in_shared_memory(
-    stack: ExitStack, automatic: CompilationBuilder, mode: Mode
+    resources: ExitStack, automatic: CompilationBuilder, mode: Mode
 ) -> None:
-    shared = described(stack, automatic)
+    shared = described(resources, automatic)
     assert shared.dimensions is None
-    mode(execution_in(stack, automatic, None, shared)[0], automatic)
+    mode(execution_in(resources, automatic, None, shared)[0], automatic)
     assert shared.dimensions == (4,)
-    execution, found = execution_in(stack, automatic, shared, None)
+    execution, found = execution_in(resources, automatic, shared, None)
     mode(execution, automatic)
     assert found.tolist() == [21, 42, 63, 84]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_N_API_24_an_uninitialized_shared_memory_fails_the_computation(
-    stack: ExitStack, automatic: CompilationBuilder, mode: Mode
+    resources: ExitStack, automatic: CompilationBuilder, mode: Mode
 ) -> None:
-    shared = described(stack, automatic)
-    execution, _ = execution_in(stack, automatic, shared, None)
+    shared = described(resources, automatic)
+    execution, _ = execution_in(resources, automatic, shared, None)
     with pytest.raises(nnfmq.GeneralFailure, match="uninitialized"):
         mode(execution, automatic)
     with pytest.raises(nnfmq.BadState, match="has failed"):
@@ -271,48 +261,48 @@ def test_N_API_24_an_uninitialized_shared_memory_fails_the_computation(
 
 
 def test_DOM_7_a_shared_memory_is_uninitialized_after_a_failed_computation(
-    stack: ExitStack, driver: Daemon, automatic: CompilationBuilder
+    resources: ExitStack, shared_daemon: Daemon, automatic: CompilationBuilder
 ) -> None:
-    shared = described(stack, automatic)
-    execution_in(stack, automatic, None, shared)[0].compute()
-    uninitialized = described(stack, automatic)
-    execution, _ = execution_in(stack, automatic, uninitialized, shared)
+    shared = described(resources, automatic)
+    execution_in(resources, automatic, None, shared)[0].compute()
+    uninitialized = described(resources, automatic)
+    execution, _ = execution_in(resources, automatic, uninitialized, shared)
     with pytest.raises(nnfmq.GeneralFailure, match="uninitialized"):
         execution.compute()
     assert shared.dimensions == (4,)  # nothing was computed
-    with nnfmq.Runtime([driver.path]) as other:
-        dead = compiled(stack, other, REFERENCE)
-        memory = memory_for(stack, outputs=[(dead, 0)])
-        execution_in(stack, dead, None, memory)[0].compute()
+    with nnfmq.Runtime([shared_daemon.path]) as other:
+        dead = compiled(resources, other, REFERENCE)
+        memory = memory_for(resources, outputs=[(dead, 0)])
+        execution_in(resources, dead, None, memory)[0].compute()
         assert memory.dimensions == (4,)
-        execution, _ = execution_in(stack, dead, None, memory)
+        execution, _ = execution_in(resources, dead, None, memory)
     with pytest.raises(nnfmq.NnfmqError):
         execution.compute()
     assert memory.dimensions is None
 
 
-def test_N_API_36_copies_of_shared_memory(stack: ExitStack, automatic: CompilationBuilder) -> None:
-    shared, other = described(stack, automatic), described(stack, automatic)
+def test_N_API_36_copies_of_shared_memory(resources: ExitStack, automatic: CompilationBuilder) -> None:
+    shared, other = described(resources, automatic), described(resources, automatic)
     with pytest.raises(nnfmq.InvalidArgument, match="uninitialized"):
         copy_memory(shared, other)
-    source = stack.enter_context(Memory.create(16))
+    source = resources.enter_context(Memory.create(16))
     source.view[:] = floats(ONE).tobytes()
     copy_memory(source, shared)
     copy_memory(shared, other)
-    execution, found = execution_in(stack, automatic, other, None)
+    execution, found = execution_in(resources, automatic, other, None)
     execution.compute()
     assert found.tolist() == SUM
 
 
 def test_DOM_15_shared_memory_needs_a_known_shape(
-    stack: ExitStack, runtime: nnfmq.Runtime, monkeypatch: pytest.MonkeyPatch
+    resources: ExitStack, runtime: nnfmq.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NNFMQ_ENABLED_DEVICES", "sample-float_fast|sample-quant")
     unsized = one_operation(OperationType.RELU, [Operand(F32, (0, 2))], Operand(F32, (0, 2)))
-    compilation = stack.enter_context(CompilationBuilder(unsized, runtime=runtime))
+    compilation = resources.enter_context(CompilationBuilder(unsized, runtime=runtime))
     compilation.finish()
     monkeypatch.setenv("NNFMQ_ENABLED_DEVICES", "reference")
-    other = stack.enter_context(CompilationBuilder(unsized, runtime=runtime))
+    other = resources.enter_context(CompilationBuilder(unsized, runtime=runtime))
     other.finish()
     for dimensions in ((), (3, 2)):
         builder = MemoryBuilder()
@@ -321,8 +311,8 @@ def test_DOM_15_shared_memory_needs_a_known_shape(
         builder.set_dimensions(dimensions)
         builder.finish()
         if dimensions:
-            memory = stack.enter_context(builder.create_memory())
-            source = stack.enter_context(Memory.create(24))
+            memory = resources.enter_context(builder.create_memory())
+            source = resources.enter_context(Memory.create(24))
             copy_memory(source, memory)
             with ExecutionBuilder(compilation) as execution:
                 execution.set_input_from_memory(0, memory)
@@ -346,21 +336,21 @@ def test_N_API_33_a_model_on_two_chosen_devices_has_no_device_memory(split: Comp
 @pytest.mark.parametrize("reusable", [False, True], ids=["once", "reusable"])
 @pytest.mark.parametrize("mode", MODES)
 def test_PART_6_the_cpu_computes_what_a_dead_driver_cannot(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, mode: Mode, reusable: bool
+    resources: ExitStack, monkeypatch: pytest.MonkeyPatch, mode: Mode, reusable: bool
 ) -> None:
     monkeypatch.setenv("NNFMQ_ENABLED_DEVICES", "sample-float_fast")
-    folder = stack.enter_context(short_folder())
-    daemon = stack.enter_context(running_daemon(folder / "d.sock"))
-    runtime = stack.enter_context(nnfmq.Runtime([daemon.path]))
-    compilation = compiled(stack, runtime)
+    folder = resources.enter_context(short_folder())
+    daemon = resources.enter_context(running_daemon(folder / "d.sock"))
+    runtime = resources.enter_context(nnfmq.Runtime([daemon.path]))
+    compilation = compiled(resources, runtime)
     model = model_of(compilation)
     assert isinstance(model, PreparedModel) and model.device == "sample-float_fast"
-    execution, found = adding(stack, compilation)
+    execution, found = adding(resources, compilation)
     execution.set_reusable(reusable)
     if reusable:
         mode(execution, compilation)
         found[:] = 0
-    burst = stack.enter_context(BurstBuilder(compilation))
+    burst = resources.enter_context(BurstBuilder(compilation))
     for pid in daemon.process.children():
         with Process(pid) as worker:
             worker.kill()

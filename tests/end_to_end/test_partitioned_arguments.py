@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
 import numpy as np
 import pytest
-from support.drivers import Daemon
-from support.partitioned import MODES, Runtime, device_failing_with, three_drivers
+from support.partitioned import MODES, Runtime, device_failing_with
 from support.plans import linear_plan
 from support.small_models import two_adds
 
@@ -20,18 +16,6 @@ A = np.array([[1, 2], [3, 4]], np.float32)
 B = np.array([[10, 20], [30, 40]], np.float32)
 EXPECTED = (A + 2 * B).tolist()
 PLAN = linear_plan(two_adds(), [0], [1])
-
-
-@pytest.fixture(scope="module")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
-    with three_drivers(tmp_path_factory.mktemp("site")) as started:
-        yield started
-
-
-@pytest.fixture
-def runtime(drivers: list[Daemon]) -> Iterator[Runtime]:
-    with ExitStack() as stack:
-        yield Runtime(drivers, stack)
 
 
 def test_outputs_are_stored_in_the_arrays_of_the_application(runtime: Runtime) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.control_flow_models import counting
 from support.drivers import LIMIT_S, Daemon, InThread, Process, until
-from support.partitioned import Runtime, device_failing_with, three_drivers
+from support.partitioned import Runtime, device_failing_with
 from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds, with_operand
 
@@ -31,21 +31,9 @@ ENDLESS = np.array([1, 2], np.float32), np.array([2**31 - 1], np.int32), np.arra
 FAILING = device_failing_with("GENERAL_FAILURE")
 
 
-@pytest.fixture(scope="module")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
-    with three_drivers(tmp_path_factory.mktemp("site")) as started:
-        yield started
-
-
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as resources:
-        yield resources
-
-
-@pytest.fixture
-def runtime(drivers: list[Daemon], stack: ExitStack) -> Runtime:
-    return Runtime(drivers, stack)
+def runtime(drivers: list[Daemon], resources: ExitStack) -> Runtime:
+    return Runtime(drivers, resources)
 
 
 @pytest.fixture
@@ -114,16 +102,16 @@ MODES = (*WAITING, "asynchronous", "fenced", "duration", "reusable_fenced")
 @pytest.mark.parametrize("devices", [("reference", "reference"), ("reference", FAILING)])
 @pytest.mark.parametrize("mode", MODES)
 def test_QOS_4_a_generous_timeout_changes_nothing(
-    runtime: Runtime, stack: ExitStack, mode: str, devices: tuple[str, str]
+    runtime: Runtime, resources: ExitStack, mode: str, devices: tuple[str, str]
 ) -> None:
-    way = Limited(mode, runtime.prepare(PLAN, devices=devices), stack)
+    way = Limited(mode, runtime.prepare(PLAN, devices=devices), resources)
     for timeout in (LIMIT_S, None, 1e30):
         assert way.execute(A, B, timeout=timeout)[0].tolist() == EXPECTED
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_timeout_that_is_no_number_of_seconds_is_rejected(runtime: Runtime, stack: ExitStack, mode: str) -> None:
-    way = Limited(mode, runtime.prepare(PLAN), stack)
+def test_a_timeout_that_is_no_number_of_seconds_is_rejected(runtime: Runtime, resources: ExitStack, mode: str) -> None:
+    way = Limited(mode, runtime.prepare(PLAN), resources)
     for timeout in (-1.0, float("nan")):
         with pytest.raises(nnfmq.InvalidArgument, match="a timeout is 0 or more seconds"):
             way.execute(A, B, timeout=timeout)
@@ -132,10 +120,10 @@ def test_a_timeout_that_is_no_number_of_seconds_is_rejected(runtime: Runtime, st
 
 @pytest.mark.parametrize("mode", MODES)
 def test_QOS_2_an_execution_whose_deadline_has_passed_is_not_begun(
-    runtime: Runtime, stack: ExitStack, mode: str, caplog: pytest.LogCaptureFixture
+    runtime: Runtime, resources: ExitStack, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A device that fails shows that no step is executed; the fallback is not tried."""
-    way = Limited(mode, runtime.prepare(PLAN, devices=(FAILING, "reference")), stack)
+    way = Limited(mode, runtime.prepare(PLAN, devices=(FAILING, "reference")), resources)
     for _ in range(2):
         with pytest.raises(nnfmq.MissedDeadlinePersistent, match="before the execution began"):
             way.execute(A, B, timeout=0)
@@ -146,9 +134,14 @@ def test_QOS_2_an_execution_whose_deadline_has_passed_is_not_begun(
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("mode", WAITING)
 def test_QOS_3_a_step_that_takes_too_long_ends_the_execution_at_the_deadline(
-    runtime: Runtime, workers: list[Process], stack: ExitStack, mode: str, index: int, caplog: pytest.LogCaptureFixture
+    runtime: Runtime,
+    workers: list[Process],
+    resources: ExitStack,
+    mode: str,
+    index: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    way = Limited(mode, runtime.prepare(PLAN), stack)
+    way = Limited(mode, runtime.prepare(PLAN), resources)
     assert way.execute(A + 1, B, timeout=None)[0].tolist() == (A + 1 + 2 * B).tolist()
     with workers[index].stopped():
         for _ in range(2):
@@ -177,9 +170,9 @@ def _result_when_free(way: Limited) -> Any:
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("mode", ["asynchronous", "fenced", "duration", "reusable_fenced"])
 def test_QOS_3_a_driver_that_continues_after_the_deadline_reports_it(
-    runtime: Runtime, workers: list[Process], stack: ExitStack, mode: str, index: int
+    runtime: Runtime, workers: list[Process], resources: ExitStack, mode: str, index: int
 ) -> None:
-    way = Limited(mode, runtime.prepare(PLAN), stack)
+    way = Limited(mode, runtime.prepare(PLAN), resources)
     connection = runtime.clients[index]._connection
     with workers[index].stopped():
         end_ns = time.monotonic_ns() + 300_000_000
@@ -193,9 +186,9 @@ def test_QOS_3_a_driver_that_continues_after_the_deadline_reports_it(
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("mode", MODES)
 def test_LIFE_4_a_driver_that_is_killed_before_the_deadline_is_no_missed_deadline(
-    runtime: Runtime, workers: list[Process], stack: ExitStack, mode: str, index: int, has_fallback: bool
+    runtime: Runtime, workers: list[Process], resources: ExitStack, mode: str, index: int, has_fallback: bool
 ) -> None:
-    way = Limited(mode, runtime.prepare(PLAN, cpu=("reference",) if has_fallback else None), stack)
+    way = Limited(mode, runtime.prepare(PLAN, cpu=("reference",) if has_fallback else None), resources)
     workers[index].stop()
     call = InThread.start(lambda: way.execute(A, B, timeout=LIMIT_S))
     until(lambda: _waits_for(runtime, index, mode), "the execution waits for the stopped driver")
@@ -218,9 +211,9 @@ def _waits_for(runtime: Runtime, index: int, mode: str) -> bool:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_QOS_3_a_deadline_ends_a_loop_that_the_runtime_interprets(
-    runtime: Runtime, stack: ExitStack, mode: str
+    runtime: Runtime, resources: ExitStack, mode: str
 ) -> None:
-    way = Limited(mode, runtime.prepare(control_flow_plan(counting())), stack)
+    way = Limited(mode, runtime.prepare(control_flow_plan(counting())), resources)
     with pytest.raises(nnfmq.MissedDeadline) as caught:
         way.execute(*ENDLESS, timeout=0.1)
     assert "a loop was still running" not in str(caught.value)
@@ -349,10 +342,10 @@ def requested(model: nnfmq.CompiledModel, stack: ExitStack, request: Request) ->
 
 @pytest.mark.parametrize("devices", [("reference", "reference"), (FAILING, "reference"), ("reference", FAILING)])
 def test_QOS_1_requests_have_deadlines_in_every_mode(
-    runtime: Runtime, stack: ExitStack, devices: tuple[str, str]
+    runtime: Runtime, resources: ExitStack, devices: tuple[str, str]
 ) -> None:
-    model, made = runtime.prepare(PLAN, devices=devices), Requested(stack)
-    for mode, execute in requested(model, stack, made.request).items():
+    model, made = runtime.prepare(PLAN, devices=devices), Requested(resources)
+    for mode, execute in requested(model, resources, made.request).items():
         with pytest.raises(nnfmq.MissedDeadlinePersistent):
             execute(0)
         assert made.result() == [[0, 0], [0, 0]], mode
@@ -361,10 +354,10 @@ def test_QOS_1_requests_have_deadlines_in_every_mode(
             assert made.result() == EXPECTED, mode
 
 
-def test_the_same_ways_exist_for_a_model_on_one_device(runtime: Runtime, stack: ExitStack) -> None:
-    made = Requested(stack)
-    whole = stack.enter_context(runtime.clients[0].device("reference").prepare(two_adds()))
-    for mode, execute in requested(whole, stack, made.request).items():
+def test_the_same_ways_exist_for_a_model_on_one_device(runtime: Runtime, resources: ExitStack) -> None:
+    made = Requested(resources)
+    whole = resources.enter_context(runtime.clients[0].device("reference").prepare(two_adds()))
+    for mode, execute in requested(whole, resources, made.request).items():
         with pytest.raises(nnfmq.MissedDeadline):
             execute(0)
         execute(LIMIT_S)
@@ -373,11 +366,11 @@ def test_the_same_ways_exist_for_a_model_on_one_device(runtime: Runtime, stack: 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_LIFE_4_request_bursts_and_bound_requests_survive_a_driver_or_report_its_death(
-    runtime: Runtime, workers: list[Process], stack: ExitStack, index: int
+    runtime: Runtime, workers: list[Process], resources: ExitStack, index: int
 ) -> None:
-    made = Requested(stack)
+    made = Requested(resources)
     for cpu in (("reference",), None):
-        ways = requested(runtime.prepare(PLAN, cpu=cpu), stack, made.request)
+        ways = requested(runtime.prepare(PLAN, cpu=cpu), resources, made.request)
         for name in ("request burst", "bound"):
             ways[name](LIMIT_S)
             assert made.result() == EXPECTED
@@ -392,11 +385,11 @@ def test_LIFE_4_request_bursts_and_bound_requests_survive_a_driver_or_report_its
             ways[name](LIMIT_S)
 
 
-def test_a_request_burst_has_no_arrays_and_takes_unknown_shapes(runtime: Runtime, stack: ExitStack) -> None:
+def test_a_request_burst_has_no_arrays_and_takes_unknown_shapes(runtime: Runtime, resources: ExitStack) -> None:
     model = two_adds()
     for index in (0, 1, 3, 4):
         model = with_operand(model, index, dimensions=(0, 2))
-    divided, made = runtime.prepare(linear_plan(model, [0], [1])), Requested(stack)
+    divided, made = runtime.prepare(linear_plan(model, [0], [1])), Requested(resources)
     inputs = tuple(RequestArgument(location=place.location, dimensions=(2, 2)) for place in made.request.inputs)
     with pytest.raises(nnfmq.InvalidArgument, match="a burst"):
         divided.burst()
@@ -417,8 +410,8 @@ def test_a_request_burst_has_no_arrays_and_takes_unknown_shapes(runtime: Runtime
             call()
 
 
-def test_a_bound_request_executes_once_at_a_time_and_outlives_its_model(runtime: Runtime, stack: ExitStack) -> None:
-    made, model = Requested(stack), runtime.prepare(PLAN)
+def test_a_bound_request_executes_once_at_a_time_and_outlives_its_model(runtime: Runtime, resources: ExitStack) -> None:
+    made, model = Requested(resources), runtime.prepare(PLAN)
     with pytest.raises(nnfmq.InvalidArgument):
         model.create_reusable_request(Request(made.request.inputs, (), made.request.pools))
     with model.create_reusable_request(made.request) as bound, nnfmq.Fence.create() as gate:
@@ -438,11 +431,11 @@ def test_a_bound_request_executes_once_at_a_time_and_outlives_its_model(runtime:
 
 
 def test_a_bound_request_whose_late_step_may_still_write_is_not_executed_again(
-    runtime: Runtime, workers: list[Process], stack: ExitStack
+    runtime: Runtime, workers: list[Process], resources: ExitStack
 ) -> None:
     """No driver binds a step that has a temporary of unknown size: it may execute a request beside the late one."""
     plan = linear_plan(with_operand(two_adds(), 3, dimensions=(0, 0)), [0], [1])
-    bound = stack.enter_context(runtime.prepare(plan).create_reusable_request(Requested(stack).request))
+    bound = resources.enter_context(runtime.prepare(plan).create_reusable_request(Requested(resources).request))
     bound.compute(timeout=LIMIT_S)
     with pytest.raises(nnfmq.MissedDeadlinePersistent):
         bound.compute(timeout=0)
@@ -461,9 +454,9 @@ def test_BUR_19_an_AIDL_burst_is_of_one_device(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("is_divided", [True, False])
 def test_the_result_of_an_execution_that_was_closed_early_is_an_error(
-    runtime: Runtime, stack: ExitStack, is_divided: bool
+    runtime: Runtime, resources: ExitStack, is_divided: bool
 ) -> None:
-    whole = stack.enter_context(runtime.clients[0].device("reference").prepare(two_adds()))
+    whole = resources.enter_context(runtime.clients[0].device("reference").prepare(two_adds()))
     execution = (runtime.prepare(PLAN) if is_divided else whole).create_reusable_execution()
     with nnfmq.Fence.create() as gate, execution.compute_fenced(A, B, wait_for=[gate]) as launched:
         execution.close()

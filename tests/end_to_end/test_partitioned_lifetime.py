@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.control_flow_models import counting
 from support.drivers import DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, app, until
-from support.partitioned import MODES, Runtime, error_of, three_drivers
+from support.partitioned import MODES, Runtime, error_of
 from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds
 
@@ -24,18 +24,6 @@ A = np.array([[1, 2], [3, 4]], np.float32)
 B = np.array([[10, 20], [30, 40]], np.float32)
 EXPECTED = (A + 2 * B).tolist()
 PLAN = linear_plan(two_adds(), [0], [1])
-
-
-@pytest.fixture(scope="module")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
-    with three_drivers(tmp_path_factory.mktemp("site")) as started:
-        yield started
-
-
-@pytest.fixture
-def runtime(drivers: list[Daemon]) -> Iterator[Runtime]:
-    with ExitStack() as stack:
-        yield Runtime(drivers, stack)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.control_flow_models import branching, counting, rotating
-from support.drivers import LIMIT_S, Daemon, Process
-from support.partitioned import MODES, Runtime, device_failing_with, three_drivers
+from support.drivers import LIMIT_S, Process
+from support.partitioned import MODES, Runtime, device_failing_with
 from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds
 
@@ -23,18 +23,6 @@ from nnfmq.hal.types import DataLocation, Request, RequestArgument
 from nnfmq.planning.plan import ExecutionPlan
 
 Prepare = Callable[[ExecutionPlan], PartitionedModel]
-
-
-@pytest.fixture(scope="module")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
-    with three_drivers(tmp_path_factory.mktemp("site")) as started:
-        yield started
-
-
-@pytest.fixture
-def runtime(drivers: list[Daemon]) -> Iterator[Runtime]:
-    with ExitStack() as stack:
-        yield Runtime(drivers, stack)
 
 
 @pytest.fixture

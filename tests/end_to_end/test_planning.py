@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,12 +55,6 @@ class DriverDevice:
 
     def supported_operations(self, model: Model) -> Sequence[bool]:
         return self.device.supported_operations(model)
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def devices_of(

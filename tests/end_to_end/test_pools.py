@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
@@ -20,12 +20,6 @@ from nnfmq.hal.types import DataLocation, LifeTime, Model, Protection, Request, 
 
 TEN, AT = [10, 20, 30, 40], 4096
 BYTES = 16
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 class AnnouncedMemory:

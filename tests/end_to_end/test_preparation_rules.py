@@ -57,19 +57,8 @@ SHAPE = (1, 128, 128, 32)
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def device(client: nnfmq.Client) -> nnfmq.Device:
-    return client.device("reference")
-
-
-@pytest.fixture(scope="module")
-def adding(device: nnfmq.Device) -> Iterator[nnfmq.PreparedModel]:
-    with device.prepare(ADD) as made:
+def adding(shared_device: nnfmq.Device) -> Iterator[nnfmq.PreparedModel]:
+    with shared_device.prepare(ADD) as made:
         yield made
 
 
@@ -77,12 +66,6 @@ def adding(device: nnfmq.Device) -> Iterator[nnfmq.PreparedModel]:
 def old_device() -> Iterator[hidl.IDevice]:
     with nnfmq.connect(embedded=True, interface="HIDL 1.3") as made:
         yield hidl.IDevice(made, "reference")
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -140,18 +123,18 @@ def test_PREP_2_PREP_3_TST_1_a_valid_model_is_accepted_at_once_and_its_failure_c
     model.close()
 
 
-def test_PREP_7_one_prepared_model_executes_different_shapes_concurrently(device: nnfmq.Device) -> None:
+def test_PREP_7_one_prepared_model_executes_different_shapes_concurrently(shared_device: nnfmq.Device) -> None:
     model = one_operation(OperationType.RELU, [Operand(F32, (0, 0))], Operand(F32, (0, 0)))
-    with device.prepare(model) as prepared, ThreadPoolExecutor(4) as threads:
+    with shared_device.prepare(model) as prepared, ThreadPoolExecutor(4) as threads:
         shapes = [(1 + number % 5, 1 + number % 7) for number in range(40)]
         found = list(threads.map(lambda shape: prepared.execute(np.full(shape, 2, np.float32))[0], shapes))
     assert [array.shape for array in found] == shapes
     assert all((array == 2).all() for array in found)
 
 
-def test_PREP_8_several_models_are_used_in_turn_and_released_in_any_order(device: nnfmq.Device) -> None:
+def test_PREP_8_several_models_are_used_in_turn_and_released_in_any_order(shared_device: nnfmq.Device) -> None:
     inputs = np.ones((1, 16), np.float32)
-    models = [device.prepare(weighty_model(float(value), 16)) for value in (1, 2, 3)]
+    models = [shared_device.prepare(weighty_model(float(value), 16)) for value in (1, 2, 3)]
     for _ in range(2):
         assert [model.execute(inputs)[0][0, 0] for model in models] == [16, 32, 48]
     models[1].close()
@@ -200,27 +183,27 @@ ADDS, MULS = chain(OperationType.ADD), chain(OperationType.MUL)
 
 
 def test_CACHE_1_CACHE_7_both_kinds_of_files_are_needed_and_the_token(
-    device: nnfmq.Device, files: Paths, tmp_path: Path
+    shared_device: nnfmq.Device, files: Paths, tmp_path: Path
 ) -> None:
-    save(device, ADDS, files)
+    save(shared_device, ADDS, files)
     assert all(files.contents())
-    assert load(device, ADDS, files) == 101
+    assert load(shared_device, ADDS, files) == 101
     with pytest.raises(nnfmq.GeneralFailure):
-        load(device, ADDS, files, TOKEN[::-1])
+        load(shared_device, ADDS, files, TOKEN[::-1])
     for token in (b"", TOKEN[1:]):
         with pytest.raises(nnfmq.InvalidArgument):
-            load(device, ADDS, files, token)
-    with device.prepare(ADDS, token=b"ignored without files") as prepared:
+            load(shared_device, ADDS, files, token)
+    with shared_device.prepare(ADDS, token=b"ignored without files") as prepared:
         assert prepared.execute(np.ones(1, np.float32))[0][0] == 101
 
 
 @pytest.mark.parametrize("kind", ["model", "data"])
 def test_CACHE_2_CACHE_3_a_changed_file_is_detected_and_crashes_nothing(
-    kind: str, device: nnfmq.Device, files: Paths, tmp_path: Path
+    kind: str, shared_device: nnfmq.Device, files: Paths, tmp_path: Path
 ) -> None:
     other = Paths.new(tmp_path, "other")
-    save(device, ADDS, files)
-    save(device, MULS, other)
+    save(shared_device, ADDS, files)
+    save(shared_device, MULS, other)
     (path,), (swapped,) = getattr(files, kind), getattr(other, kind)
     right = path.read_bytes()
     for content in (right[:-1], right + b"x", bytes([right[0] ^ 1]) + right[1:], swapped.read_bytes(), b""):
@@ -228,13 +211,13 @@ def test_CACHE_2_CACHE_3_a_changed_file_is_detected_and_crashes_nothing(
         if content == right:  # two models may have the same data
             continue
         with pytest.raises(nnfmq.GeneralFailure):
-            load(device, ADDS, files)
+            load(shared_device, ADDS, files)
     path.write_bytes(right)
-    assert load(device, ADDS, files) == 101
+    assert load(shared_device, ADDS, files) == 101
 
 
 def test_CACHE_5_files_of_any_size_at_any_offset_are_truncated_and_may_be_closed_at_once(
-    device: nnfmq.Device, files: Paths
+    shared_device: nnfmq.Device, files: Paths
 ) -> None:
     for path in files.all:
         path.write_bytes(b"x" * 1_000_000)
@@ -242,13 +225,13 @@ def test_CACHE_5_files_of_any_size_at_any_offset_are_truncated_and_may_be_closed
         model_cache, data_cache = files.open(stack)
         for fd in (*model_cache, *data_cache):
             os.lseek(fd, 4711, os.SEEK_SET)
-        device.prepare(ADDS, token=TOKEN, model_cache=model_cache, data_cache=data_cache).close()
+        shared_device.prepare(ADDS, token=TOKEN, model_cache=model_cache, data_cache=data_cache).close()
     assert all(len(content) < 1_000_000 and content[:8] != b"x" * 8 for content in files.contents())
-    assert load(device, ADDS, files) == 101
+    assert load(shared_device, ADDS, files) == 101
 
 
-def test_CACHE_9_a_device_that_saves_nothing_prepares_the_model(client: nnfmq.Client, files: Paths) -> None:
-    minimal = client.device("sample-minimal")
+def test_CACHE_9_a_device_that_saves_nothing_prepares_the_model(shared_client: nnfmq.Client, files: Paths) -> None:
+    minimal = shared_client.device("sample-minimal")
     wrong = len(minimal.info.extensions) + minimal.info.model_cache_files + 1  # one file too many
     with ExitStack() as stack:
         fds = [os.open(files.model[0], os.O_RDWR) for _ in range(wrong)]
@@ -260,7 +243,7 @@ def test_CACHE_9_a_device_that_saves_nothing_prepares_the_model(client: nnfmq.Cl
 
 
 def test_CACHE_10_API_5_models_and_options_have_their_own_files_in_a_folder(
-    device: nnfmq.Device, tmp_path: Path
+    shared_device: nnfmq.Device, tmp_path: Path
 ) -> None:
     names: list[set[str]] = []
     for model, options in (
@@ -270,7 +253,7 @@ def test_CACHE_10_API_5_models_and_options_have_their_own_files_in_a_folder(
         (ADDS, {"priority": Priority.HIGH}),
         (ADDS, {"preference": ExecutionPreference.LOW_POWER}),
     ):
-        device.prepare(model, cache_dir=tmp_path, **options).close()  # type: ignore[arg-type]
+        shared_device.prepare(model, cache_dir=tmp_path, **options).close()  # type: ignore[arg-type]
         names.append({path.name for path in tmp_path.iterdir()})
     counts = [len(found) for found in names]
     assert counts[0] == counts[1] > 0
@@ -292,13 +275,13 @@ def test_FEN_1_FEN_4_FEN_8_an_execution_returns_a_fence_that_signals_when_the_ou
 
 
 def test_FEN_8_a_fence_is_active_until_a_long_execution_has_written_its_outputs(
-    device: nnfmq.Device, resources: ExitStack
+    shared_device: nnfmq.Device, resources: ExitStack
 ) -> None:
     model = slow_model(12)
     request = request_for(model, [resources.enter_context(Memory.create(size)) for size in pool_bytes(model)])
     given, result = (np.frombuffer(pool.view, np.float32) for pool in request.pools)  # type: ignore[union-attr]
     given[:] = 1
-    with device.prepare(model) as prepared:
+    with shared_device.prepare(model) as prepared:
         prepared.execute_request(request)
         expected, result[:] = result.copy(), 0
         with prepared.execute_request_fenced(request) as launched:
@@ -342,17 +325,17 @@ def test_FEN_3_FEN_9_work_begins_when_every_fence_is_signaled_and_has_no_info_be
         assert sums(request_) == SUM
 
 
-def test_FEN_7_VAL_3_outputs_of_unknown_size_are_rejected(device: nnfmq.Device, resources: ExitStack) -> None:
+def test_FEN_7_VAL_3_outputs_of_unknown_size_are_rejected(shared_device: nnfmq.Device, resources: ExitStack) -> None:
     pools = [resources.enter_context(Memory.create(64)) for _ in range(2)]
     request = request_for(relu_model((4,)), pools)
-    with device.prepare(unsized_relu_model((4,))) as prepared:
+    with shared_device.prepare(unsized_relu_model((4,))) as prepared:
         with pytest.raises(nnfmq.InvalidArgument):
             prepared.execute_request_fenced(request)
         assert prepared.execute_request(request).shapes[0].dimensions == (4,)
 
 
-def test_FEN_10_an_operation_that_fails_puts_the_fence_in_error(device: nnfmq.Device) -> None:
-    with device.prepare(gather_model()) as prepared:
+def test_FEN_10_an_operation_that_fails_puts_the_fence_in_error(shared_device: nnfmq.Device) -> None:
+    with shared_device.prepare(gather_model()) as prepared:
         with prepared.execute_fenced(ONE, np.array([9], np.int32)) as launched:
             assert launched.wait(LIMIT_S) is FenceState.ERROR
             with pytest.raises(nnfmq.GeneralFailure):
@@ -408,10 +391,10 @@ def test_VAL_3_UTL_4_the_driver_checks_every_field_of_a_request(adding: nnfmq.Pr
     ids=["none", "twice", "no such input", "no such output", "dimensions"],
 )
 def test_VAL_4_UTL_4_DOM_3_roles_that_contradict_the_model_allocate_nothing(
-    roles: dict[str, Any], device: nnfmq.Device, adding: nnfmq.PreparedModel
+    roles: dict[str, Any], shared_device: nnfmq.Device, adding: nnfmq.PreparedModel
 ) -> None:
     wanted = {name: [(adding, index) for index in roles[name]] for name in ("inputs", "outputs") if name in roles}
     with pytest.raises(nnfmq.InvalidArgument):
-        device.allocate(**wanted, dimensions=roles.get("dimensions", ()))
-    with device.allocate(inputs=[(adding, 0), (adding, 1)], outputs=[(adding, 0)]) as buffer:
+        shared_device.allocate(**wanted, dimensions=roles.get("dimensions", ()))
+    with shared_device.allocate(inputs=[(adding, 0), (adding, 1)], outputs=[(adding, 0)]) as buffer:
         assert buffer.pool is not None

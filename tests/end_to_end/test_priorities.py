@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import numpy as np
@@ -24,12 +23,6 @@ THREADS = 4  # that a driver has for a client's calls
 EACH = 8
 LOOP_NS = 2_000_000_000  # as long as its threads are busy: until all else waits
 LOOPS, LOW, MEDIUM, HIGH = 100, 200, 300, 400  # numbers of calls
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support import tiers
-from support.drivers import Daemon
 from support.outlining import with_control_flow
-from support.partitioned import MODES, STATUSES, Runtime, device_failing_with, infos_of, three_drivers
+from support.partitioned import MODES, STATUSES, Runtime, device_failing_with, infos_of
 from support.planned import random_devices, run_whole
 
 import nnfmq
@@ -32,18 +31,6 @@ _GRAPHS = [name for name, found in classes().items() if found.family in ("small"
 _SEEDS = range(300 if tiers.IS_DEEP else 12)
 _ANY_SHAPES = ("synchronous", "asynchronous", "await")
 _FAILING = [device_failing_with(status) for status in STATUSES if status != "INVALID_ARGUMENT"]
-
-
-@pytest.fixture(scope="module")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
-    with three_drivers(tmp_path_factory.mktemp("site")) as started:
-        yield started
-
-
-@pytest.fixture
-def runtime(drivers: list[Daemon]) -> Iterator[Runtime]:
-    with ExitStack() as stack:
-        yield Runtime(drivers, stack)
 
 
 def compound_plan(model: Model, rng: random.Random) -> ExecutionPlan | None:

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from support.control_flow_models import COUNT, REAL, branching, counting, named, output
-from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
+from support.drivers import LIMIT_S, Daemon
 from support.model_mutations import FAMILIES, Mutant, mutants
 from support.models import add_model
 from support.protocol import ProtocolPeer
@@ -54,15 +54,9 @@ ADD = add_model()
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Daemon]:
-    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon:
-        yield daemon
-
-
-@pytest.fixture(scope="module")
-def client(driver: Daemon) -> Iterator[ProtocolPeer]:
+def client(shared_daemon: Daemon) -> Iterator[ProtocolPeer]:
     """Return the client of all tests: rejected models must not affect later calls."""
-    with speaking(driver, "AIDL v4") as made:
+    with speaking(shared_daemon, "AIDL v4") as made:
         yield made
 
 
@@ -173,9 +167,9 @@ def test_N_MOD_23_operations_that_feed_each_other_are_rejected(client: ProtocolP
 
 
 @pytest.mark.parametrize("change", [1, -1], ids=["one more", "one less"])
-def test_MOD_3_N_MOD_8_a_wrong_number_of_consumers_is_rejected(driver: Daemon, change: int) -> None:
+def test_MOD_3_N_MOD_8_a_wrong_number_of_consumers_is_rejected(shared_daemon: Daemon, change: int) -> None:
     data = encode_model(two_adds())[0]
-    with speaking(driver, "HIDL 1.3") as client:
+    with speaking(shared_daemon, "HIDL 1.3") as client:
         for operand in range(5):
             counts = [1, 2, 2, 1, 0]
             counts[operand] = max(counts[operand] + change, 0)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.control_flow_models import counting
-from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
+from support.drivers import LIMIT_S, Daemon
 from support.models import add_model, gather_model, pool_bytes, relu_model, request_for, unsized_relu_model
 from support.small_models import F32, nothing_left_model, one_operation, with_operand
 
@@ -48,15 +48,9 @@ Mode: TypeAlias = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Daemon]:
-    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon:
-        yield daemon
-
-
-@pytest.fixture(scope="module")
-def client(driver: Daemon) -> Iterator[nnfmq.Client]:
+def client(shared_daemon: Daemon) -> Iterator[nnfmq.Client]:
     """Return the client of all tests: rejected requests must not affect later calls."""
-    with driver.connect() as made:
+    with shared_daemon.connect() as made:
         yield made
 
 
@@ -69,12 +63,6 @@ def device(client: nnfmq.Client) -> nnfmq.Device:
 def adding(device: nnfmq.Device) -> Iterator[nnfmq.PreparedModel]:
     with device.prepare(ADD) as made:
         yield made
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 # ------------------------------------------------------------------------------------------------ execution modes
@@ -360,9 +348,9 @@ def test_fds_that_are_not_fences_and_failed_fences_are_rejected(
     assert goes_on(fenced, adding, resources)
 
 
-def test_N_REQ_3_a_hidl_handle_without_a_fence_is_rejected(driver: Daemon, resources: ExitStack) -> None:
+def test_N_REQ_3_a_hidl_handle_without_a_fence_is_rejected(shared_daemon: Daemon, resources: ExitStack) -> None:
     replies: list[Any] = []
-    client = resources.enter_context(nnfmq.connect(driver.path, timeout=LIMIT_S, interface="HIDL 1.3"))
+    client = resources.enter_context(nnfmq.connect(shared_daemon.path, timeout=LIMIT_S, interface="HIDL 1.3"))
     device = hidl.IDevice(client, "reference")
     device.prepareModel_1_3(ADD, 1, Priority.MEDIUM, None, [], [], bytes(32), lambda *given: replies.append(given))
     client.devices()

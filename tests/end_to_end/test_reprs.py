@@ -11,11 +11,6 @@ DIGITS = nnfmq.example_path("digits.tflite")
 SIGNATURE = "'image' (float32 1x8x8x1) → 'probabilities' (float32 1x10)"
 
 
-@pytest.fixture
-def device(client: nnfmq.Client) -> nnfmq.Device:
-    return client.device("reference")
-
-
 def test_a_client_shows_its_driver_and_interface(client: nnfmq.Client) -> None:
     assert repr(client) == f"<Client of driver {client.driver_pid}, AIDL v4>"
     client.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import permutations
 from pathlib import Path
@@ -36,12 +35,6 @@ from nnfmq.hal.types import (
 
 REALS = np.array([1, 2, 3, 4], np.float32)
 BYTES = REALS.nbytes
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def times(number: float) -> Model:

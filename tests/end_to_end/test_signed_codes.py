@@ -6,7 +6,6 @@ is its other form; the values themselves are tested in `tests/operations`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -108,12 +107,6 @@ def signed(model: Model) -> Model:
     return replace(model, main=replace(model.main, operands=tuple(operands)), operand_values=bytes(content))
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as made:
-        yield made
-
-
 Results = list[dict[str, Any]]
 
 
@@ -125,9 +118,9 @@ def executed(device: nnfmq.Device, model: Model, *inputs: Any) -> dict[str, Any]
 
 
 @pytest.fixture(scope="module", params=["reference", "compiled"])
-def results(request: pytest.FixtureRequest, client: nnfmq.Client) -> Results:
+def results(request: pytest.FixtureRequest, shared_client: nnfmq.Client) -> Results:
     """Return the results of the unsigned and of the signed model, for random codes."""
-    device, unsigned = client.device(request.param), model_of(CASES)
+    device, unsigned = shared_client.device(request.param), model_of(CASES)
     x, y = (RANDOM.integers(0, 256, IMAGE, np.uint8) for _ in range(2))
     given = [code ^ 0x80 for code in (x, y)]
     return [executed(device, unsigned, x, y), executed(device, signed(unsigned), *(c.view(np.int8) for c in given))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.control_flow_models import counting
-from support.drivers import LIMIT_S, Daemon
-from support.partitioned import LYING, MODES, STATUSES, Runtime, device_failing_with, error_of, three_drivers
+from support.drivers import LIMIT_S
+from support.partitioned import LYING, MODES, STATUSES, Runtime, device_failing_with, error_of
 from support.plans import control_flow_plan, linear_plan
 from support.small_models import F32, nothing_left_model, two_adds, with_operand
 
@@ -34,18 +34,6 @@ B = np.array([[10, 20], [30, 40]], np.float32)
 EXPECTED = (A + 2 * B).tolist()
 FAILING = device_failing_with("GENERAL_FAILURE")
 RECOVERABLE = [status for status in STATUSES if status != "INVALID_ARGUMENT"]
-
-
-@pytest.fixture(scope="module")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
-    with three_drivers(tmp_path_factory.mktemp("site")) as started:
-        yield started
-
-
-@pytest.fixture
-def runtime(drivers: list[Daemon]) -> Iterator[Runtime]:
-    with ExitStack() as stack:
-        yield Runtime(drivers, stack)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> str:

@@ -8,11 +8,11 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.drivers import Daemon, Process, app, one, short_folder, until
+from support.drivers import Daemon, Process, app, one, until
 from support.forking import fork
 from support.kept_records import Records
 from support.models import add_model, gather_model, invalid_model, null_model
@@ -174,12 +174,6 @@ def test_a_callback_that_blocks_delays_no_execution_and_loses_records_alone(
 
 
 # ---------------------------------------------------------------------------------------------------- sinks
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as made:
-        yield made
 
 
 def test_OBS_4_the_environment_names_a_file(daemon: Daemon, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.core_page import IDLE, RUNNING, SLOTS, WAITING, Page, opened_page
-from support.drivers import LIMIT_S, Daemon, InThread, Process, running_daemon, short_folder, until
+from support.drivers import LIMIT_S, Daemon, InThread, Process, running_daemon, until
 from support.models import slow_model
 
 import nnfmq
@@ -33,12 +33,6 @@ pytestmark = pytest.mark.skipif(max(OTHERS) >= min(CROWD), reason="the page has 
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as made:
-        yield made
-
-
-@pytest.fixture
 def daemon(folder: Path) -> Iterator[Daemon]:
     with running_daemon(folder / "d.sock") as started:
         yield started
@@ -48,12 +42,6 @@ def daemon(folder: Path) -> Iterator[Daemon]:
 def page(daemon: Daemon) -> Iterator[Page]:
     with opened_page(daemon) as opened:
         yield opened
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as resources:
-        yield resources
 
 
 class Client:
@@ -124,17 +112,17 @@ class ended:
         self._thread.wait()
 
 
-def test_LIFE_7_the_turn_of_a_killed_worker_is_another_ones(daemon: Daemon, page: Page, stack: ExitStack) -> None:
-    holder, _, waiting = let_one_hold_and_one_wait(daemon, page, stack)
+def test_LIFE_7_the_turn_of_a_killed_worker_is_another_ones(daemon: Daemon, page: Page, resources: ExitStack) -> None:
+    holder, _, waiting = let_one_hold_and_one_wait(daemon, page, resources)
     killed_ns = holder.worker.kill()
     assert waiting.wait().value - killed_ns < SOON_S * 1e9
     assert page.turns[:2] == bytes([IDLE, IDLE])
 
 
 def test_LIFE_7_a_worker_that_is_killed_while_it_waits_gets_no_turn(
-    daemon: Daemon, page: Page, stack: ExitStack
+    daemon: Daemon, page: Page, resources: ExitStack
 ) -> None:
-    killed, other = Client(daemon, stack, 0), Client(daemon, stack, 1)
+    killed, other = Client(daemon, resources, 0), Client(daemon, resources, 1)
     occupy_all_cores_but(page, 0)
     lost, waiting = killed.start(5), other.start()
     until(lambda: waits(page, killed) and waits(page, other), "both wait")
@@ -146,10 +134,10 @@ def test_LIFE_7_a_worker_that_is_killed_while_it_waits_gets_no_turn(
     assert waiting.wait().value - freed_ns < SOON_S * 1e9
 
 
-def test_LIFE_7_nobody_waits_for_a_turn_when_the_supervisor_was_killed(folder: Path, stack: ExitStack) -> None:
-    daemon = stack.enter_context(Daemon.start(folder / "d.sock"))
-    page = stack.enter_context(opened_page(daemon))
-    client = Client(daemon, stack, 0)
+def test_LIFE_7_nobody_waits_for_a_turn_when_the_supervisor_was_killed(folder: Path, resources: ExitStack) -> None:
+    daemon = resources.enter_context(Daemon.start(folder / "d.sock"))
+    page = resources.enter_context(opened_page(daemon))
+    client = Client(daemon, resources, 0)
     occupy_all_cores_but(page, 0)
     waiting = client.start()
     until(lambda: waits(page, client), "it waits")
@@ -160,8 +148,8 @@ def test_LIFE_7_nobody_waits_for_a_turn_when_the_supervisor_was_killed(folder: P
     assert client.execute() - begin_ns < SOON_S * 1e9
 
 
-def test_the_earliest_deadline_among_all_clients_is_next(daemon: Daemon, page: Page, stack: ExitStack) -> None:
-    clients = [Client(daemon, stack, number) for number in range(3)]
+def test_the_earliest_deadline_among_all_clients_is_next(daemon: Daemon, page: Page, resources: ExitStack) -> None:
+    clients = [Client(daemon, resources, number) for number in range(3)]
     occupy_all_cores_but(page, 0)
     executions = []
     for client, timeout_s in zip(clients, (LIMIT_S + 2, LIMIT_S, LIMIT_S + 1), strict=True):
@@ -173,17 +161,17 @@ def test_the_earliest_deadline_among_all_clients_is_next(daemon: Daemon, page: P
 
 
 def test_an_execution_waits_for_its_turn_no_longer_than_until_its_deadline(
-    daemon: Daemon, page: Page, stack: ExitStack
+    daemon: Daemon, page: Page, resources: ExitStack
 ) -> None:
-    client = Client(daemon, stack, 0)
+    client = Client(daemon, resources, 0)
     occupy_all_cores_but(page, 0)
     with pytest.raises(nnfmq.MissedDeadline):
         client.execute(0.05)
     until(lambda: page.turns[0] == IDLE, "it has no turn")
 
 
-def test_without_deadlines_nobody_waits_for_a_turn(daemon: Daemon, page: Page, stack: ExitStack) -> None:
-    client = Client(daemon, stack, 0)
+def test_without_deadlines_nobody_waits_for_a_turn(daemon: Daemon, page: Page, resources: ExitStack) -> None:
+    client = Client(daemon, resources, 0)
     begin_ns = time.monotonic_ns()
     for number in range(SLOTS // 4, SLOTS):
         page.set_turn(number, RUNNING)
@@ -192,9 +180,9 @@ def test_without_deadlines_nobody_waits_for_a_turn(daemon: Daemon, page: Page, s
 
 
 def test_an_execution_that_waits_for_too_long_begins_without_a_turn(
-    daemon: Daemon, page: Page, stack: ExitStack
+    daemon: Daemon, page: Page, resources: ExitStack
 ) -> None:
-    client = Client(daemon, stack, 0)
+    client = Client(daemon, resources, 0)
     for number in OTHERS:
         page.set_turn(number, RUNNING)
     client.execute()

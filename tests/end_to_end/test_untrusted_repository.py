@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.descriptors import no_more_descriptors
-from support.drivers import Daemon, one, until
-from support.fake_repository import FakeRepository, describe, serving
+from support.drivers import one, until
+from support.fake_repository import FakeRepository, describe
 from support.models import plus_model
 from support.small_models import with_constants
 
@@ -30,13 +30,6 @@ from nnfmq.serialize.repository_protocol import (
 
 GOOD = describe("plus", 1, plus_model(1))
 MEMORY = (MemoryData(4096),)
-
-
-@pytest.fixture
-def repository(daemon: Daemon) -> Iterator[FakeRepository]:
-    with serving(daemon) as repository:
-        repository.publish("plus", 1, plus_model(1))
-        yield repository
 
 
 def info(shape: Sequence[int] = (1,), dtype: str = "float32", zero_point: int = 0) -> TensorInfo:

@@ -30,12 +30,6 @@ DTYPES = {"FLOAT32": np.float32, "INT32": np.int32, "INT64": np.int64}
 SHAPES = [(), (3, 0), (2, 3)]
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as client:
-        yield client
-
-
 def model_of(kind: str, shape: tuple[int, ...]) -> bytes:
     """Return (x + k) · -1 · k > k, and the product as FLOAT32, for x and k."""
     tensors = [Tensor(name, shape, kind) for name in ("x", "k", "sum", "negative", "product")]
@@ -89,10 +83,10 @@ def require_equal(found: Sequence[Any], wanted: Sequence[Any]) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", DTYPES)
 def test_a_model_divided_between_two_devices_returns_what_litert_does(
-    client: nnfmq.Client, kind: str, shape: tuple[int, ...]
+    shared_client: nnfmq.Client, kind: str, shape: tuple[int, ...]
 ) -> None:
     loaded, inputs, wanted = loaded_with(kind, shape)
-    devices = [client.device(name) for name in ("reference", "compiled")]
+    devices = [shared_client.device(name) for name in ("reference", "compiled")]
     plan = linear_plan(loaded.model, *([n] for n in range(len(loaded.model.main.operations))))
     steps = [devices[step.device].prepare(step.model) for step in plan.execution_steps]
     with PartitionedModel(plan, steps, None, loaded.inputs, loaded.outputs) as model:
@@ -118,22 +112,24 @@ def by_buffers(device: Device, loaded: nnfmq.LoadedModel, inputs: Sequence[Any])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", DTYPES)
 def test_buffers_hold_what_litert_computes(
-    client: nnfmq.Client, kind: str, shape: tuple[int, ...], device: str
+    shared_client: nnfmq.Client, kind: str, shape: tuple[int, ...], device: str
 ) -> None:
     loaded, inputs, wanted = loaded_with(kind, shape)
-    require_equal(by_buffers(client.device(device), loaded, inputs), wanted)
+    require_equal(by_buffers(shared_client.device(device), loaded, inputs), wanted)
 
 
 @pytest.mark.parametrize("kind", DTYPES)
-def test_a_recording_of_scalars_and_empty_tensors_is_replayed(client: nnfmq.Client, kind: str, tmp_path: Path) -> None:
+def test_a_recording_of_scalars_and_empty_tensors_is_replayed(
+    shared_client: nnfmq.Client, kind: str, tmp_path: Path
+) -> None:
     path = tmp_path / "calls.nnrec"
     with ExecutionRecorder.start(path):
         for shape in SHAPES:
             loaded, inputs, wanted = loaded_with(kind, shape)
-            with client.device("reference").prepare(loaded) as model:
+            with shared_client.device("reference").prepare(loaded) as model:
                 for found in results(model, inputs):
                     require_equal(found, wanted)
     with RecordingFile(path) as recording:
-        outcome = replay(client, recording, ReplayOptions(ReplaySpeed("max")))
+        outcome = replay(shared_client, recording, ReplayOptions(ReplaySpeed("max")))
     assert len(outcome.executions) == len(SHAPES) * 6
     assert all(done.is_equal for done in outcome.executions)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.drivers import LIMIT_S, Daemon, InThread, Process, one, until, wait_until_waiting
-from support.fake_repository import FakeRepository, serving
+from support.drivers import LIMIT_S, InThread, Process, one, until, wait_until_waiting
+from support.fake_repository import FakeRepository
 from support.models import plus_model, pool_bytes, request_for
 from support.small_models import INPUT, OUTPUT, TEMPORARY, graph, scalar
 
@@ -33,13 +33,6 @@ from nnfmq.recording.writer import ExecutionRecorder
 VERSIONS = 25
 Call = Callable[[float], float]
 """Executes the model with a number, and returns the result."""
-
-
-@pytest.fixture
-def repository(daemon: Daemon) -> Iterator[FakeRepository]:
-    with serving(daemon) as repository:
-        repository.publish("plus", 1, plus_model(1))
-        yield repository
 
 
 @pytest.fixture

@@ -23,12 +23,6 @@ INF, NAN = np.inf, np.nan
 LARGEST = np.finfo(F32).max
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as connected:
-        yield connected
-
-
 def case(operator: str, *inputs: Any, constants: tuple[int, ...] = (), opset: int = 18, **more: Any) -> OnnxCase:
     arrays = [None if each is None else np.asarray(each) for each in inputs]
     outputs = more.pop("outputs", 1)
@@ -90,12 +84,12 @@ TRANSPOSED = [
 @pytest.mark.parametrize("kind", [F32, F16])
 @pytest.mark.parametrize(("attributes", "image", "weights"), TRANSPOSED)
 def test_an_infinite_weight_reaches_only_its_results(
-    client: nnfmq.Client, attributes: Any, image: Any, weights: Any, kind: Any
+    shared_client: nnfmq.Client, attributes: Any, image: Any, weights: Any, kind: Any
 ) -> None:
     x, w = some(*image).astype(kind), with_elements(some(*weights, seed=1).astype(kind), _0=INF, _5=-INF)
     each = case("ConvTranspose", x, w, some(w.shape[1] * attributes.get("group", 1)).astype(kind), **attributes)
     tolerance = 2e-5 if kind == F32 else 4e-3
-    assert_right(client if kind == F32 else None, each, expected(each.content(), each.fed()), tolerance)
+    assert_right(shared_client if kind == F32 else None, each, expected(each.content(), each.fed()), tolerance)
 
 
 def test_infinite_weights_of_a_large_kernel_are_refused() -> None:
@@ -107,7 +101,7 @@ def test_infinite_weights_of_a_large_kernel_are_refused() -> None:
 @pytest.mark.parametrize("scale", [0.4, 0.5, 1.6, 2.5])
 @pytest.mark.parametrize(("mode", "reach"), [("linear", 1), ("cubic", 2)])
 def test_an_infinite_pixel_reaches_only_its_neighbours(
-    client: nnfmq.Client, mode: str, reach: int, scale: float
+    shared_client: nnfmq.Client, mode: str, reach: int, scale: float
 ) -> None:
     place, scales = 9, np.array([1, 1, 1, scale], F32)
     x, infinite = (with_elements(some(1, 1, 2, 20), **{f"_{place}": number}) for number in (0.0, INF))
@@ -118,20 +112,20 @@ def test_an_infinite_pixel_reaches_only_its_neighbours(
     centers = (np.arange(wanted.shape[-1]) + 0.5) / scale - 0.5
     is_near = np.zeros(wanted.shape, bool)
     is_near[0, 0, 0] = np.abs(centers - place) * min(scale, 1) < reach
-    for (found,) in found_everywhere(client, each):
+    for (found,) in found_everywhere(shared_client, each):
         np.testing.assert_array_equal(np.isfinite(found), ~is_near)
         np.testing.assert_allclose(found[~is_near], wanted[~is_near], 2e-5, 2e-6)
 
 
 @pytest.mark.parametrize("kind", [np.uint8, F32])
-def test_linear_resizing_has_no_neighbours_outside(client: nnfmq.Client, kind: Any) -> None:
+def test_linear_resizing_has_no_neighbours_outside(shared_client: nnfmq.Client, kind: Any) -> None:
     x, sizes = np.array([1, 254, 1, 127, 255], kind), np.array([4])
     plain, excluding = (
         case("Resize", x, None, None, sizes, constants=(3,), mode="linear", exclude_outside=flag) for flag in (0, 1)
     )
-    (wanted,) = next(found_everywhere(client, plain))
+    (wanted,) = next(found_everywhere(shared_client, plain))
     np.testing.assert_allclose(wanted, [32.625, 159.125, 79.75, 239.0], 0, 0 if kind == F32 else 1)
-    assert_right(client, excluding, [wanted])
+    assert_right(shared_client, excluding, [wanted])
 
 
 def test_cubic_resizing_of_integers_without_neighbours_outside_is_refused() -> None:
@@ -143,17 +137,17 @@ def test_cubic_resizing_of_integers_without_neighbours_outside_is_refused() -> N
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("count", [1, 3, 8])
-def test_nan_is_last_among_the_smallest(client: nnfmq.Client, kind: str, count: int) -> None:
+def test_nan_is_last_among_the_smallest(shared_client: nnfmq.Client, kind: str, count: int) -> None:
     rows = [[NAN, 2, INF, 2, -INF, NAN, -0.5, 2], [3, 3, NAN, -1, 3, 0, -1, 3]]
     each = case("TopK", np.array(rows, kind), np.array([count]), constants=(1,), outputs=2, largest=0)
-    assert_right(client, each, by_definition(each))
+    assert_right(shared_client, each, by_definition(each))
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
-def test_the_remainder_has_the_sign_of_the_dividend(client: nnfmq.Client, kind: str) -> None:
+def test_the_remainder_has_the_sign_of_the_dividend(shared_client: nnfmq.Client, kind: str) -> None:
     special = np.array([-0.0, 0.0, -3.0, 3.0, -4.5, INF, -INF, NAN, 0.25], kind)
     each = case("Mod", *(np.ascontiguousarray(grid) for grid in np.meshgrid(special, special)), fmod=1)
-    assert_right(client, each, by_definition(each))
+    assert_right(shared_client, each, by_definition(each))
 
 
 POWERS = [
@@ -172,18 +166,18 @@ POWERS = [
 
 @pytest.mark.parametrize(("base", "exponent", "bases", "exponents"), POWERS)
 def test_exponents_keep_the_elements_of_their_type(
-    client: nnfmq.Client, base: str, exponent: str, bases: Any, exponents: Any
+    shared_client: nnfmq.Client, base: str, exponent: str, bases: Any, exponents: Any
 ) -> None:
     each = case("Pow", np.array(bases, base), np.array(exponents, exponent), opset=15)
     with np.errstate(all="ignore"):
         (wanted,) = by_definition(each)
-    assert_right(client, each, [wanted.astype(base)], 2e-3 if base == "float16" else 2e-5)
+    assert_right(shared_client, each, [wanted.astype(base)], 2e-3 if base == "float16" else 2e-5)
 
 
 @pytest.mark.parametrize("kind", ["int32", "int64"])
-def test_negative_powers_of_integers_are_cut_off(client: nnfmq.Client, kind: str) -> None:
+def test_negative_powers_of_integers_are_cut_off(shared_client: nnfmq.Client, kind: str) -> None:
     each = case("Pow", np.array([1, -1, -1, 2, -7, 0], kind), np.array([-3, -3, -2, -1, -2, -1], kind), opset=15)
-    assert_right(client, each, [np.array([1, -1, 1, 0, 0, 0], kind)])
+    assert_right(shared_client, each, [np.array([1, -1, 1, 0, 0, 0], kind)])
 
 
 def test_exponents_beyond_int64_are_refused() -> None:
@@ -228,7 +222,7 @@ def test_windows_have_the_precision_of_their_type(operator: str, periodic: int) 
 
 @pytest.mark.parametrize("size", [(1, 1, 3, 4), (2, 3, 1, 2), (1, 2, 2, 3, 4), (2, 1, 1, 5, 1)])
 @pytest.mark.parametrize("is_aligned", [0, 1])
-def test_grids_have_places_for_any_batch(client: nnfmq.Client, size: tuple[int, ...], is_aligned: int) -> None:
+def test_grids_have_places_for_any_batch(shared_client: nnfmq.Client, size: tuple[int, ...], is_aligned: int) -> None:
     rank = len(size) - 2
     each = case("AffineGrid", some(size[0], rank, rank + 1), np.array(size), constants=(1,), opset=20)
     each = OnnxCase(each.operator, each.inputs, {"align_corners": is_aligned}, each.constants, 1, 20)
@@ -236,12 +230,12 @@ def test_grids_have_places_for_any_batch(client: nnfmq.Client, size: tuple[int, 
         with pytest.raises(UnsupportedModel, match="corners of an image of one row or column are not defined"):
             nnfmq.load(each.content())
     else:
-        assert_right(client, each, by_definition(each))
+        assert_right(shared_client, each, by_definition(each))
 
 
 @pytest.mark.parametrize("opset", [7, 11, 13])
 @pytest.mark.parametrize("bounds", ["", "min", "max"])
-def test_omitted_bounds_are_the_last_finite_numbers(client: nnfmq.Client, opset: int, bounds: str) -> None:
+def test_omitted_bounds_are_the_last_finite_numbers(shared_client: nnfmq.Client, opset: int, bounds: str) -> None:
     x = np.array([INF, -INF, NAN, LARGEST, -LARGEST, -0.0, 0.5, -2.0], F32)
     number = {"min": -1.0, "max": 1.0}
     if opset < 11:
@@ -249,17 +243,17 @@ def test_omitted_bounds_are_the_last_finite_numbers(client: nnfmq.Client, opset:
     else:
         given = [F32(number[name]) if name == bounds else None for name in ("min", "max")]
         each = case("Clip", x, *given, opset=opset)
-    assert_right(client, each, expected(each.content(), each.fed()))
+    assert_right(shared_client, each, expected(each.content(), each.fed()))
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 1), ()])
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
-def test_a_matrix_with_factor_0_does_not_count(client: nnfmq.Client, shape: Any, alpha: float) -> None:
+def test_a_matrix_with_factor_0_does_not_count(shared_client: nnfmq.Client, shape: Any, alpha: float) -> None:
     each = case("Gemm", some(2, 4), some(4, 3), np.full(shape, INF, F32), alpha=alpha, beta=0.0)
-    assert_right(client, each, expected(each.content(), each.fed()))
+    assert_right(shared_client, each, expected(each.content(), each.fed()))
 
 
 @pytest.mark.parametrize("numbers", [[-INF, 1, 2, -LARGEST], [INF, 1, -2], [-INF, INF, 0], [-3, NAN, 4], [0, 0, 0]])
-def test_ranges_without_an_end_have_the_zero_point_of_onnx_runtime(client: nnfmq.Client, numbers: Any) -> None:
+def test_ranges_without_an_end_have_the_zero_point_of_onnx_runtime(shared_client: nnfmq.Client, numbers: Any) -> None:
     each = case("DynamicQuantizeLinear", np.array(numbers, F32), outputs=3, opset=11)
-    assert_right(client if numbers[0] == -INF else None, each, expected(each.content(), each.fed()))
+    assert_right(shared_client if numbers[0] == -INF else None, each, expected(each.content(), each.fed()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,11 @@ _HALF = 2e-3  # of the largest element; float32 is within 1e-5
 _DEVICES = ("reference", "compiled")
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    with nnfmq.connect(embedded=True) as connected:
-        yield connected
-
-
 @pytest.mark.parametrize("device", _DEVICES)
 @pytest.mark.parametrize("case", FORMS, ids=str)
-def test_a_device_computes_what_onnx_runtime_computes(device: str, case: OnnxCase, client: Any) -> None:
+def test_a_device_computes_what_onnx_runtime_computes(device: str, case: OnnxCase, shared_client: Any) -> None:
     content, fed = case.content(), case.fed()
-    _require_on(client.device(device), content, fed, expected(content, fed))
+    _require_on(shared_client.device(device), content, fed, expected(content, fed))
 
 
 @pytest.mark.parametrize("case", VERSIONS, ids=str)
@@ -41,12 +35,12 @@ def test_an_operator_is_read_by_the_definition_of_its_version(case: OnnxCase) ->
 
 @pytest.mark.parametrize("device", _DEVICES)
 @pytest.mark.parametrize("case", BY_REFERENCE, ids=str)
-def test_a_device_computes_what_onnx_s_reference_computes(device: str, case: OnnxCase, client: Any) -> None:
+def test_a_device_computes_what_onnx_s_reference_computes(device: str, case: OnnxCase, shared_client: Any) -> None:
     content, fed = case.content(), case.fed()
     wanted = ReferenceEvaluator(onnx.load_from_string(content)).run(None, dict(fed))
     if case.opset == 9:  # the reference takes the meaning of opset 11, in which -1 counts from the end
         wanted[0][0] = 0
-    _require_on(client.device(device), content, fed, wanted)
+    _require_on(shared_client.device(device), content, fed, wanted)
 
 
 def _require_on(device: Any, content: bytes, fed: Mapping[str, Any], wanted: Sequence[Any]) -> None:

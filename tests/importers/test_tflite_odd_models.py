@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,6 @@ from nnfmq.hal.errors import UnsupportedModel
 
 SMALL, HUGE, INF, NAN = 1e-40, 1e38, np.inf, np.nan
 DEVICES = ("reference", "compiled")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect(embedded=True) as client:
-        yield client
 
 
 def x(*shape: int, kind: str = "FLOAT32", name: str = "x", scale: float = 0.0, zero_point: int = 0) -> Any:
@@ -67,30 +61,34 @@ DIVIDENDS, DIVISORS = (np.array(side, np.float32) for side in zip(*QUOTIENTS, st
 
 
 @pytest.mark.parametrize("is_folded", [False, True])
-def test_floor_div_rounds_the_quotient_of_float64(client: nnfmq.Client, is_folded: bool) -> None:
+def test_floor_div_rounds_the_quotient_of_float64(shared_client: nnfmq.Client, is_folded: bool) -> None:
     divisors = constant(DIVISORS, "FLOAT32")
     first = constant(DIVIDENDS, "FLOAT32", "first") if is_folded else x(9)
-    require_litert_s(client, Case("FLOOR_DIV", [first, divisors], [x(9, name="y")]), [] if is_folded else [DIVIDENDS])
+    require_litert_s(
+        shared_client, Case("FLOOR_DIV", [first, divisors], [x(9, name="y")]), [] if is_folded else [DIVIDENDS]
+    )
 
 
 FLOATS = np.array([2.0**63, 1e30, INF, -(2.0**63), -1e30, -INF, 2.0**62, -1.5, 0.5, -0.0, 3e9, SMALL], np.float32)
 
 
 @pytest.mark.parametrize("is_folded", [False, True])
-def test_floats_beyond_int64_become_its_limits(client: nnfmq.Client, is_folded: bool) -> None:
+def test_floats_beyond_int64_become_its_limits(shared_client: nnfmq.Client, is_folded: bool) -> None:
     first = constant(FLOATS, "FLOAT32") if is_folded else x(12)
-    require_litert_s(client, Case("CAST", [first], [x(12, kind="INT64", name="y")]), [] if is_folded else [FLOATS])
+    require_litert_s(
+        shared_client, Case("CAST", [first], [x(12, kind="INT64", name="y")]), [] if is_folded else [FLOATS]
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_nan_as_int64_is_0_as_it_is_of_other_integers(client: nnfmq.Client, device: str) -> None:
+def test_nan_as_int64_is_0_as_it_is_of_other_integers(shared_client: nnfmq.Client, device: str) -> None:
     content = Case("CAST", [x(2)], [x(2, kind="INT64", name="y")]).content()
-    assert run(client, device, content, [np.array([NAN, -2.5], np.float32)]).tolist() == [0, -2]
+    assert run(shared_client, device, content, [np.array([NAN, -2.5], np.float32)]).tolist() == [0, -2]
 
 
 @pytest.mark.parametrize("kind", ["UINT8", "INT8", "INT16", "INT32"])
 @pytest.mark.parametrize("is_constant", [False, True])
-def test_a_shift_of_all_bits_leaves_one(client: nnfmq.Client, kind: str, is_constant: bool) -> None:
+def test_a_shift_of_all_bits_leaves_one(shared_client: nnfmq.Client, kind: str, is_constant: bool) -> None:
     scale = {"scale": 0.5} if kind != "INT32" else {}
     values = np.array([100, 100, 100, 100, 1], DTYPES[kind])
     if kind == "UINT8":
@@ -99,35 +97,35 @@ def test_a_shift_of_all_bits_leaves_one(client: nnfmq.Client, kind: str, is_cons
     quantization = {"scales": (0.5,), "zero_points": (0,)} if scale else {}
     second = constant(bits, kind, "bits", **quantization) if is_constant else x(5, kind=kind, name="bits", **scale)
     case = Case("RIGHT_SHIFT", [x(5, kind=kind, **scale), second], [x(5, kind=kind, name="y", **scale)])
-    require_litert_s(client, case, [values] if is_constant else [values, bits])
+    require_litert_s(shared_client, case, [values] if is_constant else [values, bits])
 
 
 @pytest.mark.parametrize("kind", ["FLOAT32", "INT16", "INT64"])
 @pytest.mark.parametrize("is_constant", [False, True])
-def test_axes_count_from_the_end_also_at_run_time(client: nnfmq.Client, kind: str, is_constant: bool) -> None:
+def test_axes_count_from_the_end_also_at_run_time(shared_client: nnfmq.Client, kind: str, is_constant: bool) -> None:
     scale = {"scale": 0.5} if kind == "INT16" else {}
     data, shape = np.arange(24).reshape(2, 3, 4).astype(DTYPES[kind]), x(2, 3, 4, kind=kind, **scale)
     for name, axes, result in (("TRANSPOSE", [-1, 0, -2], (4, 2, 3)), ("REVERSE_V2", [-2], (2, 3, 4))):
         order = constant(axes, "INT32", "axes") if is_constant else x(len(axes), kind="INT32", name="axes")
         case = Case(name, [shape, order], [x(*result, kind=kind, name="y", **scale)])
-        require_litert_s(client, case, [data] if is_constant else [data, np.array(axes, np.int32)])
+        require_litert_s(shared_client, case, [data] if is_constant else [data, np.array(axes, np.int32)])
 
 
-def test_several_axes_are_reversed(client: nnfmq.Client) -> None:
+def test_several_axes_are_reversed(shared_client: nnfmq.Client) -> None:
     case = Case("REVERSE_V2", [x(2, 3, 4), constant([0, 1], "INT32")], [x(2, 3, 4, name="y")])
-    require_litert_s(client, case, [np.arange(24, dtype=np.float32).reshape(2, 3, 4)])
+    require_litert_s(shared_client, case, [np.arange(24, dtype=np.float32).reshape(2, 3, 4)])
 
 
 @pytest.mark.parametrize("kind", ["INT8", "UINT8"])
 @pytest.mark.parametrize(("name", "scale", "middle"), [("TANH", 1 / 128, 128), ("LOGISTIC", 1 / 256, 0)])
 @pytest.mark.parametrize("exponent", [-14, -10, -8, -5, -1])
 def test_functions_of_8_bits_round_halves_as_litert_does(
-    client: nnfmq.Client, name: str, scale: float, middle: int, kind: str, exponent: int
+    shared_client: nnfmq.Client, name: str, scale: float, middle: int, kind: str, exponent: int
 ) -> None:
     lowest = int(np.iinfo(DTYPES[kind]).min)
     given = codes(256, scale=2.0**exponent, kind=kind, zero_point=lowest)
     case = Case(name, [given], [codes(256, scale=scale, kind=kind, zero_point=lowest + middle, name="y")])
-    require_litert_s(client, case, [np.arange(lowest, lowest + 256).astype(DTYPES[kind])])
+    require_litert_s(shared_client, case, [np.arange(lowest, lowest + 256).astype(DTYPES[kind])])
 
 
 PLAIN = [

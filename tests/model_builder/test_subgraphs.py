@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,13 +16,6 @@ from nnfmq.hal.types import ExtensionNameAndPrefix, LifeTime, Model, OperandType
 from nnfmq.validation import validate_model
 
 F32, LARGE = "TENSOR_FLOAT32", 64  # elements; more than 128 bytes
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Return a stack that closes the builders of a test."""
-    with ExitStack() as made:
-        yield made
 
 
 def binary(stack: ExitStack, operation: str, second: float | None = None, count: int = LARGE) -> nnfmq.ModelBuilder:
@@ -71,18 +63,18 @@ YES, NO = np.array([True]), np.array([False])
 
 
 @pytest.mark.parametrize("count", [4, LARGE])
-def test_API_3_an_IF_calls_one_of_two_models_with_constants_of_their_own(stack: ExitStack, count: int) -> None:
-    branches = binary(stack, "ADD", 10, count), binary(stack, "MUL", 3, count)
-    model = branching(stack, *branches, count).model
-    stack.close()
+def test_API_3_an_IF_calls_one_of_two_models_with_constants_of_their_own(resources: ExitStack, count: int) -> None:
+    branches = binary(resources, "ADD", 10, count), binary(resources, "MUL", 3, count)
+    model = branching(resources, *branches, count).model
+    resources.close()
     x = np.arange(count, dtype=np.float32)
     assert run(model, YES, x).tolist() == [value + 10 for value in range(count)]
     assert run(model, NO, x).tolist() == [value * 3 for value in range(count)]
 
 
-def test_API_3_models_are_called_at_any_depth(stack: ExitStack) -> None:
-    inner = branching(stack, binary(stack, "ADD", 1), binary(stack, "ADD", 2))
-    outer = branching(stack, binary(stack, "SUB", 7), nested(stack, inner))
+def test_API_3_models_are_called_at_any_depth(resources: ExitStack) -> None:
+    inner = branching(resources, binary(resources, "ADD", 1), binary(resources, "ADD", 2))
+    outer = branching(resources, binary(resources, "SUB", 7), nested(resources, inner))
     assert len(outer.model.referenced) == 5
     assert run(outer.model, YES, X).tolist() == (X - 7).tolist()
     assert run(outer.model, NO, X).tolist() == (X + 2).tolist()
@@ -102,9 +94,9 @@ def nested(stack: ExitStack, inner: nnfmq.ModelBuilder) -> nnfmq.ModelBuilder:
     return builder
 
 
-def test_API_3_a_WHILE_calls_its_condition_and_body(stack: ExitStack) -> None:
+def test_API_3_a_WHILE_calls_its_condition_and_body(resources: ExitStack) -> None:
     """It doubles x until a counter is 5."""
-    condition = stack.enter_context(nnfmq.ModelBuilder())
+    condition = resources.enter_context(nnfmq.ModelBuilder())
     i, x, limit, result = (
         condition.add_operand(*o)
         for o in (("TENSOR_INT32", (1,)), (F32, (2,)), ("TENSOR_INT32", (1,)), ("TENSOR_BOOL8", (1,)))
@@ -114,7 +106,7 @@ def test_API_3_a_WHILE_calls_its_condition_and_body(stack: ExitStack) -> None:
     condition.identify_inputs_and_outputs([i, x], [result])
     condition.finish()
 
-    body = stack.enter_context(nnfmq.ModelBuilder())
+    body = resources.enter_context(nnfmq.ModelBuilder())
     i, x, one, none = (
         body.add_operand(*o) for o in (("TENSOR_INT32", (1,)), (F32, (2,)), ("TENSOR_INT32", (1,)), ("INT32",))
     )
@@ -126,7 +118,7 @@ def test_API_3_a_WHILE_calls_its_condition_and_body(stack: ExitStack) -> None:
     body.identify_inputs_and_outputs([i, x], [next_i, next_x])
     body.finish()
 
-    main = stack.enter_context(nnfmq.ModelBuilder())
+    main = resources.enter_context(nnfmq.ModelBuilder())
     called = [main.add_operand("SUBGRAPH") for _ in range(2)]
     i, x, last_i, last_x = (main.add_operand(*o) for o in (("TENSOR_INT32", (1,)), (F32, (2,))) * 2)
     main.set_operand_value(i, [0])
@@ -141,23 +133,23 @@ def test_API_3_a_WHILE_calls_its_condition_and_body(stack: ExitStack) -> None:
 # -- parts of several builders ----------------------------------------------------------------------------------------
 
 
-def test_API_3_a_model_that_is_called_twice_is_there_once(stack: ExitStack) -> None:
-    same = binary(stack, "ADD", 10)
-    model = branching(stack, same, same).model
+def test_API_3_a_model_that_is_called_twice_is_there_once(resources: ExitStack) -> None:
+    same = binary(resources, "ADD", 10)
+    model = branching(resources, same, same).model
     assert len(model.referenced) == len(model.pools) == 1
     assert run(model, NO, X).tolist() == (X + 10).tolist()
 
 
-def test_API_3_a_model_called_at_two_depths_keeps_one_copy_of_its_constants(stack: ExitStack) -> None:
-    same = binary(stack, "ADD", 10)
-    model = branching(stack, same, nested(stack, branching(stack, binary(stack, "MUL", 2), same))).model
+def test_API_3_a_model_called_at_two_depths_keeps_one_copy_of_its_constants(resources: ExitStack) -> None:
+    same = binary(resources, "ADD", 10)
+    model = branching(resources, same, nested(resources, branching(resources, binary(resources, "MUL", 2), same))).model
     assert len(model.pools) == 2
     assert run(model, YES, X).tolist() == (X + 10).tolist()
     assert run(model, NO, X).tolist() == (X + 10).tolist()
 
 
-def test_API_3_pools_of_all_models_come_together(stack: ExitStack) -> None:
-    model = branching(stack, binary(stack, "ADD", 10), binary(stack, "MUL", 3)).model
+def test_API_3_pools_of_all_models_come_together(resources: ExitStack) -> None:
+    model = branching(resources, binary(resources, "ADD", 10), binary(resources, "MUL", 3)).model
     constants = [
         content(model, operand)
         for graph in model.referenced
@@ -168,10 +160,10 @@ def test_API_3_pools_of_all_models_come_together(stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_API_3_constants_of_each_model_remain_aligned(stack: ExitStack, size: int) -> None:
+def test_API_3_constants_of_each_model_remain_aligned(resources: ExitStack, size: int) -> None:
     """The main model has `size` bytes of constants, so those of the called ones begin at the next multiple of 4."""
-    branches = binary(stack, "ADD", 10, 4), binary(stack, "MUL", 3, 4)
-    builder = stack.enter_context(nnfmq.ModelBuilder())
+    branches = binary(resources, "ADD", 10, 4), binary(resources, "MUL", 3, 4)
+    builder = resources.enter_context(nnfmq.ModelBuilder())
     padding = builder.add_operand("TENSOR_QUANT8_ASYMM", (size,), 1.0)
     copy = builder.add_operand("TENSOR_QUANT8_ASYMM", (size,), 1.0)
     condition, first, second = (builder.add_operand(*o) for o in (("TENSOR_BOOL8", (1,)), ("SUBGRAPH",), ("SUBGRAPH",)))
@@ -210,11 +202,11 @@ def extended(stack: ExitStack, name: str, *others: str) -> nnfmq.ModelBuilder:
     return builder
 
 
-def test_API_3_extensions_of_called_models_get_the_prefixes_of_the_calling_one(stack: ExitStack) -> None:
+def test_API_3_extensions_of_called_models_get_the_prefixes_of_the_calling_one(resources: ExitStack) -> None:
     first, second, third = "com.example.a", "com.example.b", "com.example.c"
-    one, two = extended(stack, second), extended(stack, third, first, second)
+    one, two = extended(resources, second), extended(resources, third, first, second)
     assert one.model.extensions != two.model.extensions
-    model = branching(stack, one, two).model
+    model = branching(resources, one, two).model
     prefixes = {entry.name: entry.prefix for entry in model.extensions}
     assert set(prefixes) == {second, third}
     for graph, name in zip(model.referenced, (second, third), strict=True):
@@ -224,22 +216,22 @@ def test_API_3_extensions_of_called_models_get_the_prefixes_of_the_calling_one(s
     assert model.extensions == tuple(ExtensionNameAndPrefix(name, prefixes[name]) for name in prefixes)
 
 
-def test_API_3_a_called_model_with_an_extension_that_the_device_lacks_is_rejected(stack: ExitStack) -> None:
+def test_API_3_a_called_model_with_an_extension_that_the_device_lacks_is_rejected(resources: ExitStack) -> None:
     class Described:
         """An extension without operand types."""
 
         name, operand_types = "com.example.a", ()
 
-    builder = stack.enter_context(nnfmq.ModelBuilder(extensions=[Described()]))
+    builder = resources.enter_context(nnfmq.ModelBuilder(extensions=[Described()]))
     builder.add_operand("SUBGRAPH")
-    builder.set_operand_value_from_model(0, extended(stack, "com.example.b"))
+    builder.set_operand_value_from_model(0, extended(resources, "com.example.b"))
     with pytest.raises(nnfmq.InvalidArgument, match=r"there is no extension 'com\.example\.b'"):
         builder.finish()
 
 
-def test_API_3_boundaries_of_unknown_size_are_left_to_the_runtime(stack: ExitStack) -> None:
+def test_API_3_boundaries_of_unknown_size_are_left_to_the_runtime(resources: ExitStack) -> None:
     """No driver takes them, N-VAL-20; a runtime interprets the IF itself."""
-    model = branching(stack, binary(stack, "ADD", 1), binary(stack, "MUL", 2), 0).model
+    model = branching(resources, binary(resources, "ADD", 1), binary(resources, "MUL", 2), 0).model
     with pytest.raises(nnfmq.InvalidArgument, match="N-VAL-20"):
         validate_model(model)
     assert model.main.operands[0].type == OperandType.TENSOR_BOOL8

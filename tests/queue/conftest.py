@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -58,13 +57,6 @@ def attach() -> Iterator[Callable[..., MessageQueue]]:
     yield attach
     for queue in made:
         queue.close()
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Future[Any]]]:
-    """Run a call in a new thread; the future has its result."""
-    with ThreadPoolExecutor(4) as pool:
-        yield pool.submit
 
 
 def until(condition: Callable[[], object]) -> None:

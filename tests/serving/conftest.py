@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 
 import nnfmq
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Return an empty folder whose path is short enough for a socket."""
-    with short_folder() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
