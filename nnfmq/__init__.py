@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from nnfmq.base.fence import Fence
     from nnfmq.base.file_memory import FileMemory
     from nnfmq.base.memory import Memory
-    from nnfmq.client.burst.controller import Burst
-    from nnfmq.client.burst.model_burst import ModelBurst
+    from nnfmq.client.burst.burst import Burst, ModelBurst
     from nnfmq.client.burst.pool import BurstPool
     from nnfmq.client.connection.client import Client
     from nnfmq.client.connection.connect import connect
@@ -97,7 +96,7 @@ __all__.sort()
 
 if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__getattr__`
     _MODULES = {
-        "Burst": "nnfmq.client.burst.controller",
+        **dict.fromkeys(("Burst", "ModelBurst"), "nnfmq.client.burst.burst"),
         "ExecutionInfo": "nnfmq.client.model.arrays",
         **dict.fromkeys(("Device", "DeviceInfo"), "nnfmq.client.connection.device"),
         **dict.fromkeys(("LoadedModel", "ModelMetadata", "TensorMetadata", "example_path", "load"), "nnfmq.importers"),
@@ -115,7 +114,6 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "FileMemory": "nnfmq.base.file_memory",
         "Memory": "nnfmq.base.memory",
         "ModelBuilder": "nnfmq.model_builder.builder",
-        "ModelBurst": "nnfmq.client.burst.model_burst",
         "Outputs": "nnfmq.client.model.arrays",
         "PendingExecution": "nnfmq.client.execution.asynchronous",
         "PreparedModel": "nnfmq.client.model.prepared_model",

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from nnfmq.base import settings
-from nnfmq.client.model.arrays import callers_shape, size_bytes
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.client.model.arrays import Array, ExecutionResult, callers_shape, size_bytes
+from nnfmq.hal.errors import BadState, ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.preparation import DeviceChoice
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import NO_TIME, NO_TIMING, Timing
@@ -29,7 +29,14 @@ from nnfmq.observe.executions import (
     observers,
 )
 
-__all__ = ["ObservedModel", "Preparation", "RequestObservation", "Tensors", "begin_preparation", "current_observers"]
+__all__ = [
+    "BurstObservation",
+    "ObservedModel",
+    "Preparation",
+    "RequestObservation",
+    "begin_preparation",
+    "current_observers",
+]
 
 _readers: set[int] = set()  # the processes that have read their environment: this one, and those it was forked from
 
@@ -233,3 +240,82 @@ def _content(argument: RequestArgument, pools: Sequence[Pool | BufferToken], siz
     except (InvalidArgument, ValueError):  # closed, or a file that may not be read
         return None
     return data if len(data) == size else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# BurstObservation: the executions of a burst of an observed model.
+
+
+class BurstObservation:
+    """The executions of one burst, one at a time, each reported if it has sent a packet.
+
+    One that falls back to the control channel is reported from there, as a synchronous one. `observed` may be replaced
+    when the burst moves to another version of its model.
+    """
+
+    __slots__ = ("_called_ns", "_states", "observed")
+
+    def __init__(self, observed: ObservedModel) -> None:
+        self.observed = observed
+        self._called_ns = 0  # when the application has called
+        self._states: tuple[Array, ...] = ()
+
+    def begin(self, states: tuple[Array, ...]) -> None:
+        """Begin an execution with these states."""
+        self._called_ns, self._states = time.monotonic_ns(), states
+
+    def finish(
+        self,
+        sent_ns: int,
+        deadline_ns: int | None,
+        timing: Timing,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+    ) -> None:
+        """Report success; nothing if `sent_ns`, when the burst sent its last packet, was before this execution."""
+        self._report(ErrorStatus.NONE, sent_ns, deadline_ns, timing, inputs, outputs)
+
+    def fail(self, sent_ns: int, deadline_ns: int | None, error: NnfmqError, inputs: Sequence[Array] | None) -> None:
+        """As `finish`, for an execution that has failed; `inputs` are None if the burst has no arrays any more."""
+        self._report(error.status, sent_ns, deadline_ns, NO_TIMING, inputs, None)
+
+    def _report(
+        self,
+        status: int,
+        sent_ns: int,
+        deadline_ns: int | None,
+        timing: Timing,
+        inputs: Sequence[Array] | None,
+        outputs: Sequence[Array] | None,
+    ) -> None:
+        end_ns, needs_tensors = time.monotonic_ns(), self.observed.needs_tensors
+        if sent_ns < self._called_ns:
+            return
+        self.observed.report(
+            ObservedExecution(
+                HalExecutionMode.BURST, status, self._called_ns, sent_ns, end_ns, deadline_ns,
+                timing.time_on_device_ns, timing.time_in_driver_ns,
+                _copies((*inputs, *self._states)) if needs_tensors and inputs is not None else None,
+                _copies(outputs) if needs_tensors and outputs is not None else None,
+            )
+        )  # fmt: skip
+
+    def execute_packet(
+        self, request: Request, deadline_ns: int | None, execute: Callable[[], ExecutionResult | None]
+    ) -> ExecutionResult | None:
+        """Return `execute()`, an execution of a HAL request over the queues; None, not reported, if it was not sent."""
+        observation = RequestObservation(self.observed, request, HalExecutionMode.BURST, deadline_ns)
+        try:
+            result = execute()
+        except BadState:  # another thread executes
+            raise
+        except NnfmqError as error:
+            observation.fail(error)
+            raise
+        if result is not None:
+            observation.finish(result.shapes, result.timing)
+        return result
+
+
+def _copies(arrays: Sequence[Array]) -> Tensors:
+    return tuple(CapturedTensor(array.shape, array.tobytes()) for array in arrays)

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from nnfmq.base.deadlines import has_passed
+from nnfmq.base.ownership import Claims, claimed
 from nnfmq.hal.errors import MissedDeadline, MissedDeadlineTransient, NnfmqError
 
 __all__ = ["BlockingWait", "Future", "ResultWaiter", "SingleAttempt"]
@@ -147,18 +149,14 @@ class BlockingWait(Protocol):
 # ----------------------------------------------------------------------------------------------------------------------
 # SingleAttempt: of several threads that need the same work done, one does it, and the others wait for its result.
 #
-# The claim is a `dict.setdefault`, which is atomic, and is found by its identity afterwards, as in
-# `nnfmq.base.ownership`: a signal handler may raise between any two steps, and must not leave a claim behind.
-
-
-_CLAIM = 0
+# The attempt's Future is its claim: see `nnfmq.base.ownership`.
 
 
 class SingleAttempt(Generic[ResultT]):
     """Runs one attempt at a time. Thread-safe."""
 
     def __init__(self) -> None:
-        self._running: dict[int, Future[ResultT]] = {}
+        self._claims: Claims = {}
 
     def run(self, attempt: Callable[[], ResultT], deadline_ns: int | None) -> ResultT:
         """Return the result of `attempt`, or of the attempt that another thread makes meanwhile; blocks.
@@ -172,20 +170,23 @@ class SingleAttempt(Generic[ResultT]):
         while True:
             own: Future[ResultT] = Future()
             try:
-                running = self._running.setdefault(_CLAIM, own)
-                if running is own:
-                    result = attempt()
-                    own.set_result(result)
-                    return result
-            except NnfmqError as error:
-                own.set_exception(error)
-                raise
+                running: Future[ResultT] = claimed(
+                    self._claims, own, partial(_complete, own, attempt), lambda other: other
+                )
             finally:
-                if self._running.get(_CLAIM) is own:
-                    del self._running[_CLAIM]
                 own.set_exception(MissedDeadlineTransient("the thread that made the attempt was interrupted"))
             try:
                 return running.result(deadline_ns)
             except MissedDeadline:
                 if has_passed(deadline_ns):
                     raise
+
+
+def _complete(future: Future[ResultT], attempt: Callable[[], ResultT]) -> Future[ResultT]:
+    """Return the future with the result of an attempt, which this thread makes."""
+    try:
+        future.set_result(attempt())
+    except NnfmqError as error:
+        future.set_exception(error)
+        raise
+    return future

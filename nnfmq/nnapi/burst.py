@@ -6,8 +6,8 @@ import logging
 from types import TracebackType
 from typing import Self
 
-from nnfmq.base.ownership import Uncopyable, exclusive
-from nnfmq.client.burst.model_burst import ModelBurst
+from nnfmq.base.ownership import Claims, Uncopyable, exclusive
+from nnfmq.client.burst.burst import ModelBurst
 from nnfmq.client.model.arrays import ExecutionResult
 from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError
@@ -32,7 +32,7 @@ class BurstBuilder(Uncopyable):
     """
 
     def __init__(self, compilation: CompilationBuilder) -> None:
-        self._claims: dict[int, object] = {}  # see `nnfmq.base.ownership`
+        self._claims: Claims = {}
         self._shared: SharedModel | None = None
         self._burst: ModelBurst | None = None
         shared = required(compilation, "the compilation").require_compiled("a burst")

@@ -67,12 +67,11 @@ class StatsArea:
     `words` is the area as a memoryview of u64, for writers that stamp single words.
     """
 
-    __slots__ = ("_failures", "_other_bytes", "_other_packets", "_timing", "words")
+    __slots__ = ("_failures", "_timing", "words")
 
     def __init__(self, words: memoryview) -> None:
         self.words = words
         self._failures = 0
-        self._other_bytes = self._other_packets = 0
         self._timing: Timing | None = None  # the one that the words contain
 
     @classmethod
@@ -129,15 +128,6 @@ class StatsArea:
             timing=Timing(from_unsigned(words[TIME_ON_DEVICE_NS]), from_unsigned(words[TIME_IN_DRIVER_NS])),
             failures=words[FAILURES],
         )
-
-    def count_other_packet(self, size: int) -> None:
-        """For a reader: count a packet that was sent, whose size in bytes is not that of the reader's usual ones."""
-        self._other_bytes += size
-        self._other_packets += 1
-
-    def sequence_after(self, sent_bytes: int, packet_size: int) -> int:
-        """Return what SEQUENCE is after all packets that were sent: the usual ones of `packet_size`, and the others."""
-        return (sent_bytes - self._other_bytes) // packet_size + self._other_packets
 
     def close(self) -> None:
         """Release the memoryview; the object must not be used afterwards. Idempotent."""

@@ -35,7 +35,7 @@ from nnfmq.serving.inference_service import (
 from nnfmq.serving.providers import ProvidedModel
 
 if TYPE_CHECKING:
-    from nnfmq.client.burst.controller import Burst
+    from nnfmq.client.burst.burst import Burst
 
 __all__ = ["BurstLanes", "ExecutableModel", "LoopBlocking", "ModelBlocking", "RequestArrays", "RowBatcher"]
 

@@ -35,7 +35,7 @@ class Held:
 
 def waiting(attempt: SingleAttempt[Any]) -> int:
     """Return how many threads wait for the attempt of another one."""
-    return sum(len(future._waiters) for future in attempt._running.values())
+    return sum(len(future._waiters) for future in attempt._claims.values())
 
 
 def test_one_thread_makes_the_attempt_and_all_get_its_result(start: Start) -> None:

@@ -751,9 +751,9 @@ def test_BUR_18_a_request_with_a_buffer_is_executed_synchronously(driver: Driver
     given = Executing(driver, TENSORS["float32"])
     buffer = given.buffer([0], [0])
     with given.model.request_burst() as burst:
-        sent = burst._requests.counters()
+        sent = burst.channel.requests.counters()
         burst.execute_request(given.request([None], [buffer.token]))
-        assert burst._requests.counters() == sent
+        assert burst.channel.requests.counters() == sent
     assert np.array_equal(buffer.array(), given.content)
 
 

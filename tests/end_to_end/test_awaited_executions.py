@@ -351,7 +351,7 @@ def test_LIFE_4_the_driver_s_death_ends_a_wait_that_blocks(model: nnfmq.Prepared
         with model.burst() as burst, Process(client.worker_pid) as worker:
 
             def kill() -> None:
-                until(lambda: burst._results.waiters > 0, "the task blocks")
+                until(lambda: burst.channel.results.waiters > 0, "the task blocks")
                 worker.kill()
 
             worker.stop()
@@ -369,10 +369,10 @@ def test_BUR_17_a_packet_that_cannot_be_sent_is_executed_over_the_control_channe
 ) -> None:
     async def main() -> None:
         with model.burst() as burst:
-            burst._requests.send = lambda _packet: False
-            sent = burst._requests.counters()
+            burst.channel.requests.send = lambda _packet: False
+            sent = burst.channel.requests.counters()
             assert await burst.execute_async(one(5), measure=True) == (one(5),)
-            assert burst._requests.counters() == sent
+            assert burst.channel.requests.counters() == sent
             assert burst.last.driver_ns == 0 < burst.last.timing.time_in_driver_ns
 
     run(main())
@@ -400,10 +400,10 @@ def test_a_burst_s_error_comes_without_text_if_the_driver_does_not_reply_in_time
         with client.device("reference").prepare(gather_model()) as model, model.burst() as burst:
             given = [np.zeros(info.shape, info.dtype) for info in model.inputs]
             given[-1][...] = 1000
-            burst._connection.start_call_nonblocking = lambda *_: None  # type: ignore[method-assign]
+            burst.channel.connection.start_call_nonblocking = lambda *_: None  # type: ignore[method-assign]
             with pytest.raises(nnfmq.NnfmqError, match=r"the driver replied|timeout passed"):
                 await burst.execute_async(*given, timeout=0.3)
-            del burst._connection.start_call_nonblocking
+            del burst.channel.connection.start_call_nonblocking
 
     run(main())
 
@@ -424,7 +424,7 @@ def test_executions_of_tasks_are_recorded(client: nnfmq.Client, tmp_path: Path) 
     async def main() -> None:
         with client.device("reference").prepare(null_model()) as model, model.burst() as burst:
             assert await burst.execute_async(one(5)) == (one(5),)
-            burst._requests.send = lambda _packet: False
+            burst.channel.requests.send = lambda _packet: False
             assert await burst.execute_async(one(6)) == (one(6),)
 
     with ExecutionRecorder.start(tmp_path / "tasks.nnfmq"):

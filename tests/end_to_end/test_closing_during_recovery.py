@@ -179,7 +179,7 @@ def test_a_burst_that_is_closed_while_its_model_is_prepared_again_gets_no_new_qu
         ended_soon(burst.close)
         gate.go.set()
         assert isinstance(executing.wait().error, nnfmq.BadState)
-        assert not burst._burst_id
+        assert not burst.channel.burst_id
         assert "closed" in repr(burst)
         assert model.execute(one(2)) == (one(2),)
 

@@ -49,7 +49,7 @@ def owners(client: nnfmq.Client, model: nnfmq.PreparedModel, tmp_path: Path) -> 
             "connection": client.connection,
             "model": model,
             "burst": burst,
-            "its queue": burst._results,
+            "its queue": burst.channel.results,
             "execution": keep(model.create_execution()),
             "buffer": keep(nnfmq.allocate(inputs=[(model, 0)])),
             "memory": keep(nnfmq.Memory.create(64)),

@@ -87,7 +87,7 @@ def test_a_burst_whose_driver_dies_while_it_waits_is_answered_by_the_cpu(
             with Process(client.worker_pid) as driver:
                 driver.stop()
                 executing = InThread.start(partial(burst.execute, one(value)))
-                until(lambda: burst._results.waiters, "the call waits")
+                until(lambda: burst.channel.results.waiters, "the call waits")
                 driver.kill()
             assert executing.wait().value == (one(value),)
             until(lambda: is_over_queues(burst), "the device executes again")

@@ -113,7 +113,7 @@ def test_what_is_dropped_one_after_the_other_is_kept_alive_by_what_is_used(child
         burst = nnfmq.connect(embedded=True).prepare(null_model()).burst()
         for value in range(3):
             assert burst.execute(one(value)) == (one(value),)
-        with Process(burst._connection.wait_until_ready().worker_pid) as driver:
+        with Process(burst.channel.connection.wait_until_ready().worker_pid) as driver:
             driver.kill()
             driver.wait_for_end()
         until(partial(is_over_queues, burst), "the device executes again")

@@ -21,7 +21,7 @@ from support.execution_modes import fenced, of_a_pool, reusable
 from support.models import null_model
 
 import nnfmq
-from nnfmq.client.burst.channel import BurstChannel
+from nnfmq.client.burst.burst import Burst
 from nnfmq.client.connection.device import Device
 from nnfmq.client.model.cpu_fallback import CpuFallback
 
@@ -152,7 +152,7 @@ def test_a_caller_s_variables_are_freed_if_the_next_driver_dies_as_well(
 ) -> None:
     """The error of the second death follows from one of the operating system, which has a traceback of its own."""
 
-    def die(burst: BurstChannel, deadline_ns: int | None) -> NoReturn:
+    def die(burst: Burst, deadline_ns: int | None) -> NoReturn:
         try:
             raise BrokenPipeError("the socket")
         except BrokenPipeError as error:
@@ -164,7 +164,7 @@ def test_a_caller_s_variables_are_freed_if_the_next_driver_dies_as_well(
             assert burst.execute(one(1)) == (one(1),)
             kill(client)
             model.handle.recover_now(None, wait=True)
-            monkeypatch.setattr(BurstChannel, "_replace_queues", die)
+            monkeypatch.setattr(Burst, "_replace_channel", die)
             execute = (lambda: run_in_task(burst)) if in_task else (lambda: burst.execute(one(2)))
             assert is_collected(local_of(execute))
             assert model.cpu_executions == 1

@@ -82,7 +82,7 @@ def test_a_signal_at_any_step_does_not_mix_up_results(
 ) -> None:
     with model.burst() as burst:
         burst.execute(one(1))
-        queue = burst._requests if step == "send" else burst._results
+        queue = burst.channel.requests if step == "send" else burst.channel.results
         real = getattr(queue, step)
         for value in (2, 4):
             setattr(queue, step, when(real))

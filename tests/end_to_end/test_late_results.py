@@ -59,11 +59,11 @@ def test_nothing_is_sent_while_a_result_is_outstanding(worker: Process, burst: n
     with worker.stopped():
         with pytest.raises(nnfmq.MissedDeadlineTransient):
             burst.execute(one(2), timeout=0)
-        sent = burst._requests.counters()[0]
+        sent = burst.channel.requests.counters()[0]
         for value in (3, 4):
             with pytest.raises(nnfmq.MissedDeadlineTransient):
                 burst.execute(one(value), timeout=SOON_S)
-        assert burst._requests.counters()[0] == sent
+        assert burst.channel.requests.counters()[0] == sent
         assert burst.inputs[0][0] == 2  # nor is memory touched that the driver may be reading
     assert burst.execute(one(5)) == (one(5),)
 
@@ -87,19 +87,19 @@ def test_a_late_result_is_not_measured_as_the_next_ones(worker: Process, burst: 
 def test_timeout_0_returns_a_result_that_has_arrived(worker: Process, burst: nnfmq.Burst) -> None:
     with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
         burst.execute(one(2), timeout=0)
-    until(lambda: burst._results.available_to_read() > 0, "the late result is there")
+    until(lambda: burst.channel.results.available_to_read() > 0, "the late result is there")
     with worker.stopped():
-        sent = burst._requests.counters()[0]
+        sent = burst.channel.requests.counters()[0]
         with pytest.raises(nnfmq.MissedDeadlineTransient):
             burst.execute(one(3), timeout=0)
-        assert burst._requests.counters()[0] > sent
+        assert burst.channel.requests.counters()[0] > sent
     assert burst.execute(one(4)) == (one(4),)
 
 
 def driver_error(burst: nnfmq.Burst) -> tuple[int, str]:
     """Return the number of the burst's last failed execution, and its text."""
-    connection = burst._connection
-    call = messages.GetBurstError(connection.next_call_id(), burst._burst_id)
+    connection = burst.channel.connection
+    call = messages.GetBurstError(connection.next_call_id(), burst.channel.burst_id)
     reply = connection.exchange(call, messages.BurstError, (), deadline_after(LIMIT_S))
     return reply.sequence, reply.message
 

@@ -59,8 +59,8 @@ def records_of(burst: nnfmq.Burst) -> list[bytes]:
 
 def result_of(burst: nnfmq.Burst, records: list[bytes]) -> ResultPacket:
     """Send records as they are, and return the result packet."""
-    assert burst._requests.send(b"".join(records))
-    result = burst._results.receive(time.monotonic_ns() + int(LIMIT_S * 1e9), 0)
+    assert burst.channel.requests.send(b"".join(records))
+    result = burst.channel.results.receive(time.monotonic_ns() + int(LIMIT_S * 1e9), 0)
     assert result is not None
     return decode_result(result)
 
@@ -162,14 +162,14 @@ def test_two_requests_in_the_ring_together_are_rejected_as_one(burst: nnfmq.Burs
 
 
 def test_a_ring_full_of_random_bytes_is_rejected(burst: nnfmq.Burst) -> None:
-    check_rejected(burst, [OTHERS["kind 255"]] * burst._requests.count, ErrorStatus.GENERAL_FAILURE)
+    check_rejected(burst, [OTHERS["kind 255"]] * burst.channel.requests.count, ErrorStatus.GENERAL_FAILURE)
 
 
 def test_BUR_17_a_packet_that_does_not_fit_in_the_ring_uses_the_synchronous_path(burst: nnfmq.Burst) -> None:
-    burst._requests.send = lambda _packet: False
-    sent = burst._requests.counters()
+    burst.channel.requests.send = lambda _packet: False
+    sent = burst.channel.requests.counters()
     assert burst.execute(one(2)) == (one(2),)
-    assert burst._requests.counters() == sent
+    assert burst.channel.requests.counters() == sent
 
 
 IMPOSSIBLE = {"far ahead": 1 << 40, "no whole record": 25, "negative": 2**64 - DATUM_BYTES}
@@ -179,7 +179,7 @@ READ_COUNTER, WRITE_COUNTER = slice(0, 8), slice(8, 16)  # where libfmq has them
 
 @pytest.mark.parametrize("counter", [READ_COUNTER, WRITE_COUNTER], ids=["read", "write"])
 @pytest.mark.parametrize("value", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-@pytest.mark.parametrize("ring", ["_requests", "_results"])
+@pytest.mark.parametrize("ring", ["requests", "results"])
 def test_N_BUX_3_impossible_counters_end_only_the_burst(
     model: nnfmq.PreparedModel, ring: str, counter: slice, value: int
 ) -> None:
@@ -187,7 +187,7 @@ def test_N_BUX_3_impossible_counters_end_only_the_burst(
         with model.burst() as burst:
             for _ in range(executed_before):
                 burst.execute(one(1))
-            queue = getattr(burst, ring)
+            queue = getattr(burst.channel, ring)
             queue.memory.view[counter] = struct.pack("<Q", value)
             queue.wake_all()
             for _ in range(2):  # found by the client, or reported by the driver, and never a missed deadline
@@ -428,15 +428,15 @@ def test_N_BUX_7_two_concurrent_writers_are_detected_and_the_burst_continues(
     burst: nnfmq.Burst, resources: ExitStack
 ) -> None:
     packet = b"".join(records_of(burst))
-    second = resources.enter_context(server_end(burst._requests))
-    for queue, written in ((burst._requests, packet), (second, OTHERS["kind 255"] * RECORDS)):
+    second = resources.enter_context(server_end(burst.channel.requests))
+    for queue, written in ((burst.channel.requests, packet), (second, OTHERS["kind 255"] * RECORDS)):
         begun = queue.begin_write(RECORDS)  # at the same place: nobody has committed
         assert begun is not None
         begun.copy_to(written)
-    burst._requests.commit_write(RECORDS)
+    burst.channel.requests.commit_write(RECORDS)
     with pytest.raises(nnfmq.QueueCorrupted, match="write counter"):
         second.commit_write(RECORDS)
-    burst._requests.wake_all()
-    result = burst._results.receive(time.monotonic_ns() + int(LIMIT_S * 1e9), 0)
+    burst.channel.requests.wake_all()
+    result = burst.channel.results.receive(time.monotonic_ns() + int(LIMIT_S * 1e9), 0)
     assert result is not None and decode_result(result).status is ErrorStatus.GENERAL_FAILURE
     assert burst.execute(one(2), timeout=LIMIT_S) == (one(2),)

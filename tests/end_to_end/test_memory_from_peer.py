@@ -334,7 +334,7 @@ OUTPUT_SLOT = 1  # a burst numbers its memories as it makes them: inputs, output
 def put_in_slot(client: nnfmq.Client, burst: nnfmq.Burst, memory: Memory | AnnouncedMemory) -> None:
     """Free the slot of the outputs on both sides and give its number to `memory`."""
     burst._slots.free(OUTPUT_SLOT)
-    client._connection._send(messages.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
+    client._connection._send(messages.FreeMemory(burst.channel.burst_id, OUTPUT_SLOT), (), None)
     client.devices()  # replied to in order: the slot is free by now
     assert burst._slots.add(memory) == OUTPUT_SLOT  # type: ignore[arg-type]
 
@@ -372,7 +372,7 @@ def test_N_BUX_5_fds_that_are_not_memory_are_rejected_over_a_burst(
 
 def test_a_slot_that_the_client_did_not_assign_is_rejected(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
     burst._slots.free(OUTPUT_SLOT)
-    client._connection._send(messages.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
+    client._connection._send(messages.FreeMemory(burst.channel.burst_id, OUTPUT_SLOT), (), None)
     client.devices()
     with pytest.raises(nnfmq.InvalidArgument, match="slot 1"):
         burst.execute(one(2))
@@ -401,9 +401,11 @@ def test_queues_in_unsealed_memory_are_rejected(
 ) -> None:
     with model.burst() as burst:
         described = messages.MQDescriptorData(
-            tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in burst._requests.descriptor.grantors),
-            burst._requests.quantum,
-            burst._requests.descriptor.flags,
+            tuple(
+                messages.GrantorData(g.fd_index, g.offset, g.extent) for g in burst.channel.requests.descriptor.grantors
+            ),
+            burst.channel.requests.quantum,
+            burst.channel.requests.descriptor.flags,
         )
     message = messages.ConfigureBurst(client._connection.next_call_id(), model.model_id, described, described)
     with pytest.raises(nnfmq.InvalidArgument, match="received memory"):

@@ -203,9 +203,9 @@ def test_LIFE_4_a_driver_that_is_killed_before_the_deadline_is_no_missed_deadlin
 def _waits_for(runtime: Runtime, index: int, mode: str) -> bool:
     connection = runtime.clients[index]._connection
     if mode in ("burst", "pool"):
-        return any(burst._results.waiters for burst in connection._bursts.values())  # type: ignore[attr-defined]
+        return any(channel.results.waiters for channel in connection._bursts.values())  # type: ignore[attr-defined]
     if mode == "awaited_burst":
-        return any(burst._in_flight for burst in connection._bursts.values())  # type: ignore[attr-defined]
+        return any(channel.in_flight for channel in connection._bursts.values())  # type: ignore[attr-defined]
     return bool(connection._pending_calls)
 
 

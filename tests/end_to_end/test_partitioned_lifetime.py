@@ -102,7 +102,7 @@ def _waits_for(runtime: Runtime, index: int, mode: str) -> bool:
     """Return whether something of this process waits for the driver."""
     connection = runtime.clients[index]._connection
     if mode == "burst":
-        return any(burst._results.waiters for burst in connection._bursts.values())  # type: ignore[attr-defined]
+        return any(channel.results.waiters for channel in connection._bursts.values())  # type: ignore[attr-defined]
     return bool(connection._pending_calls)
 
 

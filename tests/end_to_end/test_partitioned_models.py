@@ -229,7 +229,7 @@ def test_a_cancelled_task_does_not_mix_up_results(runtime: Runtime) -> None:
         async def execute() -> Any:
             with worker.stopped():
                 task = asyncio.create_task(burst.execute_async(A + 7, B))
-                while not burst.peer._bursts[1]._in_flight:  # type: ignore[union-attr]
+                while not burst.peer._bursts[1].channel.in_flight:  # type: ignore[union-attr]
                     await asyncio.sleep(0)
                 with pytest.raises(nnfmq.BadState):
                     await burst.execute_async(A, B)

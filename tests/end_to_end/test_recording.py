@@ -24,7 +24,7 @@ from support.stateful_models import two_rnns
 
 import nnfmq
 from nnfmq.base.memory import Memory
-from nnfmq.client.burst.controller import Burst
+from nnfmq.client.burst.burst import Burst
 from nnfmq.client.observation import ObservedModel, RequestObservation
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import NO_TIMING
@@ -275,7 +275,7 @@ def test_a_burst_execution_that_cannot_be_sent_is_recorded_once_as_synchronous(
     recorder: ExecutionRecorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with client.device("reference").prepare(add_model()) as model, model.burst() as burst:
-        monkeypatch.setattr(burst, "_requests", Unsendable(burst._requests))
+        monkeypatch.setattr(burst.channel, "requests", Unsendable(burst.channel.requests))
         assert burst.execute(ONE, TEN)[0].tolist() == SUM
         monkeypatch.undo()
     recorder.close()

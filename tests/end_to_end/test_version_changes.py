@@ -23,7 +23,7 @@ from support.models import plus_model, pool_bytes, request_for
 from support.small_models import INPUT, OUTPUT, TEMPORARY, graph, scalar
 
 import nnfmq
-from nnfmq.client.burst.variants import MovingBurst
+from nnfmq.client.burst.burst import Burst
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Request
 from nnfmq.observe.driver_statistics import ClientStatistics
@@ -223,7 +223,7 @@ def test_many_tasks_execute_while_the_version_changes(
 ) -> None:
     before, calls, ended = executions(client), itertools.count(), threading.Event()
 
-    async def user(burst: MovingBurst) -> list[int]:
+    async def user(burst: Burst) -> list[int]:
         seen = []
         while not ended.is_set():
             value = float(next(calls) % 1000)
@@ -339,7 +339,7 @@ def test_a_timeout_during_the_move_leaves_a_burst_that_moves_later(
 def test_a_task_that_is_cancelled_during_the_move_leaves_a_burst_that_has_moved(
     repository: FakeRepository, client: nnfmq.Client, model: nnfmq.ServedModel
 ) -> None:
-    async def execute(burst: MovingBurst) -> None:
+    async def execute(burst: Burst) -> None:
         task = asyncio.create_task(burst.execute_async(one(1)))
         await asyncio.sleep(0)  # it begins
         task.cancel()

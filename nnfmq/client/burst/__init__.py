@@ -1,5 +1,5 @@
 """Bursts: series of executions over two message queues, or over the messages of AIDL's IBurst.
 
-`controller` is the client's end of HIDL's burst, over the queues that `channel` keeps in one driver after the other;
-`aidl` is that of AIDL's. `model_burst` is the interface, and `configuration` chooses the class.
+`burst` is the client's end of HIDL's burst, over the queues that `channel` has in one driver; `aidl` is that of AIDL's,
+over the control channel. `pool` has bursts that threads share.
 """

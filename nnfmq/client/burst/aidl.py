@@ -1,19 +1,17 @@
 """The client's end of an AIDL burst (IBurst): executions over the control channel with memories that the driver caches.
 
-Slower than the queues of `controller`, but a message carries what a packet cannot: deadlines, loop timeouts,
-hints.
+Slower than the queues of `burst`, but a message carries what a packet cannot: deadlines, loop timeouts, hints.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from nnfmq.base.deadlines import deadline_after
-from nnfmq.base.ownership import exclusive
-from nnfmq.client.burst.channel import TokenAllocator
+from nnfmq.base.ownership import Claims, exclusive
+from nnfmq.client.burst.channel import TokenAllocator, close_in_driver
 from nnfmq.client.connection.garbage import ClosedWhenDropped
 from nnfmq.client.execution.requests import RequestRun, memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.client.execution.synchronous import exchange_execution, execute_after_failure
@@ -24,7 +22,6 @@ from nnfmq.hal.types import BufferToken, ExecutionConfig, HalExecutionMode, Pool
 from nnfmq.serialize import messages
 
 NO_TOKEN = -1
-_CLOSE_TIMEOUT_NS = 5_000_000_000  # the driver finishes the execution in progress first
 
 
 class AidlBurst(ClosedWhenDropped):
@@ -36,7 +33,7 @@ class AidlBurst(ClosedWhenDropped):
         self._burst_id = 0
         self._is_closed = False
         self._tokens = TokenAllocator()
-        self._claims: dict[int, object] = {}  # see `nnfmq.base.ownership`
+        self._claims: Claims = {}
 
     @classmethod
     def configure(cls, model: ModelHandle, deadline_ns: int | None) -> Self:
@@ -152,13 +149,7 @@ class AidlBurst(ClosedWhenDropped):
         """Close the burst in the driver; waits up to 5 s for an execution in progress. Idempotent."""
         self._is_closed = True
         burst_id, self._burst_id = self._burst_id, 0
-        if not burst_id or not self._connection.is_open:
-            return
-        try:
-            message = messages.CloseBurst(self._connection.next_call_id(), burst_id)
-            self._connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _CLOSE_TIMEOUT_NS)
-        except NnfmqError:
-            pass  # the driver has exited, which closed the burst
+        close_in_driver(self._connection, burst_id)
 
     def _is_left_open(self) -> bool:
         return bool(self._burst_id) and self._connection.is_open

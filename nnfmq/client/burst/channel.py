@@ -1,16 +1,16 @@
-"""BurstChannel: the two message queues of a burst, in one driver after the other.
+"""BurstChannel: the two message queues of a burst in one driver, and the ids by which both name memories.
 
 Packets carry no request id, so a late result would be taken for that of the next request. After a wait that ended
 without a result, the next call first receives and discards the late one, within its own deadline and before it writes
-any memory. A signal handler may raise between any two steps of a call, and a task may be cancelled at each `await`. The
-flag `_in_flight` is therefore set before a request is sent and cleared after its result is counted; if it is still set,
-the queues' counters decide what happened.
+any memory. A signal handler may raise between any two steps of a call, and a task may be cancelled at each `await`.
+`in_flight` is therefore set before a request is sent and cleared after its result is counted; if it is still set, the
+queues' counters decide what happened.
 
 A deadline goes to the driver beside the packet (`serialize.burst_deadline`). A result packet has only a status: the
 error's text is fetched over the control channel.
 
-If the driver dies and the model is prepared again in another one, the channel gets new queues there. A packet that has
-left is never sent again (BUR-17): `_is_packet_lost` records that one has.
+If the driver dies or the model moves, the burst makes another channel. A packet that has left is never sent again
+(BUR-17): `is_packet_lost` records that one has.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from nnfmq.base import watcher
-from nnfmq.base.deadlines import deadline_after, has_passed
-from nnfmq.base.ownership import exclusive
+from nnfmq.base.deadlines import has_passed
 from nnfmq.client.connection import trace
-from nnfmq.client.connection.garbage import ClosedWhenDropped
+from nnfmq.client.connection.connection import Connection
 from nnfmq.client.execution.requests import to_wire_descriptor
-from nnfmq.client.model.handle import ModelHandle, ModelLocation
+from nnfmq.client.model.handle import ModelLocation
 from nnfmq.client.waiting import Future
 from nnfmq.hal.errors import (
     BadState,
@@ -50,7 +49,7 @@ from nnfmq.serialize.packets import DATUM_BYTES, DeadlineWord, ResultPacket
 if TYPE_CHECKING:
     from nnfmq.client.waiting import BlockingWait
 
-__all__ = ["HAS_DEADLINE", "QUEUE_RECORDS", "BurstChannel", "SlotAllocator", "TokenAllocator"]
+__all__ = ["HAS_DEADLINE", "QUEUE_RECORDS", "BurstChannel", "SlotAllocator", "TokenAllocator", "close_in_driver"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -123,7 +122,7 @@ class TokenAllocator(SlotAllocator):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# BurstChannel: the two message queues of a burst, in one driver after the other.
+# BurstChannel: the two message queues of a burst in one driver.
 
 
 QUEUE_RECORDS = 1024  # of each queue, as in NNAPI's ExecutionBurstController
@@ -132,177 +131,140 @@ _TIMED_OUT = "the timeout passed before the driver replied"
 _CLOSE_TIMEOUT_NS = 5_000_000_000  # the driver finishes the execution in progress first
 
 
-class BurstChannel(ClosedWhenDropped):
-    """Sends request packets to the driver that has a model, and receives the results: the base of `Burst`.
+class BurstChannel:
+    """Sends request packets to the driver that has a model, and receives the results. One burst at a time uses it.
 
-    A burst has less than 30 attributes. With more CPython finds them in a dict, which takes 0.1 µs of each execution.
+    `connection` is that to the driver, `version` the version of the model there (0 = it has none), and `burst_id` is 0
+    before `configure` and after `end`. `sent_ns` is when the last request was sent, 0 if it was not. `stats` describes
+    the driver's last execution. `slots` are those of the burst, which keeps them when it makes another channel.
     """
 
-    def __init__(self, model: ModelHandle, window_ns: int) -> None:
-        self._model, self._connection = model, model.connection
-        self._window_ns = window_ns
-        self._resources = ExitStack()
-        self._claims: dict[int, object] = {}  # see `nnfmq.base.ownership`
-        self._slots = SlotAllocator()
-        self._trace: trace.BurstTrace = None
-        self._is_packet_lost = False
-        self._is_closed = True
-        self._queue_resources = ExitStack()
-        with ExitStack() as undo:
-            undo.callback(self._queue_resources.close)
-            self._create_queues()
-            undo.pop_all()
-        self._is_closed = False
+    __slots__ = (
+        "__weakref__", "_deadline", "_received_bytes", "_resources", "_sent_bytes", "_slots", "_window_ns", "burst_id",
+        "connection", "in_flight", "is_packet_lost", "peer", "requests", "results", "sent_ns", "stats", "trace",
+        "version",
+    )  # fmt: skip
 
-    def _create_queues(self) -> None:
-        self._in_flight = False  # from before a request is sent until its result is counted
+    def __init__(self, connection: Connection, slots: SlotAllocator, window_ns: int) -> None:
+        self.connection, self.version, self.burst_id = connection, 0, 0
+        self.trace: trace.BurstTrace = None
+        self.in_flight = False  # from before a request is sent until its result is counted
+        self.is_packet_lost = False
+        self.sent_ns = 0
         self._sent_bytes = self._received_bytes = 0  # the queues' counters when no request is in flight
-        self._burst_id = 0
+        self._slots, self._window_ns = slots, window_ns
+        self._resources = ExitStack()
         peer_death = PeerDeathFlag()
         self.peer = watcher.DeathRecipients(peer_death)
-        self._requests = self._create_queue("nnfmq-requests", peer_death)
-        self._results = self._create_queue("nnfmq-results", peer_death)
-        self._deadline = DeadlineWord(self._requests.stats_view)
-        self._queue_resources.callback(self._deadline.close)
+        with ExitStack() as undo:
+            undo.callback(self._resources.close)
+            self.requests = self._create_queue("nnfmq-requests", peer_death)
+            self.results = self._create_queue("nnfmq-results", peer_death)
+            self._deadline = DeadlineWord(self.requests.stats_view)
+            self._resources.callback(self._deadline.close)
+            self.stats = StatsArea.over(self.results.stats_view)
+            self._resources.callback(self.stats.close)
+            undo.pop_all()
 
     def _create_queue(self, label: str, peer_death: PeerDeathFlag) -> MessageQueue:
         queue = MessageQueue.create(DATUM_BYTES, QUEUE_RECORDS, label=label, peer_death=peer_death)
-        self._queue_resources.callback(queue.close)
+        self._resources.callback(queue.close)
         return queue
 
-    def _open(self, deadline_ns: int | None) -> None:
-        """Configure the burst in the driver that has the model (configureExecutionBurst); blocks."""
-        self._open_at(self._model.location, deadline_ns)
+    def configure(self, location: ModelLocation, deadline_ns: int | None) -> None:
+        """Configure the burst in the driver that has the model (configureExecutionBurst); blocks.
 
-    def _open_at(self, location: ModelLocation, deadline_ns: int | None) -> None:
-        self._connection = connection = location.connection
-        self._stats = StatsArea.over(self._results.stats_view)
-        self._queue_resources.callback(self._stats.close)
+        Raises:
+            NnfmqError: The error of the driver's reply.
+        """
+        self.connection = connection = location.connection
         connection.add_peer(self.peer)
-        self.peer.add(self._requests, self._results)
+        self.peer.add(self.requests, self.results)
         message = messages.ConfigureBurst(
             connection.next_call_id(),
             location.require_id(),
-            to_wire_descriptor(self._requests),
-            to_wire_descriptor(self._results),
+            to_wire_descriptor(self.requests),
+            to_wire_descriptor(self.results),
         )
-        fds = [self._requests.memory.fileno(), self._results.memory.fileno()]
+        fds = [self.requests.memory.fileno(), self.results.memory.fileno()]
         connection.call(message, messages.BurstConfigured, fds, deadline_ns, on_reply=self._on_configured)
+        self.version = location.version
 
     def _on_configured(self, reply: messages.BurstConfigured) -> None:
-        self._burst_id = reply.burst_id
-        self._trace = trace.burst_trace(self._connection, reply.burst_id, self._stats.words)
-        self._connection.add_burst(reply.burst_id, self)
-
-    def _can_reopen(self, error: NnfmqError) -> bool:
-        """Return whether `_reopen` may help after `error`: the driver has died, and no packet of this call had left."""
-        was_lost, self._is_packet_lost = self._is_packet_lost, False
-        return not was_lost and not self._is_closed and self._model.can_recover(error)
-
-    def _open_if_alive(self, deadline_ns: int | None) -> None:
-        """As `_open`; but if the driver has died, and the model recovers in the background, a later call opens it."""
-        try:
-            self._open(deadline_ns)
-        except DeadObject as error:
-            if not (self._model.can_recover(error) and self._model.recovers_in_background):
-                raise
-            self._model.request_recovery(error)
-
-    def _reopen(self, error: NnfmqError, deadline_ns: int | None) -> None:
-        """Configure the burst in the driver that has replaced the one that died with `error`; blocks.
-
-        Raises:
-            DeadObject: `error`, if the CPU executes until the model is prepared again.
-            DeviceUnavailable: If there is none, or its device is not the same.
-            MissedDeadline: If the deadline passes.
-            NnfmqError: The error that the driver replied.
-        """
-        try:
-            self._model.recover(error, deadline_ns)
-        finally:
-            del error  # it may be raised, and this frame, to which it refers then, would keep it
-        self._replace_queues(deadline_ns)
-
-    def _replace_queues(self, deadline_ns: int | None) -> None:
-        """Close the burst's queues, and configure it with new ones where the model is now; blocks."""
-        self._close_queues()
-        self._queue_resources = ExitStack()
-        self._create_queues()
-        try:
-            self._open(deadline_ns)
-        finally:
-            if self._is_closed:  # by another thread, which has closed the queues before
-                self._close_queues()
-        self._require_open()
+        self.burst_id = reply.burst_id
+        self.trace = trace.burst_trace(self.connection, reply.burst_id, self.stats.words)
+        self.connection.add_burst(reply.burst_id, self)
 
     def get_memories(self, slots: Sequence[int]) -> list[Pool]:
         """Return the memories of `slots`, for the driver (IBurstCallback.getMemories). Raises InvalidArgument."""
         return self._slots.get_memories(slots)
 
-    def _require_open(self) -> None:
-        self._connection.raise_if_closed()
-        if not self._burst_id:
+    def require_open(self) -> None:
+        """Raise BadState if the channel or its client is closed, DeadObject if the driver has exited."""
+        self.connection.raise_if_closed()
+        if not self.burst_id:
             raise BadState("this burst is closed")
-
-    def _busy_error(self) -> Exception:
-        self._require_open()
-        return BadState("this burst is executing in another thread; make one burst for each")  # BUR-16
 
     # ------------------------------------------------------------------------------------------------ packets
 
-    def _store_deadline(self, deadline_ns: int | None) -> int:
+    def store_deadline(self, deadline_ns: int | None) -> int:
         """Store the deadline of the next request for the driver, and return HAS_DEADLINE; 0 if there is none.
 
         If the interface version has no deadlines, a timeout ends the wait alone, in every execution mode.
         """
-        if deadline_ns is None or not self._connection.has_deadlines:
+        if deadline_ns is None or not self.connection.has_deadlines:
             return 0
-        if self._in_flight:
-            self.drain_late_result(deadline_ns)  # the driver may not have read the word yet
+        if self.in_flight:
+            self.drain(deadline_ns)  # the driver may not have read the word yet
         self._deadline.store(deadline_ns)
         return HAS_DEADLINE
 
-    def _exchange(self, packet: bytes, deadline_ns: int | None) -> bytes | None:
-        """Send a request and return the reply. Returns None if it could not be sent, and nothing has happened.
+    def exchange(self, packet: bytes, deadline_ns: int | None, begin_ns: int) -> bytes | None:
+        """Send a request and return the reply; blocks. Returns None if it could not be sent, and nothing has happened.
 
-        Whatever a signal handler interrupts here, `_in_flight` is True unless both counters are up to date.
+        `begin_ns` is the time. Whatever a signal handler interrupts here, `in_flight` is True unless both counters are
+        up to date.
+
+        Raises:
+            MissedDeadlineTransient: If there is no reply before the deadline.
+            DeadObject: If the driver exits.
         """
-        self._in_flight = True
-        if not self._requests.send(packet):
-            self._in_flight = False
+        self.in_flight, self.sent_ns = True, begin_ns
+        if not self.requests.send(packet):
+            self.in_flight, self.sent_ns = False, 0
             return None
         try:
-            reply = self._results.receive(deadline_ns, self._window_ns)
+            reply = self.results.receive(deadline_ns, self._window_ns)
         except DeadObject:
-            self._is_packet_lost = True
+            self.is_packet_lost = True
             raise
         if reply is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
         self._sent_bytes += len(packet)
         self._received_bytes += len(reply)
-        self._in_flight = False
+        self.in_flight = False
         return reply
 
-    async def _exchange_in_task(
-        self, packet: bytes, deadline_ns: int | None, blocking: BlockingWait | None
+    async def exchange_in_task(
+        self, packet: bytes, deadline_ns: int | None, begin_ns: int, blocking: BlockingWait | None
     ) -> bytes | None:
-        """As `_exchange`; other tasks run while this one waits, unless `blocking` lets it block the loop."""
-        self._in_flight = True
-        if not self._requests.send(packet):
-            self._in_flight = False
+        """As `exchange`; other tasks run while this one waits, unless `blocking` lets it block the loop."""
+        self.in_flight, self.sent_ns = True, begin_ns
+        if not self.requests.send(packet):
+            self.in_flight, self.sent_ns = False, 0
             return None
         try:
             reply = None if blocking is None else await self._receive_blocking(deadline_ns, blocking)
             if reply is None:
-                reply = await self._results.receive_async(deadline_ns)
+                reply = await self.results.receive_async(deadline_ns)
         except DeadObject:
-            self._is_packet_lost = True
+            self.is_packet_lost = True
             raise
         if reply is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
         self._sent_bytes += len(packet)
         self._received_bytes += len(reply)
-        self._in_flight = False
+        self.in_flight = False
         return reply
 
     async def _receive_blocking(self, deadline_ns: int | None, blocking: BlockingWait) -> bytes | None:
@@ -310,63 +272,63 @@ class BurstChannel(ClosedWhenDropped):
         limit_ns = await blocking.begin()
         if not limit_ns:
             return None
-        reply = self._results.receive(limit_ns if deadline_ns is None else min(limit_ns, deadline_ns), self._window_ns)
+        reply = self.results.receive(limit_ns if deadline_ns is None else min(limit_ns, deadline_ns), self._window_ns)
         blocking.end(reply is not None)
         return reply
 
-    def drain_late_result(self, deadline_ns: int | None) -> None:
+    def drain(self, deadline_ns: int | None) -> None:
         """Receive and discard the result of an abandoned execution (timeout or signal), if there is one; blocks.
 
         Raises:
             MissedDeadlineTransient: If the result does not arrive before `deadline_ns`.
         """
-        if self._has_late_result() and self._results.receive(deadline_ns, self._window_ns) is None:
+        if self._has_late_result() and self.results.receive(deadline_ns, self._window_ns) is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
         self._count_late_result()
 
     async def drain_in_task(self, deadline_ns: int | None) -> None:
-        """As `drain_late_result`; other tasks run while this one waits."""
-        if self._has_late_result() and await self._results.receive_async(deadline_ns) is None:
+        """As `drain`; other tasks run while this one waits."""
+        if self._has_late_result() and await self.results.receive_async(deadline_ns) is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
         self._count_late_result()
 
     def _has_late_result(self) -> bool:
         """Return whether an abandoned request was sent, and its result was not received."""
-        was_sent = self._requests.counters()[0] != self._sent_bytes
-        was_received = self._results.counters()[1] != self._received_bytes
+        was_sent = self.requests.counters()[0] != self._sent_bytes
+        was_received = self.results.counters()[1] != self._received_bytes
         if was_sent and not was_received:
             # The signal may have come after the request was published and before the driver was woken. `wake_all`
             # always wakes; an ordinary wake would find the event flag's bit set and omit the system call.
-            self._requests.wake_all()
+            self.requests.wake_all()
             return True
         return False
 
     def _count_late_result(self) -> None:
         # If interrupted in between, the next call sees the request as not sent, and does not wait. The other order
         # could make it see a sent request without a result, for which it would wait forever.
-        self._sent_bytes = self._requests.counters()[0]
-        self._received_bytes = self._results.counters()[1]
-        self._in_flight = False
+        self._sent_bytes = self.requests.counters()[0]
+        self._received_bytes = self.results.counters()[1]
+        self.in_flight = False
 
     # ------------------------------------------------------------------------------------------------ errors
 
-    def _raise_error(self, result: ResultPacket, deadline_ns: int | None) -> None:
+    def raise_error(self, result: ResultPacket, deadline_ns: int | None) -> None:
         """Fetch the text of a failed execution's error, and raise it; without the text if the driver does not reply."""
         try:
-            reply = self._connection.exchange(self._error_call(), messages.BurstError, (), _text_limit_ns(deadline_ns))
+            reply = self.connection.exchange(self._error_call(), messages.BurstError, (), _text_limit_ns(deadline_ns))
         except (MissedDeadlineTransient, BadState, DeadObject):
             raise _error_without_text(result, deadline_ns) from None
         raise _error_with_text(result, reply)
 
-    async def _raise_error_in_task(self, result: ResultPacket, deadline_ns: int | None) -> None:
-        """As `_raise_error`; other tasks run while this one waits."""
+    async def raise_error_in_task(self, result: ResultPacket, deadline_ns: int | None) -> None:
+        """As `raise_error`; other tasks run while this one waits."""
         import asyncio
 
         from nnfmq.client.task_waiting import result_of
 
         reply: Future[messages.BurstError] = Future()
         try:
-            self._connection.start_call_nonblocking(self._error_call(), messages.BurstError, reply)
+            self.connection.start_call_nonblocking(self._error_call(), messages.BurstError, reply)
             left_s = max(0, _text_limit_ns(deadline_ns) - time.monotonic_ns()) / 1e9
             async with asyncio.timeout(left_s):
                 found = await result_of(reply)
@@ -375,54 +337,46 @@ class BurstChannel(ClosedWhenDropped):
         raise _error_with_text(result, found)
 
     def _error_call(self) -> messages.GetBurstError:
-        return messages.GetBurstError(self._connection.next_call_id(), self._burst_id)
+        return messages.GetBurstError(self.connection.next_call_id(), self.burst_id)
 
     # ------------------------------------------------------------------------------------------------ memories, end
 
-    @exclusive
-    def free_memory(self, memory: Pool, *, timeout: float | None = 10.0) -> None:
-        """Make the driver unmap a memory that was a pool of `execute_request`; blocks. Idempotent.
-
-        Raises:
-            BadState: If another thread is executing, or the burst is closed.
-            MissedDeadlineTransient: If `timeout` (seconds; None = no limit) passes.
-            DeadObject: If the driver exits.
-        """
-        if not self._burst_id:
-            raise BadState("this burst is closed")
-        slot = self._slots.find(memory)
-        if slot is not None:
-            self._free_slots([slot], deadline_after(timeout))
-
-    def _free_slots(self, slots: Sequence[int], deadline_ns: int | None) -> None:
+    def free_slots(self, slots: Sequence[int], deadline_ns: int | None) -> None:
+        """Make the driver unmap the memories of `slots`, and free these; blocks if there are any."""
         if not slots:
             return
         for slot in slots:
-            self._connection.send(messages.FreeMemory(self._burst_id, slot), deadline_ns)
+            self.connection.send(messages.FreeMemory(self.burst_id, slot), deadline_ns)
         # Requests travel over the queue, which may overtake the control channel: reuse a slot only after the driver has
         # replied to a later call. FreeMemory itself has no reply.
-        self._connection.exchange(self._error_call(), messages.BurstError, (), deadline_ns)
+        self.connection.exchange(self._error_call(), messages.BurstError, (), deadline_ns)
         for slot in slots:
             self._slots.free(slot)
 
-    def _close_queues(self) -> None:
-        """Close the burst in the driver, which ends the execution in progress first, and here; blocks up to 5 s."""
-        burst_id = self._burst_id
+    def end(self) -> None:
+        """Close the burst in the driver, which ends the execution in progress first; blocks up to 5 s. Idempotent."""
+        burst_id = self.burst_id
         try:
-            if burst_id and self._connection.is_open:
-                message = messages.CloseBurst(self._connection.next_call_id(), burst_id)
-                self._connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _CLOSE_TIMEOUT_NS)
-        except NnfmqError:
-            pass  # the driver has exited or does not reply
+            close_in_driver(self.connection, burst_id)
         finally:
-            self._burst_id = 0
-            self._connection.discard_burst(burst_id, self.peer)
-            self.peer.discard(self._requests, self._results)
-            self._before_release()
-            self._queue_resources.close()  # wakes a thread that waits here
+            self.burst_id = 0
+            self.connection.discard_burst(burst_id, self.peer)
+            self.peer.discard(self.requests, self.results)
 
-    def _before_release(self) -> None:
-        """Keep what is in the memory of the queues, which is released next. Nothing here."""
+    def release(self) -> None:
+        """Release the queues after `end`, which wakes a thread that waits for a result. Idempotent."""
+        self._resources.close()
+
+
+def close_in_driver(connection: Connection, burst_id: int) -> None:
+    """Close a burst in the driver; waits up to 5 s for its execution in progress. Nothing if `burst_id` is 0."""
+    if not burst_id or not connection.is_open:
+        return
+    try:
+        message = messages.CloseBurst(connection.next_call_id(), burst_id)
+        connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _CLOSE_TIMEOUT_NS)
+    except NnfmqError:
+        pass  # the driver has exited, which closed the burst, or does not reply
 
 
 def _text_limit_ns(deadline_ns: int | None) -> int:

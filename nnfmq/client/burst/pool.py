@@ -27,7 +27,7 @@ from nnfmq.client.model.handle import CompiledHandle
 from nnfmq.hal.errors import BadState, InvalidArgument, MissedDeadlineTransient
 
 if TYPE_CHECKING:
-    from nnfmq.client.burst.controller import Burst
+    from nnfmq.client.burst.burst import Burst
 
 _ONCE = ((),)  # the arguments of one call, for starmap
 

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.fence import Fence, HasFileno
-from nnfmq.base.ownership import exclusive
+from nnfmq.base.ownership import Claims, exclusive
 from nnfmq.client.connection.garbage import ClosedWhenDropped
 from nnfmq.client.execution.fenced import (
     DeviceFencedExecution,
@@ -233,10 +233,11 @@ class Execution(ClosedWhenDropped, HasState):
     def __init__(self, is_reusable: bool) -> None:
         self.is_reusable = is_reusable
         self._was_computed = False
-        self._claims: dict[int, object] = {}  # see `nnfmq.base.ownership`
+        self._claims: Claims = {}
         self._resources = ExitStack()
         self._last_fence: Fence | None = None  # of the last fenced computation
         self._arrays: MappedArrays | None = None
+        self._state = None
         self._request: BoundRequest
         self._inputs: tuple[Array, ...] = ()
         self._has_inputs = False

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Self, overload
 import numpy as np
 
 from nnfmq.base.deadlines import deadline_after
-from nnfmq.base.ownership import Uncopyable, exclusive
+from nnfmq.base.ownership import Claims, Uncopyable, exclusive
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.execution.asynchronous import PendingExecution, started
 from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
@@ -51,7 +51,7 @@ from nnfmq.hal.types import ExecutionConfig, Request
 if TYPE_CHECKING:
     from nnfmq.base.fence import HasFileno
     from nnfmq.client.burst.aidl import AidlBurst
-    from nnfmq.client.burst.model_burst import ModelBurst
+    from nnfmq.client.burst.burst import ModelBurst
     from nnfmq.client.burst.pool import BurstPool
     from nnfmq.importers.loaded_model import ModelMetadata
     from nnfmq.planning.plan import ExecutionPlan
@@ -86,7 +86,7 @@ class CompiledModel(Uncopyable, HasState, ABC):
         self.is_synchronous = False
         """Whether asynchronous executions are done when the call returns: $NNFMQ_SYNC_EXEC_RUNTIME."""
         self._state = StateValues(states) if states else None
-        self._claims: dict[int, object] = {}  # see `nnfmq.base.ownership`
+        self._claims: Claims = {}
         self._outputs_type = outputs_type(names_of(outputs))
 
     def __repr__(self) -> str:

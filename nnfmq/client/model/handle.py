@@ -486,7 +486,8 @@ def require_no_state(states: Sequence[StateInfo], method: str) -> None:
 class HasState:
     """What an object that executes a model offers for its states; `_state` is None if the model has none."""
 
-    _state: StateValues | MappedState | None = None
+    __slots__ = ("_state",)
+    _state: StateValues | MappedState | None
 
     @property
     def states(self) -> tuple[StateInfo, ...]:

@@ -25,7 +25,7 @@ from nnfmq.planning.plan import ExecutionPlan, simple_plan
 
 if TYPE_CHECKING:
     from nnfmq.client.burst.aidl import AidlBurst
-    from nnfmq.client.burst.controller import Burst
+    from nnfmq.client.burst.burst import Burst
 
 __all__ = ["PreparedModel"]
 
@@ -142,7 +142,7 @@ class PreparedModel(CompiledModel):
     def _configure_burst(
         self, polling_window_us: float | None, deadline_ns: int | None, *, with_memory: bool = True
     ) -> Burst:
-        from nnfmq.client.burst.configuration import configure_burst  # with the queues' core, when it is first used
+        from nnfmq.client.burst.burst import configure_burst  # with the queues' core, when it is first used
 
         return configure_burst(self.handle, polling_window_us, deadline_ns, with_memory=with_memory)
 

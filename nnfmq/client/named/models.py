@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT, Channel
 from nnfmq.base.deadlines import deadline_after, has_passed, remaining_s
-from nnfmq.client.burst.variants import MovingBurst
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.device import Device
@@ -186,7 +185,8 @@ class ServedModel(PreparedModel):
     """A prepared model that the driver's model repository serves under a name.
 
     Unless it was opened with a version, it moves when the repository serves a newer one: executions that have begun end
-    on the old version, and later ones run on the new one, also over bursts that exist. `inputs`, `outputs` and `batch`
+    on the old version, and later ones run on the new one, also over bursts that exist: these move at their next
+    execution. `inputs`, `outputs` and `batch`
     never change: a version with others is not used. AIDL bursts and reusable executions stay with the version with
     which they were made; buffers of the driver can be used with that one only.
 
@@ -213,14 +213,6 @@ class ServedModel(PreparedModel):
     def version(self) -> int:
         """The version that the next execution runs on; a burst has its own `version`."""
         return self.handle.location.version
-
-    def burst(
-        self, *, polling_window_us: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
-    ) -> MovingBurst:
-        """Configure a burst, as `PreparedModel.burst`, which moves to a new version at its next execution. Blocks."""
-        burst = super().burst(polling_window_us=polling_window_us, timeout=timeout)
-        assert isinstance(burst, MovingBurst)  # `burst.configuration` chooses it by the model's version
-        return burst
 
 
 # ----------------------------------------------------------------------------------------------------------------------

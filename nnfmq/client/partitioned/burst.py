@@ -12,17 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from nnfmq.base.deadlines import deadline_after, remaining_s
-from nnfmq.base.ownership import CLAIM, exclusive
+from nnfmq.base.deadlines import remaining_s
+from nnfmq.base.ownership import exclusive
 from nnfmq.base.watcher import Wakeable
-from nnfmq.client.burst.configuration import configure_burst
-from nnfmq.client.burst.controller import Burst
-from nnfmq.client.burst.model_burst import ModelBurst
-from nnfmq.client.connection.garbage import ClosedWhenDropped
+from nnfmq.client.burst.burst import Burst, Inputs, ModelBurst, Targets, configure_burst
 from nnfmq.client.model.array_request import MappedArrays
-from nnfmq.client.model.arrays import Array, ExecutionInfo, ExecutionResult, InputValue, Outputs
+from nnfmq.client.model.arrays import ExecutionInfo, ExecutionResult, Outputs
 from nnfmq.client.partitioned.executions import (
     CompoundRun,
     PlanCall,
@@ -33,12 +30,15 @@ from nnfmq.client.partitioned.executions import (
 from nnfmq.client.partitioned.handle import PlanHandle
 from nnfmq.client.partitioned.memory import ExecutionMemory
 from nnfmq.client.partitioned.plan import BoundCall, step_request
-from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NnfmqError
+from nnfmq.hal.errors import BadState, MissedDeadline, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, MeasureTiming, OutputShape, Pool, Request
 from nnfmq.observe.trace_points import TRACING
 from nnfmq.validation.requests import validate_request
+
+if TYPE_CHECKING:
+    from nnfmq.client.waiting import BlockingWait
 
 __all__ = ["CompoundBurst", "StepBursts"]
 
@@ -109,13 +109,13 @@ class StepBursts:
         """
         for burst in self:
             with _unless_dead():
-                burst.drain_late_result(deadline_ns)
+                burst.channel.drain(deadline_ns)
 
     async def drain_in_task(self, deadline_ns: int | None) -> None:
         """As `drain`; other tasks run while this one waits."""
         for burst in self:
             with _unless_dead():
-                await burst.drain_in_task(deadline_ns)
+                await burst.channel.drain_in_task(deadline_ns)
 
 
 @contextmanager
@@ -137,28 +137,21 @@ _CONFIG = ExecutionConfig()
 _MODE = HalExecutionMode.BURST
 
 
-class CompoundBurst(ClosedWhenDropped, ModelBurst):
+class CompoundBurst(ModelBurst):
     """A burst of a model on several devices; otherwise as `ModelBurst` says."""
 
     def __init__(self, handle: PlanHandle) -> None:
+        super().__init__()
         self._handle = handle
-        self._resources = ExitStack()
-        self._claims: dict[int, object] = {}  # see `nnfmq.base.ownership`
         handle.add_user()
         self._resources.callback(handle.remove_user)
         self._pid = os.getpid()
         self._is_closed = False
         self._is_idle = True  # False after a call that was interrupted: its step may still be executing
-        self._arrays: MappedArrays | None = None
         self._sequence: list[tuple[Callable[..., object], Outputs]] = []  # see `_note_sequence`
         self._memory = handle.new_memory()
         self._resources.callback(self._memory.close)
-        self._inputs: tuple[Array, ...] = ()
-        self._has_inputs = False
-        self._latency_ns = 0
         self._has_durations = False  # whether each step's burst has executed the last time
-        self._info: ExecutionInfo | None = None
-        self.outputs = Outputs()
         self.peer = StepBursts(handle, self._resources)
         """The bursts of the steps."""
 
@@ -186,8 +179,8 @@ class CompoundBurst(ClosedWhenDropped, ModelBurst):
         return burst
 
     def _use_memory(self) -> None:
-        self._arrays = arrays = MappedArrays.create(self._handle, self._resources, "a burst")
-        self._inputs, self.outputs, self._state = arrays.inputs, arrays.outputs, arrays.state
+        arrays = MappedArrays.create(self._handle, self._resources, "a burst")
+        self._take_arrays(arrays)
         self._memory.bind(arrays.request)
 
     def _note_sequence(self) -> None:
@@ -208,16 +201,7 @@ class CompoundBurst(ClosedWhenDropped, ModelBurst):
 
     # ------------------------------------------------------------------------------------------------ executing
 
-    @exclusive
-    def execute(
-        self,
-        *inputs: InputValue,
-        out: Sequence[Array] | None = None,
-        measure: bool = False,
-        timeout: float | None = None,
-    ) -> Outputs:
-        """Run the model once and return its outputs; blocks. See `ModelBurst.execute`."""
-        deadline_ns = None if timeout is None else deadline_after(timeout)
+    def _execute(self, inputs: Inputs, out: Targets, measure: bool, deadline_ns: int | None) -> Outputs:
         arrays = self._usable_arrays(inputs, out, measure)
         if not self._is_idle:
             self.peer.drain(deadline_ns)
@@ -232,7 +216,7 @@ class CompoundBurst(ClosedWhenDropped, ModelBurst):
     def _new_run(self, memory: ExecutionMemory, config: ExecutionConfig, deadline_ns: int | None) -> CompoundRun:
         return CompoundRun(self._handle, memory, config, _MODE, deadline_ns)
 
-    def _usable_arrays(self, inputs: Sequence[InputValue], out: Sequence[Array] | None, measure: bool) -> MappedArrays:
+    def _usable_arrays(self, inputs: Inputs, out: Targets, measure: bool) -> MappedArrays:
         """Return the burst's arrays. Raises InvalidArgument if the call has invalid arguments."""
         if measure:
             require_unmeasured(measure)
@@ -240,18 +224,17 @@ class CompoundBurst(ClosedWhenDropped, ModelBurst):
             raise BadState("this burst is closed")
         return self._checked_arrays(inputs, out)
 
-    def _no_memory_error(self) -> Exception:
+    def _require_open(self) -> None:
         if self._is_closed:
-            return BadState("this burst is closed")
-        return InvalidArgument("this burst was configured without memory: it only has execute_request")
+            raise BadState("this burst is closed")
 
-    def _begin(self, arrays: MappedArrays, inputs: Sequence[InputValue]) -> int:
+    def _begin(self, arrays: MappedArrays, inputs: Inputs) -> int:
         """Write the inputs and the states; return the time."""
         self._write_inputs(arrays, inputs)
         self._is_idle = False
         return time.monotonic_ns()
 
-    def _end(self, arrays: MappedArrays, out: Sequence[Array] | None, begin_ns: int) -> Outputs:
+    def _end(self, arrays: MappedArrays, out: Targets, begin_ns: int) -> Outputs:
         """Return the outputs of an execution that has succeeded."""
         self._is_idle, self._latency_ns, self._info = True, time.monotonic_ns() - begin_ns, None
         if arrays.state is not None:
@@ -293,34 +276,10 @@ class CompoundBurst(ClosedWhenDropped, ModelBurst):
 
     # ------------------------------------------------------------------------------------------------ tasks of asyncio
 
-    async def execute_async(
-        self,
-        *inputs: InputValue,
-        out: Sequence[Array] | None = None,
-        measure: bool = False,
-        timeout: float | None = None,
-    ) -> Outputs:
-        """Run the model once and return its outputs. See `ModelBurst.execute_async`.
-
-        After a task that is cancelled the next call first waits for the step in progress.
-        """
-        claims, claim = self._claims, object()
-        deadline_ns = deadline_after(timeout)
-        try:
-            if claims.setdefault(CLAIM, claim) is not claim:
-                raise self._busy_error()
-            arrays = self._usable_arrays(inputs, out, measure)
-            return await self._execute_in_task(arrays, inputs, out, deadline_ns)
-        finally:
-            self._release_claim(claim)
-
     async def _execute_in_task(
-        self,
-        arrays: MappedArrays,
-        inputs: Sequence[InputValue],
-        out: Sequence[Array] | None,
-        deadline_ns: int | None,
+        self, inputs: Inputs, out: Targets, measure: bool, deadline_ns: int | None, blocking: BlockingWait | None
     ) -> Outputs:
+        arrays = self._usable_arrays(inputs, out, measure)
         if not self._is_idle:
             await self.peer.drain_in_task(deadline_ns)
         begin_ns = self._begin(arrays, inputs)
@@ -328,7 +287,7 @@ class CompoundBurst(ClosedWhenDropped, ModelBurst):
         run = self._new_run(self._memory, _CONFIG, deadline_ns)
         end = partial(self._end, arrays, out, begin_ns)
         try:
-            if await self._make_calls_in_task(run):
+            if await self._make_calls_in_task(run, blocking):
                 run.result()
                 return end()
         except NnfmqError as error:
@@ -337,14 +296,15 @@ class CompoundBurst(ClosedWhenDropped, ModelBurst):
             raise
         return await self._continue_on_fallback_thread(run, end)
 
-    async def _make_calls_in_task(self, run: CompoundRun) -> bool:
+    async def _make_calls_in_task(self, run: CompoundRun, blocking: BlockingWait | None) -> bool:
         """Make all calls of an execution; return False before one that blocks. Raises NnfmqError if it fails."""
         while (call := run.next_call()) is not None:
             burst = self.peer.of(call)
             if burst is None or self._handle.has_dynamic_temporaries:
                 return False
             try:
-                await burst.execute_async(out=burst.outputs, timeout=remaining_s(run.deadline_ns))
+                timeout = remaining_s(run.deadline_ns)
+                await burst.execute_async(out=burst.outputs, timeout=timeout, blocking=blocking)
             except NnfmqError as error:
                 run.fail(error)
             else:
@@ -356,41 +316,21 @@ class CompoundBurst(ClosedWhenDropped, ModelBurst):
 
         The burst is in use until then.
         """
-        from nnfmq.client.task_waiting import run_on_fallback_thread
-
         self._has_durations = False
-        self._claims[CLAIM] = claim = object()  # of the fallback thread
 
         def execute() -> Outputs:
             run.repeat_call()
             run_synchronously(run, self._execute_step)
             return end()
 
-        return await run_on_fallback_thread(execute, partial(self._release_claim, claim))
-
-    def _busy_error(self) -> Exception:
-        if self._is_closed:
-            return BadState("this burst is closed")
-        return BadState("this burst is executing in another thread; make one burst for each")  # BUR-16
+        return await self._on_fallback_thread(execute)
 
     # ------------------------------------------------------------------------------------------------ HAL requests
 
     @exclusive
-    def execute_request(
-        self,
-        request: Request,
-        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
-        *,
-        timeout: float | None = None,
-    ) -> ExecutionResult:
-        """Execute a HAL request over the bursts of the steps, and return the shapes of the outputs; blocks.
-
-        Each pool has a slot in the steps' bursts. See `ModelBurst.execute_request`.
-        """
-        deadline_ns = deadline_after(timeout)
+    def _execute_request(self, request: Request, config: ExecutionConfig, deadline_ns: int | None) -> ExecutionResult:
         require_unmeasured(config.measure is MeasureTiming.YES)
-        if self._is_closed:
-            raise BadState("this burst is closed")
+        self._require_open()
         validate_request(self._handle.plan.model, request)
         if not self._is_idle:
             self.peer.drain(deadline_ns)
@@ -425,44 +365,18 @@ class CompoundBurst(ClosedWhenDropped, ModelBurst):
 
     # ------------------------------------------------------------------------------------------------ durations, end
 
-    @property
-    def last(self) -> ExecutionInfo:
-        """The durations of the last execution that has succeeded: sums over the steps, if their bursts executed all.
-
-        Those of an `execute` are 0 if a loop is interpreted, or a temporary has no fixed size.
-
-        Raises:
-            GeneralFailure: Before the first.
-        """
-        if not self._latency_ns:
-            raise GeneralFailure("nothing was executed on this burst yet")
-        if self._info is None:
-            parts = [burst.last for burst in self.peer] if self._has_durations else []
-            self._info = _sum_within(self._latency_ns, parts)
-        return self._info
-
-    def _keep_info(self) -> None:
-        if self._latency_ns:
-            _ = self.last
+    def _read_info(self) -> ExecutionInfo:
+        return _sum_within(self._latency_ns, [burst.last for burst in self.peer] if self._has_durations else [])
 
     def close(self) -> None:
         """Close the bursts of the steps; waits up to 5 s for an execution in progress. Idempotent."""
         self._keep_info()  # for `last` after closing
         self._is_closed = True
-        self._inputs, self.outputs = (), Outputs()
-        self._detach_state()
-        self._arrays = None  # its arrays would keep the memory mapped
         self._sequence = []
-        self._resources.close()
-
-    def _is_left_open(self) -> bool:
-        return not self._is_closed
+        self._release()
 
     def _is_of_process(self) -> bool:
         return True
-
-    def _close_dropped(self) -> None:
-        self.close()
 
 
 def _sum_within(latency_ns: int, parts: Sequence[ExecutionInfo]) -> ExecutionInfo:

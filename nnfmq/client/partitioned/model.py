@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from nnfmq.base.deadlines import deadline_after
-from nnfmq.base.ownership import exclusive
+from nnfmq.base.ownership import Claims, exclusive
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.execution.asynchronous import PendingExecution
 from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
@@ -182,7 +182,7 @@ class CompoundRequest(BoundRequest):
         self._handle, self._config = handle, config
         self._was_interrupted = self._was_sent = self._is_closed = False
         self._fenced_runs: list[object] = []  # at most one, while it runs
-        self._claims: dict[int, object] = {}  # see `nnfmq.base.ownership`
+        self._claims: Claims = {}
         self._resources = ExitStack()
         handle.add_user()
         self._resources.callback(handle.remove_user)

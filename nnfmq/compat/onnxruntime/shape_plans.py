@@ -23,7 +23,7 @@ from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from nnfmq.client.burst.model_burst import ModelBurst
+    from nnfmq.client.burst.burst import ModelBurst
     from nnfmq.importers import LoadedModel
 
 __all__ = ["Array", "OutputForm", "ShapePlan", "ShapePlans", "bindings"]

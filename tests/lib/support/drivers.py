@@ -220,7 +220,7 @@ def aborting(barrier: threading.Barrier) -> Iterator[None]:
 
 def wait_until_waiting(burst: nnfmq.Burst) -> None:
     """Wait until a thread of this process waits for a result of `burst`."""
-    until(lambda: burst._results.waiters > 0, "the client waits for its result")
+    until(lambda: burst.channel.results.waiters > 0, "the client waits for its result")
 
 
 class Program:

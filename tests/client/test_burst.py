@@ -16,8 +16,8 @@ from support import models
 from support.executors import LIMIT_S, Held, until
 
 from nnfmq.base.memory import Memory
+from nnfmq.client.burst.burst import Burst
 from nnfmq.client.burst.channel import SlotAllocator
-from nnfmq.client.burst.controller import Burst
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.model.prepared_model import PreparedModel
@@ -44,6 +44,7 @@ from nnfmq.hal.types import (
     Request,
     RequestArgument,
 )
+from nnfmq.serialize.execution_stats import REQUEST_RECEIVED, RESULT_SENT
 
 Start = Callable[..., Future[Any]]
 ONE, TEN = np.array([1, 2, 3, 4], np.float32), np.array([10, 20, 30, 40], np.float32)
@@ -178,11 +179,11 @@ def test_arrays_that_do_not_fit_are_rejected_and_the_burst_stays_usable(
 
 
 def test_BUR_3_the_queues_have_1024_records_each_in_shared_memory(burst: Burst) -> None:
-    for queue in (burst._requests, burst._results):
+    for queue in (burst.channel.requests, burst.channel.results):
         assert (queue.count, queue.quantum) == (1024, 24)
         assert queue.descriptor.quantum == 24
         assert fcntl.fcntl(queue.memory.fileno(), fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-    assert burst._requests.memory is not burst._results.memory
+    assert burst.channel.requests.memory is not burst.channel.results.memory
 
 
 @pytest.mark.parametrize("window_us", [0, 50, 10_000])
@@ -319,7 +320,7 @@ def test_an_unexpected_exception_of_a_kernel_fails_one_execution(
 
 
 def test_BUR_17_a_packet_that_cannot_be_sent_is_executed_synchronously(burst: Burst) -> None:
-    burst._requests.send = lambda _packet: False
+    burst.channel.requests.send = lambda _packet: False
     assert burst.execute(ONE, TEN)[0].tolist() == SUM
     assert burst.execute(TEN, TEN, measure=True)[0].tolist() == [20, 40, 60, 80]
     assert burst.last.timing.time_on_device_ns > 0
@@ -331,7 +332,7 @@ def test_the_exit_of_the_driver_raises_dead_object_during_an_execution_and_after
     with adding.burst(polling_window_us=0) as burst:
         waiting = start(burst.execute, ONE, TEN)
         assert held.begun.wait(LIMIT_S)
-        until(lambda: burst._results.waiters)
+        until(lambda: burst.channel.results.waiters)
         begin = time.monotonic()
         real[1].stop()
         assert isinstance(waiting.exception(LIMIT_S), DeadObject)
@@ -359,10 +360,10 @@ def test_the_durations_of_the_stages_add_up_to_the_latency(burst: Burst) -> None
     assert last.timing == NO_TIMING
 
 
-def test_statistics_of_another_execution_are_not_reported(burst: Burst) -> None:
+@pytest.mark.parametrize(("word", "difference_ns"), [(REQUEST_RECEIVED, -(10**9)), (RESULT_SENT, 10**9)])
+def test_statistics_of_another_execution_are_not_reported(word: int, difference_ns: int, burst: Burst) -> None:
     burst.execute(ONE, TEN)
-    assert burst._results.stats_view is not None
-    burst._results.stats_view[0:8] = (7).to_bytes(8, "little")  # the sequence number of the packet
+    burst.channel.stats.words[word] += difference_ns  # an execution that began earlier, or ended later
     last = burst.last
     assert (last.driver_ns, last.engine_ns) == (0, 0)
     assert last.queue_ns == last.latency_ns > 0
@@ -574,7 +575,7 @@ def test_BUR_18_a_request_that_a_packet_cannot_express_is_executed_synchronously
             with pytest.raises(InvalidArgument, match=str(too_long)):  # so the driver got the limit
                 path.execute_request(request, ExecutionConfig(loop_timeout_ns=too_long))
         assert burst._slots.expired() == []
-        assert burst._requests.counters()[0] == 0
+        assert burst.channel.requests.counters()[0] == 0
 
 
 @pytest.mark.parametrize("way", ["closed", "dropped", "freed"])
@@ -613,8 +614,7 @@ def test_a_closed_burst_rejects_requests(adding: PreparedModel) -> None:
         burst.execute_request(Request((), ()))
 
 
-def test_a_burst_has_few_enough_attributes_for_cpython_to_find_them_without_a_dict(adding: PreparedModel) -> None:
-    """SHARED_KEYS_MAX_SIZE in CPython's Include/internal/pycore_dict.h is 30."""
-    with adding.burst() as burst:
-        burst.execute([1] * 4, [2] * 4)
-        assert len(vars(burst)) < 30
+def test_the_state_of_a_burst_and_its_channel_is_in_slots(burst: Burst) -> None:
+    burst.execute([1] * 4, [2] * 4)
+    for one in (burst, burst.channel):
+        assert not hasattr(one, "__dict__")
