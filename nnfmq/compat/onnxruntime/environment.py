@@ -11,13 +11,27 @@ from typing import Any, NoReturn
 from nnfmq.compat.onnxruntime.errors import ort_error
 from nnfmq.compat.onnxruntime.types import OrtAllocatorType, OrtMemType
 
+# The names of ONNX Runtime, which the package has as well; other modules here import further ones.
 __all__ = [
-    "CPU",
-    "UNAVAILABLE_CLASSES",
-    "UNAVAILABLE_MODULES",
-    "VERSION",
+    "AdapterFormat",
+    "LoraAdapter",
+    "ModelCompiler",
+    "ModelPackage",
+    "ModelPackageComponentContext",
+    "ModelPackageContext",
+    "ModelPackageOptions",
+    "OrtArenaCfg",
+    "OrtEpAssignedNode",
+    "OrtEpAssignedSubgraph",
+    "OrtEpContextData",
+    "OrtEpContextDataBuffer",
+    "OrtEpDevice",
+    "OrtExternalInitializerInfo",
+    "OrtHardwareDevice",
     "OrtMemoryInfo",
-    "checked_providers",
+    "OrtSyncStream",
+    "SessionIOBinding",
+    "SparseTensor",
     "create_and_register_allocator",
     "create_and_register_allocator_v2",
     "disable_telemetry_events",
@@ -37,7 +51,6 @@ __all__ = [
     "set_default_logger_verbosity",
     "set_global_thread_pool_sizes",
     "set_seed",
-    "unavailable_function",
     "unregister_execution_provider_library",
 ]
 
@@ -122,34 +135,37 @@ class _Unavailable(type):
         raise ort_error("NotImplemented", f"nnfmq has no {cls.__name__}.{name}: {cls.reason}")
 
 
+UNAVAILABLE_CLASSES: dict[str, type] = {}
+"""Name → class whose use raises."""
+
+
+def _unavailable(name: str, reason: str) -> Any:
+    made = _Unavailable(name, (), {"reason": reason, "__module__": __name__, "__doc__": f"Not available: {reason}."})
+    return UNAVAILABLE_CLASSES.setdefault(name, made)
+
+
 _COMPILED = "models compiled for an execution provider cannot be written or read"
 _PACKAGE = "model packages of ONNX Runtime cannot be read"
 _LORA = "LoRA adapters cannot be read"
 _DEVICES = "the driver's devices are those of `nnfmq devices`"
-_REASONS = {
-    "AdapterFormat": _LORA,
-    "LoraAdapter": _LORA,
-    "ModelCompiler": _COMPILED,
-    "ModelPackage": _PACKAGE,
-    "ModelPackageComponentContext": _PACKAGE,
-    "ModelPackageContext": _PACKAGE,
-    "ModelPackageOptions": _PACKAGE,
-    "OrtArenaCfg": "the driver allocates memory itself",
-    "OrtEpAssignedNode": "a graph is not divided among providers",
-    "OrtEpAssignedSubgraph": "a graph is not divided among providers",
-    "OrtEpContextData": _COMPILED,
-    "OrtEpContextDataBuffer": _COMPILED,
-    "OrtEpDevice": _DEVICES,
-    "OrtExternalInitializerInfo": _COMPILED,
-    "OrtHardwareDevice": _DEVICES,
-    "OrtSyncStream": "runs end before they return; there are no streams",
-    "SessionIOBinding": "use InferenceSession.io_binding",
-    "SparseTensor": "tensors are dense",
-}
-UNAVAILABLE_CLASSES: dict[str, type] = {
-    name: _Unavailable(name, (), {"reason": reason, "__module__": __name__, "__doc__": f"Not available: {reason}."})
-    for name, reason in _REASONS.items()
-}
+AdapterFormat = _unavailable("AdapterFormat", _LORA)
+LoraAdapter = _unavailable("LoraAdapter", _LORA)
+ModelCompiler = _unavailable("ModelCompiler", _COMPILED)
+ModelPackage = _unavailable("ModelPackage", _PACKAGE)
+ModelPackageComponentContext = _unavailable("ModelPackageComponentContext", _PACKAGE)
+ModelPackageContext = _unavailable("ModelPackageContext", _PACKAGE)
+ModelPackageOptions = _unavailable("ModelPackageOptions", _PACKAGE)
+OrtArenaCfg = _unavailable("OrtArenaCfg", "the driver allocates memory itself")
+OrtEpAssignedNode = _unavailable("OrtEpAssignedNode", "a graph is not divided among providers")
+OrtEpAssignedSubgraph = _unavailable("OrtEpAssignedSubgraph", "a graph is not divided among providers")
+OrtEpContextData = _unavailable("OrtEpContextData", _COMPILED)
+OrtEpContextDataBuffer = _unavailable("OrtEpContextDataBuffer", _COMPILED)
+OrtEpDevice = _unavailable("OrtEpDevice", _DEVICES)
+OrtExternalInitializerInfo = _unavailable("OrtExternalInitializerInfo", _COMPILED)
+OrtHardwareDevice = _unavailable("OrtHardwareDevice", _DEVICES)
+OrtSyncStream = _unavailable("OrtSyncStream", "runs end before they return; there are no streams")
+SessionIOBinding = _unavailable("SessionIOBinding", "use InferenceSession.io_binding")
+SparseTensor = _unavailable("SparseTensor", "tensors are dense")
 UNAVAILABLE_MODULES = {
     "backend": "the interface of onnx.backend",
     "datasets": "the example models",

@@ -6,7 +6,7 @@ ONNX Runtime computes is accepted, because results do not depend on it (docs/how
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from nnfmq.compat.onnxruntime.errors import ort_error
 from nnfmq.compat.onnxruntime.types import (
@@ -20,18 +20,17 @@ __all__ = ["OrtRunOptions", "SessionOptions"]
 
 
 class _Typed:
-    """Attributes with the types of `_DEFAULTS`; others do not exist."""
+    """Attributes that keep the types of their defaults; others do not exist."""
 
-    _DEFAULTS: dict[str, Any]
+    _defaults: ClassVar[dict[str, Any]]
 
-    def __init__(self) -> None:
-        for name, value in self._DEFAULTS.items():
-            object.__setattr__(self, name, value)
+    def __init_subclass__(cls) -> None:
+        cls._defaults = {name: value for name, value in vars(cls).items() if name in cls.__annotations__}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._DEFAULTS:
+        if name not in self._defaults:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        kind = type(self._DEFAULTS[name])
+        kind = type(self._defaults[name])
         is_integer = kind is int and hasattr(value, "__index__")
         if not isinstance(value, kind) and not is_integer:
             raise TypeError(f"{name} is a {kind.__name__}, not a {type(value).__name__}")
@@ -41,44 +40,24 @@ class _Typed:
 class SessionOptions(_Typed):
     """How a session is made. One object may serve several sessions."""
 
-    enable_cpu_mem_arena: bool
-    enable_mem_pattern: bool
-    enable_mem_reuse: bool
-    enable_profiling: bool
-    execution_mode: ExecutionMode
-    execution_order: ExecutionOrder
-    graph_optimization_level: GraphOptimizationLevel
-    inter_op_num_threads: int
-    intra_op_num_threads: int
-    log_severity_level: int
-    log_verbosity_level: int
-    logid: str
-    optimized_model_filepath: str
-    profile_file_prefix: str
-    use_deterministic_compute: bool
-    use_per_session_threads: bool
-
-    _DEFAULTS = {  # noqa: RUF012  never changed
-        "enable_cpu_mem_arena": True,
-        "enable_mem_pattern": True,
-        "enable_mem_reuse": True,
-        "enable_profiling": False,
-        "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
-        "execution_order": ExecutionOrder.DEFAULT,
-        "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL,
-        "inter_op_num_threads": 0,
-        "intra_op_num_threads": 0,
-        "log_severity_level": -1,
-        "log_verbosity_level": 0,
-        "logid": "",
-        "optimized_model_filepath": "",
-        "profile_file_prefix": "onnxruntime_profile_",
-        "use_deterministic_compute": False,
-        "use_per_session_threads": True,
-    }
+    enable_cpu_mem_arena: bool = True
+    enable_mem_pattern: bool = True
+    enable_mem_reuse: bool = True
+    enable_profiling: bool = False
+    execution_mode: ExecutionMode = ExecutionMode.ORT_SEQUENTIAL
+    execution_order: ExecutionOrder = ExecutionOrder.DEFAULT
+    graph_optimization_level: GraphOptimizationLevel = GraphOptimizationLevel.ORT_ENABLE_ALL
+    inter_op_num_threads: int = 0
+    intra_op_num_threads: int = 0
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    optimized_model_filepath: str = ""
+    profile_file_prefix: str = "onnxruntime_profile_"
+    use_deterministic_compute: bool = False
+    use_per_session_threads: bool = True
 
     def __init__(self) -> None:
-        super().__init__()
         entries: dict[str, str] = {}
         dimensions: dict[str, int] = {}
         object.__setattr__(self, "_entries", entries)
@@ -164,22 +143,13 @@ def _refused(name: str, reason: str) -> Exception:
 class OrtRunOptions(_Typed):
     """How one run is done. `terminate` ends a run before it starts; the rest has no effect."""
 
-    log_severity_level: int
-    log_verbosity_level: int
-    logid: str
-    only_execute_path_to_fetches: bool
-    terminate: bool
-
-    _DEFAULTS = {  # noqa: RUF012  never changed
-        "log_severity_level": -1,
-        "log_verbosity_level": 0,
-        "logid": "",
-        "only_execute_path_to_fetches": False,
-        "terminate": False,
-    }
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    only_execute_path_to_fetches: bool = False
+    terminate: bool = False
 
     def __init__(self) -> None:
-        super().__init__()
         entries: dict[str, str] = {}
         object.__setattr__(self, "_entries", entries)
 

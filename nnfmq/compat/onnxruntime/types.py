@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+# The names of ONNX Runtime, which the package has as well; other modules here import further ones.
 __all__ = [
-    "ELEMENT_NUMBERS",
-    "ArenaExtendStrategy",
     "ExecutionMode",
     "ExecutionOrder",
     "GraphOptimizationLevel",
@@ -24,9 +23,6 @@ __all__ = [
     "OrtMemType",
     "OrtMemoryInfoDeviceType",
     "OrtSparseFormat",
-    "dtype_of_type",
-    "element_dtype",
-    "tensor_type",
 ]
 
 ELEMENT_NUMBERS = {
