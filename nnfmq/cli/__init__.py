@@ -5,8 +5,8 @@ the chosen one is imported, and functions import heavy packages (numpy, rich, Pi
 so that `--help` is fast. Data goes to stdout, errors to stderr as one line `nnfmq: error: ...`, which a table follows
 if a model has several problems. `EXIT_STATUSES` lists the exit statuses. A traceback is a bug of nnfmq.
 
-Completion scripts, man pages and the site are generated from the parsers (`command_tree`). A parser with subparsers
-gives each of them an `epilog` with examples; the metavar of a value decides how it is completed.
+Completion scripts, man pages and the site are generated from the parsers (`command_tree`). `parser.add_actions`
+declares the actions of a command; the metavar of a value decides how it is completed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from nnfmq.base import settings
 from nnfmq.base.packages import installed_version
-from nnfmq.cli.parser import ArgumentParser, HelpFormatter
+from nnfmq.cli.parser import ArgumentParser, HelpFormatter, sentence
 from nnfmq.hal.errors import NnfmqError, UnsupportedModel
 
 COMMANDS = {
@@ -116,12 +116,8 @@ def _configured(path: str | None) -> AbstractContextManager[None]:
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command of `COMMANDS`. Imports the command's module, and nothing heavy."""
     command = importlib.import_module(f"nnfmq.cli.{name}")
-    parser = _new_parser(f"nnfmq {name}", _sentence(COMMANDS[name]), command.EXAMPLES)
+    parser = _new_parser(f"nnfmq {name}", sentence(COMMANDS[name]), command.EXAMPLES)
     command.add_arguments(parser)
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for subparser in action.choices.values():
-                subparser.formatter_class = HelpFormatter
     return parser
 
 
@@ -152,10 +148,6 @@ def _new_parser(prog: str, description: str, examples: str) -> argparse.Argument
     return parser
 
 
-def _sentence(summary: str) -> str:
-    return f"{summary[0].upper()}{summary[1:]}."
-
-
 class _PrintVersion(argparse.Action):
     """Prints the version. It is looked up only now, because that costs more than the rest of the parser."""
 
@@ -174,10 +166,20 @@ def _unsupported(error: UnsupportedModel) -> int:
     first, *more = str(error).splitlines()
     _failed(first)
     if more:
-        from nnfmq.cli.problems_table import print_problems
-
-        print_problems(error)
+        _print_problems(error)
     return 1
+
+
+def _print_problems(error: UnsupportedModel) -> None:
+    """Print on stderr a row for each group of equal problems."""
+    from nnfmq.cli.console import error_console, table
+    from nnfmq.importers.loaded_model import grouped
+
+    rows = table("operator", ">count", "indexes", "types", "reason")
+    for group in grouped(error.problems):
+        name, types = group.problem.operator or "(whole model)", group.problem.types
+        rows.add_row(name, str(len(group.indexes)), group.operators, types, group.reason)
+    error_console().print(rows)
 
 
 def _core_problem(error: ImportError) -> str:

@@ -9,18 +9,30 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.base.processes import allowed_cpus
-from nnfmq.cli.console import add_connect_argument, at_least_one, console, from_zero, new_file, print_json
+from nnfmq.cli.console import (
+    add_connect_argument,
+    at_least_one,
+    console,
+    error_console,
+    from_zero,
+    new_file,
+    print_json,
+    short_microseconds,
+    table,
+)
 from nnfmq.cli.model_file import add_model_arguments, load_model, shapes_of
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import nearest
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from nnfmq.cli.inputs import Array
     from nnfmq.importers import LoadedModel
     from nnfmq.lab.bench.measurement import LoadMeasurements
@@ -40,6 +52,10 @@ _PROFILED = ("compiled", "reference")  # devices whose operations `nnfmq profile
 _DURATION_S = 10.0
 _UNLIMITED_S = 3600.0  # of a load with a number of requests
 _MAX_LEVELS = 100
+_SHOWN = ("p50", "p90", "p95", "p99", "p99.9", "max")
+_FEW_SHOWN = ("p50", "p99", "max")
+_WIDE = 72  # columns for all of them
+_SUSTAINED = 0.95  # of the rate; with less a runner is overloaded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -294,10 +310,9 @@ def _profiled(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequenc
 @contextmanager
 def shown_progress(no_color: bool) -> Iterator[Any]:
     """Yield a function that shows a text with the elapsed time on stderr, if that is a terminal."""
-    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False, markup=False)
+    screen = error_console(no_color)
     columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
     # No refreshing thread: it would take CPU time from the load. The runners' waits call about ten times a second.
     with Progress(*columns, console=screen, transient=True, auto_refresh=False, disable=not screen.is_terminal) as bar:
@@ -333,12 +348,10 @@ def _print(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
     if arguments.json:
         print_json(report)
         return
-    from nnfmq.cli.bench_tables import print_report
-
     screen = console(arguments.no_color)
     print_report(screen, report)
     if "operations" in report:
-        from nnfmq.cli.profile_tables import operations_table
+        from nnfmq.cli.profile_report import operations_table
 
         screen.print(operations_table(report["operations"], "order", wide=False))
 
@@ -347,3 +360,99 @@ def _status(report: dict[str, Any]) -> int:
     is_slower = any(row["outcome"] == "regression" for row in report.get("baseline", ()))
     is_exceeded = report["threshold"] is not None and report["threshold"]["within"] is None
     return 1 if is_slower or is_exceeded else 0
+
+
+# ---- tables
+
+
+_Named = tuple[str, Mapping[str, Any]]
+"""A result and its name."""
+
+
+def print_report(screen: Console, report: Mapping[str, Any]) -> None:
+    """Print the report on a console; with fewer columns there are fewer percentiles."""
+    from nnfmq.lab.bench.report import result_names
+
+    results = list(zip(result_names(report["results"]), report["results"], strict=True))
+    screen.print(_latencies(results, _SHOWN if screen.width >= _WIDE else _FEW_SHOWN))
+    screen.print(_costs(results, is_wide=screen.width >= _WIDE))
+    for key, title in (("ratios", "beside the first runner"), ("baseline", "beside the baseline")):
+        if report.get(key):
+            screen.print(_ratios(report[key], title))
+    for line in _notes(report, results):
+        screen.print(line)
+
+
+def _latencies(results: Sequence[_Named], names: Sequence[str]) -> Any:
+    listing = _narrow(
+        table("µs", *(f">{name}" for name in names), ">requests/s" if len(names) > len(_FEW_SHOWN) else ">per s")
+    )
+    for name, result in results:
+        times = [short_microseconds(result["latency_ns"][each]) for each in names]
+        listing.add_row(name, *times, f"{result['throughput_per_s']:,.0f}")
+    return listing
+
+
+def _narrow(listing: Any) -> Any:
+    listing.padding = (0, 1, 0, 0)  # so that it fits 80 columns
+    return listing
+
+
+def _costs(results: Sequence[_Named], *, is_wide: bool) -> Any:
+    more = (">client", ">driver", ">µs each") if is_wide else ()
+    listing = _narrow(table("", ">CPU s", *more, ">PSS MiB", ">processes"))
+    for name, result in results:
+        client_s, driver_s = result["cpu_s"]["client"], result["cpu_s"]["driver"]
+        each_us = (client_s + driver_s) * 1e6 / result["requests"]
+        parts = (f"{client_s:.2f}", f"{driver_s:.2f}", f"{each_us:,.1f}") if is_wide else ()
+        pss = f"{result['pss_bytes'] / 2**20:,.1f}"
+        listing.add_row(name, f"{client_s + driver_s:.2f}", *parts, pss, str(result["processes"]))
+    return listing
+
+
+def _ratios(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
+    from nnfmq.lab.bench.report import ratio_text, result_names
+
+    listing = _narrow(table("", ">ratio", ">95 % interval", "", title=title))
+    for name, row in zip(result_names(rows), rows, strict=True):
+        interval = f"{ratio_text(row['low'])}–{ratio_text(row['high'])}"
+        listing.add_row(f"{name}: {row['metric']}", ratio_text(row["ratio"]), interval, row.get("outcome", ""))
+    return listing
+
+
+def _notes(report: Mapping[str, Any], results: Sequence[_Named]) -> Iterator[str]:
+    for runner, reason in report["missing"].items():
+        yield f"{runner} is missing: {reason}"
+    for name, result in results:
+        if result["is_stable"] is False:
+            yield f"{name}: not stable after {len(result['warm_up'])} windows of warm-up."
+        if result["rate"] is not None and result["throughput_per_s"] < _SUSTAINED * result["rate"]:
+            done, wanted = result["throughput_per_s"], result["rate"]
+            yield f"{name}: overloaded, {done:,.0f} of {wanted:g} requests/s; its latency grows with the duration."
+        if result["unsent"]:
+            yield f"{name}: {result['unsent']:,} requests were not sent, and are not in the percentiles."
+    if report["threshold"] is not None:
+        yield _threshold(report["threshold"])
+    yield f"{_load(report)}; {report['conditions']['core']} core; {report['conditions']['cpu']}."
+
+
+def _load(report: Mapping[str, Any]) -> str:
+    """Return the load in words; numbers that differ among the results are part of their names."""
+    load, results = report["load"], report["results"]
+    clients, rates = ({result[name] for result in results} for name in ("clients", "rate"))
+    rate = f"{next(iter(rates)):g}/s, " if len(rates) == 1 and None not in rates else ""
+    loop = "closed loop" if rates == {None} else f"open loop, {rate}{load['distribution']} arrivals"
+    count = ", ".join(f"{number}" for number in sorted(clients))
+    amount = f"{load['seconds']:g} s" if load["count"] is None else f"{load['count']:,} requests"
+    parts = f" in {load['rounds']} parts" if load["rounds"] > 1 else ""
+    return f"Clients: {count}, {loop}; {amount}{parts}"
+
+
+def _threshold(threshold: Mapping[str, Any]) -> str:
+    limit = f"{threshold['percentile']} of at most {threshold['limit_ns'] / 1e6:g} ms"
+    within = threshold["within"]
+    if within is None:
+        return f"No load has a {limit}."
+    clients = "1 client" if within["clients"] == 1 else f"{within['clients']} clients"
+    rate = "" if within["rate"] is None else f", {within['rate']:g} requests/s"
+    return f"The last load with a {limit}: {clients}{rate}."

@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.base import settings
 from nnfmq.base.settings import candidates, nearest
 from nnfmq.cli.console import console, print_json, table
+from nnfmq.cli.parser import Action, add_actions
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -27,34 +29,36 @@ examples:
 
 An option takes precedence over the environment, that over files, and they over the default.
 """
-_ACTIONS = {
-    "show": ("print the values of all settings, or of one, and their sources", """\
-examples:
-  nnfmq config show
-  nnfmq config show cache_mib --json
-  NNFMQ_CACHE_MIB=64 nnfmq config show cache_mib
-"""),
-    "explain": ("print type, default, allowed values and meaning of all settings, or one", """\
-examples:
-  nnfmq config explain
-  nnfmq config explain burst_server_polling_window
-  nnfmq config explain NNFMQ_SOCKET --json
-"""),
-}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions of `config`, and their options."""
-    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    for name, (summary, examples) in _ACTIONS.items():
-        action = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=examples, allow_abbrev=False
-        )
-        action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
-        action.add_argument("--json", action="store_true", help="print JSON")
-        action.add_argument(
-            "name", metavar="NAME", nargs="?", type=_named, help="key or variable: memory_mib, NNFMQ_MEMORY_MIB"
-        )
+    add_actions(parser, _ACTIONS)
+
+
+def _declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", type=_named, help="key or variable: memory_mib, NNFMQ_MEMORY_MIB"
+    )
+
+
+_ACTIONS = {
+    "show": Action(
+        "print the values of all settings, or of one, and their sources",
+        ("nnfmq config show", "nnfmq config show cache_mib --json", "NNFMQ_CACHE_MIB=64 nnfmq config show cache_mib"),
+        _declare,
+    ),
+    "explain": Action(
+        "print type, default, allowed values and meaning of all settings, or one",
+        (
+            "nnfmq config explain",
+            "nnfmq config explain burst_server_polling_window",
+            "nnfmq config explain NNFMQ_SOCKET --json",
+        ),
+        _declare,
+    ),
+}
 
 
 def _named(text: str) -> settings.Setting[Any]:
@@ -86,8 +90,6 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _report(setting: settings.Setting[Any]) -> dict[str, Any]:
     """Return all that is known about a setting, as printed in JSON; `problem` is None if its value is valid."""
-    from nnfmq.cli.config_defaults import computed_default
-
     value, source, path, problem = None, None, None, None
     try:
         effective = setting.effective()
@@ -167,3 +169,84 @@ def _unknown_variables() -> Iterator[str]:
     variables = frozenset(setting.variable for setting in settings.table().values())
     for name in settings.unknown_variables():
         yield f"nothing reads the variable {name}; {nearest(name, variables)}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The defaults that code computes: from the same functions that the driver and the client call.
+#
+# Each is computed from the effective values of other settings: the socket's default is in the runtime directory that
+# $XDG_RUNTIME_DIR selects.
+
+
+_MIB = 1 << 20
+
+
+def computed_default(setting: settings.Setting[Any]) -> object:
+    """Return the value that is used if `setting` is not set; None if it is not a single value, or not available."""
+    compute = COMPUTED.get(setting.name)
+    return None if compute is None else compute()
+
+
+def _socket() -> str:
+    from nnfmq.base.paths import SOCKET_NAME, runtime_directory
+
+    return str(runtime_directory() / SOCKET_NAME)
+
+
+def _core() -> str:
+    from nnfmq.queue import core
+
+    return str(core.core_name)
+
+
+def _target() -> str | None:
+    from nnfmq.engines.compiled.target import host_target
+
+    try:
+        return host_target().name
+    except InvalidArgument:  # no code can be generated for this machine
+        return None
+
+
+def _devices() -> str:
+    from nnfmq.driver.devices.configuration import PACKAGED_DEVICES
+
+    return str(PACKAGED_DEVICES)
+
+
+def _memory_mib() -> int:
+    from nnfmq.driver.memory.quota import total_limit_bytes
+
+    return total_limit_bytes() // _MIB
+
+
+def _client_memory_mib() -> int:
+    from nnfmq.driver.memory.quota import quota_limit_bytes
+
+    return quota_limit_bytes() // _MIB
+
+
+def _below_home(folder: str) -> str | None:
+    home = os.path.expanduser("~")
+    return str(Path(home) / folder) if home.startswith("/") else None
+
+
+COMPUTED: dict[str, Callable[[], object]] = {
+    "socket": _socket,
+    "core": _core,
+    "target": _target,
+    "devices": _devices,
+    "memory_mib": _memory_mib,
+    "client_memory_mib": _client_memory_mib,
+    "TMPDIR": lambda: "/tmp",
+    "XDG_CONFIG_HOME": lambda: _below_home(".config"),
+    "XDG_STATE_HOME": lambda: _below_home(".local/state"),
+    "XDG_CACHE_HOME": lambda: _below_home(".cache"),
+}
+"""Setting → function that returns its value if it is not set."""
+
+DESCRIBED = (
+    *("extensions", "models", "telemetry", "NNFMQ_TRACE", "NNFMQ_RECORD", "NNFMQ_RECORD_LIMIT_BYTES"),
+    *("NNFMQ_CONFIG", "NNFMQ_DATA", "XDG_RUNTIME_DIR", "NO_COLOR"),
+)
+"""Settings whose default is not a single value, but described by `Setting.default_text`."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import add_connect_argument, at_least_one, console, new_file, table
+from nnfmq.cli.console import add_connect_argument, at_least_one, console, error_console, new_file, pattern, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="runtime: 2 or 3 drivers in turn, or random devices",
     )  # fmt: skip
     parser.add_argument("--jobs", metavar="N", type=at_least_one, default=1, help="number of processes (default: 1)")
-    parser.add_argument("--filter", metavar="REGEX", type=_pattern, default="", help="only tests whose name matches")
+    parser.add_argument("--filter", metavar="REGEX", type=pattern, default="", help="only tests whose name matches")
     _add_random_arguments(parser)
     parser.add_argument(
         "--extract", metavar="CHECKOUT", type=Path,
@@ -111,14 +111,6 @@ def _seeds(text: str) -> tuple[int, int]:
     if not first <= last <= _SEED_MAX:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a seed nor a range A-B of seeds, at most {_SEED_MAX}")
     return first, last
-
-
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
-    return text
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -243,10 +235,9 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Summary:
 
 def _progress(no_color: bool) -> Any:
     """Return a progress bar on stderr; nothing is drawn if stderr is not a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False)
+    screen = error_console(no_color)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

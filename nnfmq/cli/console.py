@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -80,6 +81,15 @@ def seconds(text: str) -> float:
     return value
 
 
+def pattern(text: str) -> str:
+    """Argparse type: a regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
+    return text
+
+
 def open_client(target: str | None) -> Client:
     """Connect to `target`, the value of --connect, and return the client, which the caller closes.
 
@@ -127,11 +137,11 @@ def console(no_color: bool, at_least: int = 0) -> Console:
     return screen
 
 
-def error_console() -> Console:
-    """Return a plain console on stderr, 100 columns wide if that is not a terminal."""
+def error_console(no_color: bool = True) -> Console:
+    """Return a console on stderr, 100 columns wide if that is not a terminal."""
     from rich.console import Console
 
-    screen = Console(stderr=True, no_color=True, highlight=False, emoji=False, markup=False)
+    screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False, markup=False)
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = max(screen.width, _WIDTH_IN_A_FILE)
     return screen
@@ -175,12 +185,10 @@ def progress_bar(
 
 
 def _bar(label: str, no_color: bool) -> Progress:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False, markup=False)
     columns = TextColumn(label), BarColumn(), MofNCompleteColumn()
-    bar = Progress(*columns, console=screen, auto_refresh=False, transient=True)
+    bar = Progress(*columns, console=error_console(no_color), auto_refresh=False, transient=True)
     bar.add_task("")
     return bar
 
@@ -207,9 +215,14 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def microseconds(duration_ns: int) -> str:
+def microseconds(duration_ns: float) -> str:
     """Return a duration in µs for a table; `-` if it is negative, that is, not measured."""
     return "-" if duration_ns < 0 else f"{duration_ns / 1000:,.1f}"
+
+
+def short_microseconds(duration_ns: float) -> str:
+    """Return the same, without decimals from 1000 µs on, so that a row fits 80 columns."""
+    return microseconds(duration_ns) if duration_ns < 999_950 else f"{duration_ns / 1000:,.0f}"
 
 
 def shape_text(shape: Iterable[int]) -> str:

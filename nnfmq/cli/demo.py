@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import compiling, console, microseconds, print_json, progress_bar, table
-from nnfmq.cli.what_ran import what_ran, what_ran_text
+from nnfmq.cli.model_file import what_ran, what_ran_text
 
 if TYPE_CHECKING:
     import numpy as np

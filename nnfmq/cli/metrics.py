@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,12 +21,11 @@ examples:
 Needs prometheus-client: pip install 'nnfmq[metrics]'. Exit status 0 after SIGTERM or Ctrl-C.
 """
 _DEFAULT = "127.0.0.1:9464"
+_UNIX = "unix:"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `metrics`."""
-    from nnfmq.cli.metrics_endpoint import listen_address
-
     parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
     parser.add_argument(
         "--listen",
@@ -35,6 +35,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="unix:PATH, or a loopback address with a port; port 0 takes any (default: %(default)s)",
     )
     parser.add_argument("--dashboard", action="store_true", help="print the Grafana dashboard as JSON instead")
+
+
+def listen_address(text: str) -> Path | tuple[str, int]:
+    """Argparse type: unix:PATH, or HOST:PORT with a loopback address."""
+    import ipaddress
+
+    if text.startswith(_UNIX) and len(text) > len(_UNIX):
+        return Path(text.removeprefix(_UNIX))
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    host = "127.0.0.1" if host == "localhost" else host
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither unix:PATH nor a loopback address with a port, such as 127.0.0.1:9464"
+        )
+    return host, int(port)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -6,61 +6,34 @@ process of its own, never in the driver.
 
 from __future__ import annotations
 
-import argparse
 import errno
-import ipaddress
 import os
 import socket
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-__all__ = ["Endpoint", "ListenAddress", "listen_address"]
+__all__ = ["Endpoint"]
+
+Address: TypeAlias = Path | tuple[str, int]
 
 REQUEST_TIMEOUT_S = 5.0
-_UNIX = "unix:"
-
-
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
-    """Where to listen: a unix socket's `path`, or a loopback `host` and a `port` (0 = any free one)."""
-
-    host: str = ""
-    port: int = 0
-    path: Path | None = None
-
-
-def listen_address(text: str) -> ListenAddress:
-    """Argparse type: unix:PATH, or HOST:PORT with a loopback address."""
-    if text.startswith(_UNIX) and len(text) > len(_UNIX):
-        return ListenAddress(path=Path(text.removeprefix(_UNIX)))
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    host = "127.0.0.1" if host == "localhost" else host
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback or not port.isdecimal() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither unix:PATH nor a loopback address with a port, such as 127.0.0.1:9464"
-        )
-    return ListenAddress(host, int(port))
 
 
 class _MetricsServer(HTTPServer):
     """An HTTP server that looks up no names."""
 
-    def __init__(self, address: ListenAddress, handler: type[BaseHTTPRequestHandler]) -> None:
-        unix = address.path is not None
-        self.address_family = socket.AF_UNIX if unix else socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self.allow_reuse_address = not unix
-        target: Any = os.fspath(address.path) if address.path is not None else (address.host, address.port)
+    def __init__(self, address: Address, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.allow_reuse_address = not isinstance(address, Path)
+        target: Any = address
+        if isinstance(address, Path):
+            self.address_family, target = socket.AF_UNIX, os.fspath(address)
+        elif ":" in address[0]:
+            self.address_family = socket.AF_INET6
         super().__init__(target, handler)
 
     def server_bind(self) -> None:
@@ -81,13 +54,14 @@ class _MetricsServer(HTTPServer):
 class Endpoint:
     """A listening endpoint. Close it, or use `with`.
 
-    `render` returns the text of the metrics and its content type.
+    `address` is the path of a unix socket, or a loopback host and a port (0 = any free one). `render` returns the text
+    of the metrics and its content type.
 
     Raises:
         OSError: If the address is in use, or cannot be bound.
     """
 
-    def __init__(self, address: ListenAddress, render: Callable[[], tuple[bytes, str]]) -> None:
+    def __init__(self, address: Address, render: Callable[[], tuple[bytes, str]]) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = REQUEST_TIMEOUT_S
             server_version, sys_version = "nnfmq", ""
@@ -106,7 +80,7 @@ class Endpoint:
             def log_message(self, *_: object) -> None:
                 """Log no request."""
 
-        self._path = address.path
+        self._path = address if isinstance(address, Path) else None
         if self._path is not None:
             _remove_stale_socket(self._path)
         self._server = _MetricsServer(address, Handler)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 from pathlib import Path
 
 from nnfmq.base import settings
-from nnfmq.cli.console import at_least_one, from_zero, new_file, seconds
+from nnfmq.cli.console import at_least_one, from_zero, new_file, pattern, seconds
+from nnfmq.cli.parser import Action, add_actions
 
 EXAMPLES = """\
 examples:
@@ -25,37 +25,10 @@ examples:
 `nnfmq mlts ACTION --help` describes one action.
 """
 
-_ACTION_EXAMPLES = {
-    "bench": (
-        "bench --data mlts-models --html bench.html",
-        "bench --only tts_float --litert none --json",
-        "bench --photos 100 --litert reference --device compiled",
-    ),
-    "crash": (
-        "crash --device compiled --duration 60 --dump failed",
-        "crash --only random --seed 1000",
-        "crash --connect /run/nnfmq.sock --log driver.log",
-    ),
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions of `mlts`, and their options."""
-    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    summaries = {
-        "bench": "measure accuracy, latency, compilation and start of MLTS's models beside LiteRT",
-        "crash": "run MLTS's crash tests on every device of a driver",
-    }
-    declare = {"bench": _for_bench, "crash": _for_crash}
-    for name, summary in summaries.items():
-        examples = "\n".join(["examples:", *(f"  nnfmq mlts {example}" for example in _ACTION_EXAMPLES[name])])
-        action = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=examples, allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        action.usage = f"nnfmq mlts {name} [options]"  # the generated usage fills half of the screen
-        action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
-        declare[name](action)
+    add_actions(parser, _ACTIONS)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -103,12 +76,13 @@ def _for_crash(parser: argparse.ArgumentParser) -> None:
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [options]"  # the generated usage fills half of the screen
     default = settings.DATA.value()
     parser.add_argument(
         "--data", metavar="DIR", type=Path, default=Path(default) / "models" if default else None,
         help="folder of MLTS's models (default: $NNFMQ_DATA/models)",
     )  # fmt: skip
-    parser.add_argument("--only", metavar="REGEX", type=_pattern, default="", help="only tests whose name matches")
+    parser.add_argument("--only", metavar="REGEX", type=pattern, default="", help="only tests whose name matches")
     parser.add_argument(
         "--device", metavar="NAME", action="append", default=[], help="only this device; may be repeated"
     )
@@ -121,9 +95,23 @@ def _duration(text: str) -> float | None:
     return None if text == "mlts" else seconds(text)
 
 
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
-    return text
+_ACTIONS = {
+    "bench": Action(
+        "measure accuracy, latency, compilation and start of MLTS's models beside LiteRT",
+        (
+            "nnfmq mlts bench --data mlts-models --html bench.html",
+            "nnfmq mlts bench --only tts_float --litert none --json",
+            "nnfmq mlts bench --photos 100 --litert reference --device compiled",
+        ),
+        _for_bench,
+    ),
+    "crash": Action(
+        "run MLTS's crash tests on every device of a driver",
+        (
+            "nnfmq mlts crash --device compiled --duration 60 --dump failed",
+            "nnfmq mlts crash --only random --seed 1000",
+            "nnfmq mlts crash --connect /run/nnfmq.sock --log driver.log",
+        ),
+        _for_crash,
+    ),
+}

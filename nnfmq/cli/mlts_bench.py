@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from nnfmq.cli.console import console, print_json, table
+from nnfmq.cli.console import console, error_console, print_json, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,10 +122,9 @@ def describe_run() -> str:
 @contextmanager
 def progress_of_tests(no_color: bool) -> Iterator[Callable[[int, int, str], None]]:
     """Yield a function that draws on stderr how many of all tests are done, and which runs; only on a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False, markup=False)
+    screen = error_console(no_color)
     columns = MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}", markup=False)
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("", visible=False)

@@ -1,4 +1,4 @@
-"""The parser of every command: errors that suggest what was probably meant, and the layout of `--help`."""
+"""The parser of every command: errors that suggest what was probably meant, actions, the layout of `--help`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from nnfmq.hal.summaries import nearest
 
-__all__ = ["ArgumentParser", "HelpFormatter"]
+__all__ = ["Action", "ArgumentParser", "HelpFormatter", "add_actions", "sentence"]
 
 _MODEL_SUFFIXES = (".tflite", ".onnx")
 
@@ -58,6 +58,45 @@ class ArgumentParser(argparse.ArgumentParser):
         else:
             hint = nearest(value, words)
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {', '.join(words)})")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The actions of a command, such as `nnfmq queue create`.
+
+
+class Action(NamedTuple):
+    """An action: its summary in --help, example command lines, and the function that declares its options."""
+
+    summary: str
+    examples: Sequence[str]
+    declare: Callable[[argparse.ArgumentParser], None]
+
+
+def add_actions(
+    parser: argparse.ArgumentParser,
+    actions: Mapping[str, Action],
+    parser_class: type[argparse.ArgumentParser] = ArgumentParser,
+) -> None:
+    """Declare the actions of a command, each with --no-color; the one that is given is `arguments.action`."""
+    group = parser.add_subparsers(
+        title="actions", dest="action", metavar="ACTION", required=True, parser_class=parser_class
+    )
+    for name, (summary, examples, declare) in actions.items():
+        action = group.add_parser(
+            name,
+            help=summary,
+            description=sentence(summary),
+            epilog="\n".join(["examples:", *(f"  {example}" for example in examples)]),
+            formatter_class=HelpFormatter,
+            allow_abbrev=False,
+        )
+        action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
+        declare(action)
+
+
+def sentence(summary: str) -> str:
+    """Return a summary as a sentence."""
+    return f"{summary[0].upper()}{summary[1:]}."
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 The engine runs in this process, without a driver or queue. Files are read and checked before anything is timed. Without
 --input, inputs are random; integers without a scale are 0 because they may be indices. States begin as usual.
+The report is made in `profile_report`, its page in `profile_page`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.base.processes import allowed_cpus
-from nnfmq.cli.console import at_least_one, compiling, console, from_zero, new_file, print_json, progress_bar
+from nnfmq.cli.console import (
+    at_least_one,
+    compiling,
+    console,
+    from_zero,
+    new_file,
+    print_json,
+    progress_bar,
+)
 from nnfmq.cli.model_file import add_model_arguments, load_model
 from nnfmq.hal.errors import InvalidArgument
 
@@ -246,7 +255,7 @@ def _output(shape: Shape | None, dtype: Any) -> Any:
 
 
 def _print(screen: Console, report: dict[str, Any], arguments: argparse.Namespace) -> None:
-    from nnfmq.cli.profile_tables import arena_table, operations_table, summary
+    from nnfmq.cli.profile_report import arena_table, operations_table, summary
 
     screen.print(operations_table(report, arguments.sort, wide=screen.width >= _WIDE))
     if arguments.arena:

@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from nnfmq.cli.console import microseconds, shape_text
-from nnfmq.cli.profile_tables import computed_by, kilobytes, percent, rate, summary, value_name
+from nnfmq.cli.profile_report import computed_by, kilobytes, percent, rate, summary, value_name
 from nnfmq.lab.page import html_page
 
 __all__ = ["COLOURS", "arena", "colours_of", "render", "roofline"]

@@ -1,16 +1,16 @@
 """`nnfmq queue`: create, list, inspect, write, read, watch, measure and remove named queues.
 
 This module declares the options of the actions and implements the short ones; the others are in `queue_snapshot`,
-`queue_io`, `queue_watch` and `queue_bench`, which are imported when needed. An action that moved no record has exit
-status 1.
+`queue_io` and `queue_bench`, which are imported when needed. An action that moved no record has exit status 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from typing import Any
+
+from nnfmq.cli.parser import Action, add_actions
 
 EXAMPLES = """\
 examples:
@@ -24,22 +24,6 @@ Only for programs that trust each other: a program that may open the memory can 
 the others (SIGBUS). A name exists until it is removed. docs/c has a C header.
 `nnfmq queue ACTION --help` describes one action.
 """
-
-Action = Callable[[argparse.ArgumentParser], None]
-
-_ACTION_EXAMPLES = {
-    "create": [
-        "create /frames --record-bytes 64 --count 1024",
-        "create /prices --record-bytes 16 --count 256 --unsynchronized --replace",
-    ],
-    "list": ["list", "list --json"],
-    "info": ["info /frames", "info /frames --json"],
-    "write": ["write /frames < frames.bin", "write /frames --hex 0001020304050607 --wait 2"],
-    "read": ["read /frames -n 10 --wait 2", "read /frames --follow --hex", "read /frames --raw > frames.bin"],
-    "watch": ["watch /frames", "watch /frames --interval 1 --count 10 --json"],
-    "bench": ["bench", "bench --record-bytes 1024 --placement same --json"],
-    "remove": ["remove /frames"],
-}
 
 
 class _Intermixed(argparse.ArgumentParser):
@@ -59,23 +43,12 @@ class _Intermixed(argparse.ArgumentParser):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions of `queue`, and their options."""
-    actions = parser.add_subparsers(
-        title="actions", dest="action", metavar="ACTION", required=True, parser_class=_Intermixed
-    )
-    for name, (summary, declare, execute_action) in _ACTIONS.items():
-        examples = "\n".join(["examples:", *(f"  nnfmq queue {example}" for example in _ACTION_EXAMPLES[name])])
-        action = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=examples, allow_abbrev=False
-        )
-        action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
-        declare(action)
-        action.set_defaults(execute_action=execute_action)
+    add_actions(parser, _ACTIONS, parser_class=_Intermixed)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the action; return the exit status."""
-    status: int = arguments.execute_action(arguments)
-    return status
+    return _FUNCTIONS[arguments.action](arguments)
 
 
 # ---- options ----
@@ -249,13 +222,56 @@ def _bench(arguments: argparse.Namespace) -> int:
     return queue_bench.bench(arguments)
 
 
-_ACTIONS: dict[str, tuple[str, Action, Callable[[argparse.Namespace], int]]] = {
-    "create": ("create an empty queue and print its descriptor", _for_create, _create),
-    "list": ("list the queues of this machine that you may open", _json, _list),
-    "info": ("print descriptor, counters and fill, and whether the counters are valid", _for_info, _info),
-    "write": ("write records from the command line, a file or stdin", _for_write, _write),
-    "read": ("read records and print them", _for_read, _read),
-    "watch": ("show rate, fill and counters live, without changing anything", _for_watch, _watch),
-    "bench": ("measure round trips and throughput between two processes", _for_bench, _bench),
-    "remove": ("remove the name; attached programs keep the queue", _name, _remove),
+_ACTIONS = {
+    "create": Action(
+        "create an empty queue and print its descriptor",
+        (
+            "nnfmq queue create /frames --record-bytes 64 --count 1024",
+            "nnfmq queue create /prices --record-bytes 16 --count 256 --unsynchronized --replace",
+        ),
+        _for_create,
+    ),
+    "list": Action(
+        "list the queues of this machine that you may open", ("nnfmq queue list", "nnfmq queue list --json"), _json
+    ),
+    "info": Action(
+        "print descriptor, counters and fill, and whether the counters are valid",
+        ("nnfmq queue info /frames", "nnfmq queue info /frames --json"),
+        _for_info,
+    ),
+    "write": Action(
+        "write records from the command line, a file or stdin",
+        ("nnfmq queue write /frames < frames.bin", "nnfmq queue write /frames --hex 0001020304050607 --wait 2"),
+        _for_write,
+    ),
+    "read": Action(
+        "read records and print them",
+        (
+            "nnfmq queue read /frames -n 10 --wait 2",
+            "nnfmq queue read /frames --follow --hex",
+            "nnfmq queue read /frames --raw > frames.bin",
+        ),
+        _for_read,
+    ),
+    "watch": Action(
+        "show rate, fill and counters live, without changing anything",
+        ("nnfmq queue watch /frames", "nnfmq queue watch /frames --interval 1 --count 10 --json"),
+        _for_watch,
+    ),
+    "bench": Action(
+        "measure round trips and throughput between two processes",
+        ("nnfmq queue bench", "nnfmq queue bench --record-bytes 1024 --placement same --json"),
+        _for_bench,
+    ),
+    "remove": Action("remove the name; attached programs keep the queue", ("nnfmq queue remove /frames",), _name),
+}
+_FUNCTIONS = {
+    "create": _create,
+    "list": _list,
+    "info": _info,
+    "write": _write,
+    "read": _read,
+    "watch": _watch,
+    "bench": _bench,
+    "remove": _remove,
 }

@@ -30,8 +30,7 @@ from nnfmq.cli.console import (
     shape_text,
     table,
 )
-from nnfmq.cli.model_file import add_model_arguments, load_model
-from nnfmq.cli.what_ran import what_ran, what_ran_text
+from nnfmq.cli.model_file import add_model_arguments, load_model, what_ran, what_ran_text
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import counted
 

@@ -10,18 +10,20 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.bench import MODES, names_among, positive_number, shown_progress
-from nnfmq.cli.console import at_least_one, console, from_zero, new_file, print_json
+from nnfmq.cli.console import at_least_one, console, from_zero, new_file, print_json, short_microseconds, table
 from nnfmq.cli.model_file import add_model_arguments, load_model, shapes_of
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from nnfmq.lab.bench.runner import RunnerJob
     from nnfmq.lab.stress.self_test import ConfusionMatrix
 
@@ -36,6 +38,10 @@ _LOADS = ("none", "cpu", "memory", "churn", "compile", "faults", "gc", "stops", 
 _CAUSES = ("cpu-client", "cpu-worker", "memory", "throttling", "compilation", "gc", "page-faults", "stops")
 _PLACEMENTS = ("apart", "same", "free")
 _RIGHT_SHARE = 0.9
+_PERCENTILES = ("p50", "p99", "p99.9", "max")
+_FEW_PERCENTILES = ("p99", "max")
+_WIDE = 72
+_UNEXPECTED_MAX = 10  # lines; --json has all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,8 +148,6 @@ def _stress(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(report)
     else:
-        from nnfmq.cli.stress_tables import print_scenarios
-
         print_scenarios(console(arguments.no_color), report)
     return 0
 
@@ -167,8 +171,6 @@ def _self_test(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(report)
     else:
-        from nnfmq.cli.stress_tables import print_matrix
-
         print_matrix(console(arguments.no_color), report)
     right, count = matrix.right(())
     are_undisturbed_right = right == count and (count > 0 or matrix.excluded == 0)
@@ -201,3 +203,73 @@ def _tested(arguments: argparse.Namespace) -> ConfusionMatrix:
         ):
             matrix.add(disturbances, named, repetitions)
     return matrix
+
+
+# ---- tables
+
+
+def print_scenarios(screen: Console, report: Mapping[str, Any]) -> None:
+    """Print the scenarios, then the worst requests of each with causes and evidence."""
+    is_wide = screen.width >= _WIDE
+    screen.print(_scenarios(report["scenarios"], _PERCENTILES if is_wide else _FEW_PERCENTILES, is_wide=is_wide))
+    for scenario in report["scenarios"]:
+        for line in _worst(scenario):
+            screen.print(line)
+
+
+def _scenarios(scenarios: Sequence[Mapping[str, Any]], names: Sequence[str], *, is_wide: bool) -> Any:
+    more = (">requests",) if is_wide else ()
+    listing = table("µs", *(f">{name}" for name in names), *more, ">slow")
+    listing.padding = (0, 1, 0, 0)
+    for each in scenarios:
+        if "reason" in each:
+            listing.add_row(each["scenario"], *["-"] * (len(names) + len(more) + 1))
+            continue
+        times = [short_microseconds(each["latency_ns"][name]) for name in names]
+        requests = (f"{each['requests']:,}",) if is_wide else ()
+        listing.add_row(each["scenario"], *times, *requests, f"{each['slow_requests']:,}")
+    return listing
+
+
+def _worst(scenario: Mapping[str, Any]) -> Iterator[str]:
+    if "reason" in scenario:
+        yield f"{scenario['scenario']} is missing: {scenario['reason']}"
+        return
+    causes = ", ".join(f"{name} {time / 1e6:,.0f} ms" for name, time in scenario["causes_ns"].items())
+    if scenario["worst"]:
+        others = f"; other programs used {scenario['others_cpu_ns'] / 1e6:,.0f} ms of CPU time"
+        yield f"{scenario['scenario']}: {causes or 'no cause'}{others if 'cpu-' in causes else ''}"
+    for request in scenario["worst"]:
+        stages = request["stages_ns"]
+        parts = "".join(f", {name} {time / 1e6:.1f}" for name, time in (stages or {}).items())
+        yield f"  {request['latency_ns'] / 1e6:,.1f} ms at {request['at_s']:.2f} s{parts}"
+        for cause in request["causes"] or ({"name": "unknown", "evidence": "no counter explains it"},):
+            yield f"    {cause['name']}: {cause['evidence']}"
+
+
+def print_matrix(screen: Console, report: Mapping[str, Any]) -> None:
+    """Print the confusion matrix of the self-test: a line for each disturbance, the causes named, and how often.
+
+    What was named without having been brought about follows, with its evidence.
+    """
+    listing = table("disturbances", ">right", "named in runs")
+    listing.padding = (0, 1, 0, 0)
+    for row in report["rows"]:
+        named = ", ".join(f"{name} {count}" for name, count in row["named"].items())
+        listing.add_row(" + ".join(row["disturbances"]) or "none", f"{row['right']}/{row['runs']}", named)
+    screen.print(listing)
+    for name, reason in report["skipped"].items():
+        screen.print(f"{name} was left out: {reason}")
+    if report["repeated"]:
+        screen.print(
+            f"Other programs used the CPUs: {report['repeated']} runs without a disturbance were repeated, and "
+            f"{report['excluded']} excluded."
+        )
+    for found in report["unexpected"][:_UNEXPECTED_MAX]:
+        beside = " + ".join(found["disturbances"]) or "none"
+        screen.print(
+            f"{found['cause']} named beside {beside}, {found['explained_ns'] / 1e6:,.1f} ms: {found['evidence']}"
+        )
+    if len(report["unexpected"]) > _UNEXPECTED_MAX:
+        screen.print(f"and {len(report['unexpected']) - _UNEXPECTED_MAX} more (--json)")
+    screen.print(f"{100 * report['right_share']:.1f} % of the runs with disturbances are right.")

@@ -28,7 +28,8 @@ from support.model_folders import add_version, adder
 
 import nnfmq
 from nnfmq.cli import main, metrics
-from nnfmq.cli.metrics_endpoint import Endpoint, ListenAddress, listen_address
+from nnfmq.cli.metrics import listen_address
+from nnfmq.cli.metrics_endpoint import Address, Endpoint
 from nnfmq.cli.statistics import DriverSample
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure
 from nnfmq.observe import statistics_layout as layout
@@ -208,7 +209,7 @@ def test_a_reader_gives_up_on_drivers_that_die_at_once(monkeypatch: pytest.Monke
 
 
 @contextmanager
-def serving(address: ListenAddress) -> Iterator[Endpoint]:
+def serving(address: Address) -> Iterator[Endpoint]:
     """Serve a fixed text, one request for each call of the test, on a thread."""
 
     class Ended(Exception):
@@ -227,7 +228,7 @@ def serving(address: ListenAddress) -> Iterator[Endpoint]:
             yield endpoint
         finally:
             ended.set()
-            family = socket.AF_UNIX if address.path else socket.AF_INET
+            family = socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET
             with socket.socket(family) as last:
                 last.connect(endpoint._server.server_address)
             thread.join(30)
@@ -262,7 +263,7 @@ def ask(path: Path) -> bytes:
 
 def test_a_unix_socket_is_the_user_s_only_and_removed_at_the_end(folder: Path) -> None:
     path = folder / "m.sock"
-    with serving(ListenAddress(path=path)) as endpoint:
+    with serving(path) as endpoint:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert ask(path).endswith(b"up 1\n")
         assert str(path) in endpoint.url
@@ -273,10 +274,10 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(folder: Path) -> None:
     path = folder / "m.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-    with serving(ListenAddress(path=path)):
+    with serving(path):
         assert ask(path).endswith(b"up 1\n")
         with pytest.raises(OSError, match="another program listens"):
-            Endpoint(ListenAddress(path=path), lambda: (b"", ""))
+            Endpoint(path, lambda: (b"", ""))
         assert ask(path).endswith(b"up 1\n")
 
 
@@ -284,13 +285,13 @@ def test_a_file_that_is_no_socket_is_kept(folder: Path) -> None:
     path = folder / "m.sock"
     path.write_text("mine")
     with pytest.raises(OSError, match="no socket"):
-        Endpoint(ListenAddress(path=path), lambda: (b"", ""))
+        Endpoint(path, lambda: (b"", ""))
     assert path.read_text() == "mine"
 
 
 def test_a_socket_that_another_program_has_put_there_is_kept(folder: Path) -> None:
     path = folder / "m.sock"
-    with Endpoint(ListenAddress(path=path), lambda: (b"", "")):
+    with Endpoint(path, lambda: (b"", "")):
         path.unlink()
         path.write_text("another's")
     assert path.read_text() == "another's"
@@ -298,7 +299,7 @@ def test_a_socket_that_another_program_has_put_there_is_kept(folder: Path) -> No
 
 def test_a_client_that_hangs_up_does_not_end_the_endpoint(folder: Path) -> None:
     path = folder / "m.sock"
-    with serving(ListenAddress(path=path)):
+    with serving(path):
         with socket.socket(socket.AF_UNIX) as rude:
             rude.connect(str(path))
             rude.sendall(b"GET /metrics")
@@ -308,13 +309,13 @@ def test_a_client_that_hangs_up_does_not_end_the_endpoint(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("127.0.0.1:9464", ListenAddress("127.0.0.1", 9464)),
-        ("localhost:1", ListenAddress("127.0.0.1", 1)),
-        ("[::1]:65535", ListenAddress("::1", 65535)),
-        ("unix:/run/m.sock", ListenAddress(path=Path("/run/m.sock"))),
+        ("127.0.0.1:9464", ("127.0.0.1", 9464)),
+        ("localhost:1", ("127.0.0.1", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("unix:/run/m.sock", Path("/run/m.sock")),
     ],
 )
-def test_addresses_to_listen_on(text: str, address: ListenAddress) -> None:
+def test_addresses_to_listen_on(text: str, address: Address) -> None:
     assert listen_address(text) == address
 
 

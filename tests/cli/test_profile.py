@@ -23,7 +23,7 @@ import nnfmq
 from nnfmq.base.processes import allowed_cpus
 from nnfmq.cli import main, profile
 from nnfmq.cli.profile_page import arena, colours_of
-from nnfmq.cli.profile_tables import computed_by, operations_table
+from nnfmq.cli.profile_report import computed_by, operations_table
 from nnfmq.engines import profiling
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.types import Model, Operand, OperandType, Operation, OperationType

@@ -136,7 +136,7 @@ def test_the_tables_fit_the_terminal(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from nnfmq.cli.console import console
-    from nnfmq.cli.stress_tables import print_scenarios
+    from nnfmq.cli.stress import print_scenarios
 
     monkeypatch.setenv("COLUMNS", str(columns))
     print_scenarios(console(no_color=True), REPORT)

@@ -1,27 +1,27 @@
-"""The model that an action of `nnfmq model` is about: that of a file, or a test model of the HAL's suite."""
+"""The model that an action of `nnfmq model` is about: that of a file, or a test model of the HAL's suite; its plan."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from nnfmq.cli.console import open_runtime
 from nnfmq.cli.model_file import SizesNeeded, load_model
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo, operand_info
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from nnfmq.hal.types import Model
     from nnfmq.importers.onnx.interface import OnnxValueType
     from nnfmq.lab.conformance.testmodels import TestModel
+    from nnfmq.planning.plan import ExecutionPlan
 
-__all__ = ["InspectedModel", "is_test_file", "read_inspected", "read_tests", "shareable"]
+__all__ = ["InspectedModel", "is_test_file", "plan_of", "read_inspected", "read_tests", "shareable"]
 
 _NAMES_SHOWN = 8
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
@@ -138,6 +138,21 @@ def _of_test(test: TestModel) -> InspectedModel:
         for kind, indexes in (("input", main.input_indexes), ("output", main.output_indexes))
     )
     return InspectedModel(test.name, test.model, inputs, outputs)
+
+
+def plan_of(arguments: argparse.Namespace, model: Model) -> ExecutionPlan | None:
+    """Return the plan of `model`, None without --plan; blocks while the devices are asked. Nothing is prepared.
+
+    Raises:
+        InvalidArgument: If a device does not exist, or none supports an operation.
+        NnfmqError: If no driver can be reached.
+    """
+    if not arguments.plan:
+        return None
+    with ExitStack() as resources:
+        model = shareable(model, resources)
+        runtime = resources.enter_context(open_runtime(arguments.connect))
+        return runtime.plan(model, list(dict.fromkeys(arguments.device)) or None)
 
 
 def shareable(model: Model, resources: ExitStack) -> Model:

@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import console, open_client, print_json, table
-from nnfmq.cli.model.inspection import InspectedModel, describe_declared, read_inspected, shareable
-from nnfmq.cli.model.plan import plan_of
+from nnfmq.cli.model.inspection import InspectedModel, describe_declared, plan_of, read_inspected, shareable
 from nnfmq.cli.model_file import SizesNeeded
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from nnfmq.hal.tensor_info import TensorInfo
     from nnfmq.planning.plan import ExecutionPlan
 
-__all__ = ["describe_model", "execute"]
+__all__ = ["describe_model", "show"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -109,7 +108,7 @@ def _constant_bytes(graph: Subgraph, indexes: Sequence[int] | Mapping[int, objec
 _SHAPES_SHOWN = 2
 
 
-def execute(arguments: argparse.Namespace) -> int:
+def show(arguments: argparse.Namespace) -> int:
     """Read the model, ask the devices, print the description; return the exit status."""
     try:
         inspected = read_inspected(arguments)

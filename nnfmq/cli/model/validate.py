@@ -16,10 +16,10 @@ from nnfmq.hal.errors import UnsupportedModel
 if TYPE_CHECKING:
     from nnfmq.hal.types import Model
 
-__all__ = ["execute"]
+__all__ = ["validate"]
 
 
-def execute(arguments: argparse.Namespace) -> int:
+def validate(arguments: argparse.Namespace) -> int:
     """Validate the model, or all test models of a file; print the problems; return the exit status."""
     reports = list(_reports(arguments))
     is_valid = not any(report["problems"] for report in reports)

@@ -12,7 +12,7 @@ import pytest
 from support.places import ROOT
 
 from nnfmq.base import settings
-from nnfmq.cli import command_tree, config_defaults
+from nnfmq.cli import command_tree, config
 from nnfmq.engines.compiled.target import TARGETS
 from nnfmq.hal.errors import InvalidArgument
 
@@ -335,7 +335,7 @@ def test_every_option_that_the_table_names_exists() -> None:
 
 def test_every_default_that_is_not_a_constant_is_computed_or_described() -> None:
     without_constant = {setting.name for setting in ALL.values() if setting.default is None}
-    assert without_constant == {*config_defaults.COMPUTED, *config_defaults.DESCRIBED}
+    assert without_constant == {*config.COMPUTED, *config.DESCRIBED}
     assert all(setting.default_text != "None" for setting in ALL.values())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from nnfmq.cli.bench_tables import print_report
+from nnfmq.cli.bench import print_report
 from nnfmq.lab.bench.measurement import LoadMeasurements, MeasuredLoad
 from nnfmq.lab.bench.page import percentile_chart, render_page, time_chart
 from nnfmq.lab.bench.plan import LoadLevel, LoadPlan
