@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from nnfmq.hal.extensions import TfliteOperation
-from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Plan
 from nnfmq.operations.extensions import define_operation
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.shapes import same_shape
 
-__all__ = ["ANY_TENSOR", "any_tensor_variants", "float_variants", "function_of_one", "own_code"]
+__all__ = ["ANY_TENSOR", "any_tensor_variants", "declare", "float_variants", "function_of_one"]
 
 ANY_TENSOR = (op.F32, op.F16, op.I32, op.Q8, op.Q8S, op.Q16S, op.B8, *op.WIDE)
 """The operand types of operations that only move elements."""
 
 
-def own_code(operation: TfliteOperation) -> OperationType:
-    """Return the code of an operation for its declaration."""
-    return define_operation(operation, operation.name)
+def declare(operation: TfliteOperation, *parameters: op.Parameter, **others: Any) -> op.Declaration:
+    """Return the declaration of an operation with these parameters; `others` are further attributes, by name."""
+    return op.Declaration(
+        define_operation(operation, operation.name),
+        since=op.V1_2,
+        overloads=(op.overload(*parameters, level=op.V1_2),),
+        **others,
+    )
 
 
 def function_of_one(
@@ -31,10 +36,10 @@ def function_of_one(
     The output has the type O of a variant if it has that, else T.
     """
     variants = tuple(variants)
-    return op.Declaration(
-        own_code(operation),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), *attributes, level=op.V1_2),),
+    return declare(
+        operation,
+        op.data("input"),
+        *attributes,
         variants=variants,
         shape=same_shape,
         outputs=("O" if "O" in variants[0].types else "T",),

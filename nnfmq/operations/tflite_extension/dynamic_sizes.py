@@ -15,7 +15,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import DATA_DEPENDENT, require, require_rank, require_size
-from nnfmq.operations.tflite_extension.declaration import ANY_TENSOR, any_tensor_variants, own_code
+from nnfmq.operations.tflite_extension.declaration import ANY_TENSOR, any_tensor_variants, declare
 
 
 def range_shape(*, start: Array, limit: Array, delta: Array) -> Shape:
@@ -77,38 +77,32 @@ def unique(input: Array) -> tuple[Any, ...]:
 
 
 DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.RANGE),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.attribute("start", "T"), op.attribute("limit", "T"), op.attribute("delta", "T"), level=op.V1_2
-            ),
-        ),
+    declare(
+        TfliteOperation.RANGE,
+        op.attribute("start", "T"),
+        op.attribute("limit", "T"),
+        op.attribute("delta", "T"),
         variants=op.of_types(plan_range, op.F32, op.I32, TENSOR_INT64),
         shape=range_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.SHAPE),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), level=op.V1_2),),
+    declare(
+        TfliteOperation.SHAPE,
+        op.data("input"),
         variants=any_tensor_variants(plan_shape),
         shape=shape_shape,
         outputs=(op.I32,),
         zero_sized=True,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.WHERE),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("condition"), level=op.V1_2),),
+    declare(
+        TfliteOperation.WHERE,
+        op.data("condition"),
         variants=op.of_types(stateless(where), op.B8, *(kind for kind in ANY_TENSOR if kind != op.B8)),
         shape=where_shape,
         outputs=(op.I32,),
     ),
-    op.Declaration(
-        own_code(TfliteOperation.UNIQUE),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), level=op.V1_2),),
+    declare(
+        TfliteOperation.UNIQUE,
+        op.data("input"),
         variants=any_tensor_variants(stateless(unique)),
         shape=unique_shape,
         outputs=("T", op.I32),

@@ -23,7 +23,7 @@ from nnfmq.operations.int16_tables import LookupTable
 from nnfmq.operations.kernel_adapters import by_pairs, stateless, via_lut8
 from nnfmq.operations.quantization import clamped, dtype_range, float_ratio, quantized_range, rescaling, scaled
 from nnfmq.operations.shapes import broadcast_shapes, require, same_shape
-from nnfmq.operations.tflite_extension.declaration import float_variants, function_of_one, own_code
+from nnfmq.operations.tflite_extension.declaration import declare, float_variants, function_of_one
 from nnfmq.operations.unary import complementary_error_function
 
 __all__ = [
@@ -161,14 +161,10 @@ _UNARY_FUNCTIONS_DECLARATIONS = (
     ),
     _function_of_floats(TfliteOperation.COS, np.cos, np.cos),
     function_of_one(TfliteOperation.BITCAST, op.conversions(plan_bitcast, *_SAME_SIZE)),
-    op.Declaration(
-        own_code(TfliteOperation.FAKE_QUANT),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.data("x"), *(op.attribute(name, op.FLOAT32) for name in ("low", "high", "step")), level=op.V1_2
-            ),
-        ),
+    declare(
+        TfliteOperation.FAKE_QUANT,
+        op.data("x"),
+        *(op.attribute(name, op.FLOAT32) for name in ("low", "high", "step")),
         variants=op.of_types(stateless(fake_quant), op.F32),
         shape=same_shape,
         zero_sized=True,
@@ -258,19 +254,13 @@ def plan_rounded(input: Tensor, *, output: Tensor, fraction: int, exponent: int,
 
 
 _NARROW_FLOATS_DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.ROUND_TO_FORMAT),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.data("input"),
-                op.attribute("fraction"),
-                op.attribute("exponent"),
-                op.attribute("largest", op.FLOAT32),
-                op.attribute("overflow"),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.ROUND_TO_FORMAT,
+        op.data("input"),
+        op.attribute("fraction"),
+        op.attribute("exponent"),
+        op.attribute("largest", op.FLOAT32),
+        op.attribute("overflow"),
         variants=op.of_types(plan_rounded, op.F32),
         shape=rounded_shape,
         zero_sized=True,
@@ -337,10 +327,10 @@ def saturate_floats(input: Array) -> Array:
 
 
 def _binary(operation: TfliteOperation, kernel: Callable[..., Array], types: Iterable[OperandType]) -> op.Declaration:
-    return op.Declaration(
-        own_code(operation),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("first"), op.data("second"), level=op.V1_2),),
+    return declare(
+        operation,
+        op.data("first"),
+        op.data("second"),
         variants=op.of_types(stateless(kernel), *types),
         shape=broadcast_shapes,
         zero_sized=True,
@@ -433,10 +423,10 @@ _QUANTIZED_FUNCTIONS_DECLARATIONS = (
     ),
     _of_bytes(TfliteOperation.Q8_LEAKY_RELU, via_lut8(leaky_relu_entries), _ALPHA),
     function_of_one(TfliteOperation.Q16_LEAKY_RELU, op.of_types(plan_sixteen_bit_leaky_relu, op.Q16S), _ALPHA),
-    op.Declaration(
-        own_code(TfliteOperation.Q8_SQUARED_DIFFERENCE),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("first"), op.data("second"), level=op.V1_2),),
+    declare(
+        TfliteOperation.Q8_SQUARED_DIFFERENCE,
+        op.data("first"),
+        op.data("second"),
         variants=op.of_types(plan_squared_difference, op.Q8, op.Q8S),
         shape=broadcast_shapes,
         zero_sized=True,

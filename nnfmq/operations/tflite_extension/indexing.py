@@ -19,7 +19,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import normalize_axis, require, require_max_rank, require_size
-from nnfmq.operations.tflite_extension.declaration import any_tensor_variants, own_code
+from nnfmq.operations.tflite_extension.declaration import any_tensor_variants, declare
 
 __all__ = [
     "DECLARATIONS",
@@ -221,87 +221,63 @@ def reverse_sequence(input: Array, lengths: Array, *, sequence_axis: int, batch_
 
 
 _INDEXING_DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.BATCH_GATHER),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.data("input"),
-                op.attribute("axis"),
-                op.data("indices", op.I32),
-                op.attribute("batch_dims"),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.BATCH_GATHER,
+        op.data("input"),
+        op.attribute("axis"),
+        op.data("indices", op.I32),
+        op.attribute("batch_dims"),
         variants=any_tensor_variants(plan_batch_gather),
         shape=batch_gather_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.GATHER_ND),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), op.data("indices", op.I32), level=op.V1_2),),
+    declare(
+        TfliteOperation.GATHER_ND,
+        op.data("input"),
+        op.data("indices", op.I32),
         variants=any_tensor_variants(stateless(gather_nd)),
         shape=gather_nd_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.SCATTER_ND),
-        since=op.V1_2,
-        overloads=(
-            op.overload(op.data("indices", op.I32), op.data("updates"), op.attribute("shape", op.I32), level=op.V1_2),
-        ),
+    declare(
+        TfliteOperation.SCATTER_ND,
+        op.data("indices", op.I32),
+        op.data("updates"),
+        op.attribute("shape", op.I32),
         variants=any_tensor_variants(plan_scatter_nd),
         shape=scatter_nd_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.SPARSE_TO_DENSE),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.data("indices", op.I32),
-                op.attribute("shape", op.I32),
-                op.data("values"),
-                op.data("default"),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.SPARSE_TO_DENSE,
+        op.data("indices", op.I32),
+        op.attribute("shape", op.I32),
+        op.data("values"),
+        op.data("default"),
         variants=any_tensor_variants(plan_sparse_to_dense),
         shape=sparse_to_dense_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.ONE_HOT),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.data("indices", op.I32),
-                op.attribute("depth", op.I32),
-                op.data("on"),
-                op.data("off"),
-                op.attribute("axis"),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.ONE_HOT,
+        op.data("indices", op.I32),
+        op.attribute("depth", op.I32),
+        op.data("on"),
+        op.data("off"),
+        op.attribute("axis"),
         variants=any_tensor_variants(plan_one_hot),
         shape=one_hot_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.DYNAMIC_UPDATE_SLICE),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), op.data("update"), op.data("start", op.I32), level=op.V1_2),),
+    declare(
+        TfliteOperation.DYNAMIC_UPDATE_SLICE,
+        op.data("input"),
+        op.data("update"),
+        op.data("start", op.I32),
         variants=any_tensor_variants(plan_dynamic_update_slice),
         shape=dynamic_update_slice_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.REVERSE_SEQUENCE),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.data("input"),
-                op.data("lengths", op.I32),
-                op.attribute("sequence_axis"),
-                op.attribute("batch_axis"),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.REVERSE_SEQUENCE,
+        op.data("input"),
+        op.data("lengths", op.I32),
+        op.attribute("sequence_axis"),
+        op.attribute("batch_axis"),
         variants=any_tensor_variants(stateless(reverse_sequence)),
         shape=reverse_sequence_shape,
     ),
@@ -402,40 +378,29 @@ def plan_scatter_nd_update(input: Tensor, indices: Tensor, updates: Tensor, *, o
 
 
 _ELEMENT_INDEXING_DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.GATHER_ELEMENTS),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), op.data("indices", op.I32), op.attribute("axis"), level=op.V1_2),),
+    declare(
+        TfliteOperation.GATHER_ELEMENTS,
+        op.data("input"),
+        op.data("indices", op.I32),
+        op.attribute("axis"),
         variants=any_tensor_variants(plan_gather_elements),
         shape=gather_elements_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.SCATTER_ELEMENTS),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                *(
-                    op.data("input"),
-                    op.data("indices", op.I32),
-                    op.data("updates"),
-                    op.attribute("axis"),
-                    op.attribute("reduction"),
-                ),
-                level=op.V1_2,
-            ),
+    declare(
+        TfliteOperation.SCATTER_ELEMENTS,
+        *(
+            op.data("input"),
+            op.data("indices", op.I32),
+            op.data("updates"),
+            op.attribute("axis"),
+            op.attribute("reduction"),
         ),
         variants=op.of_types(plan_scatter_elements, op.F32, op.F16, op.I32, *op.WIDE),
         shape=scatter_elements_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.SCATTER_ND_UPDATE),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                *(op.data("input"), op.data("indices", op.I32), op.data("updates"), op.attribute("reduction")),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.SCATTER_ND_UPDATE,
+        *(op.data("input"), op.data("indices", op.I32), op.data("updates"), op.attribute("reduction")),
         variants=op.of_types(plan_scatter_nd_update, op.F32, op.F16, op.I32, *op.WIDE),
         shape=scatter_nd_update_shape,
     ),

@@ -15,7 +15,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Shape
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require, require_size, same_shape
-from nnfmq.operations.tflite_extension.declaration import float_variants, own_code
+from nnfmq.operations.tflite_extension.declaration import declare, float_variants
 
 __all__ = ["DECLARATIONS", "determinant", "determinant_shape", "imaginary", "real", "rfft2d", "rfft2d_shape"]
 
@@ -45,10 +45,9 @@ def rfft2d(input: Array, *, lengths: Array) -> Array:
 
 
 def _part(operation: TfliteOperation, function: Callable[[Any], Array]) -> op.Declaration:
-    return op.Declaration(
-        own_code(operation),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), level=op.V1_2),),
+    return declare(
+        operation,
+        op.data("input"),
         variants=(op.Variant({"T": TENSOR_COMPLEX64}, op.V1_2, stateless(function)),),
         shape=same_shape,
         outputs=(op.F32,),
@@ -66,10 +65,10 @@ def imaginary(input: Array) -> Array:
 
 
 _SPECTRAL_DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.RFFT2D),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), op.attribute("lengths", op.I32), level=op.V1_2),),
+    declare(
+        TfliteOperation.RFFT2D,
+        op.data("input"),
+        op.attribute("lengths", op.I32),
         variants=(op.Variant({"T": op.F32}, op.V1_2, stateless(rfft2d)),),
         shape=rfft2d_shape,
         outputs=(TENSOR_COMPLEX64,),
@@ -101,10 +100,9 @@ def determinant(input: Array) -> Array:
 
 
 _MATRICES_DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.DETERMINANT),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), level=op.V1_2),),
+    declare(
+        TfliteOperation.DETERMINANT,
+        op.data("input"),
         variants=float_variants(stateless(determinant)),
         shape=determinant_shape,
     ),

@@ -19,7 +19,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require, require_size, window_dimension
-from nnfmq.operations.tflite_extension.declaration import own_code
+from nnfmq.operations.tflite_extension.declaration import declare
 
 __all__ = [
     "DECLARATIONS",
@@ -122,31 +122,27 @@ def landmarks_to_matrix(
 
 
 _LANDMARKS_DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.TRANSFORM_LANDMARKS),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("landmarks"), op.data("matrix"), op.attribute("dimensions"), level=op.V1_2),),
+    declare(
+        TfliteOperation.TRANSFORM_LANDMARKS,
+        op.data("landmarks"),
+        op.data("matrix"),
+        op.attribute("dimensions"),
         variants=op.of_types(stateless(transform_landmarks), op.F32),
         shape=transformed_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.TRANSFORM_TENSOR),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("image"), op.data("matrix"), op.attribute("size", op.I32), level=op.V1_2),),
+    declare(
+        TfliteOperation.TRANSFORM_TENSOR,
+        op.data("image"),
+        op.data("matrix"),
+        op.attribute("size", op.I32),
         variants=op.of_types(plan_transform_tensor, op.F32),
         shape=cropped_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.LANDMARKS_TO_TRANSFORM_MATRIX),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                *(op.data("landmarks"), op.attribute("subset", op.I32), op.attribute("left"), op.attribute("right")),
-                *(op.attribute("rotation", op.FLOAT32), op.attribute("height"), op.attribute("width")),
-                *(op.attribute("scale_x", op.FLOAT32), op.attribute("scale_y", op.FLOAT32)),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.LANDMARKS_TO_TRANSFORM_MATRIX,
+        *(op.data("landmarks"), op.attribute("subset", op.I32), op.attribute("left"), op.attribute("right")),
+        *(op.attribute("rotation", op.FLOAT32), op.attribute("height"), op.attribute("width")),
+        *(op.attribute("scale_x", op.FLOAT32), op.attribute("scale_y", op.FLOAT32)),
         variants=op.of_types(stateless(landmarks_to_matrix), op.F32),
         shape=matrix_shape,
     ),
@@ -235,20 +231,19 @@ def plan_unpool(input: Tensor, positions: Tensor, *, output: Tensor, **window: i
 
 
 _CUSTOM_IMAGES_DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.MAX_POOL_WITH_ARGMAX),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), *map(op.attribute, _ATTRIBUTES), level=op.V1_2),),
+    declare(
+        TfliteOperation.MAX_POOL_WITH_ARGMAX,
+        op.data("input"),
+        *map(op.attribute, _ATTRIBUTES),
         variants=op.of_types(plan_max_pool, op.F32),
         shape=pool_shapes,
         outputs=("T", "T"),
     ),
-    op.Declaration(
-        own_code(TfliteOperation.MAX_UNPOOL),
-        since=op.V1_2,
-        overloads=(
-            op.overload(op.data("input"), op.data("positions"), *map(op.attribute, _ATTRIBUTES), level=op.V1_2),
-        ),
+    declare(
+        TfliteOperation.MAX_UNPOOL,
+        op.data("input"),
+        op.data("positions"),
+        *map(op.attribute, _ATTRIBUTES),
         variants=op.of_types(plan_unpool, op.F32),
         shape=unpool_shape,
     ),

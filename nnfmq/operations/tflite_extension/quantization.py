@@ -19,7 +19,7 @@ from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import ints
 from nnfmq.operations.quantization import all_quantized_values, dtype_range, quantize_rows, rescaling
 from nnfmq.operations.shapes import broadcast_shapes, require
-from nnfmq.operations.tflite_extension.declaration import function_of_one, own_code
+from nnfmq.operations.tflite_extension.declaration import declare, function_of_one
 
 __all__ = [
     "DECLARATIONS",
@@ -95,10 +95,10 @@ def plan_qlinear_mul(first: Tensor, second: Tensor, *, output: Tensor) -> Run:
 
 
 def _binary(operation: TfliteOperation, plan: Plan) -> op.Declaration:
-    return op.Declaration(
-        own_code(operation),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("first"), op.data("second"), level=op.V1_2),),
+    return declare(
+        operation,
+        op.data("first"),
+        op.data("second"),
         variants=op.of_types(plan, op.Q8, op.Q8S),
         shape=broadcast_shapes,
         zero_sized=True,
@@ -147,17 +147,11 @@ def plan_dynamic_quantize(input: Tensor, *, output: Tensor, row_length: int, asy
 
 
 _DYNAMIC_QUANTIZATION_DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.DYNAMIC_QUANTIZE),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.data("input"),
-                op.attribute("row_length", op.INT32),
-                op.attribute("asymmetric", op.BOOL),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.DYNAMIC_QUANTIZE,
+        op.data("input"),
+        op.attribute("row_length", op.INT32),
+        op.attribute("asymmetric", op.BOOL),
         variants=(op.Variant({"T": op.F32}, op.V1_2, plan_dynamic_quantize),),
         shape=dynamic_quantize_shape,
         zero_sized=True,

@@ -34,7 +34,7 @@ from nnfmq.operations.quantized_lstm import (
     scale_quotient,
 )
 from nnfmq.operations.shapes import require
-from nnfmq.operations.tflite_extension.declaration import own_code
+from nnfmq.operations.tflite_extension.declaration import declare
 
 __all__ = ["DECLARATIONS", "lstm_shape", "plan_lstm", "plan_svdf", "svdf_shape"]
 
@@ -166,41 +166,29 @@ def _multiplier(first: Tensor, second: Tensor, result: Tensor) -> Multiplier:
 
 
 DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.INTEGER_LSTM),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.data("input"),
-                *cell_parameters(weights=op.Q8S, peepholes=op.Q16S, biases=op.I32),
-                *(op.data("hidden_state"), op.data("cell_state", op.Q16S)),
-                *gate_parameters("{}_layer_norm_weights", op.Q16S, optional=GATES),
-                *(op.attribute("cell_clip", op.FLOAT32), op.attribute("projection_clip", op.FLOAT32)),
-                op.attribute("time_major", op.BOOL),
-                *(op.attribute(f"{gate}_intermediate_scale", op.FLOAT32) for gate in GATES),
-                *(op.attribute("hidden_state_zero_point", op.INT32), op.attribute("hidden_state_scale", op.FLOAT32)),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.INTEGER_LSTM,
+        op.data("input"),
+        *cell_parameters(weights=op.Q8S, peepholes=op.Q16S, biases=op.I32),
+        *(op.data("hidden_state"), op.data("cell_state", op.Q16S)),
+        *gate_parameters("{}_layer_norm_weights", op.Q16S, optional=GATES),
+        *(op.attribute("cell_clip", op.FLOAT32), op.attribute("projection_clip", op.FLOAT32)),
+        op.attribute("time_major", op.BOOL),
+        *(op.attribute(f"{gate}_intermediate_scale", op.FLOAT32) for gate in GATES),
+        *(op.attribute("hidden_state_zero_point", op.INT32), op.attribute("hidden_state_scale", op.FLOAT32)),
         variants=(op.Variant({"T": op.Q8S}, op.V1_2, plan_lstm),),
         shape=lstm_shape,
         outputs=("T", "T", op.Q16S),
     ),
-    op.Declaration(
-        own_code(TfliteOperation.INTEGER_SVDF),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                *(
-                    op.data("input"),
-                    op.weight("features"),
-                    op.weight("times", "S"),
-                    op.weight("bias", op.I32, optional=True),
-                ),
-                *(op.data("state", "S"), op.attribute("rank")),
-                level=op.V1_2,
-            ),
+    declare(
+        TfliteOperation.INTEGER_SVDF,
+        *(
+            op.data("input"),
+            op.weight("features"),
+            op.weight("times", "S"),
+            op.weight("bias", op.I32, optional=True),
         ),
+        *(op.data("state", "S"), op.attribute("rank")),
         variants=(
             op.Variant({"T": op.Q8S, "S": op.Q16S}, op.V1_2, plan_svdf),
             op.Variant({"T": op.Q8S, "S": op.Q8S}, op.V1_2, plan_svdf),

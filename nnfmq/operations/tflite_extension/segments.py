@@ -16,7 +16,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import normalize_axis, require, require_size, same_shape
-from nnfmq.operations.tflite_extension.declaration import any_tensor_variants, own_code
+from nnfmq.operations.tflite_extension.declaration import any_tensor_variants, declare
 
 _UFUNCS: tuple[Any, ...] = (np.add, np.multiply, np.maximum, np.minimum)
 
@@ -123,61 +123,48 @@ def bucketize(input: Array, *, boundaries: Array) -> Array:
 
 
 DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.CUMSUM),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.data("input"),
-                op.attribute("axis", op.I32),
-                op.attribute("exclusive", op.BOOL),
-                op.attribute("reverse", op.BOOL),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.CUMSUM,
+        op.data("input"),
+        op.attribute("axis", op.I32),
+        op.attribute("exclusive", op.BOOL),
+        op.attribute("reverse", op.BOOL),
         variants=op.of_types(stateless(cumsum), op.F32, op.I32, *op.WIDE),
         shape=cumsum_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.SEGMENT_SUM),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), op.attribute("ids", op.I32), level=op.V1_2),),
+    declare(
+        TfliteOperation.SEGMENT_SUM,
+        op.data("input"),
+        op.attribute("ids", op.I32),
         variants=op.of_types(plan_segment_sum, op.F32, op.I32, *op.WIDE),
         shape=segment_sum_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.UNSORTED_SEGMENT),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.data("input"),
-                op.data("ids", op.I32),
-                op.attribute("count", op.I32),
-                op.attribute("reduction"),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.UNSORTED_SEGMENT,
+        op.data("input"),
+        op.data("ids", op.I32),
+        op.attribute("count", op.I32),
+        op.attribute("reduction"),
         variants=op.of_types(plan_unsorted_segment, op.F32, op.I32, *op.WIDE),
         shape=unsorted_segment_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.MATRIX_DIAG),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("diagonal"), level=op.V1_2),),
+    declare(
+        TfliteOperation.MATRIX_DIAG,
+        op.data("diagonal"),
         variants=any_tensor_variants(stateless(matrix_diag)),
         shape=matrix_diag_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.MATRIX_SET_DIAG),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("matrix"), op.data("diagonal"), level=op.V1_2),),
+    declare(
+        TfliteOperation.MATRIX_SET_DIAG,
+        op.data("matrix"),
+        op.data("diagonal"),
         variants=any_tensor_variants(stateless(matrix_set_diag)),
         shape=matrix_set_diag_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.BUCKETIZE),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), op.attribute("boundaries", op.F32), level=op.V1_2),),
+    declare(
+        TfliteOperation.BUCKETIZE,
+        op.data("input"),
+        op.attribute("boundaries", op.F32),
         variants=op.of_types(stateless(bucketize), op.F32, op.I32),
         shape=same_shape,
         outputs=(op.I32,),

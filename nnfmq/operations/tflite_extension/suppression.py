@@ -18,7 +18,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Shape
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require, require_size
-from nnfmq.operations.tflite_extension.declaration import own_code
+from nnfmq.operations.tflite_extension.declaration import declare
 
 
 def suppression_shape(boxes: Shape, scores: Shape, *thresholds: Shape, limit: Any) -> tuple[Shape, Shape, Shape]:
@@ -81,16 +81,10 @@ def _overlaps(low: Array, high: Array, index: int, others: list[int]) -> Array:
 
 
 DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.NON_MAX_SUPPRESSION),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                *(op.data("boxes"), op.data("scores"), op.attribute("limit", op.I32)),
-                *(op.data("overlap"), op.data("threshold"), op.data("sigma")),
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.NON_MAX_SUPPRESSION,
+        *(op.data("boxes"), op.data("scores"), op.attribute("limit", op.I32)),
+        *(op.data("overlap"), op.data("threshold"), op.data("sigma")),
         variants=op.of_types(stateless(suppressed), op.F32),
         shape=suppression_shape,
         outputs=(op.I32, "T", op.I32),

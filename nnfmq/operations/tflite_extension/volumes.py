@@ -16,7 +16,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.quantization import float_activation_range
 from nnfmq.operations.shapes import WindowDimension, require, require_size, window_dimension
-from nnfmq.operations.tflite_extension.declaration import own_code
+from nnfmq.operations.tflite_extension.declaration import declare
 
 _AXES = ("depth", "height", "width")
 _ATTRIBUTES = (
@@ -108,26 +108,22 @@ def plan_conv_3d_transpose(
 
 
 DECLARATIONS = (
-    op.Declaration(
-        own_code(TfliteOperation.CONV_3D),
-        since=op.V1_2,
-        overloads=(op.overload(op.data("input"), op.data("filter"), op.data("bias"), *_ATTRIBUTES, level=op.V1_2),),
+    declare(
+        TfliteOperation.CONV_3D,
+        op.data("input"),
+        op.data("filter"),
+        op.data("bias"),
+        *_ATTRIBUTES,
         variants=op.of_types(plan_conv_3d, op.F32),
         shape=conv_3d_shape,
     ),
-    op.Declaration(
-        own_code(TfliteOperation.CONV_3D_TRANSPOSE),
-        since=op.V1_2,
-        overloads=(
-            op.overload(
-                op.attribute("shape", op.I32),
-                op.data("filter"),
-                op.data("input"),
-                op.data("bias"),
-                *_ATTRIBUTES,
-                level=op.V1_2,
-            ),
-        ),
+    declare(
+        TfliteOperation.CONV_3D_TRANSPOSE,
+        op.attribute("shape", op.I32),
+        op.data("filter"),
+        op.data("input"),
+        op.data("bias"),
+        *_ATTRIBUTES,
         variants=op.of_types(plan_conv_3d_transpose, op.F32),
         shape=conv_3d_transpose_shape,
     ),
