@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,14 @@ from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.packed_matmul import (
     PackedMatmul,
+    PackMatmul,
     float_epilogue,
     float_matmul,
     pack_exact_matrix,
     quantized_epilogue,
     quantized_matmul,
     sixteen_bit_epilogue,
+    sixteen_bit_matmul,
 )
 from nnfmq.operations.quantization import Epilogue, output_scale_level
 from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
@@ -59,22 +62,19 @@ def require_filled(input: Shape, filter: Shape) -> None:
 
 
 def plan_convolution(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **conv_params: int
+    pack: PackMatmul,
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    activation: int,
+    **conv_params: int,
 ) -> Run:
-    """Plan a convolution in float32."""
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
-    matrix = filter.array.reshape(filter.shape[0], -1).T
-    matmul = float_matmul(matrix, bias.array, output, activation, columns.count)
-    return convolve(matmul, input, rows, columns, filter.shape[0], 0)
-
-
-def plan_quantized_convolution(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **conv_params: int
-) -> Run:
-    """Plan an exact integer convolution and its requantization."""
+    """Plan a convolution in the arithmetic of `pack`."""
     require_channel_dim(filter, 0)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
-    matmul = quantized_matmul(input, filter, bias, output, activation, columns.count)
+    matmul = pack(input, filter, bias, output, activation, columns.count)
     return convolve(matmul, input, rows, columns, filter.shape[0], input.zero_point)
 
 
@@ -270,25 +270,6 @@ def _sum_taps(
     return sums
 
 
-def sixteen_bit_matmul(
-    input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
-) -> PackedMatmul:
-    """Return the packed filter of a convolution of 16 bits, for `row` pixels at a time."""
-    require_channel_dim(filter, 0)
-    matrix = filter.array.reshape(filter.shape[0], -1).T.astype(np.float64)
-    epilogue = sixteen_bit_epilogue(matrix, input, filter, bias, output, activation, row)
-    return PackedMatmul(np.ascontiguousarray(matrix), epilogue, output.dtype, row)
-
-
-def plan_sixteen_bit_convolution(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **conv_params: int
-) -> Run:
-    """Plan CONV_2D of 16 bits."""
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
-    matmul = sixteen_bit_matmul(input, filter, bias, output, activation, columns.count)
-    return convolve(matmul, input, rows, columns, filter.shape[0], 0)
-
-
 def plan_sixteen_bit_depthwise(
     input: Tensor,
     filter: Tensor,
@@ -366,32 +347,21 @@ def grouped_shape(
 
 
 def plan_grouped(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **conv_params: int
+    pack: PackMatmul,
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    groups: int,
+    activation: int,
+    **conv_params: int,
 ) -> Run:
-    """Return a function that computes a grouped convolution in float32; the weights are packed now."""
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
-    matrix = filter.array.reshape(filter.shape[0], -1).T
-    matmul = float_matmul(matrix, bias.array, output, activation, columns.count)
-    return convolve_groups(matmul, groups, output, rows, columns, 0)
-
-
-def plan_quantized_grouped(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **conv_params: int
-) -> Run:
-    """Return a function that computes a grouped convolution in exact integers and requantizes the result."""
+    """Plan a grouped convolution in the arithmetic of `pack`."""
     require_channel_dim(filter, 0)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
-    matmul = quantized_matmul(input, filter, bias, output, activation, columns.count)
+    matmul = pack(input, filter, bias, output, activation, columns.count)
     return convolve_groups(matmul, groups, output, rows, columns, input.zero_point)
-
-
-def plan_sixteen_bit_grouped(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **conv_params: int
-) -> Run:
-    """Plan a grouped convolution of 16 bits."""
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
-    matmul = sixteen_bit_matmul(input, filter, bias, output, activation, columns.count)
-    return convolve_groups(matmul, groups, output, rows, columns, 0)
 
 
 def convolve_groups(
@@ -429,12 +399,12 @@ DECLARATIONS = (
         OperationType.CONV_2D,
         since=op.V1_0,
         overloads=_overloads(op.attribute("activation")),
-        variants=variants(op.V1_0, plan_convolution, plan_quantized_convolution),
+        variants=variants(op.V1_0, *(partial(plan_convolution, pack) for pack in (float_matmul, quantized_matmul))),
         shape=convolution_shape,
         images=("input",),
         zero_sized=True,
         level=output_scale_level,
-        extended=(op.sixteen_bits(*sixteen_bit_variants(plan_sixteen_bit_convolution)),),
+        extended=(op.sixteen_bits(*sixteen_bit_variants(partial(plan_convolution, sixteen_bit_matmul))),),
     ),
     op.Declaration(
         OperationType.DEPTHWISE_CONV_2D,
@@ -451,9 +421,9 @@ DECLARATIONS = (
         OperationType.GROUPED_CONV_2D,
         since=op.V1_2,
         overloads=tuple(op.overload(*OPERANDS, *padding, *_GROUPED, level=op.V1_2) for padding in (IMPLICIT, EXPLICIT)),
-        variants=variants(op.V1_2, plan_grouped, plan_quantized_grouped),
+        variants=variants(op.V1_2, *(partial(plan_grouped, pack) for pack in (float_matmul, quantized_matmul))),
         shape=grouped_shape,
         images=("input",),
-        extended=(op.sixteen_bits(*sixteen_bit_variants(plan_sixteen_bit_grouped)),),
+        extended=(op.sixteen_bits(*sixteen_bit_variants(partial(plan_grouped, sixteen_bit_matmul))),),
     ),
 )

@@ -7,6 +7,7 @@ C3 bias has one value per unit
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from nnfmq.operations.convolution import require_channel_dim, sixteen_bit_varian
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import ints, rounded
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.packed_matmul import PackedMatmul, float_matmul, pack_exact_matrix, quantized_matmul
+from nnfmq.operations.packed_matmul import PackedMatmul, PackMatmul, float_matmul, pack_exact_matrix, quantized_matmul
 from nnfmq.operations.quantization import Epilogue, output_scale_level, quantized_activation_range, real_scales
 from nnfmq.operations.shapes import require
 
@@ -32,39 +33,35 @@ def fully_connected_shape(input: Shape, weights: Shape, bias: Shape, *, activati
     return count // length, units
 
 
-def plan_float(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
-    """Plan the product in float32."""
-    return product_of_rows(float_matmul(weights.array.T, bias.array, output, activation), weights.shape[1])
+def plan_product(
+    pack: PackMatmul, input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int
+) -> Run:
+    """Plan the product of the input as rows with the weights, in the arithmetic of `pack`."""
+    matmul, length = pack(input, weights, bias, output, activation, 1), weights.shape[1]
 
-
-def plan_quantized(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
-    """Plan the exact integer product and its requantization."""
-    matmul = quantized_matmul(input, weights, bias, output, activation)
-    return product_of_rows(matmul, weights.shape[1])
-
-
-def plan_sixteen_bits(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
-    """Plan the product of 16 bits as TFLite defines it: sums times one float64 number or one for each unit."""
-    require_channel_dim(weights, 0)
-    require(weights.zero_point == 0, "C7", f"the weights have the zero point {weights.zero_point}")
-    matrix, addend = weights.array.T.astype(np.float64), bias.array.astype(np.float64)
-    factors = np.array(real_scales(input, weights, output))
-    low, high = quantized_activation_range(activation, output)
-
-    def run(array: Array) -> Array:
-        sums = np.matmul(array.reshape(-1, weights.shape[1]).astype(np.float64), matrix) + addend
-        return np.clip(rounded(sums * factors), low, high).astype(np.int16)
+    def run(input: Array) -> Array:
+        rows = input.reshape(-1, length)
+        out = np.empty((len(rows), matmul.matrix.shape[1]), matmul.dtype)
+        matmul.store(rows, out)
+        return out
 
     return run
 
 
-def plan_tflite(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
-    """Plan the product of 8 bits as TFLite defines it: sums times float64 numbers, rounded once, halves away from 0."""
+def _rounded_once(
+    input: Tensor, weights: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
+) -> PackedMatmul:
+    """Pack weights as TFLite defines the product of 8 and 16 bits: exact sums times float64 numbers, rounded once.
+
+    Halves are rounded away from zero. There is one number, or one for each unit.
+    """
     require_channel_dim(weights, 0)
+    is_zero = input.dtype.itemsize == 1 or weights.zero_point == 0
+    require(is_zero, "C7", f"the weights have the zero point {weights.zero_point}")
     matrix, sums, _ = pack_exact_matrix(weights.array.T, weights.zero_point, input)
     addend = (ints(bias.array) - input.zero_point * sums).astype(np.float64)
     epilogue = _epilogue(addend, np.array(real_scales(input, weights, output)), output, activation)
-    return product_of_rows(PackedMatmul(matrix, epilogue, output.dtype, 1), weights.shape[1])
+    return PackedMatmul(matrix, epilogue, output.dtype, row)
 
 
 def _epilogue(addend: Array, factors: Array, output: Tensor, activation: int) -> Epilogue:
@@ -76,18 +73,6 @@ def _epilogue(addend: Array, factors: Array, output: Tensor, activation: int) ->
         np.copyto(out, np.clip(rounded(scaled) + output.zero_point, low, high), casting="unsafe")
 
     return epilogue
-
-
-def product_of_rows(matmul: PackedMatmul, length: int) -> Run:
-    """Return the product of the input as rows of `length` elements."""
-
-    def run(input: Array) -> Array:
-        rows = input.reshape(-1, length)
-        out = np.empty((len(rows), matmul.matrix.shape[1]), matmul.dtype)
-        matmul.store(rows, out)
-        return out
-
-    return run
 
 
 _OF_WEIGHTS = (
@@ -105,10 +90,10 @@ DECLARATIONS = (
             op.overload(op.data("input"), op.weight("weights"), op.weight("bias", "B"), op.attribute("activation")),
         ),
         variants=(
-            op.Variant({"T": op.F32, "B": op.F32}, op.V1_0, plan_float),
-            op.Variant({"T": op.Q8, "B": op.I32}, op.V1_0, plan_quantized),
-            op.Variant({"T": op.Q8S, "B": op.I32}, op.V1_3, plan_quantized),
-            op.Variant({"T": op.F16, "B": op.F16}, op.V1_2, fp16_via_fp32(plan_float)),
+            op.Variant({"T": op.F32, "B": op.F32}, op.V1_0, partial(plan_product, float_matmul)),
+            op.Variant({"T": op.Q8, "B": op.I32}, op.V1_0, partial(plan_product, quantized_matmul)),
+            op.Variant({"T": op.Q8S, "B": op.I32}, op.V1_3, partial(plan_product, quantized_matmul)),
+            op.Variant({"T": op.F16, "B": op.F16}, op.V1_2, fp16_via_fp32(partial(plan_product, float_matmul))),
         ),
         shape=fully_connected_shape,
         zero_sized=True,
@@ -116,12 +101,12 @@ DECLARATIONS = (
         extended=(
             op.tflite(
                 *(
-                    op.Variant({"T": kind, "F": weights, "B": op.I32}, op.V1_2, plan_tflite)
+                    op.Variant({"T": kind, "F": weights, "B": op.I32}, op.V1_2, partial(plan_product, _rounded_once))
                     for kind, weights in ((op.Q8, op.Q8), (op.Q8S, op.Q8S), (op.Q8S, op.PC))
                 ),
                 overloads=_OF_WEIGHTS,
             ),
-            op.sixteen_bits(*sixteen_bit_variants(plan_sixteen_bits), overloads=_OF_WEIGHTS),
+            op.sixteen_bits(*sixteen_bit_variants(partial(plan_product, _rounded_once)), overloads=_OF_WEIGHTS),
         ),
     ),
 )

@@ -10,7 +10,8 @@ Per-channel values are repeated to *rows* of several positions, because NumPy is
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -62,16 +63,25 @@ def float_epilogue(bias: Array, activation: int) -> Epilogue:
     return epilogue
 
 
-def float_matmul(matrix: Array, bias: Array, output: Tensor, activation: int, row: int = 1) -> PackedMatmul:
-    """Pack a float32 matrix (K, channels); the epilogue handles `row` positions at a time."""
-    packed = np.ascontiguousarray(matrix, dtype=np.float32)
-    return PackedMatmul(packed, float_epilogue(np.tile(bias, row), activation), output.dtype, row)
+PackMatmul: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], PackedMatmul]
+"""Packs a filter, whose first dimension is the output channels, for one arithmetic.
+
+It takes input, filter, bias, output, activation, and the count of positions that the epilogue handles at a time.
+"""
+
+
+def float_matmul(
+    input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
+) -> PackedMatmul:
+    """Pack a filter for a product in float32."""
+    packed = np.ascontiguousarray(filter.array.reshape(filter.shape[0], -1).T, dtype=np.float32)
+    return PackedMatmul(packed, float_epilogue(np.tile(bias.array, row), activation), output.dtype, row)
 
 
 def quantized_matmul(
-    input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int = 1
+    input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
 ) -> PackedMatmul:
-    """Pack `filter`, whose first dimension is the output channels, for an exact integer product."""
+    """Pack a filter for an exact integer product and its requantization."""
     matrix, sums, bound = pack_exact_matrix(filter.array.reshape(filter.shape[0], -1).T, filter.zero_point, input)
     epilogue = quantized_epilogue(sums, bound, input, filter, bias, output, activation, row)
     return PackedMatmul(matrix, epilogue, output.dtype, row)
@@ -178,3 +188,12 @@ def _affine_epilogue(multipliers: OutputMultipliers, bias: Ints, low: int, high:
         np.copyto(out, scaled, casting="unsafe")
 
     return epilogue
+
+
+def sixteen_bit_matmul(
+    input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
+) -> PackedMatmul:
+    """Pack a filter of 8 bits for a product with values of 16 bits, and its requantization."""
+    matrix = filter.array.reshape(filter.shape[0], -1).T.astype(np.float64)
+    epilogue = sixteen_bit_epilogue(matrix, input, filter, bias, output, activation, row)
+    return PackedMatmul(np.ascontiguousarray(matrix), epilogue, output.dtype, row)
