@@ -48,8 +48,8 @@ from queue_candidates import DEFAULT_NS, MEMORIES, POLLING_NS, RoundJob, Sample,
 
 from nnfmq.cli.console import new_file
 from nnfmq.lab import placement as cpu_pinning
-from nnfmq.lab.bench.page import conditions_list, html_table, latency_page, legend, percentile_chart
 from nnfmq.lab.child_processes import RunnerUnavailable, call_in_child
+from nnfmq.lab.page import conditions_list, html_table, latency_page, legend, percentile_chart
 from nnfmq.lab.statistics import percentile_steps
 
 # ---- rows

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
     from nnfmq.cli.inputs import Array
     from nnfmq.importers import LoadedModel
-    from nnfmq.lab.bench.measurement import LoadMeasurements
-    from nnfmq.lab.bench.plan import LoadPlan
+    from nnfmq.lab.bench.measurement import LoadMeasurements, LoadPlan
 
 EXAMPLES = """\
 examples:
@@ -252,7 +251,7 @@ def _read_baseline(path: Path) -> Any:
 
 
 def _plan(arguments: argparse.Namespace, model: LoadedModel) -> LoadPlan:
-    from nnfmq.lab.bench.plan import LoadPlan
+    from nnfmq.lab.bench.measurement import LoadPlan
 
     count, threshold = arguments.count, arguments.latency_threshold
     return LoadPlan(
@@ -326,9 +325,7 @@ def _write(arguments: argparse.Namespace, report: dict[str, Any], found: LoadMea
 
     results, runners = report["results"], list(dict.fromkeys(result["runner"] for result in report["results"]))
     if arguments.html is not None:
-        from nnfmq.lab.bench.page import render_page
-
-        arguments.html.write_text(render_page(report), encoding="utf-8")
+        arguments.html.write_text(report_files.render_page(report), encoding="utf-8")
     if arguments.csv is not None:
         for path, runner in zip(report_files.named_parts(arguments.csv, runners), runners, strict=True):
             own = [result for result in results if result["runner"] == runner]

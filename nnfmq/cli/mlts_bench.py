@@ -87,14 +87,14 @@ def _backends(arguments: argparse.Namespace) -> tuple[list[Backend], str]:
 def _write(arguments: argparse.Namespace, results: Sequence[Sequence[ScoringResult]], missing: str) -> None:
     subject = describe_run()
     if arguments.csv is not None:
-        from nnfmq.lab.mlts import scoring_report
+        from nnfmq.lab.mlts.reports import scoring_csv
 
         flat = [result for test in results for result in test]
-        arguments.csv.write_text(scoring_report.render_csv(flat, subject), encoding="utf-8")
+        arguments.csv.write_text(scoring_csv(flat, subject), encoding="utf-8")
     if arguments.html is not None:
-        from nnfmq.lab.mlts import scoring_report
+        from nnfmq.lab.mlts.reports import scoring_page
 
-        arguments.html.write_text(scoring_report.render(results, subject, missing), encoding="utf-8")
+        arguments.html.write_text(scoring_page(results, subject, missing), encoding="utf-8")
     if arguments.json:
         print_json(
             {

@@ -92,13 +92,13 @@ def _options(arguments: argparse.Namespace) -> CrashOptions:
 def _write(arguments: argparse.Namespace, results: Sequence[CrashResult]) -> None:
     subject = describe_run()
     if arguments.csv is not None:
-        from nnfmq.lab.mlts import crash_report
+        from nnfmq.lab.mlts.reports import crash_csv
 
-        arguments.csv.write_text(crash_report.render_csv(results, subject), encoding="utf-8")
+        arguments.csv.write_text(crash_csv(results, subject), encoding="utf-8")
     if arguments.html is not None:
-        from nnfmq.lab.mlts import crash_report
+        from nnfmq.lab.mlts.reports import crash_page
 
-        arguments.html.write_text(crash_report.render(results, subject), encoding="utf-8")
+        arguments.html.write_text(crash_page(results, subject), encoding="utf-8")
     if arguments.json:
         failed = sum(result.has_failed for result in results)
         print_json({"run": subject, "failed": failed, "results": [result.as_json() for result in results]})

@@ -1,4 +1,4 @@
-"""The frame of every HTML report: head, style and body. A page has no scripts and loads nothing.
+"""HTML reports: the frame of every page, tables, lists, and charts of latencies. A page has no scripts, loads nothing.
 
 It is light or dark as the browser, wide tables scroll inside an element of the class `scroll`, and colours are
 variables: `--line`, `--good`, `--bad`, `--bar`.
@@ -6,10 +6,21 @@ variables: `--line`, `--good`, `--bad`, `--bar`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
+from typing import Any
 
-__all__ = ["html_page", "page"]
+__all__ = [
+    "COLOURS",
+    "conditions_list",
+    "html_page",
+    "html_table",
+    "latency_page",
+    "legend",
+    "percentile_chart",
+    "time_chart",
+]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #2a83; --bad: #d338; --bar: #3b7dd8; }
@@ -45,18 +56,166 @@ def html_page(title: str, parts: Iterable[str], style: str = "") -> str:
     )
 
 
+def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, ends_with_words: bool = False) -> str:
+    """Return a table that scrolls by itself on a narrow screen. The lines of a last column of words are broken."""
+
+    def cells(tag: str, texts: Sequence[str]) -> str:
+        parts = [f"<{tag}>{escape(text)}</{tag}>" for text in texts]
+        if ends_with_words:
+            parts[-1] = f'<{tag} class="text">{escape(texts[-1])}</{tag}>'
+        return "".join(parts)
+
+    head, body = cells("th", headings), "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def conditions_list(named: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the conditions of a measurement as a list."""
+    yield "<h2>Conditions</h2>"
+    rows = (
+        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_value(value))}</dd>" for name, value in named.items()
+    )
+    yield f"<dl>{''.join(rows)}</dl>"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else "-" if value is None else str(value)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
-# The page of both reports of `nnfmq mlts`.
+# Pages about latencies, and their SVG charts: latency by percentile, and latency by time.
+#
+# A chart is 480 units wide, so that its text is readable on a phone. Colours are CSS classes of the page. Both axes of
+# latency are logarithmic.
 
 
-_MLTS_STYLE = """
-.scroll { margin: .5rem 0 1.5rem; }
-th:first-child { text-align: left; }
-.charts { grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); }
-svg rect { fill: var(--bar); }
+COLOURS = 8
+_WIDTH, _HEIGHT = 480, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 40
+_TICKS = (0.0, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
+ToPixels = Callable[[float, float], tuple[float, float]]
+Points = Sequence[tuple[float, float]]
+_LATENCY_STYLE = """
+body { margin: 1rem auto; max-width: 60rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+th:first-child, td:first-child { text-align: left; }
+td.text { min-width: 12rem; white-space: normal; }
+.wide svg { display: block; max-width: 42rem; }
+.charts { grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
+figcaption { font-size: .9rem; }
+.line { fill: none; stroke-width: 1.6; }
+.c0 { stroke: #3b7dd8; } .c1 { stroke: #d97a2b; } .c2 { stroke: #4c9a4c; } .c3 { stroke: #9a5fc0; }
+.c4 { stroke: #cc4b4b; } .c5 { stroke: #2f9aa3; } .c6 { stroke: #a98f1c; } .c7 { stroke: #808080; }
+.legend { font-size: .9rem; }
+.legend svg { width: 1.4rem; height: .7rem; margin-right: .35rem; } .legend .line { stroke-width: 4; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .9rem; }
+dt { color: GrayText; } dd { margin: 0; }
 """
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """Return a page with a title, which is its heading, and the parts of its body, which are HTML."""
-    return html_page(title, parts, _MLTS_STYLE)
+def latency_page(title: str, parts: Iterable[str]) -> str:
+    """Return a page with this title and body, with the style of the tables and charts of latencies."""
+    return html_page(title, parts, _LATENCY_STYLE)
+
+
+def legend(names: Sequence[str]) -> str:
+    """Return a list of the names of the lines of a chart, in their colours."""
+    items = (
+        f'<li><svg viewBox="0 0 20 10"><path class="line c{min(number, COLOURS - 1)}" d="M0 5H20"/></svg>'
+        f"{escape(name)}</li>"
+        for number, name in enumerate(names)
+    )
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _svg(label: str, body: Iterable[str]) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(body)}</svg>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def duration_text(duration_ns: float) -> str:
+    """Return a round duration in the unit that fits it."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if duration_ns >= size:
+            return f"{duration_ns / size:g} {unit}"
+    return f"{duration_ns:g} ns"
+
+
+def percentile_chart(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a chart with a line for each result; on the x axis equal distances divide the rest of requests by ten."""
+    lines = [_percentile_points(result["percentiles"]) for result in results]
+    x_end = max(x for line in lines for x, _ in line) or 1.0
+    ticks = [(_nines(share), f"{100 * share:g} %") for share in _TICKS if _nines(share) <= x_end]
+    return _svg("latency by percentile", _chart(lines, (0.0, x_end), ticks, "percentile of requests"))
+
+
+def _nines(share: float) -> float:
+    return -math.log10(1 - share)
+
+
+def _percentile_points(steps: Sequence[Sequence[float]]) -> Points:
+    """Return points of a staircase; the largest value is at the share of the last request but one."""
+    count = steps[-1][2]
+    last = 1 - 1 / (count + 1)
+    return [(_nines(min(share, last)), value) for share, value, _ in steps]
+
+
+def time_chart(timeline: Sequence[Mapping[str, float]]) -> str:
+    """Return a chart of one result with lines for p50, p99 and max over the seconds of the measurement."""
+    lines = [[(point["s"], point[f"{name}_ns"]) for point in timeline] for name in ("p50", "p99", "max")]
+    x_end = max(point["s"] for point in timeline) * 1.02
+    step = _round_step(x_end)
+    ticks = [(number * step, f"{number * step:g} s") for number in range(int(x_end / step) + 1)]
+    return _svg("latency by time", _chart(lines, (0.0, x_end), ticks, "time of the start"))
+
+
+def _round_step(end: float) -> float:
+    """Return a round distance for at most six ticks up to `end`."""
+    power = 10.0 ** math.floor(math.log10(end))
+    return next(power * part for part in (0.2, 0.5, 1.0, 2.0) if end / (power * part) <= 6)
+
+
+def _chart(
+    lines: Sequence[Points], x_range: tuple[float, float], ticks: Sequence[tuple[float, str]], x_label: str
+) -> Iterator[str]:
+    y_range = _log_range([y for line in lines for _, y in line])
+    floor = _HEIGHT - _BOTTOM
+
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
+        right = (x - x_range[0]) / (x_range[1] - x_range[0])
+        up = (math.log10(max(y, 1.0)) - y_range[0]) / (y_range[1] - y_range[0])
+        return _LEFT + right * (_WIDTH - _LEFT - _RIGHT), floor - up * (floor - _TOP)
+
+    yield from _y_axis(y_range, to_pixels)
+    for x, text in ticks:
+        at, _ = to_pixels(x, 1.0)
+        yield f'<path class="grid" d="M{at:.1f} {_TOP}V{floor}"/>{_text(at, floor + 15, text)}'
+    yield _text((_LEFT + _WIDTH) / 2, _HEIGHT - 6, x_label)
+    for number, line in enumerate(lines):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (to_pixels(*point) for point in line))
+        yield f'<polyline class="line c{min(number, COLOURS - 1)}" points="{points}"/>'
+
+
+def _log_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the logarithms between which the values are, at least a factor of two apart."""
+    low, high = math.log10(max(1.0, min(values))), math.log10(max(1.0, *values))
+    margin = max(0.04 * (high - low), (math.log10(2) - (high - low)) / 2)
+    return low - margin, high + margin
+
+
+def _y_axis(y_range: tuple[float, float], to_pixels: ToPixels) -> Iterator[str]:
+    """Draw lines at 1, 2 and 5 times the powers of ten, or at the powers alone if these are many."""
+    low, high = y_range
+    parts = (1, 2, 5) if high - low < 2.5 else (1,)
+    for power in range(math.floor(low), math.ceil(high) + 1):
+        for part in parts:
+            value = part * 10.0**power
+            if low <= math.log10(value) <= high:
+                _, y = to_pixels(0.0, value)
+                yield f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
+                yield _text(_LEFT - 5, y + 4, duration_text(value), "end")

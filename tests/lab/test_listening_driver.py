@@ -22,7 +22,7 @@ def test_clients_connect_until_the_block_ends(tmp_path: Path) -> None:
 def test_the_log_of_a_driver_that_does_not_start_is_the_reason(tmp_path: Path) -> None:
     (tmp_path / "driver.sock").write_text("in the way")
     with (
-        pytest.raises(BenchmarkFailed, match=r"the driver did not start within 120 s: .*driver\.sock"),
+        pytest.raises(BenchmarkFailed, match=r"the driver did not start: .*driver\.sock"),
         started_daemon(tmp_path),
     ):
         pass

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,10 +22,10 @@ import numpy as np
 from nnfmq.base.packages import installed_version
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.lab import placement
-from nnfmq.lab.bench.measurement import LoadMeasurements, MeasuredLoad
-from nnfmq.lab.bench.plan import LoadLevel, LoadPlan
+from nnfmq.lab.bench.measurement import LoadLevel, LoadMeasurements, LoadPlan, MeasuredLoad
 from nnfmq.lab.bench.runner import LoadResult
 from nnfmq.lab.bench.steps import STAGES
+from nnfmq.lab.page import conditions_list, html_table, latency_page, legend, percentile_chart, time_chart
 from nnfmq.lab.statistics import percentile, percentile_steps, summary
 from nnfmq.queue.core import core_name
 
@@ -43,6 +44,7 @@ __all__ = [
     "named_parts",
     "profile_export",
     "ratio_text",
+    "render_page",
     "result_names",
     "result_of",
     "time_text",
@@ -389,3 +391,65 @@ def compare_runners(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
             interval = bootstrap_ratio(_values(result, metric), _values(first, metric))
             rows.append(_row(result, metric) | {"over": first["runner"], **interval._asdict()})
     return rows
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The page.
+
+
+_COLUMNS = ("p50", "p90", "p95", "p99", "p99.9", "max")
+_HEADINGS = ("", *_COLUMNS, "requests/s", "CPU s", "PSS MiB", "stable")
+_TIME_LINES = ("p50", "p99", "max")
+
+
+def render_page(report: Mapping[str, Any]) -> str:
+    """Return the page of a report of `build_report`."""
+    title = f"Latency of {report['model'].rsplit('/', 1)[-1]}"
+    parts = [*_result_table(report["results"]), *_ratio_tables(report), *_missing(report), *_charts(report["results"])]
+    parts += conditions_list(
+        {**report["conditions"], **{f"load: {key}": value for key, value in report["load"].items()}}
+    )
+    return latency_page(title, parts)
+
+
+def _result_table(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = []
+    for name, result in zip(result_names(results), results, strict=True):
+        times = [time_text(result["latency_ns"][each]) for each in _COLUMNS]
+        cpu_s = result["cpu_s"]["client"] + result["cpu_s"]["driver"]
+        stable = {True: "yes", False: "no", None: "-"}[result["is_stable"]]
+        use = [f"{result['throughput_per_s']:,.0f}", f"{cpu_s:.2f}", f"{result['pss_bytes'] / 2**20:,.1f}", stable]
+        rows.append([name, *times, *use])
+    yield "<p>Latencies in µs. In an open loop they count from the intended start of each request.</p>"
+    yield html_table(_HEADINGS, rows)
+
+
+def _ratio_tables(report: Mapping[str, Any]) -> Iterator[str]:
+    for key, title in (("baseline", "Beside the baseline"), ("ratios", "Beside the first runner")):
+        compared = report.get(key, ())
+        rows = [
+            [f"{name}: {row['metric']}", *map(ratio_text, (row["ratio"], row["low"], row["high"])),
+             row.get("outcome", "")]
+            for name, row in zip(result_names(compared), compared, strict=True)
+        ]  # fmt: skip
+        if rows:
+            yield f"<h2>{title}</h2>"
+            yield html_table(("", "ratio", "95 % interval from", "to", ""), rows)
+
+
+def _missing(report: Mapping[str, Any]) -> Iterator[str]:
+    for runner, reason in report["missing"].items():
+        yield f"<p>{escape(runner)} is missing: {escape(reason)}</p>"
+
+
+def _charts(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "<h2>Latency by percentile</h2>"
+    yield legend(result_names(results))
+    yield f'<div class="wide">{percentile_chart(results)}</div>'
+    yield "<h2>Latency by time</h2>"
+    yield legend(_TIME_LINES)
+    charts = (
+        f"<figure>{time_chart(result['timeline'])}<figcaption>{escape(name)}</figcaption></figure>"
+        for name, result in zip(result_names(results), results, strict=True)
+    )
+    yield f'<div class="charts">{"".join(charts)}</div>'

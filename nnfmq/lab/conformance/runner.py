@@ -11,7 +11,6 @@ models.
 
 from __future__ import annotations
 
-import json
 import math
 import queue
 import re
@@ -32,7 +31,7 @@ from nnfmq.lab.conformance.random_graphs import Batch
 from nnfmq.lab.conformance.runtime_targets import RUNTIME_PATHS, RuntimeTarget, arrangement
 from nnfmq.lab.conformance.stepwise import StepwiseEngine
 from nnfmq.lab.conformance.targets import CompilingEngine, ExecutionTarget, Interpreter
-from nnfmq.lab.conformance.testmodels import FormatError, Line, lines, read, read_at
+from nnfmq.lab.conformance.testmodels import FormatError, Line, dump, lines, read, read_at
 
 __all__ = ["Settings", "chosen", "count", "open_target", "run_sources"]
 
@@ -121,16 +120,7 @@ def _run_source(source: Source, settings: Settings, target: ExecutionTarget) -> 
             yield run_test(read_at(source, number, line), target)
             continue
         result = run_test(read(line), target)
-        yield replace(result, dumped=_dump(line, settings.dump_to)) if result.has_failed else result
-
-
-def _dump(line: Line, folder: str) -> str:
-    """Write a test model to a file and return its path; "" without a folder."""
-    if not folder:
-        return ""
-    path = Path(folder) / f"{line['name']}.jsonl"
-    path.write_text(json.dumps(line) + "\n", encoding="ascii")
-    return str(path)
+        yield replace(result, dumped=dump(line, settings.dump_to)) if result.has_failed else result
 
 
 # ------------------------------------------------------------------------------------------------ jobs

@@ -40,6 +40,7 @@ __all__ = [
     "Criterion",
     "FormatError",
     "TestModel",
+    "dump",
     "find_files",
     "is_coupled",
     "is_unsigned",
@@ -180,6 +181,15 @@ def lines(path: Path) -> Iterator[tuple[int, Line]]:
         raise FormatError(f"{path}:{number + 1}: cannot be read: {error}") from error
     if not number:
         raise FormatError(f"{path}: no test models in it")
+
+
+def dump(line: Line, folder: str) -> str:
+    """Write a test model to NAME.jsonl in a folder and return the path; "" without a folder."""
+    if not folder:
+        return ""
+    path = Path(folder) / f"{line['name']}.jsonl"
+    path.write_text(json.dumps(line) + "\n", encoding="ascii")
+    return str(path)
 
 
 def _opened(path: Path) -> Any:

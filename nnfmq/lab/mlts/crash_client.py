@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import itertools
-import json
 import os
 import random
 import resource
@@ -34,7 +33,7 @@ from nnfmq.hal.types import OperandType
 from nnfmq.lab.conformance.driver_targets import in_shared_memory
 from nnfmq.lab.conformance.random_graphs import GraphClass, generate
 from nnfmq.lab.conformance.random_source import GraphLimits
-from nnfmq.lab.conformance.testmodels import Criterion, Line, TestModel, read
+from nnfmq.lab.conformance.testmodels import Criterion, TestModel, dump, read
 from nnfmq.lab.mlts.crash_tests import ClientMessage, ClientState, ClientTask, GraphSize, Workload
 from nnfmq.lab.mlts.models import Array
 from nnfmq.lab.mlts.stress_models import COMPLETE, hal_model, inputs_for, open_model, with_constants_in_file
@@ -174,7 +173,7 @@ def _run_seed(context: WorkloadContext, device: Device, graph_class: GraphClass,
     executes = context.task.workload is Workload.RANDOM_INFERENCE
     outcome, error = run_graph(device, read(line), executes=executes)
     if outcome in FAILURES:
-        path = _dump(line, context.task.dump_to)
+        path = dump(line, context.task.dump_to)
         raise GraphFailed(f"{outcome}: {error}; the graph is in {path}" if path else f"{outcome}: {error}")
     return outcome
 
@@ -202,14 +201,6 @@ def run_graph(device: Device, test: TestModel, *, executes: bool) -> tuple[Graph
     except NnfmqError as error:
         return failure, error
     return GraphOutcome.SUCCESS, None
-
-
-def _dump(line: Line, folder: str) -> str:
-    if not folder:
-        return ""
-    path = Path(folder) / f"{line['name']}.jsonl"
-    path.write_text(json.dumps(line) + "\n", encoding="ascii")
-    return str(path)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from multiprocess import Pipe
 from nnfmq.client.connection.connect import connect
 from nnfmq.client.connection.device import Device
 from nnfmq.hal.errors import DeadObject, NnfmqError
+from nnfmq.hal.types import DeviceStatus
 from nnfmq.lab.child_processes import BenchmarkFailed, started_child
 from nnfmq.lab.listening_driver import started_daemon
 from nnfmq.lab.mlts.crash_client import WorkloadContext, run_client, serve_client
@@ -246,8 +247,6 @@ def driver_for(test: CrashTest | None, options: CrashOptions, folder: Path) -> I
 
 def list_devices(options: CrashOptions) -> list[str]:
     """Return the names of the devices that are AVAILABLE. Blocks. Raises the errors of `connect`."""
-    from nnfmq.hal.types import DeviceStatus
-
     with _folder() as folder, driver_for(None, options, folder) as driver, connect(driver.socket) as client:
         return [info.name for info in client.devices() if info.status is DeviceStatus.AVAILABLE]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from nnfmq.lab.bench.page import conditions_list, html_table, latency_page
+from nnfmq.lab.page import conditions_list, html_table, latency_page
 from nnfmq.lab.statistics import summary
 from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, named_causes, worst_requests
 from nnfmq.lab.stress.records import CAUSES, RequestRecord

@@ -18,11 +18,10 @@ import numpy as np
 from nnfmq.base.settings import BURST_CONTROLLER_POLLING_WINDOW, BURST_SERVER_POLLING_WINDOW
 from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.lab import placement as cpu_pinning
 from nnfmq.lab.bench.runner import RunnerJob
 from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.listening_driver import started_daemon
-from nnfmq.lab.placement import Cpus
+from nnfmq.lab.placement import Cpus, choose
 from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, slow_requests
 from nnfmq.lab.stress.clients import StressClient, StressTrial, started_clients
 from nnfmq.lab.stress.counters import OtherProcesses, StatisticsArea
@@ -224,7 +223,7 @@ def _of_group(
         for position, (placement, load) in enumerate(product(plan.placements, plan.loads), number):
             scenario = Scenario(mode, count, window_us, placement, load)
             progress(f"{position + 1} of {plan.count()}: {scenario.text()}")
-            setup = TrialSetup(socket, [cpu_pinning.choose(placement, each) for each in range(count)], folder)
+            setup = TrialSetup(socket, [choose(placement, each) for each in range(count)], folder)
             yield scenario, _trial(plan, scenario, clients, setup, position, progress)
 
 

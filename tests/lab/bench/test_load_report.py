@@ -14,9 +14,7 @@ import pytest
 from rich.console import Console
 
 from nnfmq.cli.bench import print_report
-from nnfmq.lab.bench.measurement import LoadMeasurements, MeasuredLoad
-from nnfmq.lab.bench.page import percentile_chart, render_page, time_chart
-from nnfmq.lab.bench.plan import LoadLevel, LoadPlan
+from nnfmq.lab.bench.measurement import LoadLevel, LoadMeasurements, LoadPlan, MeasuredLoad
 from nnfmq.lab.bench.report import (
     BLOCKS,
     build_report,
@@ -26,11 +24,13 @@ from nnfmq.lab.bench.report import (
     named_parts,
     profile_export,
     ratio_text,
+    render_page,
     result_names,
     result_of,
     time_text,
 )
 from nnfmq.lab.bench.runner import LoadResult
+from nnfmq.lab.page import percentile_chart, time_chart
 from nnfmq.lab.statistics import WarmUpWindow
 
 US, MS, SECOND = 1000, 1_000_000, 1_000_000_000

@@ -21,9 +21,8 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.lab import child_processes
 from nnfmq.lab.bench import runner as runner_process
 from nnfmq.lab.bench.loops import intended_starts
-from nnfmq.lab.bench.measurement import measure_plan
+from nnfmq.lab.bench.measurement import LoadPlan, measure_plan
 from nnfmq.lab.bench.peers import loadable
-from nnfmq.lab.bench.plan import LoadPlan
 from nnfmq.lab.bench.runner import Load, RunnerGroup, RunnerJob, Trial, started_group
 from nnfmq.lab.bench.steps import MODES, STAGES, Array, Step, opened_mode
 from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable

@@ -11,7 +11,6 @@ import pytest
 from multiprocess import Pipe
 
 from nnfmq.lab.child_processes import call_in_child
-from nnfmq.lab.mlts import crash_report
 from nnfmq.lab.mlts.crash_runner import CrashResult, received_messages
 from nnfmq.lab.mlts.crash_tests import (
     CRASH_TESTS,
@@ -23,6 +22,7 @@ from nnfmq.lab.mlts.crash_tests import (
     GraphSize,
     Workload,
 )
+from nnfmq.lab.mlts.reports import crash_csv, crash_page
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def results() -> list[CrashResult]:
 
 
 def test_TST_11_the_page_has_the_outcome_of_each_test_on_each_device() -> None:
-    page = crash_report.render(results(), "a <machine>")
+    page = crash_page(results(), "a <machine>")
     assert "<script" not in page and "src=" not in page and "href=" not in page
     assert "MLTS crash tests: 1 of 3 failed" in page and "a &lt;machine&gt;" in page
     assert '<td class="good" title="1,234 steps in 2.0 s, 5 clients killed">SUCCESS <small>1,234</small></td>' in page
@@ -82,11 +82,11 @@ def test_TST_11_the_page_has_the_outcome_of_each_test_on_each_device() -> None:
 
 def test_a_page_without_failures_says_so() -> None:
     expected = replace(results()[1], test=SELF_TESTS[2])
-    assert "all as expected" in crash_report.render([expected], "") and not expected.has_failed
+    assert "all as expected" in crash_page([expected], "") and not expected.has_failed
 
 
 def test_TST_11_the_csv_has_a_line_for_each_result() -> None:
-    lines = crash_report.render_csv(results(), "2026").splitlines()
+    lines = crash_csv(results(), "2026").splitlines()
     assert lines[:2] == ["# 2026", "# device,target,test,outcome,expected,duration_s,killed,steps,reason"]
     name = "parallel-inference-stress-8-threads"
     assert lines[2] == f"<device>,parallel-inference-stress,{name},SUCCESS,SUCCESS,2.000,5,executed=1234,"

@@ -16,9 +16,10 @@ import pytest
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.importers import example_path
-from nnfmq.lab.mlts import scoring, scoring_report
+from nnfmq.lab.mlts import scoring
 from nnfmq.lab.mlts.backends import FROM_CACHE, SAVING, WITHOUT_CACHE, CompilationSteps, ModelRunner
 from nnfmq.lab.mlts.models import Array, ScoringModel
+from nnfmq.lab.mlts.reports import histogram, scoring_csv, scoring_page
 from nnfmq.lab.mlts.scoring import FAILED, MISSING, OK, Accuracy, ScoringOptions, ScoringResult, compare, run_benchmark
 from nnfmq.lab.statistics import summarize
 
@@ -188,7 +189,7 @@ def results() -> list[list[ScoringResult]]:
 
 def test_TST_10_the_csv_has_a_line_for_each_result_with_its_metrics_under_their_names() -> None:
     flat = [result for test in results() for result in test]
-    lines = scoring_report.render_csv(flat, "2026, nnfmq 1").splitlines()
+    lines = scoring_csv(flat, "2026, nnfmq 1").splitlines()
     assert lines[0] == "# 2026, nnfmq 1" and lines[1].startswith("# name,backend,")
     rows = list(csv.DictReader(io.StringIO("\n".join([lines[1].removeprefix("# "), *lines[2:]]))))
     assert [row["status"] for row in rows] == [OK, OK, OK, FAILED, MISSING]
@@ -233,7 +234,7 @@ class Page(HTMLParser):
 
 
 def test_TST_10_the_page_is_self_contained_and_shows_differences_from_the_baseline() -> None:
-    page = Page(scoring_report.render(results(), "a <machine>", "LiteRT is <missing>"))
+    page = Page(scoring_page(results(), "a <machine>", "LiteRT is <missing>"))
     assert page.open == [] and page.loaded == []
     assert "a <machine>" in page.text and "LiteRT is <missing>" in page.text
     assert "MLTS: 3 of 4 results failed" in page.text
@@ -247,7 +248,7 @@ def test_TST_10_the_page_is_self_contained_and_shows_differences_from_the_baseli
 def test_better_values_are_marked_and_a_page_without_errors_says_so() -> None:
     fast = replace(rated("compiled", [0] * 10), latency=summarize([500_000]), data_count=10)
     slow = replace(rated("LiteRT", [0, 1] * 5), latency=summarize([1_000_000]), data_count=10)
-    page = Page(scoring_report.render([[slow, fast]], ""))
+    page = Page(scoring_page([[slow, fast]], ""))
     assert page.styled["better"] == ["100.0 % (+50.0)", "0.500 (-50 %)", "0.500 (-50 %)", "0.500 (-50 %)"]
     assert "MLTS: no errors" in page.text and "Errors" not in page.styled and "worse" not in page.styled
 
@@ -255,11 +256,11 @@ def test_better_values_are_marked_and_a_page_without_errors_says_so() -> None:
 def test_a_time_many_times_as_long_is_shown_as_a_factor() -> None:
     slow = replace(rated("compiled", [0]), latency=summarize([12_000_000]))
     fast = replace(rated("LiteRT", [0]), latency=summarize([1_000_000]))
-    assert "12.000 (12 ×)" in Page(scoring_report.render([[fast, slow]], "")).styled["worse"]
+    assert "12.000 (12 ×)" in Page(scoring_page([[fast, slow]], "")).styled["worse"]
 
 
 def test_a_histogram_has_a_bar_for_each_bucket_that_is_not_empty() -> None:
-    assert scoring_report.histogram(summarize([1, 2, 3000])).count("<rect") == 2
+    assert histogram(summarize([1, 2, 3000])).count("<rect") == 2
 
 
 def test_json_has_no_ranks() -> None:

@@ -1,13 +1,14 @@
-"""The benchmark's results as one self-contained HTML page, and as CSV.
+"""The results of `nnfmq mlts`, of its benchmark and of its crash tests, as self-contained HTML pages, and as CSV.
 
-The page has no scripts and loads nothing. The first row of a model is the baseline; in the other rows its values are
-compared with the baseline's, better ones green and worse ones red if they differ by 1 % or more.
+In the benchmark's page the first row of a model is the baseline; in the other rows its values are compared with the
+baseline's, better ones green and worse ones red if they differ by 1 % or more.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from html import escape
@@ -15,11 +16,13 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from nnfmq.lab.mlts.backends import FROM_CACHE, SAVING, WITHOUT_CACHE
+from nnfmq.lab.mlts.crash_runner import CrashResult
+from nnfmq.lab.mlts.crash_tests import CrashOutcome
 from nnfmq.lab.mlts.scoring import OK, ScoringResult
-from nnfmq.lab.page import page
+from nnfmq.lab.page import html_page
 from nnfmq.lab.statistics import BUCKETS, LatencyBlock
 
-__all__ = ["columns", "histogram", "render", "render_csv"]
+__all__ = ["crash_csv", "crash_page", "histogram", "scoring_columns", "scoring_csv", "scoring_page"]
 
 _MIN_DIFFERENCE = 0.01  # smaller ones have no colour
 _MANY_TIMES = 9.0  # an increase from which the factor is shown instead of the percentage
@@ -29,9 +32,15 @@ _METRIC_LABELS = {
     "max_phone_error_rate": "phone errors %",
 }
 _WIDTH, _HEIGHT = 320, 70
+_STYLE = """
+.scroll { margin: .5rem 0 1.5rem; }
+th:first-child { text-align: left; }
+.charts { grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); }
+svg rect { fill: var(--bar); }
+"""
 
 
-def render(results: Sequence[Sequence[ScoringResult]], subject: str, litert_missing: str = "") -> str:
+def scoring_page(results: Sequence[Sequence[ScoringResult]], subject: str, litert_missing: str = "") -> str:
     """Return the page of the results of each test; `subject` describes time, version and machine.
 
     `litert_missing` is the reason why there is no baseline.
@@ -44,7 +53,7 @@ def render(results: Sequence[Sequence[ScoringResult]], subject: str, litert_miss
     for group, members in groupby(there, key=lambda test: test[0].model.group):
         tests = list(members)
         parts += [f"<h2>{escape(group)}</h2>", *_accuracy(tests), *_compilation(tests), *_histograms(tests)]
-    return page(f"MLTS: {headline}", [*parts, *_missing(results)])
+    return html_page(f"MLTS: {headline}", [*parts, *_missing(results)], _STYLE)
 
 
 def _errors(failed: Sequence[ScoringResult]) -> Iterator[str]:
@@ -187,21 +196,25 @@ _BLOCK = ("iterations", "total_s", "mean_s", "std_dev_s", "p50_s", "p99_s", "his
 _KINDS = {"latency": "", "compile": WITHOUT_CACHE, "compile_saving": SAVING, "compile_cached": FROM_CACHE, "start": ""}
 
 
-def columns() -> list[str]:
+def scoring_columns() -> list[str]:
     """Return the names of the columns, in their order."""
     known = ["name", "backend", "status", "reason", "data_count", "data_total", "mse", "max_error", *METRICS, "errors"]
     blocks = [f"{kind}_{name}" for kind in _KINDS for name in (*_BLOCK, "histogram")]
     return [*known, "cache_bytes", *blocks]
 
 
-def render_csv(results: Iterable[ScoringResult], comment: str) -> str:
+def scoring_csv(results: Iterable[ScoringResult], comment: str) -> str:
     """Return the text; `comment` has the time and the version."""
+    return _csv(comment, scoring_columns(), map(_row, results))
+
+
+def _csv(comment: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return a comment, a comment with the columns, and a line for each row."""
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     sink.write(f"# {comment}\n# ")
-    writer.writerow(columns())
-    for result in results:
-        writer.writerow(list(_row(result)))
+    writer.writerow(columns)
+    writer.writerows(rows)
     return sink.getvalue()
 
 
@@ -231,3 +244,70 @@ def _block(block: LatencyBlock | None) -> Iterator[Any]:
 
 def _text(value: float | None) -> str:
     return "" if value is None else f"{value:.9g}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The results of the crash tests.
+
+
+CRASH_COLUMNS = ("device", "target", "test", "outcome", "expected", "duration_s", "killed", "steps", "reason")
+
+
+def crash_page(results: Sequence[CrashResult], subject: str) -> str:
+    """Return the page: numbers of outcomes, a matrix of tests and devices, and the reasons of failures."""
+    failed = [result for result in results if result.has_failed]
+    headline = f"{len(failed)} of {len(results)} failed" if failed else "all as expected"
+    parts = [f"<p>{escape(subject)}</p>", *_counts(results), *_matrix(results), *_reasons(failed)]
+    return html_page(f"MLTS crash tests: {headline}", parts, _STYLE)
+
+
+def _counts(results: Sequence[CrashResult]) -> Iterator[str]:
+    counts = Counter(result.outcome for result in results)
+    yield f"<p>{', '.join(f'{counts[outcome]} {outcome}' for outcome in CrashOutcome if counts[outcome])}</p>"
+
+
+def _matrix(results: Sequence[CrashResult]) -> Iterator[str]:
+    devices = list(dict.fromkeys(result.device for result in results))
+    tests = list(dict.fromkeys(result.test.name for result in results))
+    cells = {(result.test.name, result.device): result for result in results}
+    heads = "".join(f"<th>{escape(device)}</th>" for device in devices)
+    yield f'<div class="scroll"><table><tr><th>test</th>{heads}</tr>'
+    for test in tests:
+        row = "".join(_cell(cells.get((test, device))) for device in devices)
+        yield f"<tr><td class=text>{escape(test)}</td>{row}</tr>"
+    yield "</table></div>"
+    if any(result.codes for result in results):
+        yield "<p>Numbers are executions, preparations, or random graphs.</p>"
+
+
+def _cell(result: CrashResult | None) -> str:
+    if result is None:
+        return "<td></td>"
+    style = "bad" if result.has_failed else "good" if result.outcome is result.test.expected else ""
+    steps, killed = sum(result.codes.values()), f", {result.killed} clients killed" if result.killed else ""
+    title = f"{steps:,} steps in {result.duration_ns / 1e9:.1f} s{killed}"
+    number = f" <small>{steps:,}</small>" if steps else ""
+    return f'<td class="{style}" title="{title}">{result.outcome}{number}</td>'
+
+
+def _reasons(failed: Sequence[CrashResult]) -> Iterator[str]:
+    if failed:
+        yield "<h2>Reasons</h2><ul>"
+        for result in failed:
+            where = f"{result.test.name} on {result.device}"
+            reason = result.reason or f"expected was {result.test.expected}"
+            yield f"<li><b>{result.outcome}</b> {escape(where)}: {escape(reason)}</li>"
+        yield "</ul>"
+
+
+def crash_csv(results: Sequence[CrashResult], comment: str) -> str:
+    """Return a comment with time and version, a comment with the columns, and a line for each result."""
+    return _csv(comment, CRASH_COLUMNS, map(_crash_row, results))
+
+
+def _crash_row(result: CrashResult) -> tuple[Any, ...]:
+    steps = " ".join(f"{code.replace(' ', '_')}={number}" for code, number in sorted(result.codes.items()))
+    return (
+        result.device, result.test.target, result.test.name, result.outcome, result.test.expected,
+        f"{result.duration_ns / 1e9:.3f}", result.killed, steps, result.reason,
+    )  # fmt: skip
