@@ -30,16 +30,9 @@ def test_SIGKILL_of_a_client_ends_its_worker_during_a_computation(daemon: Daemon
         worker.wait_for_end()
 
 
-def test_SIGKILL_of_a_client_ends_its_worker_while_it_copies_a_large_pool(daemon: Daemon) -> None:
-    with app("waits", daemon.path, "large") as client, Process(int(client.line())) as worker:
-        client.tell()
-        assert client.line() == "waiting"
-        client.popen.kill()
-        worker.wait_for_end()
-
-
-def test_LIFE_3_SIGKILL_of_a_client_whose_own_fence_is_waited_for_ends_its_worker(daemon: Daemon) -> None:
-    with app("waits", daemon.path, "fenced") as client, Process(int(client.line())) as worker:
+@pytest.mark.parametrize("way", ["large", "fenced"], ids=["it copies a large pool", "it waits for the client's fence"])
+def test_LIFE_3_SIGKILL_of_a_client_ends_its_worker_while(way: str, daemon: Daemon) -> None:
+    with app("waits", daemon.path, way) as client, Process(int(client.line())) as worker:
         client.tell()
         assert client.line() == "waiting"
         client.popen.kill()

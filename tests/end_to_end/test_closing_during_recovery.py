@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, until
+from support.drivers import LIMIT_S, Daemon, InThread, Process, kill_worker, one, running_daemon, until
 from support.execution_modes import fenced, in_a_task, of_a_pool, reusable
 from support.models import null_model
 
@@ -28,14 +28,6 @@ SOON_S = 5.0
 def client(daemon: Daemon) -> Iterator[nnfmq.Client]:
     with daemon.connect(recover=True) as client:
         yield client
-
-
-def kill(client: nnfmq.Client) -> None:
-    """Kill the process that serves a client, and return when the client knows."""
-    with Process(client.worker_pid) as worker:
-        worker.kill()
-        worker.wait_for_end()
-    until(lambda: not client.connection.is_open, "the client knows")
 
 
 class Gate:
@@ -74,7 +66,7 @@ def test_a_call_that_waits_for_a_driver_ends_when_the_client_is_closed(
 
     with client.device("reference").prepare(null_model()) as model:
         monkeypatch.setattr(connecting, "_connect_to", refuse)
-        kill(client)
+        kill_worker(client)
         calls = [InThread.start(partial(model.execute, one(1), timeout=60)), InThread.start(client.devices)]
         assert gate.reached.wait(LIMIT_S)
         ended_soon(client.close)
@@ -95,7 +87,7 @@ def test_a_call_whose_next_driver_does_not_reply_ends_when_the_client_is_closed(
         return fresh
 
     monkeypatch.setattr(client, "_connect_again", connect_to_a_stopped_one)
-    kill(client)
+    kill_worker(client)
     listing = InThread.start(partial(client.devices, timeout=60))
     until(lambda: client._next is not None, "the next driver is asked for its devices")
     ended_soon(client.close)
@@ -122,7 +114,7 @@ def model(client: nnfmq.Client, daemon: Daemon, gate: Gate) -> Iterator[nnfmq.Pr
             return cpu.device("reference")
 
         model.fallback = CpuFallback(open_device, null_model())
-        kill(client)
+        kill_worker(client)
         client._connect_again = _never
         yield model
         gate.go.set()
@@ -173,7 +165,7 @@ def test_a_burst_that_is_closed_while_its_model_is_prepared_again_gets_no_new_qu
 
         model.handle.prepare_again = prepare_again
         burst = model.burst()
-        kill(client)
+        kill_worker(client)
         executing = InThread.start(partial(burst.execute, one(1)))
         assert gate.reached.wait(LIMIT_S)
         ended_soon(burst.close)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, InThread, Process, one, running_daemon, until
+from support.drivers import LIMIT_S, InThread, Process, kill_worker, one, running_daemon, until
 from support.execution_modes import fenced, in_a_task, of_a_pool, reusable
 from support.failing_device import DEVICE, DIE, failing_driver, four
 from support.models import add_model, null_model, request_for
@@ -41,14 +41,6 @@ def model(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
         yield model
 
 
-def kill(client: nnfmq.Client) -> None:
-    """Kill the process that serves a client, and return when the client knows."""
-    with Process(client.worker_pid) as worker:
-        worker.kill()
-        worker.wait_for_end()
-    until(lambda: not client.connection.is_open, "the client knows")
-
-
 def is_over_queues(burst: Any, value: float = 1) -> bool:
     """Execute once; return whether the device has done it, over the burst's queues."""
     assert burst.execute(one(value)) == (one(value),)
@@ -64,7 +56,7 @@ def test_a_burst_is_answered_at_once_and_returns_to_the_device(
     before = client.driver_pid
     with model.burst() as burst, caplog.at_level(logging.WARNING, "nnfmq.client"):
         assert is_over_queues(burst)
-        kill(client)
+        kill_worker(client)
         assert "driver has died, connects again" in repr(client)
         for described in (model, burst):
             assert "driver has died, the CPU executes until" in repr(described)
@@ -96,7 +88,7 @@ def test_a_burst_whose_driver_dies_while_it_waits_is_answered_by_the_cpu(
 def test_a_burst_that_is_configured_while_no_driver_runs_moves_to_the_next_one(
     client: nnfmq.Client, model: nnfmq.PreparedModel
 ) -> None:
-    kill(client)
+    kill_worker(client)
     with model.burst() as burst, model.burst_pool(2) as pool, model.aidl_burst() as aidl:
         assert burst.execute(one(1)) == pool.execute(one(1)) == (one(1),)
         until(lambda: is_over_queues(burst), "the device executes again")
@@ -131,7 +123,7 @@ def test_each_mode_is_answered_at_once_and_returns_to_the_device(
     client: nnfmq.Client, model: nnfmq.PreparedModel
 ) -> None:
     for value, execute in enumerate(MODES):
-        kill(client)
+        kill_worker(client)
         assert execute(model, one(value)) == (one(value),)
         until(lambda: model.handle.is_open, "the model is prepared again")
         before = model.cpu_executions
@@ -148,7 +140,7 @@ def test_states_are_carried_from_the_device_to_the_cpu_and_back(client: nnfmq.Cl
         model.reset_state()
         for index, (step, right) in enumerate(zip(steps, expected, strict=True)):
             if index == 2:
-                kill(client)
+                kill_worker(client)
             if index == 4:
                 until(lambda: "died" not in repr(model), "the model is prepared again")
             np.testing.assert_allclose(model.execute(step)[0], right, rtol=1e-6)
@@ -162,7 +154,7 @@ def test_recover_False_raises_dead_object_at_once_and_starts_nothing() -> None:
         assert model.fallback is not None
         with model.burst() as burst, model.create_reusable_execution() as execution:
             assert is_over_queues(burst)
-            kill(client)
+            kill_worker(client)
             calls = [
                 lambda: burst.execute(one(1)), lambda: model.execute(one(1)), lambda: execution.compute(one(1)),
                 lambda: model.execute_async(one(1)), model.burst, client.devices,
@@ -191,7 +183,7 @@ def test_a_client_that_is_closed_while_a_model_is_prepared_again_keeps_no_driver
         return fresh
 
     client._connect_again = slowly
-    kill(client)
+    kill_worker(client)
     assert model.execute(one(1)) == (one(1),)
     assert started.wait(LIMIT_S)
     closing = InThread.start(client.close)
@@ -285,13 +277,13 @@ def test_a_plan_is_executed_on_the_cpu_while_a_step_has_no_driver_and_then_on_it
             return burst.last.driver_ns > 0
 
         assert is_over_bursts()
-        kill(runtime.clients[0])
+        kill_worker(runtime.clients[0])
         for described in (model, burst):
             assert "step 0: driver has died, the CPU executes until" in repr(described)
         assert not is_over_bursts()
         assert model.cpu_executions > 0
         until(is_over_bursts, "the devices execute again")
-        kill(runtime.clients[1])
+        kill_worker(runtime.clients[1])
         assert model.execute(a, b)[0].tolist() == (a + 2 * b).tolist()
         later = stack.enter_context(model.burst())
         until(lambda: "died" not in repr(model), "the step is prepared again")

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, Process, one, until
+from support.drivers import LIMIT_S, Daemon, kill_worker, one, until
 from support.execution_modes import fenced, of_a_pool, reusable
 from support.models import null_model
 
@@ -87,14 +87,6 @@ def client(daemon: Daemon) -> Iterator[nnfmq.Client]:
         yield client
 
 
-def kill(client: nnfmq.Client) -> None:
-    """Kill the process that serves a client, and return when the client knows."""
-    with Process(client.worker_pid) as worker:
-        worker.kill()
-        worker.wait_for_end()
-    until(lambda: not client.connection.is_open, "the client knows")
-
-
 def local_of(call: Callable[[], object]) -> weakref.ref[Local]:
     """Call a function that may raise an NnfmqError; return a reference to a variable of the caller."""
 
@@ -137,7 +129,7 @@ def no_device() -> NoReturn:
 
 def kill_if_alive(client: nnfmq.Client) -> None:
     if client.connection.is_open:
-        kill(client)
+        kill_worker(client)
 
 
 @pytest.mark.parametrize("execute", MODES.values(), ids=MODES)
@@ -162,7 +154,7 @@ def test_a_caller_s_variables_are_freed_if_the_next_driver_dies_as_well(
         model.fallback = CpuFallback(lambda: cpu.device("reference"), null_model())
         with model.burst() as burst:
             assert burst.execute(one(1)) == (one(1),)
-            kill(client)
+            kill_worker(client)
             model.handle.recover_now(None, wait=True)
             monkeypatch.setattr(Burst, "_replace_channel", die)
             execute = (lambda: run_in_task(burst)) if in_task else (lambda: burst.execute(one(2)))
@@ -181,7 +173,7 @@ def test_a_caller_s_variables_are_freed_if_no_driver_can_be_started(
     client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with client.device("reference").prepare(null_model()) as model:
-        kill(client)
+        kill_worker(client)
         client._connect_again = lambda _deadline_ns, _wait: no_device()
         for call in (client.devices, lambda: model.execute(one(1)), model.burst):
             assert is_collected(local_of(call))

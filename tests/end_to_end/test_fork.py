@@ -10,20 +10,10 @@ from support.drivers import Daemon, Process, app
 CALLS = 6  # of apps/calls_after_fork.py
 
 
-def test_a_forked_child_does_not_keep_the_worker_when_the_app_is_killed(daemon: Daemon) -> None:
+@pytest.mark.parametrize("form", ["daemon", "embedded"])
+def test_a_forked_child_does_not_keep_the_driver_s_process_when_the_app_is_killed(form: str, daemon: Daemon) -> None:
     with ExitStack() as stack:
-        parent = stack.enter_context(app("forks", daemon.path))
-        worker, child = (stack.enter_context(Process(int(parent.line()))) for _ in range(2))
-        parent.popen.kill()
-        worker.wait_for_end()
-        assert not child.has_exited()
-        child.kill()
-        child.wait_for_end()
-
-
-def test_a_forked_child_does_not_keep_an_embedded_driver_when_the_app_is_killed() -> None:
-    with ExitStack() as stack:
-        parent = stack.enter_context(app("forks", "embedded"))
+        parent = stack.enter_context(app("forks", daemon.path if form == "daemon" else form))
         driver, child = (stack.enter_context(Process(int(parent.line()))) for _ in range(2))
         parent.popen.kill()
         driver.wait_for_end()

@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, until, wait_until_waiting
+from support.drivers import (
+    LIMIT_S,
+    Daemon,
+    InThread,
+    Process,
+    kill_worker,
+    one,
+    running_daemon,
+    until,
+    wait_until_waiting,
+)
 from support.execution_modes import fenced, in_a_task, of_a_pool, reusable
 from support.failing_device import DEVICE, DIE, failing_driver, four
 from support.forking import fork
@@ -42,14 +52,6 @@ def client(daemon: Daemon) -> Iterator[nnfmq.Client]:
 def model(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
     with client.device("reference").prepare(null_model()) as model:
         yield model
-
-
-def kill(client: nnfmq.Client) -> None:
-    """Kill the process that serves a client, and return when the client knows."""
-    with Process(client.worker_pid) as worker:
-        worker.kill()
-        worker.wait_for_end()
-    until(lambda: not client._connection.is_open, "the client knows")
 
 
 def executes(client: nnfmq.Client) -> bool:
@@ -102,7 +104,7 @@ def test_LIFE_6_without_recovery_everything_of_a_dead_driver_stays_dead(daemon: 
         device = client.device("reference")
         model = device.prepare(null_model())
         burst = model.burst()
-        kill(client)
+        kill_worker(client)
         calls = (
             lambda: model.execute(one(1)), lambda: model.execute_async(one(1)), lambda: burst.execute(one(1)),
             device.capabilities, model.burst, client.devices, lambda: client.device("reference"),
@@ -117,7 +119,7 @@ def test_LIFE_6_without_recovery_everything_of_a_dead_driver_stays_dead(daemon: 
 def test_LIFE_6_a_client_whose_worker_was_killed_recovers_at_the_next_call(client: nnfmq.Client) -> None:
     before = client.worker_pid
     assert executes(client)
-    kill(client)
+    kill_worker(client)
     assert client.devices()
     assert client.worker_pid != before
     assert executes(client)
@@ -142,7 +144,7 @@ def test_LIFE_6_each_call_of_a_client_or_device_recovers(
     call: Callable[[nnfmq.Client, nnfmq.Device], Any], client: nnfmq.Client
 ) -> None:
     device = client.device("reference")
-    kill(client)
+    kill_worker(client)
     assert call(client, device)
 
 
@@ -169,7 +171,7 @@ def test_LIFE_6_a_model_is_prepared_again_at_its_next_execution(
 ) -> None:
     assert execute(model, one(1)) == (one(1),)
     for value in (2, 3):
-        kill(client)
+        kill_worker(client)
         assert execute(model, one(value)) == (one(value),)
         assert execute(model, one(value)) == (one(value),)
 
@@ -196,7 +198,7 @@ def test_LIFE_6_bursts_pools_and_reusable_executions_go_on(client: nnfmq.Client,
                 result.view[:] = bytes(4)
                 execute(request)
                 assert bytes(result.view) == one(value).tobytes()
-            kill(client)
+            kill_worker(client)
         assert burst.last.driver_ns > 0  # of the dead driver
         assert burst.execute() == (one(3),)  # the inputs are still in the burst's memory
 
@@ -210,12 +212,12 @@ def test_LIFE_6_a_burst_s_own_arrays_are_the_same_after_a_recovery(
             given[...] = value
             assert burst.execute(out=burst.outputs)[0] is result
             assert result.tolist() == [value]
-            kill(client)
+            kill_worker(client)
 
 
 def test_LIFE_6_a_recovered_model_is_released_in_the_new_driver(client: nnfmq.Client) -> None:
     with client.device("reference").prepare(null_model()) as model:
-        kill(client)
+        kill_worker(client)
         assert model.execute(one(1)) == (one(1),)
         assert len(own_models(client)) == 1
     assert own_models(client) == ()
@@ -231,7 +233,7 @@ def own_models(client: nnfmq.Client) -> tuple[Any, ...]:
 def test_LIFE_6_a_model_that_was_closed_is_not_prepared_again(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
     burst, execution = model.burst(), model.create_reusable_execution()
     model.close()
-    kill(client)
+    kill_worker(client)
     for call in (burst.execute, execution.compute):
         with pytest.raises(nnfmq.DeadObject):
             call(one(1))
@@ -248,7 +250,7 @@ def test_LIFE_6_states_survive_the_driver(client: nnfmq.Client, tmp_path: Path) 
         expected = [model.execute(step) for step in steps]
         model.reset_state()
         for step, right in zip(steps, expected, strict=True):
-            kill(client)
+            kill_worker(client)
             np.testing.assert_array_equal(model.execute(step), right)
             np.testing.assert_array_equal(burst.execute(step), right)
 
@@ -259,7 +261,7 @@ def test_LIFE_6_a_model_is_prepared_again_from_its_cache(
     with client.device("compiled").prepare(relu_model((1,)), cache_dir=tmp_path) as model:
         saved = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
         assert saved
-        kill(client)
+        kill_worker(client)
         with caplog.at_level(logging.INFO, "nnfmq.client"):
             before = model.execute(one(1))
         assert "from scratch" not in caplog.text
@@ -273,7 +275,7 @@ def test_LIFE_6_buffers_stay_dead_because_their_contents_are_lost(
     device = client.device("reference")
     with device.allocate(inputs=[(model, 0)]) as buffer:
         buffer.copy_from(one(5))
-        kill(client)
+        kill_worker(client)
         with pytest.raises(nnfmq.DeadObject):
             model.execute(buffer)
         assert model.execute(one(6)) == (one(6),)
@@ -398,11 +400,11 @@ def test_LIFE_6_a_driver_that_is_killed_while_the_model_is_prepared_again_is_rep
         client.devices()  # connects
         if not killed:
             killed.append(client.worker_pid)
-            kill(client)
+            kill_worker(client)
         return again(deadline_ns, wait)
 
     model.handle.prepare_again = prepare
-    kill(client)
+    kill_worker(client)
     assert model.execute(one(3)) == (one(3),)
     assert killed
 
@@ -418,7 +420,7 @@ def test_LIFE_6_several_threads_recover_one_model_once(client: nnfmq.Client, mod
         return again(deadline_ns, wait)
 
     model.handle.prepare_again = prepare
-    kill(client)
+    kill_worker(client)
     threads = [InThread.start(lambda i=i: model.execute(one(i))) for i in range(6)]  # type: ignore[misc]
     for thread in threads:
         thread.wait_until_asleep()
@@ -429,7 +431,7 @@ def test_LIFE_6_several_threads_recover_one_model_once(client: nnfmq.Client, mod
 
 
 def test_LIFE_6_several_threads_connect_once(client: nnfmq.Client) -> None:
-    kill(client)
+    kill_worker(client)
     threads = [InThread.start(lambda: (client.devices(), client.worker_pid)[1]) for _ in range(4)]
     assert {thread.wait().value for thread in threads} == {client.worker_pid}
 
@@ -443,7 +445,7 @@ def test_LIFE_6_the_call_s_deadline_ends_the_recovery(client: nnfmq.Client, mode
         return again(deadline_ns, wait)
 
     model.handle.prepare_again = slowly
-    kill(client)
+    kill_worker(client)
     patient = InThread.start(lambda: model.execute(one(1)))
     patient.wait_until_asleep()
     with pytest.raises(nnfmq.MissedDeadline):
@@ -468,7 +470,7 @@ def test_LIFE_6_a_thread_goes_on_with_the_recovery_of_one_whose_deadline_has_pas
         return again(deadline_ns, wait)
 
     model.handle.prepare_again = prepare
-    kill(client)
+    kill_worker(client)
     impatient = InThread.start(lambda: model.execute(one(1), timeout=0.3))
     until(lambda: bool(stopped), "the impatient thread prepares")
     patient = InThread.start(lambda: model.execute(one(2)))
@@ -490,7 +492,7 @@ def test_LIFE_6_an_embedded_driver_is_replaced_by_another_and_the_dead_one_reape
         before = client.driver_pid
         with model.burst() as burst:
             for value in (1, 2):
-                kill(client)
+                kill_worker(client)
                 assert model.execute(one(value)) == (one(value),)
                 assert burst.execute(one(value)) == (one(value),)
         assert client.is_embedded
@@ -549,7 +551,7 @@ def test_LIFE_6_a_device_with_another_status_is_the_same_device(daemon: Daemon, 
     client.device("sample-partial")
     with daemon.connect() as administrator:
         administrator.set_device_status("sample-partial", DeviceStatus.BUSY)
-        kill(client)
+        kill_worker(client)
         assert client.device("sample-partial").info.status is DeviceStatus.BUSY
         administrator.set_device_status("sample-partial", DeviceStatus.AVAILABLE)
 
@@ -602,7 +604,7 @@ def test_LIFE_6_a_client_that_is_closed_does_not_recover(
 ) -> None:
     burst = model.burst()
     if is_driver_dead:
-        kill(client)
+        kill_worker(client)
     client.close()
     for call in (client.devices, lambda: model.execute(one(1)), lambda: burst.execute(one(1)), model.burst):
         with pytest.raises(nnfmq.DeadObject if is_driver_dead else nnfmq.BadState):
@@ -613,7 +615,7 @@ def test_LIFE_6_a_client_that_is_closed_does_not_recover(
 def test_LIFE_6_a_forked_child_does_not_recover(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
     for kill_first in (False, True):
         if kill_first:
-            kill(client)
+            kill_worker(client)
         child = fork()
         if not child:
             errors = 0
@@ -629,7 +631,7 @@ def test_LIFE_6_a_forked_child_does_not_recover(client: nnfmq.Client, model: nnf
 
 def test_LIFE_6_a_client_that_is_closed_while_it_recovers_keeps_no_driver() -> None:
     client = nnfmq.connect(embedded=True, recover=True)
-    kill(client)
+    kill_worker(client)
     started, go, again = threading.Event(), threading.Event(), client._connect_again
     assert again is not None
 

@@ -300,22 +300,18 @@ def test_N_RQX_14_an_invalid_loop_timeout_is_rejected(
 # ------------------------------------------------------------------------------------------------ AIDL's bursts
 
 
-@pytest.mark.parametrize("tokens", [(-2, -1), (-1, -2), (-(2**63), -1)], ids=lambda tokens: f"N-REQ-6 {tokens}")
-def test_a_token_below_minus_one_is_rejected(
-    tokens: tuple[int, ...], adding: nnfmq.PreparedModel, resources: ExitStack
-) -> None:
-    with adding.aidl_burst() as made:
-        with pytest.raises(nnfmq.InvalidArgument, match="N-REQ-6"):
-            made.execute_synchronously(good(resources), tokens=tokens)
-        made.execute_synchronously(good(resources))
+BAD_TOKENS = [
+    *(("N-REQ-6", tokens) for tokens in ((-2, -1), (-1, -2), (-(2**63), -1))),  # below -1
+    *(("N-REQ-7", tokens) for tokens in ((), (-1,), (-1, -1, -1))),  # another number than of the pools
+]
 
 
-@pytest.mark.parametrize("tokens", [(), (-1,), (-1, -1, -1)], ids=lambda tokens: f"N-REQ-7 {len(tokens)}")
-def test_a_wrong_number_of_pool_tokens_is_rejected(
-    tokens: tuple[int, ...], adding: nnfmq.PreparedModel, resources: ExitStack
+@pytest.mark.parametrize(("rule", "tokens"), BAD_TOKENS)
+def test_a_token_below_minus_one_and_another_number_of_tokens_are_rejected(
+    rule: str, tokens: tuple[int, ...], adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     with adding.aidl_burst() as made:
-        with pytest.raises(nnfmq.InvalidArgument, match="N-REQ-7"):
+        with pytest.raises(nnfmq.InvalidArgument, match=rule):
             made.execute_synchronously(good(resources), tokens=tokens)
         made.execute_synchronously(good(resources))
 

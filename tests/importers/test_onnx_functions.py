@@ -77,15 +77,15 @@ def test_each_call_of_a_function_has_its_own_values_and_attributes() -> None:
     assert_close(results(content, fed), expected(content, fed))
 
 
-def test_functions_that_call_each_other_without_end_are_refused() -> None:
-    endless = function("Endless", [helper.make_node("Endless", ["a", "b"], ["r"], domain="own")])
-    nodes = [helper.make_node("Endless", ["x", "x"], ["y"], domain="own")]
-    with pytest.raises(nnfmq.UnsupportedModel, match="call each other"):
-        nnfmq.load(model_of([endless], nodes, x=real(2)))
-
-
-def test_a_call_with_too_many_inputs_is_refused() -> None:
-    twice = function("Twice", [helper.make_node("Add", ["a", "b"], ["r"])])
-    nodes = [helper.make_node("Twice", ["x", "x", "x"], ["y"], domain="own")]
-    with pytest.raises(nnfmq.UnsupportedModel, match="more inputs"):
-        nnfmq.load(model_of([twice], nodes, x=real(2)))
+@pytest.mark.parametrize(
+    ("body", "inputs", "reason"),
+    [
+        (helper.make_node("Own", ["a", "b"], ["r"], domain="own"), ["x", "x"], "call each other"),
+        (helper.make_node("Add", ["a", "b"], ["r"]), ["x", "x", "x"], "more inputs"),
+    ],
+    ids=["it calls itself without end", "the call has too many inputs"],
+)
+def test_a_function_is_refused_if(body: Any, inputs: list[str], reason: str) -> None:
+    nodes = [helper.make_node("Own", inputs, ["y"], domain="own")]
+    with pytest.raises(nnfmq.UnsupportedModel, match=reason):
+        nnfmq.load(model_of([function("Own", [body])], nodes, x=real(2)))

@@ -219,24 +219,15 @@ def test_a_wait_on_another_word_ends_when_the_other_queue_is_closed(
     assert queue.waiters == 0 and queue.available_to_read() >= 0
 
 
-def test_a_wait_on_another_word_ends_when_the_peer_of_its_queue_dies(
-    queue: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
+@pytest.mark.parametrize("whose", ["its queue", "the other queue"])
+def test_a_wait_on_another_word_ends_when_the_peer_dies_of(
+    whose: str, queue: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
 ) -> None:
     future = start(wait, queue, None, at(host))
     until(lambda: host.waiters)
-    queue.peer_death.set()
-    until(lambda: queue.wake_all() >= 0 and queue.waiters == 0)
-    with pytest.raises(DeadObject):
-        future.result()
-
-
-def test_a_wait_on_another_word_ends_when_the_peer_of_the_other_queue_dies(
-    queue: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
-) -> None:
-    future = start(wait, queue, None, at(host))
-    until(lambda: host.waiters)
-    host.peer_death.set()
-    until(lambda: host.wake_all() >= 0 and host.waiters == 0)
+    orphan = queue if whose == "its queue" else host
+    orphan.peer_death.set()
+    until(lambda: orphan.wake_all() >= 0 and orphan.waiters == 0)
     with pytest.raises(DeadObject):
         future.result()
 

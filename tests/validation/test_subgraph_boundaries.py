@@ -279,30 +279,25 @@ def test_N_VAL_19_CF_2_CF_7_a_body_that_gives_more_than_it_takes_is_rejected() -
 
 
 @pytest.mark.parametrize("dimensions", UNKNOWN)
-@pytest.mark.parametrize("index", [3, 5])
-def test_N_VAL_20_an_outer_operand_of_unknown_size_is_for_frameworks_only(index: int, dimensions: Any) -> None:
-    model = with_operand(branching(), index, dimensions=dimensions)
-
-    rejected(model, "N-VAL-20")
-    assert validate_model(model, allow_unspecified_boundaries=True) == 4
-
-
-@pytest.mark.parametrize("dimensions", UNKNOWN)
 @pytest.mark.parametrize(
-    ("make", "number", "index"), [(branching, 0, 0), (branching, 1, 3), (counting, 0, 0), (counting, 1, 4)]
+    ("make", "number", "index"),
+    [
+        (branching, None, 0),
+        (branching, None, 3),
+        (branching, None, 5),
+        (branching, 0, 0),
+        (branching, 1, 3),
+        (counting, 0, 0),
+        (counting, 1, 4),
+    ],
 )
-def test_N_VAL_20_an_operand_of_a_subgraph_of_unknown_size_is_for_frameworks_only(
-    make: Callable[[], Model], number: int, index: int, dimensions: Any
+def test_N_VAL_20_an_operand_at_a_boundary_of_unknown_size_is_for_frameworks_only(
+    make: Callable[[], Model], number: int | None, index: int, dimensions: Any
 ) -> None:
-    model = in_subgraph(make(), number, index, dimensions=dimensions)
-
-    rejected(model, "N-VAL-20")
-    assert validate_model(model, allow_unspecified_boundaries=True) == 4
-
-
-@pytest.mark.parametrize("dimensions", UNKNOWN)
-def test_N_VAL_20_a_condition_of_unknown_size_is_for_frameworks_only(dimensions: Any) -> None:
-    model = with_operand(branching(), 0, dimensions=dimensions)
+    if number is None:
+        model = with_operand(make(), index, dimensions=dimensions)
+    else:
+        model = in_subgraph(make(), number, index, dimensions=dimensions)
 
     rejected(model, "N-VAL-20")
     assert validate_model(model, allow_unspecified_boundaries=True) == 4

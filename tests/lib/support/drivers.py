@@ -320,6 +320,14 @@ def app(name: str, *arguments: str | Path, environment: Mapping[str, str] | None
     return Program.start(["-P", APPS / f"{name}.py", *arguments], environment)
 
 
+def kill_worker(client: nnfmq.Client) -> None:
+    """Kill the process that serves a client, and return when the client knows."""
+    with Process(client.worker_pid) as worker:
+        worker.kill()
+        worker.wait_for_end()
+    until(lambda: not client.connection.is_open, "the client knows")
+
+
 class Daemon:
     """A running `nnfmq serve`, or the program that a test started instead."""
 
