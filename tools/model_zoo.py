@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import re
 import resource
@@ -42,8 +41,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from bench_support import markdown_table, replaced
+from peer_models import Array, Run, difference, litert, onnx_runtime
 from rich.console import Console
 from rich.table import Table
 
@@ -176,91 +175,35 @@ def _cached(package: str, cache: Path) -> Path | None:
 # ---- one model, in a process of its own
 
 
-Array = npt.NDArray[Any]
 STEPS = 3  # executions whose results are compared: states must be carried on
 ROUNDS, ROUND_S = 15, 0.02
 # A session runs a baseline program until its model is compiled; a burst for sustained use does not.
 TIER_UP_S = 10.0
 _MEMORY_BYTES = 8 << 30
 _SEED = 1
+_FLOOR = 1e-6  # smaller outputs are compared as if they were as large
 
 
 @dataclass
 class Peer:
-    """The peer's model: `run` returns the outputs; `timed` is the fastest way to run it, `rival` another result."""
+    """The peer's model: `run` returns the outputs; `timed` is the fastest way to run it, and another result."""
 
     inputs: Sequence[tuple[str, tuple[int, ...], str]]
-    run: Callable[[Sequence[Array]], list[Array]]
-    timed: Callable[[Sequence[Array]], list[Array]]
-    rival: Callable[[Sequence[Array]], list[Array]] | None = None
+    run: Run
+    timed: Run
 
 
-def litert(path: Path, _shapes: Mapping[str, tuple[int, ...]]) -> Peer:
-    """Return LiteRT's model, with the shapes of the file."""
-    from ai_edge_litert.interpreter import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        Interpreter,
-        OpResolverType,
-    )
-
-    def made(**options: Any) -> Any:
-        interpreter = Interpreter(model_path=str(path), num_threads=1, **options)
-        interpreter.allocate_tensors()
-        return interpreter
-
-    def runner(interpreter: Any) -> Callable[[Sequence[Array]], list[Array]]:
-        inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-
-        def run(arrays: Sequence[Array]) -> list[Array]:
-            for detail, array in zip(inputs, arrays, strict=True):
-                interpreter.set_tensor(detail["index"], array)
-            interpreter.invoke()
-            return [interpreter.get_tensor(detail["index"]) for detail in outputs]
-
-        return run
-
-    reference = made(experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
-    described = [
-        (d["name"], tuple(map(int, d["shape"])), np.dtype(d["dtype"]).name) for d in reference.get_input_details()
-    ]
-    return Peer(described, runner(reference), runner(made()), runner(made()))
-
-
-def onnx_runtime(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Peer:
-    """Return ONNX Runtime's model; dimensions that neither the file nor `shapes` states are 1."""
-    import onnxruntime  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-    def session(level: str) -> Any:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-    plain, optimized = session("ORT_DISABLE_ALL"), session("ORT_ENABLE_ALL")
-    names = [node.name for node in plain.get_inputs()]
+def opened_peer(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Peer:
+    """Return the peer's model; dimensions that neither the file nor `shapes` states are 1."""
+    if path.suffix == ".onnx":
+        plain, fast = (onnx_runtime(path, is_optimized=is_optimized) for is_optimized in (False, True))
+    else:
+        plain, fast = (litert(path, is_reference=is_reference) for is_reference in (True, False))
     described = []
-    for position, node in enumerate(plain.get_inputs()):
-        shape = shapes.get(node.name, shapes.get(str(position)))
-        if shape is None:
-            shape = tuple(size if isinstance(size, int) else 1 for size in node.shape)
-        described.append((node.name, shape, _ORT_TYPES[node.type]))
-
-    def runner(session: Any) -> Callable[[Sequence[Array]], list[Array]]:
-        return lambda arrays: list(session.run(None, dict(zip(names, arrays, strict=True))))
-
-    return Peer(described, runner(plain), runner(optimized), runner(optimized))
-
-
-_ORT_TYPES = {
-    "tensor(float)": "float32",
-    "tensor(float16)": "float16",
-    "tensor(double)": "float64",
-    "tensor(int64)": "int64",
-    "tensor(int32)": "int32",
-    "tensor(uint8)": "uint8",
-    "tensor(int8)": "int8",
-    "tensor(bool)": "bool",
-}
+    for position, (name, shape, dtype) in enumerate(plain.inputs):
+        known = tuple(size if isinstance(size, int) else 1 for size in shape)
+        described.append((name, shapes.get(name, shapes.get(str(position), known)), dtype))
+    return Peer(described, plain.run, fast.run)
 
 
 def inputs_of(peer: Peer, values: Mapping[str, float]) -> list[list[Array]]:
@@ -281,22 +224,6 @@ def _input(
         info = np.iinfo(kind)
         return random.integers(info.min, info.max, shape, kind, endpoint=True)
     return random.integers(0, 2, shape).astype(kind)
-
-
-def difference(found: Sequence[Array], expected: Sequence[Array]) -> float:
-    """Return the largest difference over the largest element of its output; for integers the largest difference."""
-    worst = 0.0
-    for one, other in zip(found, expected, strict=True):
-        if one.size != other.size:
-            return math.inf
-        if not other.size:
-            continue
-        a, b = one.reshape(-1).astype(np.float64), other.reshape(-1).astype(np.float64)
-        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
-            return math.inf
-        scale = max(float(np.abs(b[np.isfinite(b)]).max(initial=0.0)), 1e-6) if other.dtype.kind == "f" else 1.0
-        worst = max(worst, float(np.abs(np.nan_to_num(a - b)).max()) / scale)
-    return worst
 
 
 def times(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[list[float], list[float]]:
@@ -326,7 +253,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _examine(job: Mapping[str, Any], result: dict[str, Any]) -> None:
     path, shapes = Path(job["path"]), {name: tuple(shape) for name, shape in job["shapes"].items()}
-    peer = (onnx_runtime if path.suffix == ".onnx" else litert)(path, shapes)
+    peer = opened_peer(path, shapes)
     steps = inputs_of(peer, job["values"])
     expected = [peer.run(step) for step in steps]
     result["peer"] = True
@@ -375,11 +302,11 @@ def _compared(
     is_float = any(array.dtype.kind == "f" for array in expected[0])
     compared: dict[str, Any] = {
         "float": is_float,
-        "difference": max(difference(one, other) for one, other in zip(found, expected, strict=True)),
+        "difference": max(difference(one, other, _FLOOR) for one, other in zip(found, expected, strict=True)),
     }
-    if peer.rival is not None and is_float:
-        rivals = [peer.rival(step) for step in steps]
-        compared["rival"] = max(difference(one, other) for one, other in zip(rivals, expected, strict=True))
+    if is_float:
+        rivals = [peer.timed(step) for step in steps]
+        compared["rival"] = max(difference(one, other, _FLOOR) for one, other in zip(rivals, expected, strict=True))
     return compared
 
 

@@ -16,25 +16,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import resource
-import subprocess
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peer_models import PeerModel, difference, litert, onnx_runtime
+
+from nnfmq.lab.child_processes import BenchmarkFailed, ChildEnded, started_child
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = [*ROOT.glob("nnfmq/data/*.tflite"), *ROOT.glob("docs/examples/data/*.tflite")]
-SERVE = "--serve"  # the first argument of the processes that this program starts
 LIMIT_S = 20.0
 MEMORY_BYTES = 6 << 30
 WORDS = (0, 1, 2, 3, 255, 1_000_000, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1)
@@ -70,34 +69,38 @@ class Side:
         self._start()
 
     def _start(self) -> None:
-        self._connection, theirs = Pipe()
-        command = [sys.executable, __file__, SERVE, self._name, str(theirs.fileno())]
-        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
+        self._stack = ExitStack()
+        self.process = self._stack.enter_context(started_child(_serve, self._name, name=self._name))
 
     def ask(self, *request: Any) -> Outcome:
         """Return what the process answers: "exit" if it exits, "limit" if it takes too long."""
+        self.process.send(request)
         try:
-            self._connection.send(request)
-            if self._connection.poll(LIMIT_S):
-                answer: Outcome = self._connection.recv()
-                return answer
-            outcome = "limit"
-        except (EOFError, OSError):
+            answer: Outcome = self.process.receive(LIMIT_S)
+            return answer
+        except ChildEnded:
             outcome = "exit"
+        except BenchmarkFailed:
+            outcome = "limit"
         self.close()
         self._start()
         return outcome, None
 
     def close(self) -> None:
         """End the process."""
-        self._connection.close()
         self.process.kill()
-        self.process.wait()
+        self._stack.close()
 
 
-def serve_nnfmq(connection: Connection, device: str) -> None:
-    """Answer with ("ran", (inputs, outputs, resident memory)), ("rejected", message) or ("error", what was raised)."""
+def _serve(connection: Any, name: str) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    run = SIDES[name]()
+    while True:
+        connection.send(run(*connection.recv()))
+
+
+def nnfmq_side(device: str) -> Callable[[bytes], Outcome]:
+    """Return a function whose outcomes are "ran" with inputs, outputs and resident memory, "rejected" and "error"."""
     from nnfmq.client.model.handle import initial_values
     from nnfmq.hal.errors import NnfmqError
     from nnfmq.importers import load
@@ -105,10 +108,9 @@ def serve_nnfmq(connection: Connection, device: str) -> None:
     from nnfmq.validation import validate_model
 
     warnings.simplefilter("error")
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     engine = {"reference": Interpreter, "compiled": CompilingEngine}[device]()
-    while True:
-        (content,) = connection.recv()
+
+    def run(content: bytes) -> Outcome:
         try:
             loaded = load(content)
             validate_model(loaded.model)
@@ -120,11 +122,13 @@ def serve_nnfmq(connection: Connection, device: str) -> None:
                 program.execute(
                     *([_stored(a) for a in part] for part in ((*inputs, *states), (*outputs, *map(np.copy, states))))
                 )
-            connection.send(("ran", (inputs, outputs, _resident_bytes())))
         except NnfmqError as error:
-            connection.send(("rejected", str(error)))
+            return "rejected", str(error)
         except Exception as error:  # noqa: BLE001  any other is what is looked for
-            connection.send(("error", repr(error)))
+            return "error", repr(error)
+        return "ran", (inputs, outputs, _resident_bytes())
+
+    return run
 
 
 def _resident_bytes() -> int:
@@ -143,65 +147,23 @@ def _random(shape: Sequence[int], dtype: str) -> Any:
     return random_.integers(*limits, shape, endpoint=True).astype(kind)
 
 
-def serve_litert(connection: Connection) -> None:
-    """Answer with ("ran", outputs) of LiteRT's reference kernels, or ("rejected", message)."""
-    from ai_edge_litert.interpreter import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        Interpreter,
-        OpResolverType,
-    )
+def peer_side(opened: Callable[[bytes], PeerModel], *, converts: bool) -> Callable[[bytes, list[Any]], Outcome]:
+    """Return a function whose outcomes are "ran" with the peer's outputs, and "rejected" with its reason.
 
-    def run(content: bytes, inputs: list[Any]) -> list[Any]:
-        model = Interpreter(
-            model_content=content, experimental_op_resolver_type=OpResolverType.BUILTIN_REF, num_threads=1
-        )
-        model.allocate_tensors()
-        for detail, array in zip(model.get_input_details(), inputs, strict=True):
-            model.set_tensor(detail["index"], array.reshape(detail["shape"]).astype(detail["dtype"]))
-        model.invoke()
-        return [model.get_tensor(detail["index"]) for detail in model.get_output_details()]
+    `converts`: inputs get the shapes and types that the peer reads from the file.
+    """
 
-    _serve(connection, run)
-
-
-def serve_onnx_runtime(connection: Connection) -> None:
-    """Answer with ("ran", outputs) of ONNX Runtime, or ("rejected", message)."""
-    import onnxruntime  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-
-    def run(content: bytes, inputs: list[Any]) -> list[Any]:
-        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        names = [node.name for node in session.get_inputs()]
-        return list(session.run(None, dict(zip(names, inputs, strict=True))))
-
-    _serve(connection, run)
-
-
-def _serve(connection: Connection, run: Callable[[bytes, list[Any]], list[Any]]) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    while True:
-        content, inputs = connection.recv()
+    def run(content: bytes, inputs: list[Any]) -> Outcome:
         try:
-            connection.send(("ran", run(content, inputs)))
+            model = opened(content)
+            if converts:
+                pairs = zip(inputs, model.inputs, strict=True)
+                inputs = [array.reshape(shape).astype(dtype) for array, (_, shape, dtype) in pairs]
+            return "ran", model.run(inputs)
         except Exception as error:  # noqa: BLE001  the peers raise errors of any type
-            connection.send(("rejected", str(error)))
+            return "rejected", str(error)
 
-
-def difference(found: Sequence[Any], expected: Sequence[Any]) -> float:
-    """Return the largest difference, for floats over the output's largest element; infinite if sizes or NaN differ."""
-    if [array.size for array in found] != [array.size for array in expected]:
-        return math.inf
-    worst = 0.0
-    for one, other in zip(found, expected, strict=True):
-        a, b = (array.astype(np.float64).reshape(-1) for array in (one, other))
-        finite = np.isfinite(a) & np.isfinite(b)
-        if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-            return math.inf
-        largest = float(np.abs(b[finite]).max(initial=0.0)) if other.dtype.kind == "f" else 1.0
-        worst = max(worst, float(np.abs(a - b)[finite].max(initial=0.0)) / max(largest, 1e-30))
-    return worst
+    return run
 
 
 def compared(found: Sequence[Any], expected: Sequence[Any]) -> Outcome:
@@ -230,20 +192,16 @@ def onnx_models() -> Iterator[bytes]:
                 yield content
 
 
-SERVERS: dict[str, Callable[[Connection], None]] = {
-    "compiled": partial(serve_nnfmq, device="compiled"),
-    "reference": partial(serve_nnfmq, device="reference"),
-    "litert": serve_litert,
-    "onnxruntime": serve_onnx_runtime,
+SIDES: dict[str, Callable[[], Callable[..., Outcome]]] = {
+    "compiled": partial(nnfmq_side, "compiled"),
+    "reference": partial(nnfmq_side, "reference"),
+    "litert": partial(peer_side, partial(litert, is_reference=True), converts=True),
+    "onnxruntime": partial(peer_side, partial(onnx_runtime, is_optimized=True), converts=False),
 }
 
 
 def main() -> int:
     """Run the mutations and print the counts; return the exit status."""
-    if sys.argv[1:2] == [SERVE]:
-        with suppress(EOFError):
-            SERVERS[sys.argv[2]](Connection(int(sys.argv[3])))
-        return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("format", choices=("tflite", "onnx"))
     parser.add_argument("--count", type=int, default=10_000)
@@ -291,4 +249,6 @@ def mutate(models: Sequence[bytes], count: int, seed: int, device: str, peer: st
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import mutated_models  # by its name, by which child processes import it
+
+    sys.exit(mutated_models.main())

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-import onnxruntime  # type: ignore[import-untyped]
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from peer_models import onnx_runtime
 from random_choices import MAX_ELEMENTS, Array, Discard, Part, RandomChoices, Value, distinct, few, grow
 
 OPSETS = range(7, 23)
@@ -194,14 +194,9 @@ def feeds(inputs: Iterable[Value | None]) -> dict[str, Array]:
 
 def run(model: bytes, arrays: Mapping[str, Array]) -> list[Array]:
     """Return ONNX Runtime's results without optimizations. Raises Discard if it refuses the model or the inputs."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    onnxruntime.set_default_logger_severity(4)
     try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        return [np.asarray(array) for array in session.run(None, dict(arrays))]
+        opened = onnx_runtime(model, is_optimized=False)
+        return [np.asarray(array) for array in opened.run([arrays[name] for name, _, _ in opened.inputs])]
     except Exception as error:
         raise Discard(str(error)[:200]) from error
 

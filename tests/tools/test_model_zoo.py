@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 import re
 import tarfile
 import zipfile
@@ -18,7 +17,7 @@ import model_zoo
 import numpy as np
 import pytest
 from bench_support import END
-from model_zoo import difference, inputs_of, times
+from model_zoo import inputs_of, times
 
 import nnfmq
 
@@ -64,23 +63,6 @@ def test_another_content_than_the_listed_one_is_an_error(tmp_path: Path, change:
     entry = wheel(tmp_path, b"model")
     with pytest.raises(model_zoo.ZooError, match=message):
         model_zoo.content(replace(entry, **change), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("found", "expected", "result"),
-    [
-        (np.float32([1, 2]), np.float32([1, 4]), 0.5),
-        (np.int8([1, 2]), np.int8([1, 4]), 2.0),
-        (np.float32([np.nan, 2]), np.float32([np.nan, 2]), 0.0),
-        (np.float32([np.nan, 2]), np.float32([1, 2]), math.inf),
-        (np.float32([1]), np.float32([1, 1]), math.inf),
-        (np.float32([[1, 2]]), np.float32([1, 2]), 0.0),
-    ],
-)
-def test_a_difference_is_relative_for_floats_and_absolute_for_integers(
-    found: Any, expected: Any, result: float
-) -> None:
-    assert difference([found], [expected]) == result
 
 
 RAN = {"peer": True, "runs": True, "float": True}

@@ -14,7 +14,7 @@ import random_onnx
 import random_onnx_operators
 import random_run
 from random_choices import Part, Value
-from random_tflite_divergences import is_documented
+from random_run import is_documented
 
 
 def test_a_seed_always_gives_the_same_graph() -> None:
@@ -25,8 +25,7 @@ def test_a_seed_always_gives_the_same_graph() -> None:
 
 def test_a_seed_always_gives_the_same_tflite_graph() -> None:
     random_tflite = pytest.importorskip("random_tflite", reason="ai-edge-litert is not installed", exc_type=ImportError)
-    operators = pytest.importorskip("random_tflite_operators").OPERATORS
-    first, second = (random_tflite.generate(7, operators) for _ in range(2))
+    first, second = (random_tflite.generate(7) for _ in range(2))
     assert first.whole().content == second.whole().content
     assert 2 <= len(first.nodes) <= 6
 
