@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, Concatenate, Final, NoReturn, ParamSpec, SupportsIndex, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, SupportsIndex, TypeAlias, TypeVar
 
-__all__ = ["CLAIM", "Claims", "Uncopyable", "claimed", "exclusive", "release"]
+__all__ = ["CLAIM", "Claims", "Closable", "Uncopyable", "claimed", "exclusive", "release"]
 
 
 class Uncopyable:
@@ -23,6 +24,22 @@ class Uncopyable:
         raise TypeError(
             f"a {type(self).__name__} cannot be copied or pickled: it owns file descriptors or memory of this process"
         )
+
+
+class Closable(Uncopyable):
+    """An object that its owner closes; `with` does it at the end of the block."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from nnfmq.base.memory import Memory
 from nnfmq.client.connection.client import Client
 from nnfmq.client.model.array_request import ArrayRequest
-from nnfmq.client.model.arrays import has_unknown_shape
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.observation import ObservedModel
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument, NnfmqError
@@ -75,7 +74,7 @@ def execution_call(model: PreparedModel, mode: HalExecutionMode, resources: Exit
 
     Modes that need fixed shapes are replaced by the synchronous one if a shape of the model is unknown.
     """
-    if mode in _FIXED_SHAPES and any(map(has_unknown_shape, (*model.inputs, *model.outputs))):
+    if mode in _FIXED_SHAPES and any(info.has_unknown_shape for info in (*model.inputs, *model.outputs)):
         mode = HalExecutionMode.SYNCHRONOUS
     if mode is HalExecutionMode.BURST:
         burst = resources.enter_context(model.burst())
@@ -436,7 +435,7 @@ def _prepare(
 ) -> PreparedModel:
     row = recording.models[number]
     model = load_recorded_model(recording, number, resources)
-    if not recording.session.has_tensors and any(map(has_unknown_shape, model.inputs)):
+    if not recording.session.has_tensors and any(info.has_unknown_shape for info in model.inputs):
         raise InvalidArgument(
             f"{recording.path}: inputs were not recorded, and those of model {number} have no fixed shape"
         )

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.memory import Memory
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable
 from nnfmq.graphs.graph_dump import graph_dump
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.extensions import Code, extension_code, extension_prefix, extension_type, is_extension
@@ -208,7 +207,7 @@ class _State(Enum):
     CLOSED = "closed"
 
 
-class ModelBuilder(Uncopyable):
+class ModelBuilder(Closable):
     """Builds a model operand by operand, as with NNAPI's C functions. Close it, or use `with`.
 
     After `finish`, `client.prepare(builder)` prepares the model. Closing the builder affects neither `model` nor what
@@ -557,12 +556,6 @@ class ModelBuilder(Uncopyable):
         """Release what the builder holds; `model` objects remain valid. Idempotent."""
         self._release(_State.CLOSED)
         self._model = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # -- states --------------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from types import TracebackType
-from typing import Self
 
-from nnfmq.base.ownership import Claims, Uncopyable, exclusive
+from nnfmq.base.ownership import Claims, Closable, exclusive
 from nnfmq.client.burst.burst import ModelBurst
 from nnfmq.client.model.arrays import ExecutionResult
 from nnfmq.client.model.compiled_model import CompiledModel
@@ -20,7 +18,7 @@ __all__ = ["BurstBuilder"]
 _log = logging.getLogger("nnfmq.nnapi")
 
 
-class BurstBuilder(Uncopyable):
+class BurstBuilder(Closable):
     """A burst of a compilation; blocks while it is configured. Close it, or use `with`. One computation at a time.
 
     Memories that executions use remain mapped in the driver until they are closed. A model on several devices has a
@@ -79,12 +77,6 @@ class BurstBuilder(Uncopyable):
             if self._burst is not None:
                 self._burst.close()
             shared.users.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def _burst_of(model: CompiledModel) -> ModelBurst | None:

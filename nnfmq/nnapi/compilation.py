@@ -6,11 +6,10 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from nnfmq.base.deadlines import deadline_after, remaining_s
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable, Uncopyable
 from nnfmq.client.connection.device import Device
 from nnfmq.client.connection.prepare_arguments import FinishedModel, NamedModel, PrepareOptions
 from nnfmq.client.model.arrays import check_index
@@ -201,7 +200,7 @@ def _are_filled(files: OpenCacheFiles) -> bool:
 _EnumT = TypeVar("_EnumT", ExecutionPreference, PriorityCode)
 
 
-class CompilationBuilder(Uncopyable):
+class CompilationBuilder(Closable):
     """A compilation: set its options, then `finish` it. Close it, or use `with`.
 
     It may be closed when its executions and bursts were made: they keep the model.
@@ -422,12 +421,6 @@ class CompilationBuilder(Uncopyable):
         compiled, self._compiled = self._compiled, None
         if compiled is not None:
             compiled.users.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def _member(kind: type[_EnumT], value: _EnumT) -> _EnumT:

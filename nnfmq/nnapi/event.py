@@ -6,11 +6,10 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from nnfmq.base.fence import Fence, HasFileno
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable, Uncopyable
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import FenceState, OutputShape
@@ -152,7 +151,7 @@ class ExecutionProgress:
 # Event: NNAPI's event, of an asynchronous computation or of a fence that the application has imported.
 
 
-class Event(Uncopyable):
+class Event(Closable):
     """The end of an asynchronous computation. Close it, or use `with`: both wait for the end. Thread-safe.
 
     Outputs in the application's arrays are filled when `wait` returns; those in memories when the computation ends.
@@ -224,9 +223,3 @@ class Event(Uncopyable):
             self._running.outcome()
         if self._fence is not None:
             self._fence.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 from msgspec.structs import replace
 
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable, Uncopyable
 from nnfmq.client.execution.requests import make_execution_config
 from nnfmq.client.model.arrays import ExecutionResult, check_index
 from nnfmq.client.model.buffers import AnyMemory
@@ -241,7 +239,7 @@ def get_maximum_loop_timeout() -> float:
     return LoopTimeoutDurationNs.MAXIMUM / 1e9
 
 
-class ExecutionBuilder(ExecutionSetup):
+class ExecutionBuilder(ExecutionSetup, Closable):
     """An execution of a compilation: set its arguments, then compute it. Close it, or use `with`.
 
     It is computed once; after `set_reusable(True)` any number of times, one at a time. Memories and arrays must not be
@@ -451,9 +449,3 @@ class ExecutionBuilder(ExecutionSetup):
         self._close_sender()
         if not was_closed:
             self._shared.users.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.memory import Memory, is_mappable
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
-from nnfmq.client.model.arrays import check_index, format_shape, has_unknown_shape
+from nnfmq.client.model.arrays import check_index, format_shape
 from nnfmq.client.model.buffer_allocation import allocate_in_device
 from nnfmq.client.model.buffers import AnyMemory, Buffer, SharedBuffer, copy
 from nnfmq.client.model.prepared_model import PreparedModel
@@ -35,7 +34,7 @@ CompiledRole: TypeAlias = tuple[SharedModel, int, bool]
 """A compiled model, the index of one of its inputs or outputs, and whether it is an output."""
 
 
-class DeviceMemory(Uncopyable):
+class DeviceMemory(Closable):
     """A tensor for the inputs and outputs of executions that a MemoryBuilder lists. Close it, or use `with`.
 
     It is in the device, or in shared memory if no single device can hold it; `is_shared` is then True. It is
@@ -84,12 +83,6 @@ class DeviceMemory(Uncopyable):
         was_closed, self._is_closed = self._is_closed, True
         if not was_closed:
             self.users.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def copy_memory(source: AnyMemory | DeviceMemory, target: AnyMemory | DeviceMemory) -> None:
@@ -237,7 +230,7 @@ class MemoryBuilder:
         """
         if not self._is_finished or self._info is None:
             raise BadState("create_memory: this description is not finished: call finish() first")
-        may_share = not self._is_explicit and not has_unknown_shape(self._info)
+        may_share = not self._is_explicit and not self._info.has_unknown_shape
         try:
             buffer = self._allocate(timeout)
         except ProtocolError:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeV
 from nnfmq.base.channel import close_all
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.memory import Memory
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
@@ -128,7 +128,7 @@ class Compilation(Protocol):
         ...
 
 
-class Client(Uncopyable):
+class Client(Closable):
     """A connection to a driver. Close it, or use `with`; the models and bursts made through it are closed with it.
 
     Thread-safe. Once it is closed, all calls raise BadState. When the driver has died, a call connects to the next one
@@ -453,12 +453,6 @@ class Client(Uncopyable):
         process, self._process = self._process, None  # of several threads one ends it
         if process is not None and os.getpid() == self._pid:
             self._connection.end_driver(has_started)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         """Return when the driver has accepted this client; other tasks of the event loop run meanwhile.

@@ -453,7 +453,6 @@ class Connection(DroppedConnection):
         callback_type: type[CallT],
         future: Future[CallT],
         fds: Sequence[int] = (),
-        deadline_ns: int | None = None,
     ) -> messages.Reply:
         """Send a call that the driver acknowledges with Reply and completes with a callback; return the Reply.
 
@@ -463,7 +462,7 @@ class Connection(DroppedConnection):
         key = ReplyKey(message.call, callback_type)
         self._register(key, PendingCall(future))
         try:
-            return self.exchange(message, messages.Reply, fds, deadline_ns)
+            return self.exchange(message, messages.Reply, fds)
         except BaseException:
             self._pending_calls.pop(key, None)
             raise

@@ -9,11 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.fence import Fence, HasFileno
+from nnfmq.base.ownership import Closable
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.garbage import ClosedWhenDropped
 from nnfmq.client.execution.requests import RequestRun, fenced_times, memory_fds, raise_if_fenced_failed, to_wire_config
@@ -49,7 +49,7 @@ class FenceLimits(NamedTuple):
     """From the last fence."""
 
 
-class FencedExecution(ClosedWhenDropped, ABC, Generic[ResultT]):
+class FencedExecution(ClosedWhenDropped, Closable, ABC, Generic[ResultT]):
     """A launched execution that waits for fences. Close it, or use `with`; if closed early, it continues.
 
     A task of asyncio awaits it, as `PendingExecution`, and closes it.
@@ -122,12 +122,6 @@ class FencedExecution(ClosedWhenDropped, ABC, Generic[ResultT]):
         return False
 
     def _close_dropped(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.connection import Connection
-from nnfmq.client.model.arrays import ExecutionResult, check_fits, check_reported_shapes, has_unknown_shape
+from nnfmq.client.model.arrays import ExecutionResult, check_fits, check_reported_shapes
 from nnfmq.client.model.buffers import OutputBuffers
 from nnfmq.client.model.handle import ModelHandle
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, OutputInsufficientSize, ProtocolError, error_for_status
@@ -109,7 +109,7 @@ class ResultValidator:
         unknown = [
             info.name
             for info, argument in zip(expected, self._arguments, strict=True)
-            if has_unknown_shape(info) and not argument.has_no_value
+            if info.has_unknown_shape and not argument.has_no_value
         ]
         if unknown:
             raise ProtocolError(f"the driver launched an execution with outputs of unknown shape: {unknown} (FEN-7)")
@@ -179,7 +179,7 @@ def _check_success_shapes(
 ) -> None:
     expected = _expected_outputs(outputs, arguments)
     if not shapes:
-        unknown = [info.name for info in expected if has_unknown_shape(info)]
+        unknown = [info.name for info in expected if info.has_unknown_shape]
         if unknown:
             raise ProtocolError(f"the driver reports no shapes, but those of the outputs {unknown} are unknown (SHP-2)")
         return

@@ -13,12 +13,11 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self, TypeVar
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.fence import Fence, HasFileno
-from nnfmq.base.ownership import Claims, exclusive
+from nnfmq.base.ownership import Claims, Closable, exclusive
 from nnfmq.client.connection.garbage import ClosedWhenDropped
 from nnfmq.client.execution.fenced import (
     DeviceFencedExecution,
@@ -43,7 +42,7 @@ from nnfmq.serialize import messages
 ResultT = TypeVar("ResultT")
 
 
-class BoundRequest(ClosedWhenDropped, ABC):
+class BoundRequest(ClosedWhenDropped, Closable, ABC):
     """A HAL request that can be executed any number of times, once at a time. Close it, or use `with`."""
 
     @abstractmethod
@@ -90,12 +89,6 @@ class BoundRequest(ClosedWhenDropped, ABC):
         return False
 
     def _close_dropped(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
 
@@ -218,7 +211,7 @@ class ResentRequest(BoundRequest):
         """Nothing is to be released."""
 
 
-class Execution(ClosedWhenDropped, HasState):
+class Execution(ClosedWhenDropped, Closable, HasState):
     """An execution with its own arrays. Close it, or use `with`. One computation at a time.
 
     A reusable one computes any number of times and, with AIDL v4, outlives its model. Any other computes once, and its
@@ -369,12 +362,6 @@ class Execution(ClosedWhenDropped, HasState):
         self._arrays = None  # its arrays would keep the memory mapped
         self._close_last_fence()
         self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _is_left_open(self) -> bool:
         return self._arrays is not None

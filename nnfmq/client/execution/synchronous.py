@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 from msgspec.structs import replace
 
 from nnfmq.base.deadlines import has_passed, remaining_s
@@ -18,8 +17,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.execution.requests import RequestRun, memory_fds, to_wire_config, to_wire_deadline
-from nnfmq.client.model import arrays as array_checks
-from nnfmq.client.model.array_request import ArrayRequest, checked_arguments
+from nnfmq.client.model.array_request import ArrayRequest, CallArguments
 from nnfmq.client.model.arrays import Array, ExecutionResult, InputValue, size_bytes
 from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.handle import ModelHandle
@@ -32,7 +30,7 @@ from nnfmq.hal.errors import (
     NnfmqError,
     OutputInsufficientSize,
 )
-from nnfmq.hal.summaries import clipped, counted
+from nnfmq.hal.summaries import clipped
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import (
@@ -49,9 +47,7 @@ from nnfmq.observe.trace_points import recorded
 from nnfmq.serialize import messages
 
 __all__ = [
-    "check_out",
     "config_for_cpu",
-    "copy_out",
     "exchange_execution",
     "execute_after_failure",
     "execute_arrays",
@@ -356,44 +352,12 @@ def execute_arrays(
         InvalidArgument: If an argument's shape, dtype or number is wrong.
         NnfmqError: As `execute_request`.
     """
-    arguments = checked_arguments(model.inputs, inputs)
-    if out is not None:
-        check_out(model.outputs, out)
-    targets: Sequence[object] = out if out is not None else [None] * len(model.outputs)
-    writer = object()
-    for values, is_output in ((arguments, False), (targets, True)):
-        for index, value in enumerate(values):
-            if isinstance(value, Buffer):
-                value.check_role((model, index, is_output), writer)
-    with ArrayRequest.create(model, arguments, targets) as array_request:
+    call = CallArguments(model, inputs, out)
+    with ArrayRequest.create(model, call.inputs, call.targets) as array_request:
         try:
             result = execute_request(model, array_request.request, config, deadline_ns)
         except OutputInsufficientSize as error:
             array_request.grow(error)  # the driver has reported the size of outputs of unknown shape
             result = execute_request(model, array_request.request, config, deadline_ns)
         outputs = array_request.results(result.shapes)
-    for target in targets:
-        if isinstance(target, Buffer):
-            target.mark_written(writer)
-    return (outputs if out is None else copy_out(out, outputs)), result.timing
-
-
-def check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
-    """Raise InvalidArgument unless `out` has an array that can take it, or a Buffer, for each output."""
-    unchecked: Any = out  # from the application: any type
-    if not isinstance(unchecked, Sequence) or not any(isinstance(target, Buffer) for target in unchecked):
-        array_checks.check_out(infos, unchecked)
-        return
-    if len(unchecked) != len(infos):
-        outputs = counted(len(infos), "output")
-        raise InvalidArgument(f"the model has {outputs}, `out` has {len(unchecked)} arrays and buffers")
-    arrays = [pair for pair in zip(infos, unchecked, strict=True) if not isinstance(pair[1], Buffer)]
-    array_checks.check_out([info for info, _ in arrays], [target for _, target in arrays])
-
-
-def copy_out(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
-    """Copy the results that are arrays into the caller's, and return the caller's arrays and buffers."""
-    pairs = zip(targets, results, strict=True)
-    arrays = [(t, r) for t, r in pairs if isinstance(t, np.ndarray) and isinstance(r, np.ndarray)]
-    array_checks.copy_out([target for target, _ in arrays], [result for _, result in arrays])
-    return tuple(targets)
+    return call.finish(outputs), result.timing

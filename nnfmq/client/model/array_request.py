@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from nnfmq.base.memory import Memory
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable, Uncopyable
 from nnfmq.client.model.arrays import (
     Array,
     InputValue,
@@ -32,24 +32,76 @@ from nnfmq.client.model.arrays import (
 )
 from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.handle import CompiledHandle, MappedState, ModelHandle
-from nnfmq.hal.errors import OutputInsufficientSize
+from nnfmq.hal.errors import InvalidArgument, OutputInsufficientSize
+from nnfmq.hal.summaries import counted
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, OutputShape, Pool, Request, RequestArgument
 
-__all__ = ["ArrayRequest", "MappedArrays", "checked_arguments"]
+__all__ = ["ArrayRequest", "CallArguments", "MappedArrays", "check_targets", "checked_arguments"]
 
 Shapes = Sequence[tuple[int, ...]]
 
 
 def checked_arguments(infos: Sequence[TensorInfo], values: Sequence[InputValue | Buffer]) -> list[Array | Buffer]:
-    """As `array_checks.checked_arrays`, but accept Buffers unchecked: the driver checks those."""
+    """As `checked_arrays`, but accept Buffers unchecked: the driver checks those."""
     values = in_order(infos, values)
     check_count("input", infos, len(values))
     pairs = zip(infos, values, strict=True)
     return [value if isinstance(value, Buffer) else checked_array(info, value) for info, value in pairs]
 
 
-class ArrayRequest:
+def check_targets(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
+    """Raise InvalidArgument unless `out` has an array that can take it, or a Buffer, for each output."""
+    unchecked: Any = out  # from the application: any type
+    if not isinstance(unchecked, Sequence) or not any(isinstance(target, Buffer) for target in unchecked):
+        check_out(infos, unchecked)
+        return
+    if len(unchecked) != len(infos):
+        outputs = counted(len(infos), "output")
+        raise InvalidArgument(f"the model has {outputs}, `out` has {len(unchecked)} arrays and buffers")
+    arrays = [pair for pair in zip(infos, unchecked, strict=True) if not isinstance(pair[1], Buffer)]
+    check_out([info for info, _ in arrays], [target for _, target in arrays])
+
+
+def fill_targets(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
+    """Copy the results that are arrays into the caller's, and return the caller's arrays and buffers."""
+    pairs = zip(targets, results, strict=True)
+    arrays = [(t, r) for t, r in pairs if isinstance(t, np.ndarray) and isinstance(r, np.ndarray)]
+    copy_out([target for target, _ in arrays], [result for _, result in arrays])
+    return tuple(targets)
+
+
+class CallArguments:
+    """The checked arguments of one synchronous execution: arrays and managed buffers.
+
+    `targets` has one object for each output: an array or a Buffer of `out`, or None for a new array.
+
+    Raises:
+        InvalidArgument: If an argument's shape, dtype or number is wrong, or a Buffer has another role.
+    """
+
+    def __init__(
+        self, model: CompiledHandle, inputs: Sequence[InputValue | Buffer], out: Sequence[Array | Buffer] | None
+    ) -> None:
+        self.inputs = checked_arguments(model.inputs, inputs)
+        if out is not None:
+            check_targets(model.outputs, out)
+        self._out = out
+        self.targets: Sequence[object] = out if out is not None else [None] * len(model.outputs)
+        for values, is_output in ((self.inputs, False), (self.targets, True)):
+            for index, value in enumerate(values):
+                if isinstance(value, Buffer):
+                    value.check_role((model, index, is_output), self)
+
+    def finish(self, outputs: tuple[Array | Buffer, ...]) -> tuple[Array | Buffer, ...]:
+        """Note that the execution has succeeded, and return what its caller gets: `outputs`, or the filled `out`."""
+        for target in self.targets:
+            if isinstance(target, Buffer):
+                target.mark_written(self)
+        return outputs if self._out is None else fill_targets(self._out, outputs)
+
+
+class ArrayRequest(Closable):
     """A request with the inputs copied into one memory, and space for the outputs in another.
 
     The driver cannot write the inputs' memory. Close it, or use `with`.
@@ -173,12 +225,6 @@ class ArrayRequest:
         self._input_memory.close()
         if self._output_memory is not None:
             self._output_memory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

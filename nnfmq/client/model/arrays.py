@@ -40,7 +40,6 @@ __all__ = [
     "format_array_shape",
     "format_shape",
     "format_tensor_shape",
-    "has_unknown_shape",
     "in_order",
     "layout",
     "names_of",
@@ -121,11 +120,6 @@ def view(memory: Pool, argument: RequestArgument, info: TensorInfo, shape: tuple
     location = argument.location
     data = memory.view[location.offset : location.offset + size_bytes(info, shape)]
     return np.frombuffer(data, info.dtype).reshape(shape)
-
-
-def has_unknown_shape(info: TensorInfo) -> bool:
-    """Return True if a dimension, or the rank, is unknown."""
-    return info.has_unknown_shape
 
 
 def format_shape(shape: tuple[int, ...]) -> str:
@@ -374,7 +368,7 @@ def no_inputs_error(infos: Sequence[TensorInfo], call: str) -> InvalidArgument:
 def require_fixed_shapes(kind: str, infos: Sequence[TensorInfo], user: str = "a burst") -> None:
     """Raise InvalidArgument if a shape is not fully known: `user` lays out its memory only once."""
     for info in infos:
-        if has_unknown_shape(info):
+        if info.has_unknown_shape:
             raise InvalidArgument(
                 f"{kind} {info.name!r} has the shape {format_tensor_shape(info)}, which is not fully known: "
                 f"{user} needs fixed shapes; use model.execute, or prepare the model with `shapes` of its inputs"

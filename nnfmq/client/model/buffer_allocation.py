@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
-from nnfmq.client.model.arrays import has_unknown_shape
 from nnfmq.client.model.buffers import Buffer, Role, SharedBuffer
 from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ProtocolError, ResourceExhausted
@@ -57,7 +56,7 @@ def allocate(
     _check_roles(inputs, outputs)
     info = merge_roles(inputs, outputs, wanted)
     devices = {(model.handle.connection, model.handle.device) for model, _ in (*inputs, *outputs)}
-    is_unknown = has_unknown_shape(info)
+    is_unknown = info.has_unknown_shape
     connection, device = devices.pop()
     if connection is not None and not devices:
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from types import TracebackType
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import ArrayLike
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.memory import Memory
+from nnfmq.base.ownership import Closable
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.garbage import ClosedWhenDropped
 from nnfmq.client.model.arrays import Array, checked_array, size_bytes, space_bytes
@@ -34,7 +34,7 @@ Role: TypeAlias = tuple[object, int, bool]
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 
-class Buffer(ClosedWhenDropped):
+class Buffer(ClosedWhenDropped, Closable):
     """A tensor in the driver, for the roles that it was allocated for. Close it, or use `with`. Thread-safe.
 
     `nnfmq.allocate` may return one in shared memory instead; `is_shared` is then True.
@@ -193,12 +193,6 @@ class Buffer(ClosedWhenDropped):
         return bool(self._buffer_id) and self._connection.is_open
 
     def _close_dropped(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Buffer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
 

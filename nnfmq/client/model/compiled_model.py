@@ -14,19 +14,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
 from nnfmq.base.deadlines import deadline_after
-from nnfmq.base.ownership import Claims, Uncopyable, exclusive
+from nnfmq.base.ownership import Claims, Closable, exclusive
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.execution.asynchronous import PendingExecution, started
 from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
 from nnfmq.client.execution.requests import make_execution_config
 from nnfmq.client.execution.reusable import BoundRequest, Execution
-from nnfmq.client.execution.synchronous import check_out
+from nnfmq.client.model.array_request import check_targets
 from nnfmq.client.model.arrays import (
     ALIGNMENT,
     Array,
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["CompiledModel"]
 
 
-class CompiledModel(Uncopyable, HasState, ABC):
+class CompiledModel(Closable, HasState, ABC):
     """A model on one device or several. Close it, or use `with`; closing the client closes it too. Thread-safe.
 
     `inputs` and `outputs` describe its arrays: name, shape, dtype, scale, zero point. `device` has the names of its
@@ -200,7 +199,7 @@ class CompiledModel(Uncopyable, HasState, ABC):
         assert isinstance(self._state, StateValues)
         check_count("input", self.inputs, len(inputs))
         if out is not None:
-            check_out(self.outputs, out)
+            check_targets(self.outputs, out)
         before = self._state.get()
         all_out = None if out is None else [*out, *map(np.empty_like, before)]
         results = self._execute_arrays((*inputs, *before), all_out, config, deadline_ns)
@@ -401,12 +400,6 @@ class CompiledModel(Uncopyable, HasState, ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the model in its drivers; its bursts remain usable. Idempotent. Blocks up to 1 s for each driver."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # ------------------------------------------------------------------------------------------------ of each kind
 

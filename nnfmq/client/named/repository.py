@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy as np
 from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT, Channel, Frame, close_all
 from nnfmq.base.file_memory import FileMemory
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable, Uncopyable
 from nnfmq.client.connection import open_connections
 from nnfmq.client.waiting import Future
 from nnfmq.hal.errors import (
@@ -133,7 +132,7 @@ _log = logging.getLogger("nnfmq.client")
 _EXITED = "the model repository is gone"
 
 
-class ReceivedModel(Uncopyable):
+class ReceivedModel(Closable):
     """A model as the repository has sent it, with the memories of its constants. Close it, or use `with`."""
 
     def __init__(self, description: ModelDescription, pools: tuple[FileMemory, ...]) -> None:
@@ -144,12 +143,6 @@ class ReceivedModel(Uncopyable):
         """Close the memories. Idempotent."""
         for pool in self.pools:
             pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 _Reply: TypeAlias = ReceivedModel | ModelList

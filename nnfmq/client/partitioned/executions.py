@@ -33,8 +33,7 @@ from nnfmq.base.verbose_log import vlog, vlog_is_on
 from nnfmq.client import fallback_thread
 from nnfmq.client.execution import synchronous
 from nnfmq.client.execution.asynchronous import AsyncRequest, PendingExecution
-from nnfmq.client.execution.synchronous import check_out, copy_out
-from nnfmq.client.model.array_request import checked_arguments
+from nnfmq.client.model.array_request import CallArguments
 from nnfmq.client.model.arrays import Array, ExecutionResult, InputValue, Outputs, checked_arrays
 from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.handle import ModelHandle
@@ -67,16 +66,16 @@ __all__ = [
     "Controller",
     "PlanCall",
     "RunObservation",
+    "call_slice",
     "execute_arrays",
     "execute_request",
-    "log_step",
+    "log_call",
     "new_run",
     "require_time_left",
     "require_unmeasured",
     "run_synchronously",
     "start_arrays",
     "start_request",
-    "step_slice",
     "submit_fallback",
 ]
 
@@ -222,19 +221,20 @@ class RunObservation:
             )  # fmt: skip
 
 
-def step_slice(step: int | None, device: str, is_on_cpu: bool) -> str:
-    """Return the name of the slice of a step; `step` None = the whole model, as a fallback."""
-    if step is None:
+def call_slice(call: PlanCall) -> str:
+    """Return the name of a call's slice in a trace."""
+    if call.step is None:
         return "[NN_LR_PE]fallback: whole model"
-    return f"[NN_LR_PE]fallback: step {step}" if is_on_cpu else f"[NN_LR_PE]step {step} on {device}"
+    index = call.step.index
+    return f"[NN_LR_PE]fallback: step {index}" if call.is_on_cpu else f"[NN_LR_PE]step {index} on {call.device}"
 
 
-def log_step(step: int | None, device: str, is_on_cpu: bool) -> None:
+def log_call(call: PlanCall) -> None:
     """Log which step is executed next, and where."""
-    if step is None:
+    if call.step is None:
         vlog("execution", "the CPU executes the whole model")
     else:
-        vlog("execution", "step %d on %s", step, "the CPU" if is_on_cpu else device)
+        vlog("execution", "step %d on %s", call.step.index, "the CPU" if call.is_on_cpu else call.device)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -252,18 +252,36 @@ class PlanCall(Struct, frozen=True):
     is_on_cpu: bool
     """Whether the fallback executes it. `model` then blocks while the CPU's driver starts and prepares the model."""
 
+    @property
+    def values(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The numbers of the values that the call reads, and of those that it writes."""
+        source = self.run.memory.plan if self.step is None else self.step
+        return source.inputs, source.outputs
+
+    @property
+    def device(self) -> str:
+        """The name of the step's device; "" for the whole model."""
+        return "" if self.step is None else self.run.handle.step_devices[self.step.index]
+
     def model(self) -> ModelHandle:
         """Return the prepared model to execute. Raises NnfmqError if it must be prepared first, and that fails."""
-        return self.run.model_of(self)
+        handle, fallback, deadline_ns = self.run.handle, self.run.handle.fallback, self.run.deadline_ns
+        if not self.is_on_cpu or fallback is None:
+            assert self.step is not None  # only the fallback has the whole model
+            return handle.steps[self.step.index]
+        if self.step is None:
+            return fallback.whole_model(deadline_ns)
+        return fallback.step_model(self.step.index, deadline_ns)
 
     def request(self, model: ModelHandle) -> Request:
         """Return the request to execute."""
-        return self.run.request_of(self, model)
+        inputs, outputs = self.values
+        return step_request(self.run.memory.locations, inputs, outputs, (model.inputs, model.outputs))
 
     def execute(self) -> Sequence[OutputShape]:
         """Execute over the control channel and return the reported shapes; blocks. Raises NnfmqError if that fails."""
-        model = self.model()
-        return synchronous.execute_request(model, self.request(model), self.run.config, self.run.deadline_ns).shapes
+        model, run = self.model(), self.run
+        return synchronous.execute_request(model, self.request(model), run.config, run.deadline_ns).shapes
 
     def execute_copies(self) -> Sequence[OutputShape]:
         """As `execute`, with copies of the values.
@@ -271,7 +289,15 @@ class PlanCall(Struct, frozen=True):
         An execution that a signal handler interrupts continues in the driver: it must not write to memory that the next
         one uses.
         """
-        return self.run.execute_copies_of(self)
+        model, memory, (inputs, outputs) = self.model(), self.run.memory, self.values
+        arrays = [array_at(memory.locations[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
+        results, _ = synchronous.execute_arrays(model, arrays, None, self.run.config, self.run.deadline_ns)
+        shapes = []
+        for number, result in zip(outputs, results, strict=True):
+            if isinstance(result, np.ndarray):
+                memory.write(number, result)
+                shapes.append(OutputShape(result.shape))
+        return shapes
 
 
 class CompoundRun:
@@ -293,7 +319,7 @@ class CompoundRun:
         self.observation = RunObservation(handle.observed, mode)
         if vlog_is_on("execution"):
             vlog("execution", "%s execution of a plan on %s", mode.name, handle.device)
-        self._handle = handle
+        self.handle = handle
         self.memory = memory
         self._controller = Controller(memory, config.loop_timeout_ns)
         self._call: PlanCall | None = None
@@ -319,59 +345,18 @@ class CompoundRun:
             return None
         require_time_left(self.deadline_ns, has_begun=has_begun)
         if vlog_is_on("execution"):
-            log_step(*self._description_of(self._call))
+            log_call(self._call)
         return self._call
 
     def repeat_call(self) -> None:
         """Let the next call be the last one again, which was not made."""
         self._is_repeated = True
 
-    def _description_of(self, call: PlanCall) -> tuple[int | None, str, bool]:
-        """Return the number of a call's step (None = the whole model), its device, and whether the CPU executes it."""
-        if call.step is None:
-            return None, "", True
-        return call.step.index, self._handle.step_devices[call.step.index], call.is_on_cpu
-
-    def slice_of(self, call: PlanCall) -> str:
-        """Return the name of a call's slice in a trace."""
-        return step_slice(*self._description_of(call))
-
     @property
     def is_interpreted(self) -> bool:
         """Whether the runtime interprets IF and WHILE between steps."""
-        bound = self._handle.bound
+        bound = self.handle.bound
         return len(bound.calls) < len(bound.steps)
-
-    def model_of(self, call: PlanCall) -> ModelHandle:
-        """Return the prepared model of a call. See `PlanCall.model`."""
-        fallback = self._handle.fallback
-        if not call.is_on_cpu or fallback is None:
-            assert call.step is not None  # only the fallback has the whole model
-            return self._handle.steps[call.step.index]
-        if call.step is None:
-            return fallback.whole_model(self.deadline_ns)
-        return fallback.step_model(call.step.index, self.deadline_ns)
-
-    def request_of(self, call: PlanCall, model: ModelHandle) -> Request:
-        """Return the request of a call."""
-        inputs, outputs = self._values_of(call)
-        return step_request(self.memory.locations, inputs, outputs, (model.inputs, model.outputs))
-
-    def execute_copies_of(self, call: PlanCall) -> Sequence[OutputShape]:
-        """Execute a call with copies. See `PlanCall.execute_copies`."""
-        model, (inputs, outputs) = call.model(), self._values_of(call)
-        arrays = [array_at(self.memory.locations[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
-        results, _ = synchronous.execute_arrays(model, arrays, None, self.config, self.deadline_ns)
-        shapes = []
-        for number, result in zip(outputs, results, strict=True):
-            if isinstance(result, np.ndarray):
-                self.memory.write(number, result)
-                shapes.append(OutputShape(result.shape))
-        return shapes
-
-    def _values_of(self, call: PlanCall) -> tuple[Sequence[int], Sequence[int]]:
-        source = self.memory.plan if call.step is None else call.step
-        return source.inputs, source.outputs
 
     def succeed(self, shapes: Sequence[OutputShape]) -> None:
         """Report that the last call has succeeded, with the shapes that its driver reported.
@@ -380,11 +365,11 @@ class CompoundRun:
             GeneralFailure: If another step needs a result without elements, and there is no fallback.
         """
         assert self._call is not None
-        outputs = self._values_of(self._call)[1]
+        outputs = self._call.values[1]
         for number, shape in zip(outputs, shapes, strict=bool(shapes)):
             self.memory.locations[number].dimensions = shape.dimensions
         if self._call.step is not None:
-            empty = [n for n in outputs if n in self._handle.step_inputs and 0 in self.memory.locations[n].dimensions]
+            empty = [n for n in outputs if n in self.handle.step_inputs and 0 in self.memory.locations[n].dimensions]
             if empty:
                 self.execute_whole_model(GeneralFailure("a result that another step needs has no elements"))
 
@@ -402,13 +387,12 @@ class CompoundRun:
         try:
             if self._call.step is None:
                 raise error
-            if self._call.is_on_cpu or self._handle.is_cpu_step(self._call.step.index):
+            if self._call.is_on_cpu or self.handle.is_cpu_step(self._call.step.index):
                 self.execute_whole_model(error)
                 return
             self._require_fallback(error)
             index = self._call.step.index
-            device = self._handle.step_devices[index]
-            _log.warning("step %d failed on %s, executing it on the CPU: %s", index, device, str(error))
+            _log.warning("step %d failed on %s, executing it on the CPU: %s", index, self._call.device, str(error))
         finally:
             del error  # this frame, to which it refers, would keep it
         self._repeat(PlanCall(self, self._call.step, is_on_cpu=True))
@@ -424,7 +408,7 @@ class CompoundRun:
         self._repeat(PlanCall(self, None, is_on_cpu=True))
 
     def _require_fallback(self, error: NnfmqError) -> None:
-        fallback = self._handle.fallback
+        fallback = self.handle.fallback
         try:
             if fallback is None or not fallback.applies_to(error, self.deadline_ns):
                 raise error
@@ -437,7 +421,7 @@ class CompoundRun:
     def _grow(self, call: PlanCall, error: OutputInsufficientSize) -> None:
         """Enlarge the memory of outputs that lack some; raise OutputInsufficientSize if that is not possible."""
         locations, has_grown, lacks_memory = self.memory.locations, False, set()
-        for number, shape in zip(self._values_of(call)[1], error.output_shapes, strict=False):
+        for number, shape in zip(call.values[1], error.output_shapes, strict=False):
             location = locations[number]
             location.dimensions = shape.dimensions
             if 0 not in shape.dimensions:
@@ -453,7 +437,7 @@ class CompoundRun:
         self.observation.finish()
         locations = [self.memory.locations[number] for number in self.memory.plan.outputs]
         shapes = tuple(OutputShape(location.dimensions) for location in locations)
-        return ExecutionResult(shapes if self._handle.has_unknown_outputs else (), NO_TIMING)
+        return ExecutionResult(shapes if self.handle.has_unknown_outputs else (), NO_TIMING)
 
 
 def run_synchronously(run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]]) -> ExecutionResult:
@@ -494,7 +478,7 @@ def _make_recorded_calls(run: CompoundRun, execute: Callable[[PlanCall], Sequenc
             return run.next_call()
 
     def execute_recorded(call: PlanCall) -> Sequence[OutputShape]:
-        with recorded(run.slice_of(call)):
+        with recorded(call_slice(call)):
             return execute(call)
 
     with recorded(PLAN_SLICE):
@@ -544,39 +528,24 @@ def execute_arrays(
         MissedDeadline: If the deadline passes.
         NnfmqError: The error of the execution.
     """
-    checked = checked_arguments(handle.inputs, inputs)
-    if out is not None:
-        check_out(handle.outputs, out)
-    targets: Sequence[object] = out if out is not None else [None] * len(handle.outputs)
-    writer = object()
-    _check_roles(handle, checked, targets, writer)
+    call = CallArguments(handle, inputs, out)
     with handle.in_use():
         arguments = handle.take_arguments()
         try:
-            arguments.write(checked, targets)
+            arguments.write(call.inputs, call.targets)
             run_synchronously(_new_run(handle, arguments, config, deadline_ns), PlanCall.execute)
-            outputs = arguments.results(targets)
+            outputs = arguments.results(call.targets)
         except BaseException:
             arguments.close()
             raise
         handle.return_arguments(arguments)
-    for target in targets:
-        if isinstance(target, Buffer):
-            target.mark_written(writer)
-    return outputs if out is None else copy_out(out, outputs)
+    return call.finish(outputs)
 
 
 def _new_run(
     handle: PlanHandle, arguments: ArrayArguments, config: ExecutionConfig, deadline_ns: int | None
 ) -> CompoundRun:
     return CompoundRun(handle, arguments.memory, config, HalExecutionMode.SYNCHRONOUS, deadline_ns)
-
-
-def _check_roles(handle: PlanHandle, inputs: Sequence[object], targets: Sequence[object], writer: object) -> None:
-    for values, is_output in ((inputs, False), (targets, True)):
-        for index, value in enumerate(values):
-            if isinstance(value, Buffer):
-                value.check_role((handle, index, is_output), writer)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class FenceWait(Uncopyable):
             for fd in fds:
                 self._fds.append(os.dup(fd))
         except OSError as error:
-            self._close()
+            self.cancel()
             raise ResourceExhaustedTransient(f"no file descriptor is left to wait for a fence: {error}") from error
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class FenceWait(Uncopyable):
             for fd in self._fds:
                 self._watch(fd)
         except (OSError, RuntimeError) as error:
-            self._close()
+            self.cancel()
             raise ResourceExhaustedTransient(f"the fences cannot be watched: {error}") from error
         self._count_down()
 
@@ -100,14 +100,11 @@ class FenceWait(Uncopyable):
             self._waits -= 1
             if self._waits:
                 return
-        self._close()
+        self.cancel()
         self._on_done()
 
     def cancel(self) -> None:
         """Wait no longer: `on_done` is not called, unless it is being called by another thread. Idempotent."""
-        self._close()
-
-    def _close(self) -> None:
         with self._lock:
             readers, self._readers = self._readers, {}
             fds, self._fds = self._fds, []

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.client import fallback_thread
-from nnfmq.client.model.arrays import has_unknown_shape
 from nnfmq.client.model.handle import ModelFallback, ModelHandle
 from nnfmq.client.observation import ObservedModel
 from nnfmq.client.partitioned.memory import ArrayArguments, ExecutionMemory, constant_locations, value_locations
@@ -55,7 +54,7 @@ class PlanHandle(Uncopyable):
         self.inputs, self.outputs = (*inputs, *tensors), (*outputs, *tensors)
         self.bound: BoundPlan = bind_plan(plan)
         self.step_inputs = _values_read(self.bound)
-        self.has_unknown_outputs = any(map(has_unknown_shape, self.outputs))
+        self.has_unknown_outputs = any(info.has_unknown_shape for info in self.outputs)
         infos = [(step.inputs, step.outputs) for step in self.steps]
         self._templates = value_locations(self.bound, infos)
         self._constant_memory, self._constants = constant_locations(self.bound, plan.model, self._templates)

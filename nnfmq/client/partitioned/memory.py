@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Uncopyable
-from nnfmq.client.model.arrays import ALIGNMENT, Array, Outputs, has_unknown_shape, layout, names_of, outputs_type, view
+from nnfmq.client.model.arrays import ALIGNMENT, Array, Outputs, layout, names_of, outputs_type, view
 from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.partitioned.plan import BoundPlan, ValueLocation, ValueSource, array_at, copy_content
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
@@ -276,7 +276,7 @@ class ArrayArguments(Uncopyable):
                 self._set_buffer(number, target)
                 continue
             self.memory.set_argument(number, argument, (self._output_memory,))
-            if has_unknown_shape(info):
+            if info.has_unknown_shape:
                 self.memory.make_growable(number)
 
     def _set_buffer(self, number: int, buffer: Buffer) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.base.file_memory import FileMemory
-from nnfmq.client.model.arrays import Array, callers_shape, has_unknown_shape, size_bytes
+from nnfmq.client.model.arrays import Array, callers_shape, size_bytes
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DataLocation, LifeTime, Operand, Pool, Request, RequestArgument
@@ -316,7 +316,7 @@ def _argument(location: ValueLocation, info: TensorInfo, pools: list[Pool], *, i
         dimensions = ()
     elif location.is_growable:
         length = max(location.content_bytes, 1)  # the content may be smaller than its memory
-    if not has_unknown_shape(info):
+    if not info.has_unknown_shape:
         dimensions = ()
     return RequestArgument(
         location=DataLocation(index, location.offset, length, location.padding), dimensions=dimensions

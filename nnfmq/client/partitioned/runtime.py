@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeAlias, Unpack
+from typing import TypeAlias, Unpack
 
 from nnfmq.base import settings
 from nnfmq.base.deadlines import deadline_after, has_passed, remaining_s
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable
 from nnfmq.base.paths import SOCKET_NAME, default_socket, runtime_directory
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connect import connect, connect_cpu_driver
@@ -151,7 +150,7 @@ DeviceArgument: TypeAlias = str | RuntimeDevice
 _RETRY_S = 0.02  # between two looks for a device that is not there yet
 
 
-class Runtime(Uncopyable):
+class Runtime(Closable):
     """The devices of all drivers, and the CPU device `nnapi-reference`. Close it, or use `with`. Thread-safe.
 
     Its models are closed with it. The drivers are those that listen in the runtime directory, `$XDG_RUNTIME_DIR/nnfmq`,
@@ -329,9 +328,3 @@ class Runtime(Uncopyable):
         self._is_closed = True
         for access in tuple(self._accesses):
             access.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
