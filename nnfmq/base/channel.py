@@ -82,6 +82,11 @@ class Frame(Uncopyable):
         self.fds = fds
         self.fds_truncated = fds_truncated
 
+    @property
+    def fd_count(self) -> int | None:
+        """How many fds came with the message; None if this process could not receive all."""
+        return None if self.fds_truncated else len(self.fds)
+
     def detach_fds(self) -> list[int]:
         """Return all fds; the caller owns them."""
         fds, self.fds = self.fds, []

@@ -321,24 +321,24 @@ def shown_progress(no_color: bool) -> Iterator[Any]:
 
 def _write(arguments: argparse.Namespace, report: dict[str, Any], found: LoadMeasurements) -> None:
     """Write the files that the options name."""
-    from nnfmq.lab.bench import report as report_files
+    from nnfmq.lab.bench.report import csv_text, hgrm_text, named_parts, profile_export, result_names
 
     results, runners = report["results"], list(dict.fromkeys(result["runner"] for result in report["results"]))
     if arguments.html is not None:
         arguments.html.write_text(report_files.render_page(report), encoding="utf-8")
     if arguments.csv is not None:
-        for path, runner in zip(report_files.named_parts(arguments.csv, runners), runners, strict=True):
+        for path, runner in zip(named_parts(arguments.csv, runners), runners, strict=True):
             own = [result for result in results if result["runner"] == runner]
-            path.write_text(report_files.csv_text(own), encoding="utf-8")
+            path.write_text(csv_text(own), encoding="utf-8")
     if arguments.hgrm is not None:
-        paths = report_files.named_parts(arguments.hgrm, report_files.result_names(results))
+        paths = named_parts(arguments.hgrm, result_names(results))
         for path, result in zip(paths, results, strict=True):
-            path.write_text(report_files.hgrm_text(result), encoding="utf-8")
+            path.write_text(hgrm_text(result), encoding="utf-8")
     if arguments.profile_export_file is not None:
         version = report["conditions"]["packages"].get("nnfmq")
-        for path, runner in zip(report_files.named_parts(arguments.profile_export_file, runners), runners, strict=True):
+        for path, runner in zip(named_parts(arguments.profile_export_file, runners), runners, strict=True):
             own_loads = [load for load in found.loads if load.runner == runner]
-            path.write_text(report_files.profile_export(own_loads, version), encoding="utf-8")
+            path.write_text(profile_export(own_loads, version), encoding="utf-8")
 
 
 def _print(arguments: argparse.Namespace, report: dict[str, Any]) -> None:

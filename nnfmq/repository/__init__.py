@@ -1,6 +1,6 @@
 """The model repository: a process beside the driver that serves the model files of a directory by name.
 
-    models: the directory ── repository: which version to load ── import_process ──▶ version_import, in a child process
+    models: the directory ── repository: which version to load ──▶ version_import, in a child process
                                  │                  │
                   server: clients ◀──────────────── models: prepared in the driver
 

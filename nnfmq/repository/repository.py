@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import DeadObject, ErrorStatus, NnfmqError
-from nnfmq.repository.import_process import ImportCrashed, ImportedVersion, import_in_process
 from nnfmq.repository.models import DriverModels, ModelDirectory, VersionState
 from nnfmq.repository.server import RepositoryServer
+from nnfmq.repository.version_import import ImportCrashed, ImportedVersion, import_in_process
 from nnfmq.serialize.repository_protocol import ModelDescription, ModelEntry, ModelState
 
 __all__ = ["LoadFailure", "ModelRepository", "ModelVersions"]

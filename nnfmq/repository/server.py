@@ -174,8 +174,7 @@ class RepositoryServer(Uncopyable):
         """Handle one frame of a client; its next one after those of other clients."""
         try:
             with peer.channel.receive(NO_WAIT, body_bytes_max=0) as frame:
-                fds = None if frame.fds_truncated else len(frame.fds)
-                message = repository_protocol.decode(frame.data, sender=RepositoryRole.CLIENT, fds=fds)
+                message = repository_protocol.decode(frame.data, sender=RepositoryRole.CLIENT, fds=frame.fd_count)
         except MissedDeadlineTransient:
             return
         except DeadObject:

@@ -1,4 +1,4 @@
-"""Import of a version: its files to the HAL's model, with all constants in one memory. Runs in a child process.
+"""Import of a version in a child process: its files to the HAL's model, with all constants in one memory.
 
     python -P -m nnfmq.repository --import FD DIRECTORY
 
@@ -12,8 +12,11 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -22,13 +25,25 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from nnfmq.base.channel import Channel
-from nnfmq.base.memory import Memory
-from nnfmq.base.processes import request_signal_at_parent_exit
-from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError, ProtocolError, status_for_error
+from nnfmq.base.deadlines import deadline_after
+from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.memory import Memory, sealed_size
+from nnfmq.base.processes import child_environment, request_signal_at_parent_exit
+from nnfmq.hal.errors import (
+    DeadObject,
+    ErrorStatus,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+    ProtocolError,
+    error_for_status,
+    status_for_error,
+)
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import DEFAULT_PREFERENCE, ExecutionPreference, LifeTime, Model, Priority, Protection, Subgraph
 from nnfmq.importers import LoadedModel, load
 from nnfmq.importers.file_format import Shapes
+from nnfmq.serialize.message_codec import MessageCodec
 from nnfmq.serialize.messages import MAX_TEXT
 from nnfmq.serialize.messages.common import MemoryData, MemoryList
 from nnfmq.serialize.models import encode_model
@@ -36,11 +51,13 @@ from nnfmq.serialize.models import encode_model
 __all__ = [
     "FILE_NAME",
     "MODEL_FILES",
+    "ImportCrashed",
     "ImportFailed",
     "ImportedModel",
+    "ImportedVersion",
     "VersionOptions",
-    "decode_result",
     "import_in_child",
+    "import_in_process",
     "import_version",
     "read_options",
 ]
@@ -189,24 +206,15 @@ class ImportFailed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbi
 
 
 ImportResult: TypeAlias = ImportedModel | ImportFailed
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ImportResult)
 
 
-def decode_result(data: bytearray, fds: int) -> ImportResult:
-    """Return the message of a child, which came with `fds` file descriptors.
+class _Sender(Enum):
+    CHILD = "child"
 
-    Raises:
-        ProtocolError: If it is none, or the number of fds is wrong.
-    """
-    try:
-        result: ImportResult = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{len(data)} bytes are no result of an import: {error}") from error
-    expected = len(result.pools) if isinstance(result, ImportedModel) else 0
-    if fds != expected:
-        raise ProtocolError(f"the result of an import has {expected} memories and came with {fds} fds")
-    return result
+
+_codec: MessageCodec[ImportResult] = MessageCodec(
+    {_Sender.CHILD: (ImportedModel, ImportFailed)}, {ImportedModel: "pools"}
+)
 
 
 # ------------------------------------------------------------------------------------------------ the child
@@ -224,7 +232,7 @@ def import_in_child(fd: int, folder: Path) -> None:
         if _has_hung_up(channel.fileno()):
             return  # the parent exited before the kernel was asked
         result, memories = _result(folder, stack)
-        channel.send(_encoder.encode(result), [memory.fileno() for memory in memories])
+        channel.send(_codec.encode(result), [memory.fileno() for memory in memories])
 
 
 def _has_hung_up(fd: int) -> bool:
@@ -334,3 +342,95 @@ def _referring(graph: Subgraph) -> Subgraph:
         for operand in graph.operands
     )
     return replace(graph, operands=tuple(operands))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The parent: it starts the child, waits for its result with a deadline, kills it then, and learns by its exit status of
+# a crash.
+
+
+TIMEOUT_S = 600.0
+_EXIT_S = 5.0  # from the end of the connection to the exit
+
+
+class ImportCrashed(Exception):
+    """The child process ended, or was killed, without a result."""
+
+
+class ImportedVersion(NamedTuple):
+    """The model of a version, and its memories, which nobody can change. The receiver closes these."""
+
+    model: ImportedModel
+    memories: tuple[FileMemory, ...]
+
+    def close(self) -> None:
+        """Close the memories. Idempotent."""
+        for memory in self.memories:
+            memory.close()
+
+
+def import_in_process(folder: Path) -> ImportedVersion:
+    """Import the version in `folder` in a child process; blocks until that has ended. The caller closes the result.
+
+    Raises:
+        NnfmqError: Why the version cannot be imported.
+        ImportCrashed: If the process ends without a result, or takes longer than TIMEOUT_S.
+        OSError: If the process cannot be started.
+    """
+    with _child(folder) as (channel, process):
+        try:
+            result, memories = _receive(channel)
+        except DeadObject:
+            raise ImportCrashed(f"the import process {_ending(process)}") from None
+        except MissedDeadlineTransient:
+            raise ImportCrashed(f"the import took longer than {TIMEOUT_S:g} s") from None
+        except ProtocolError as error:
+            raise ImportCrashed(f"the import process sent no valid result: {error}") from error
+    if isinstance(result, ImportFailed):
+        raise error_for_status(result.status, result.message)
+    return ImportedVersion(result, memories)
+
+
+@contextmanager
+def _child(folder: Path) -> Iterator[tuple[Channel, subprocess.Popen[bytes]]]:
+    """Start the process; yield the connection to it. At the end it is killed, if it still runs, and reaped."""
+    parent_end, child_end = Channel.pair()
+    with parent_end:
+        with child_end:
+            fd = child_end.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "nnfmq.repository", "--import", str(fd), str(folder)],
+                pass_fds=[fd],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+        try:
+            yield parent_end, process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _receive(channel: Channel) -> tuple[ImportedModel | ImportFailed, tuple[FileMemory, ...]]:
+    with channel.receive(deadline_after(TIMEOUT_S)) as frame, ExitStack() as undo:
+        if frame.fds_truncated:
+            raise ProtocolError("this process has no free descriptors (ulimit -n)")
+        result = _codec.decode(frame.data, sender=_Sender.CHILD, fds=frame.fd_count)
+        sizes = [pool.size_bytes for pool in result.pools] if isinstance(result, ImportedModel) else []
+        memories: list[FileMemory] = []
+        for size in sizes:  # the fds that are left after an error are closed with the frame
+            if sealed_size(frame.fds[0]) != size:
+                raise ProtocolError("a memory of the model is not sealed, or has another size than stated")
+            memories.append(undo.enter_context(FileMemory.adopt(frame.fds.pop(0), size, 0, Protection.READ)))
+        undo.pop_all()
+    return result, tuple(memories)
+
+
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    """Say how a process that has closed its connection ended."""
+    try:
+        status = process.wait(_EXIT_S)
+    except subprocess.TimeoutExpired:
+        return "closed its connection without a result"
+    return f"was killed by signal {-status}" if status < 0 else f"exited with status {status} and sent no result"

@@ -10,15 +10,14 @@ waiting in `channel`; `driver` and `client` implement the calls. docs/reference/
 
 from __future__ import annotations
 
-import functools
-import operator
 import threading
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
+from nnfmq.serialize.message_codec import DECODE_ERRORS, MessageCodec
 from nnfmq.serialize.messages import (
     MAX_NAME,
     MAX_TEXT,
@@ -89,16 +88,13 @@ __all__ = [
     "Phase",
     "call_type",
     "decode",
-    "decode_with",
     "encode",
     "error_replies",
     "fd_count",
     "message_size",
     "message_types_of",
-    "require_fd_count",
 ]
 
-MessageT = TypeVar("MessageT")
 PROTOCOL = 1  # the version; every other version must be able to decode Hello, HelloReply and Refused
 MAX_BODY_BYTES = 256 << 20  # `channel` has the same limit, which a test compares
 
@@ -232,15 +228,6 @@ def error_replies(kind: type[Call], call: int, status: ErrorStatus, text: str) -
     ]
 
 
-def fd_count(message: Message) -> int:
-    """Return how many file descriptors must come with `message`."""
-    count = FD_COUNTS.get(type(message), 0)
-    if isinstance(count, str):
-        value = getattr(message, count)
-        return value if isinstance(value, int) else len(value)
-    return count
-
-
 # ------------------------------------------------------------------------------------------------ encoding
 
 
@@ -263,15 +250,17 @@ class MessageSize(msgspec.Struct, frozen=True):
         return model_bytes + (encoded_bytes - model_bytes) * DECODED_BYTES_PER_BYTE
 
 
-def _decoder(sender: PeerRole) -> msgspec.msgpack.Decoder[Message]:
-    return msgspec.msgpack.Decoder(functools.reduce(operator.or_, message_types_of(sender)))
+def _describe(data: BytesLike) -> str:
+    try:
+        return f"this {_size_decoder.decode(data).type[:MAX_NAME]!r} message of {len(data)} bytes"
+    except DECODE_ERRORS:
+        return f"these {len(data)} bytes ({bytes(data[:16]).hex(' ')} ...)"
 
 
-_encoder = msgspec.msgpack.Encoder()
 _size_decoder = msgspec.msgpack.Decoder(MessageSize)
-_decoders = {role: _decoder(role) for role in PeerRole}
+_codec: MessageCodec[Message] = MessageCodec({role: message_types_of(role) for role in PeerRole}, FD_COUNTS, _describe)
 _senders = {kind: role for role in PeerRole for kind in message_types_of(role)}
-_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+fd_count = _codec.fd_count
 
 
 def encode(message: Message) -> bytes:
@@ -281,7 +270,7 @@ def encode(message: Message) -> bytes:
         InvalidArgument: If the receiver would reject the message. The text has the reason.
     """
     try:
-        data = _encoder.encode(_with_sendable_text(message))
+        data = _codec.encode(_with_sendable_text(message))
         decode(data, sender=_senders[type(message)], fds=fd_count(message))
     except (ProtocolError, ValueError, TypeError, OverflowError) as error:
         raise InvalidArgument(f"{type(message).__name__} cannot be sent: {error}") from error
@@ -299,12 +288,7 @@ def decode(data: BytesLike, *, sender: PeerRole, fds: int | None = 0) -> Message
     """
     if len(data) > MAX_BODY_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes from the {sender.value}; the limit is {MAX_BODY_BYTES}")
-    try:
-        message = _decoders[sender].decode(data)
-    except _DECODE_ERRORS as error:
-        raise ProtocolError(f"the {sender.value} may not send {_describe(data)}: {error}") from error
-    require_fd_count(message, fds, fd_count(message))
-    return message
+    return _codec.decode(data, sender=sender, fds=fds)
 
 
 def message_size(data: BytesLike) -> MessageSize:
@@ -315,7 +299,7 @@ def message_size(data: BytesLike) -> MessageSize:
     """
     try:
         return _size_decoder.decode(data)
-    except _DECODE_ERRORS as error:
+    except DECODE_ERRORS as error:
         raise ProtocolError(f"these {len(data)} bytes are not a message: {error}") from error
 
 
@@ -324,40 +308,11 @@ def call_type(name: str, sender: PeerRole) -> type[Call] | None:
     return next((kind for kind in REPLIES if kind.__name__ == name and _senders[kind] is sender), None)
 
 
-def decode_with(decoder: msgspec.msgpack.Decoder[MessageT], data: bytes | bytearray, sender: str) -> MessageT:
-    """Return the message in `data`, one of those that `sender` may send; for the other protocols over channels.
-
-    Raises:
-        ProtocolError: If `data` is none of these messages.
-    """
-    try:
-        return decoder.decode(data)
-    except _DECODE_ERRORS as error:
-        raise ProtocolError(f"the {sender} may not send these {len(data)} bytes: {error}") from error
-
-
-def require_fd_count(message: object, received: int | None, needed: int) -> None:
-    """Check that a message came with as many file descriptors as it needs; None is not checked.
-
-    Raises:
-        ProtocolError: If the numbers differ.
-    """
-    if received is not None and received != needed:
-        raise ProtocolError(f"{type(message).__name__} came with {received} file descriptors instead of {needed}")
-
-
 def _with_sendable_text(message: Message) -> Message:
     """Return `message` with its error text cut, and without lone surrogates (undecodable bytes of file names)."""
     text = getattr(message, "message", "")
     sendable = text[:MAX_TEXT].encode("utf-8", "replace").decode()
     return message if sendable == text else msgspec.structs.replace(message, message=sendable)
-
-
-def _describe(data: BytesLike) -> str:
-    try:
-        return f"this {_size_decoder.decode(data).type[:MAX_NAME]!r} message of {len(data)} bytes"
-    except _DECODE_ERRORS:
-        return f"these {len(data)} bytes ({bytes(data[:16]).hex(' ')} ...)"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -27,10 +27,11 @@ from msgspec import Meta
 
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
-from nnfmq.serialize.control_protocol import decode_with, require_fd_count
+from nnfmq.serialize.message_codec import MessageCodec
 from nnfmq.serialize.messages.common import MAX_TEXT, U63, MemoryData, MemoryList
 
 __all__ = [
+    "SENDERS",
     "ListModels",
     "ModelDescription",
     "ModelEntry",
@@ -160,31 +161,9 @@ class VersionChanged(RepositoryMessage, frozen=True):
     version: Version
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoders: dict[RepositoryRole, msgspec.msgpack.Decoder[RepositoryMessage]] = {
-    RepositoryRole.CLIENT: msgspec.msgpack.Decoder(OpenModel | ListModels),
-    RepositoryRole.REPOSITORY: msgspec.msgpack.Decoder(ModelOpened | ModelList | VersionChanged),
+SENDERS: dict[RepositoryRole, tuple[type[RepositoryMessage], ...]] = {
+    RepositoryRole.CLIENT: (OpenModel, ListModels),
+    RepositoryRole.REPOSITORY: (ModelOpened, ModelList, VersionChanged),
 }
-
-
-def fd_count(message: RepositoryMessage) -> int:
-    """Return how many file descriptors must come with `message`."""
-    return len(message.pools) if isinstance(message, ModelOpened) else 0
-
-
-def encode(message: RepositoryMessage) -> bytes:
-    """Return `message` in MessagePack."""
-    return _encoder.encode(message)
-
-
-def decode(data: bytes | bytearray, *, sender: RepositoryRole, fds: int | None) -> RepositoryMessage:
-    """Decode a message that `sender` sent with `fds` file descriptors.
-
-    Pass None for `fds` to skip the check of their number, for a frame some of whose fds could not be received.
-
-    Raises:
-        ProtocolError: If `data` is not a message that `sender` may send, or the number of fds is wrong.
-    """
-    message = decode_with(_decoders[sender], data, sender.value)
-    require_fd_count(message, fds, fd_count(message))
-    return message
+_codec: MessageCodec[RepositoryMessage] = MessageCodec(SENDERS, {ModelOpened: "pools"})
+fd_count, encode, decode = _codec.fd_count, _codec.encode, _codec.decode

@@ -21,7 +21,7 @@ from nnfmq.client.burst.channel import TokenAllocator
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.model.prepared_model import PreparedModel
-from nnfmq.driver.execution import prepared_model as service
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument
 from nnfmq.hal.timing import NO_TIMING
@@ -313,7 +313,7 @@ def test_a_table_of_tokens_keeps_no_memory_alive() -> None:
 def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[Held]:
     """Makes the driver's executions wait. A test requests this fixture before `burst`."""
     held = Held(ADD)
-    real[1].models.insert(service.DriverPreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.insert(DriverPreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
     yield held
     held.go.set()
 

@@ -21,7 +21,7 @@ from nnfmq.client.burst.channel import SlotAllocator
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.model.prepared_model import PreparedModel
-from nnfmq.driver.execution import prepared_model as service
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import (
     BadState,
@@ -72,7 +72,7 @@ def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[He
     """Makes the driver's executions wait. A test requests this fixture before `burst`."""
     model = models.add_model()
     held = Held(model)
-    real[1].models.insert(service.DriverPreparedModel(model, held), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.insert(DriverPreparedModel(model, held), adding.model_id)  # type: ignore[arg-type]
     yield held
     held.go.set()
 
@@ -267,7 +267,7 @@ def test_a_failed_execution_raises_the_exact_status_and_text_that_the_packet_cou
         return error
 
     failing = Failing(make)
-    real[1].models.insert(service.DriverPreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.insert(DriverPreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     expected = type(error_for_status(status, ""))
     with adding.burst() as burst, pytest.raises(expected, match="what went wrong"):
         burst.execute(ONE, TEN)
@@ -291,7 +291,7 @@ def test_VAL_7_a_burst_rejects_impossible_shapes(
     shapes: tuple[OutputShape, ...], adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     program: Any = Lying(*shapes)
-    real[1].models.insert(service.DriverPreparedModel(models.add_model(), program), adding.model_id)
+    real[1].models.insert(DriverPreparedModel(models.add_model(), program), adding.model_id)
     with adding.burst() as burst, pytest.raises(ProtocolError):
         burst.execute(ONE, TEN)
 
@@ -301,7 +301,7 @@ def test_VAL_7_a_burst_accepts_a_result_without_shapes_if_all_are_known(
     shapes: tuple[OutputShape, ...], adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     program: Any = Lying(*shapes)
-    real[1].models.insert(service.DriverPreparedModel(models.add_model(), program), adding.model_id)
+    real[1].models.insert(DriverPreparedModel(models.add_model(), program), adding.model_id)
     with adding.burst() as burst:
         assert [burst.execute(ONE, TEN)[0].shape for _ in range(3)] == [(4,)] * 3
 
@@ -310,7 +310,7 @@ def test_an_unexpected_exception_of_a_kernel_fails_one_execution(
     adding: PreparedModel, real: tuple[Connection, Session], caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing(lambda: ValueError("numpy's"))
-    real[1].models.insert(service.DriverPreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.insert(DriverPreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     with adding.burst() as burst:
         for _ in range(2):
             with pytest.raises(GeneralFailure, match="a kernel failed: ValueError"):

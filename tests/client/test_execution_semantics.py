@@ -24,7 +24,7 @@ from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.device import Device
 from nnfmq.client.model.prepared_model import PreparedModel
-from nnfmq.driver.execution import prepared_model as service
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel, run_bound
 from nnfmq.driver.session.session import Session
 from nnfmq.engines import interpreter
 from nnfmq.engines.resolved_operation import ResolvedOp
@@ -112,7 +112,7 @@ def request_(pools: tuple[Memory, Memory]) -> Request:
 
 def put(session: Session, prepared: PreparedModel, model: Model, program: Any) -> None:
     """Let the driver execute `program` instead of the prepared `model`."""
-    session.models.insert(service.DriverPreparedModel(model, program), prepared.model_id)
+    session.models.insert(DriverPreparedModel(model, program), prepared.model_id)
 
 
 class Failing:
@@ -247,7 +247,7 @@ def test_EXE_9_SHP_3_every_engine_error_has_an_execution_status_and_only_a_short
     error = error_for_status(status, "said the engine")
     if isinstance(error, OutputInsufficientSize):
         error.output_shapes = (OutputShape((4,), is_sufficient=False),)
-    model = service.DriverPreparedModel(ADD, Failing(error))  # type: ignore[arg-type]
+    model = DriverPreparedModel(ADD, Failing(error))  # type: ignore[arg-type]
     result = model.execute_synchronously(request_, MEASURED)
     assert result.status in ALLOWED
     assert bool(result.output_shapes) == (status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE)
@@ -399,13 +399,13 @@ def test_TIM_8_measuring_reads_the_clock_no_more_often(
     measure: MeasureTiming, request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock is read three times in any case, for the driver's statistics."""
-    bound = service.DriverPreparedModel(ADD, interpreter.prepare(ADD)).bind(request_)
+    bound = DriverPreparedModel(ADD, interpreter.prepare(ADD)).bind(request_)
     taken: list[int] = []
 
     def clock() -> int:
         taken.append(time.monotonic_ns())
         return taken[-1]
 
-    monkeypatch.setattr(service, "monotonic_ns", clock)
-    assert service.run_bound(bound, measure, time.monotonic_ns()).status is ErrorStatus.NONE
+    monkeypatch.setattr("nnfmq.driver.execution.prepared_model.monotonic_ns", clock)
+    assert run_bound(bound, measure, time.monotonic_ns()).status is ErrorStatus.NONE
     assert len(taken) == 3

@@ -25,7 +25,7 @@ from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.device import Device
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.waiting import Future as ReplyFuture
-from nnfmq.driver.execution import prepared_model as service
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import (
     DeadObject,
@@ -71,7 +71,7 @@ def own(resources: ExitStack) -> Fence:
 def held(real: Real, adding: PreparedModel) -> Iterator[Held]:
     """The model's executions wait until they are released."""
     held = Held(ADD)
-    real[1].models.insert(service.DriverPreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.insert(DriverPreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
     yield held
     held.go.set()
 

@@ -15,8 +15,7 @@ from support.executors import LIMIT_S, Held, until
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.device import Device
-from nnfmq.driver.execution import prepared_model as service
-from nnfmq.driver.session import session as session_module
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.driver.session.session import Session
 
 ADD = models.add_model()
@@ -67,9 +66,9 @@ thread.join()
 def trims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Shorten the idle time before a trim, and record each trim."""
     trimmed: list[int] = []
-    monkeypatch.setattr(session_module, "IDLE_TRIM_MS", 30)
-    monkeypatch.setattr(session_module, "_TRIM_SOON_MS", 30)
-    monkeypatch.setattr(session_module, "trim_memory", lambda: trimmed.append(1))
+    monkeypatch.setattr("nnfmq.driver.session.session.IDLE_TRIM_MS", 30)
+    monkeypatch.setattr("nnfmq.driver.session.session._TRIM_SOON_MS", 30)
+    monkeypatch.setattr("nnfmq.driver.session.session.trim_memory", lambda: trimmed.append(1))
     return trimmed
 
 
@@ -119,7 +118,7 @@ def test_EXE_13_nothing_is_trimmed_while_an_execution_runs(
 ) -> None:
     model = device.prepare(ADD)
     held = Held(ADD)
-    session.models.insert(service.DriverPreparedModel(ADD, held), model.model_id)  # type: ignore[arg-type]
+    session.models.insert(DriverPreparedModel(ADD, held), model.model_id)  # type: ignore[arg-type]
     before = wait_until_idle(session, trims)
     running = InThread.start(lambda: model.execute(ONE, TEN))
     assert held.begun.wait(LIMIT_S)

@@ -19,7 +19,7 @@ from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.device import Device
 from nnfmq.client.model.prepared_model import PreparedModel
-from nnfmq.driver.execution import prepared_model as service
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import (
     BadState,
@@ -59,7 +59,7 @@ def adding(device: Device) -> PreparedModel:
 def hold(session: Session, prepared: PreparedModel, model: Model) -> Held:
     """Make the driver's executions of a model wait until they are let go."""
     held = Held(model)
-    session.models.insert(service.DriverPreparedModel(model, held), prepared.model_id)  # type: ignore[arg-type]
+    session.models.insert(DriverPreparedModel(model, held), prepared.model_id)  # type: ignore[arg-type]
     return held
 
 

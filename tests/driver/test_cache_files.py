@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnfmq.driver.cache import files as compilation_cache
 from nnfmq.driver.cache.files import CacheContents, CacheFiles, DeviceIdentity, find_key, read_files, save_files
 from nnfmq.driver.devices import installation
 from nnfmq.hal.capabilities import NumberOfCacheFiles
@@ -178,6 +177,6 @@ def test_a_file_that_cannot_be_read_is_rejected(call: str, monkeypatch: pytest.M
     with files_of(1, 0) as files:
         save_files(files, counts(saved), SELF, lambda: saved)
         with monkeypatch.context() as patch:
-            patch.setattr(compilation_cache.os, call, fails)
+            patch.setattr(os, call, fails)
             with pytest.raises(GeneralFailure, match="stale"):
                 read_files(files, counts(saved), SELF, LIMIT)

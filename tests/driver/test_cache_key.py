@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from nnfmq.driver.cache import files as cache_key
 from nnfmq.driver.cache.files import (
     CacheContents,
     CacheFiles,
@@ -149,7 +148,7 @@ def test_N_CCH_15_without_a_key_a_device_declares_no_cache_files_saves_nothing_a
 
 
 def test_no_key_is_available_in_a_directory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_key.os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda *_: False)
     assert not is_key_available()
 
 

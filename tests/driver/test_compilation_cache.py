@@ -25,9 +25,7 @@ from support.models import invalid_model, unsupported_model
 from support.tiers import IS_DEEP
 
 import nnfmq
-from nnfmq.driver.cache import files as compilation_cache
-from nnfmq.driver.cache import files as interpreter_cache_format
-from nnfmq.driver.cache.files import CacheContents
+from nnfmq.driver.cache.files import CacheContents, encode_program
 from nnfmq.driver.devices import device, installation
 from nnfmq.driver.devices.builtin import InterpreterDevice
 from nnfmq.driver.devices.device import DeviceBase
@@ -277,7 +275,7 @@ def test_PREP_11_CACHE_8_a_driver_without_memory_reports_it_in_the_callback(
 
     saved(client, files)
     with monkeypatch.context() as patch:
-        patch.setattr(interpreter_cache_format, "decode_program", no_memory)
+        patch.setattr("nnfmq.driver.cache.files.decode_program", no_memory)
         assert client.load(files).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert_right(client, client.load(files))
 
@@ -393,7 +391,8 @@ def test_N_CCX_1_a_huge_file_with_a_matching_header_is_rejected_unread(client: C
         pytest.param(lambda d, patch: patch.setattr(type(d), "version_string", "nnfmq-0.0.0"), id="another version"),
         pytest.param(lambda d, patch: patch.setattr(d, "name", "reference2"), id="another device"),
         pytest.param(
-            lambda d, patch: patch.setattr(compilation_cache, "build_identity", lambda: bytes(32)), id="another build"
+            lambda d, patch: patch.setattr("nnfmq.driver.cache.files.build_identity", lambda: bytes(32)),
+            id="another build",
         ),
     ],
 )
@@ -550,8 +549,8 @@ def test_CACHE_9_CACHE_4_files_are_empty_if_the_device_does_not_save_the_model(
 def test_CACHE_9_the_interpreter_does_not_save_a_model_with_extensions() -> None:
     plain = chain(ADD)
     named = Model(plain.main, operand_values=plain.operand_values, extensions=(ExtensionNameAndPrefix("a.b", 1),))
-    assert interpreter_cache_format.encode_program(plain, ()) is not None
-    assert interpreter_cache_format.encode_program(named, ()) is None
+    assert encode_program(plain, ()) is not None
+    assert encode_program(named, ()) is None
 
 
 def test_files_are_not_changed_if_the_model_is_not_prepared(client: CachingClient, files: Paths) -> None:
@@ -576,7 +575,7 @@ def test_CACHE_4_on_a_full_disk_the_model_is_prepared_and_not_saved(
         return real(fd, data, offset)
 
     with monkeypatch.context() as patch:
-        patch.setattr(compilation_cache.os, "pwrite", pwrite)
+        patch.setattr(os, "pwrite", pwrite)
         assert_right(client, client.save(chain(ADD), files))
     assert not any(files.contents())
     assert client.load(files).status is FAILURE

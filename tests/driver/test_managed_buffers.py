@@ -31,7 +31,7 @@ from nnfmq.client.model.buffers import Buffer as ClientBuffer
 from nnfmq.client.model.buffers import copy as copy_memory
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.driver.execution import prepared_model
-from nnfmq.driver.memory import buffers as buffers_module
+from nnfmq.driver.memory.buffers import MAX_TOKEN
 from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
@@ -921,4 +921,4 @@ def test_a_result_that_does_not_fit_on_the_disk_is_a_failure(driver: Driver, fil
 
 
 def test_the_tokens_have_the_hal_s_values() -> None:
-    assert buffers_module.MAX_TOKEN == 2**31 - 1
+    assert MAX_TOKEN == 2**31 - 1

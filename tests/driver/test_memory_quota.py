@@ -9,8 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from nnfmq.base import settings
-from nnfmq.driver.memory import quota as memory_quota
-from nnfmq.driver.memory.quota import MemoryQuota, MemoryShare, MemoryShares
+from nnfmq.driver.memory.quota import MemoryQuota, MemoryShare, MemoryShares, quota_limit_bytes, total_limit_bytes
 from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedPersistent, ResourceExhaustedTransient
 from nnfmq.serialize.messages import MemoryData
 
@@ -52,14 +51,14 @@ def test_several_memories_are_charged_together_or_not_at_all() -> None:
 @pytest.mark.parametrize(("given", "limit"), [("3", 3 << 20), ("0", 0)])
 def test_the_limit_can_be_set(given: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.CLIENT_MEMORY_MIB.variable, given)
-    assert memory_quota.quota_limit_bytes() == limit
+    assert quota_limit_bytes() == limit
 
 
 @pytest.mark.parametrize("given", ["-1", "lots"])
 def test_a_limit_that_is_not_allowed_is_rejected(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.MEMORY_MIB.variable, given)
     with pytest.raises(InvalidArgument, match=rf"^\$NNFMQ_MEMORY_MIB is '{given}'; allowed: 0 to "):
-        memory_quota.total_limit_bytes()
+        total_limit_bytes()
 
 
 def test_the_default_limits_are_a_quarter_of_the_machine_s_memory_and_half_of_that(
@@ -68,13 +67,13 @@ def test_the_default_limits_are_a_quarter_of_the_machine_s_memory_and_half_of_th
     for variable in (settings.CLIENT_MEMORY_MIB.variable, settings.MEMORY_MIB.variable):
         monkeypatch.setenv(variable, "")
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-    assert (memory_quota.total_limit_bytes(), memory_quota.quota_limit_bytes()) == (total, total // 2)
+    assert (total_limit_bytes(), quota_limit_bytes()) == (total, total // 2)
 
 
 def test_a_client_may_have_half_of_the_total_unless_its_limit_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(settings.CLIENT_MEMORY_MIB.variable, raising=False)
     monkeypatch.setenv(settings.MEMORY_MIB.variable, "6")
-    assert memory_quota.quota_limit_bytes() == 3 << 20
+    assert quota_limit_bytes() == 3 << 20
 
 
 def test_a_size_above_the_limit_is_refused_for_good() -> None:

@@ -19,8 +19,6 @@ from support.descriptors import no_more_descriptors
 from nnfmq.base import settings
 from nnfmq.base.channel import NO_WAIT, Channel
 from nnfmq.base.memory import CONSTANT_SEALS, Memory
-from nnfmq.driver.cache import shared as shared_cache_client
-from nnfmq.driver.cache import shared as shared_cache_protocol
 from nnfmq.driver.cache.files import DeviceIdentity, PackedConstants
 from nnfmq.driver.cache.programs import CacheEntry, entry_for
 from nnfmq.driver.cache.shared import (
@@ -35,6 +33,9 @@ from nnfmq.driver.cache.shared import (
     SharedCacheClient,
     SharedCacheMessage,
     SharedProgram,
+    decode,
+    encode,
+    shared_cache,
 )
 from nnfmq.hal.types import OperationType
 
@@ -54,13 +55,11 @@ class Supervisor:
     def receives(self) -> tuple[SharedCacheMessage, list[int]]:
         """Return the next message and its fds, which the caller owns."""
         with self.channel.receive(time.monotonic_ns() + LATE_NS) as frame:
-            return shared_cache_protocol.decode(
-                frame.data, sender=Sender.WORKER, fds=len(frame.fds)
-            ), frame.detach_fds()
+            return decode(frame.data, sender=Sender.WORKER, fds=len(frame.fds)), frame.detach_fds()
 
     def sends(self, message: SharedCacheMessage, *fds: int) -> None:
         """Send a message. Borrows the fds."""
-        self.channel.send(shared_cache_protocol.encode(message), fds, NO_WAIT)
+        self.channel.send(encode(message), fds, NO_WAIT)
 
     def replies(self, *replies: Callable[[int], SharedCacheMessage], fds: tuple[int, ...] = ()) -> threading.Thread:
         """Let a thread reply to the next lookup, with its id; the last reply has the fds."""
@@ -89,14 +88,15 @@ def supervisor(monkeypatch: pytest.MonkeyPatch, resources: ExitStack) -> Supervi
     resources.callback(local.close)
     worker = SharedCacheClient(remote)
     resources.callback(worker.close)
-    monkeypatch.setattr(shared_cache_client, "_client", worker)
+    monkeypatch.setattr("nnfmq.driver.cache.shared._client", worker)
     return Supervisor(local)
 
 
 @pytest.fixture
 def worker(supervisor: Supervisor) -> SharedCacheClient:
-    assert shared_cache_client._client is not None
-    return shared_cache_client._client
+    client = shared_cache()
+    assert client is not None
+    return client
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_DEAD_no_lookups_after_the_supervisor_exited(
         for _ in range(3):
             assert worker.look_up(NAME) is None
             worker.publish(NAME, memory)
-    assert worker.is_closed and not shared_cache_client.is_available()
+    assert worker.is_closed and shared_cache() is None
     assert len(caplog.records) == 1
 
 
@@ -209,9 +209,7 @@ def test_a_lookup_ends_when_the_supervisor_exits(supervisor: Supervisor, worker:
     thread.join()
 
 
-@pytest.mark.parametrize(
-    "reply", [b"", b"\xff", shared_cache_protocol.encode(Lookup(1, NAME)), shared_cache_protocol.encode(Found(1))]
-)
+@pytest.mark.parametrize("reply", [b"", b"\xff", encode(Lookup(1, NAME)), encode(Found(1))])
 def test_an_invalid_reply_closes_the_connection(
     reply: bytes, supervisor: Supervisor, worker: SharedCacheClient
 ) -> None:

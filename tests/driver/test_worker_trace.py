@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from nnfmq.base.memory import Memory
-from nnfmq.driver.process import trace as worker_trace_module
 from nnfmq.driver.process.trace import (
     ACTIVE,
     AREA_RING_BYTES,
@@ -33,7 +32,7 @@ SLOTS = 3
 @pytest.fixture
 def trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerTrace]:
     made = WorkerTrace()
-    monkeypatch.setattr(worker_trace_module, "WORKER_TRACE", made)
+    monkeypatch.setattr("nnfmq.driver.process.trace.WORKER_TRACE", made)
     yield made
     made.stop()
 
@@ -134,7 +133,7 @@ def test_without_memory_for_a_ring_requests_go_on(
     def refuse(*_: object) -> None:
         raise ResourceExhaustedTransient("no memory")
 
-    monkeypatch.setattr(worker_trace_module, "allocate_pages", refuse)
+    monkeypatch.setattr("nnfmq.driver.process.trace.allocate_pages", refuse)
     worker_in(area, trace, 1)
     area.memory.view[OWNER] = 2
     trace.note_request(0, WORDS)

@@ -18,7 +18,6 @@ import nnfmq
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.observe.executions import observers
 from nnfmq.recording import writer
-from nnfmq.recording import writer as recorder_module
 from nnfmq.recording.reader import RecordingFile
 from nnfmq.recording.writer import ExecutionRecorder
 
@@ -49,7 +48,7 @@ def blocked_writer(recorder: ExecutionRecorder, monkeypatch: pytest.MonkeyPatch)
 def test_executions_that_come_too_fast_are_dropped_and_counted(
     recorder: ExecutionRecorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recorder_module, "QUEUE_BYTES_MAX", 10_000)
+    monkeypatch.setattr("nnfmq.recording.writer.QUEUE_BYTES_MAX", 10_000)
     released = blocked_writer(recorder, monkeypatch)
     with client.device("reference").prepare(null_model()) as model, model.burst() as burst:
         for number in range(50):
@@ -66,7 +65,7 @@ def test_executions_that_come_too_fast_are_dropped_and_counted(
 def test_an_execution_that_is_larger_than_the_queue_is_recorded(
     recorder: ExecutionRecorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "QUEUE_BYTES_MAX", 10)
+    monkeypatch.setattr("nnfmq.recording.writer.QUEUE_BYTES_MAX", 10)
     with client.device("reference").prepare(null_model()) as model:
         model.execute(one(1))
     recorder.close()
@@ -112,7 +111,7 @@ def test_executions_that_wait_when_the_disk_is_full_are_dropped(
 def test_a_disk_that_does_not_return_does_not_keep_the_process(
     recorder: ExecutionRecorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recorder_module, "_CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("nnfmq.recording.writer._CLOSE_TIMEOUT_S", 0.01)
     released = blocked_writer(recorder, monkeypatch)
     with client.device("reference").prepare(null_model()) as model:
         model.execute(one(1))
@@ -157,7 +156,7 @@ def test_a_model_that_cannot_be_read_is_prepared_and_not_recorded(
 
 def test_in_another_process_closing_does_nothing(recorder: ExecutionRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(recorder_module.os, "getpid", lambda: 1)
+        patch.setattr(os, "getpid", lambda: 1)
         recorder.close()
     assert recorder._thread.is_alive()
 

@@ -15,10 +15,9 @@ from support.drivers import until
 
 import nnfmq
 from nnfmq.repository import repository
-from nnfmq.repository.import_process import ImportCrashed, ImportedVersion
 from nnfmq.repository.models import ModelDirectory, VersionState
 from nnfmq.repository.repository import LOADS_MAX, ModelRepository
-from nnfmq.repository.version_import import ImportedModel, VersionOptions
+from nnfmq.repository.version_import import ImportCrashed, ImportedModel, ImportedVersion, VersionOptions
 from nnfmq.serialize.repository_protocol import ModelDescription, ModelEntry, ModelState
 
 

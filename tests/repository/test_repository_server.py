@@ -22,7 +22,6 @@ from nnfmq.base.paths import models_socket
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Protection
-from nnfmq.repository import server as repository_server
 from nnfmq.repository.server import RepositoryServer
 from nnfmq.serialize import repository_protocol
 from nnfmq.serialize.messages.common import MemoryData
@@ -228,7 +227,7 @@ def test_a_client_that_hangs_up_is_forgotten(server: RepositoryServer, path: Pat
 def test_a_process_has_a_limited_number_of_connections(
     server: RepositoryServer, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository_server, "PROCESS_MAX", 2)
+    monkeypatch.setattr("nnfmq.repository.server.PROCESS_MAX", 2)
     with RepositoryPeer(path) as first, RepositoryPeer(path) as second:
         first.entries()
         second.entries()
@@ -243,7 +242,7 @@ def test_a_process_has_a_limited_number_of_connections(
 def test_all_processes_together_have_a_limited_number_of_connections(
     server: RepositoryServer, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository_server, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr("nnfmq.repository.server.CONNECTIONS_MAX", 1)
     with RepositoryPeer(path) as first, RepositoryPeer(path) as second:
         first.entries()
         assert hangs_up(second)

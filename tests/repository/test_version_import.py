@@ -23,9 +23,14 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import LifeTime, Model, Protection
 from nnfmq.importers import LoadedModel
-from nnfmq.repository import import_process, version_import
-from nnfmq.repository.import_process import ImportCrashed, import_in_process
-from nnfmq.repository.version_import import ImportedModel, ImportFailed, decode_result, import_version
+from nnfmq.repository import version_import
+from nnfmq.repository.version_import import (
+    ImportCrashed,
+    ImportedModel,
+    ImportFailed,
+    import_in_process,
+    import_version,
+)
 from nnfmq.serialize.models import decode_model
 from nnfmq.validation.models import validate_model
 
@@ -201,9 +206,8 @@ def fail_with(error: BaseException) -> ImportFailed:
         patch.setattr("builtins.open", refuse)
         version_import.import_in_child(far.detach(), Path("/models/m/1"))
         with near.receive() as frame:
-            result = decode_result(frame.data, 0)
-    assert isinstance(result, ImportFailed)
-    return result
+            assert frame.fds == []
+            return msgspec.msgpack.decode(frame.data, type=ImportFailed)
 
 
 def refuse(path: object, *_: object) -> None:
@@ -230,12 +234,12 @@ def test_each_error_of_an_import_has_its_status(error: Exception, status: ErrorS
 
 def run_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Let the child be a program of the test; its arguments are the fd and the folder."""
-    start = import_process.subprocess.Popen
+    start = version_import.subprocess.Popen
 
     def popen(words: list[str], **options: object) -> object:
         return start([words[0], "-P", "-c", code, *words[-2:]], **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(import_process.subprocess, "Popen", popen)
+    monkeypatch.setattr(version_import.subprocess, "Popen", popen)
 
 
 SEND = "import sys, os, signal, fcntl\nfrom nnfmq.base.channel import Channel\nc = Channel.adopt(int(sys.argv[1]))\n"
@@ -246,11 +250,11 @@ SEND = "import sys, os, signal, fcntl\nfrom nnfmq.base.channel import Channel\nc
     [
         ("import sys; sys.exit(3)", "the import process exited with status 3 and sent no result"),
         ("import os; os.kill(os.getpid(), 11)", "the import process was killed by signal 11"),
-        (SEND + "c.send(b'nothing')", "the import process sent no valid result: 7 bytes are no result of an import"),
+        (SEND + "c.send(b'nothing')", "the import process sent no valid result: the child may not send these 7 bytes"),
         (
             SEND + "from nnfmq.repository.version_import import *\nimport msgspec\n"
             "c.send(msgspec.msgpack.encode(ImportFailed(3, '')), [os.memfd_create('m')])",
-            "has 0 memories and came with 1 fds",
+            "ImportFailed came with 1 file descriptors instead of 0",
         ),
     ],
     ids=["exit", "signal", "no message", "surplus fd"],
@@ -283,7 +287,7 @@ def test_a_memory_that_is_not_what_the_child_says_is_rejected(
 
 
 def test_a_child_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_process, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(version_import, "TIMEOUT_S", 0.2)
     run_instead(monkeypatch, "import signal; signal.pause()")
     with pytest.raises(ImportCrashed, match=r"the import took longer than 0\.2 s"):
         import_in_process(tmp_path)
@@ -292,7 +296,7 @@ def test_a_child_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pyte
 def test_a_child_that_closes_its_connection_and_stays_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_process, "_EXIT_S", 0.2)
+    monkeypatch.setattr(version_import, "_EXIT_S", 0.2)
     run_instead(monkeypatch, SEND + "c.close(); signal.pause()")
     with pytest.raises(ImportCrashed, match="the import process closed its connection without a result"):
         import_in_process(tmp_path)
@@ -320,8 +324,8 @@ def test_a_child_ends_with_its_parent_in_the_middle_of_an_import(is_stopped: boo
         f"child = subprocess.Popen([sys.executable, '-P', '-c', {child!r}, str(far.fileno()), {str(tmp_path)!r}],"
         " pass_fds=[far.fileno()])\nprint(child.pid, flush=True)\nchild.wait()"
     )
-    command = [import_process.sys.executable, "-P", "-c", parent]
-    with import_process.subprocess.Popen(command, stdout=import_process.subprocess.PIPE) as program:
+    command = [version_import.sys.executable, "-P", "-c", parent]
+    with version_import.subprocess.Popen(command, stdout=version_import.subprocess.PIPE) as program:
         assert program.stdout is not None
         with Process(int(program.stdout.readline())) as process:
             assert program.stdout.readline() == b"importing\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import get_args
 
 import msgspec
 import pytest
@@ -137,8 +136,8 @@ def test_the_example_of_the_codec_runs() -> None:
 
 def test_the_messages_of_the_model_repository_are_as_documented(tables: list[list[Row]]) -> None:
     documented = table(tables, "repository message", "from", "fds", "reply", "fields")
-    senders = {role.value: repository_protocol._decoders[role].type for role in repository_protocol.RepositoryRole}
-    kinds = {kind.__name__: (sender, kind) for sender, union in senders.items() for kind in get_args(union)}
+    senders = repository_protocol.SENDERS
+    kinds = {kind.__name__: (sender.value, kind) for sender, allowed in senders.items() for kind in allowed}
     assert [row[0].strip("`") for row in documented] == [
         "OpenModel", "ModelOpened", "ListModels", "ModelList", "VersionChanged"
     ]  # fmt: skip

@@ -599,8 +599,7 @@ class Connection(DroppedConnection):
         self._end(f"the connection to the driver was closed after an internal error: {error!r}")
 
     def _on_frame(self, frame: Frame) -> None:
-        fd_count = None if frame.fds_truncated else len(frame.fds)
-        message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=fd_count)
+        message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=frame.fd_count)
         self._connection_state.process_message(message, PeerRole.DRIVER)
         if isinstance(message, messages.HelloReply):
             trace.trace_worker(self, message.worker_pid)

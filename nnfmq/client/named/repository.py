@@ -250,8 +250,7 @@ class RepositoryConnection(Uncopyable):
         self._end(DeadObject(f"the connection to the model repository was closed after an internal error: {error!r}"))
 
     def _on_frame(self, frame: Frame) -> None:
-        fd_count = None if frame.fds_truncated else len(frame.fds)
-        message = decode(frame.data, sender=RepositoryRole.REPOSITORY, fds=fd_count)
+        message = decode(frame.data, sender=RepositoryRole.REPOSITORY, fds=frame.fd_count)
         if isinstance(message, VersionChanged):
             self._on_change(message)
             return

@@ -50,12 +50,12 @@ from nnfmq.hal.types import Model
 from nnfmq.operations.declaration import Array
 from nnfmq.operations.extensions import uses_plugins
 from nnfmq.serialize.models import decode_model, encode_model
+from nnfmq.serialize.packets import BytesLike
 from nnfmq.validation.values import validate_cache_token
 
 __all__ = [
     "KEY_BYTES",
     "KEY_NAME",
-    "BytesLike",
     "CacheContents",
     "CacheFiles",
     "DeviceIdentity",
@@ -185,8 +185,6 @@ def _create(directory: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Cache files of a compilation, sealed so that a driver accepts only what this installation saved.
 
-
-BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 FORMAT = 1
 _HEADER = struct.Struct("<8sHBBIQ8x32s")

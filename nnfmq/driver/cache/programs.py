@@ -30,9 +30,7 @@ from msgspec.structs import replace
 from nnfmq.base import settings
 from nnfmq.base.memory import Memory
 from nnfmq.base.paths import cache_directory, check_directory, make_cache_directory
-from nnfmq.driver.cache import shared as shared_cache_client
 from nnfmq.driver.cache.files import (
-    BytesLike,
     CacheContents,
     DeviceIdentity,
     PackedConstants,
@@ -43,11 +41,13 @@ from nnfmq.driver.cache.files import (
     seal,
     write_file,
 )
+from nnfmq.driver.cache.shared import SharedCacheClient, shared_cache
 from nnfmq.driver.devices.installation import build_identity
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
 from nnfmq.hal.types import Model
 from nnfmq.operations.extensions import uses_plugins
 from nnfmq.serialize.models import encode_model
+from nnfmq.serialize.packets import BytesLike
 
 __all__ = ["CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes", "will_keep"]
 
@@ -158,7 +158,8 @@ class CacheEntry(Struct, frozen=True):
         except _ERRORS as error:
             _log.warning("a model was not added to the cache: %s", str(error))
             return None
-        shared = self._share(header, data) if shared_cache_client.is_available() else None
+        client = shared_cache()
+        shared = None if client is None else self._share(client, header, data)
         try:
             directory = make_cache_directory()
             _remove_leftovers(directory)
@@ -171,8 +172,9 @@ class CacheEntry(Struct, frozen=True):
 
     def _load_shared(self) -> PackedConstants | None:
         """Return the content of another worker's memory, or None if there is no valid one."""
-        program = shared_cache_client.look_up(self.name)
-        if program is None:
+        client = shared_cache()
+        program = None if client is None else client.look_up(self.name)
+        if client is None or program is None:
             return None
         with program.memory as memory:
             try:
@@ -180,7 +182,7 @@ class CacheEntry(Struct, frozen=True):
             except _ERRORS as error:
                 _log.warning("a program that another worker shares is not used: %s", str(error))
                 if isinstance(error, GeneralFailure):  # other errors are shortages; the content may be valid
-                    shared_cache_client.invalidate(program)
+                    client.invalidate(program)
                 return None
 
     def _load_file(self) -> PackedConstants | None:
@@ -213,24 +215,25 @@ class CacheEntry(Struct, frozen=True):
         size = info.st_size
         if not stat.S_ISREG(info.st_mode) or not 0 < size <= cache_limit_bytes():
             raise GeneralFailure(f"it is not a regular file of 1 to {cache_limit_bytes()} bytes")
-        if not shared_cache_client.is_available():
+        client = shared_cache()
+        if client is None:
             return self._decode(read_file(fd, size))
         with Memory.create_constant(size, partial(_copy, fd, size), _MEMORY_LABEL) as memory:
             packed = self._decode(memory.view)
-            shared_cache_client.publish(self.name, memory)
+            client.publish(self.name, memory)
             return packed
 
     def _decode(self, file: memoryview) -> PackedConstants:
         """Verify and decode the bytes of a file, in memory that nobody can change. Raises GeneralFailure if invalid."""
         return decode_constants(read_memory(file, self.device, self.token))
 
-    def _share(self, header: bytes, data: BytesLike) -> PackedConstants | None:
+    def _share(self, client: SharedCacheClient, header: bytes, data: BytesLike) -> PackedConstants | None:
         """Publish the bytes of a file to other workers; return the constants as views of the published memory."""
         try:
             size_bytes = len(header) + len(data)
             with Memory.create_constant(size_bytes, lambda fd: write_file(fd, header, data), _MEMORY_LABEL) as memory:
                 packed = decode_constants(CacheContents((memory.view[len(header) :],)))
-                shared_cache_client.publish(self.name, memory)
+                client.publish(self.name, memory)
                 return packed
         except _ERRORS as error:
             _log.warning("a model is not shared: %s", str(error))

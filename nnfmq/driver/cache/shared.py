@@ -35,7 +35,7 @@ from nnfmq.hal.errors import (
     ProtocolError,
     TransportError,
 )
-from nnfmq.serialize.control_protocol import decode_with, require_fd_count
+from nnfmq.serialize.message_codec import MessageCodec
 
 __all__ = [
     "ENTRIES_MAX",
@@ -56,10 +56,7 @@ __all__ = [
     "decode",
     "encode",
     "fd_count",
-    "invalidate",
-    "is_available",
-    "look_up",
-    "publish",
+    "shared_cache",
 ]
 
 
@@ -124,35 +121,11 @@ class NotFound(SharedCacheMessage, frozen=True):
     """Reply to Lookup: there is no such entry, or the worker already has the maximum number of references."""
 
 
-_FD_COUNTS: dict[type[SharedCacheMessage], int] = {Publish: 1, Found: 1}
-_encoder = msgspec.msgpack.Encoder()
-_decoders: dict[Sender, msgspec.msgpack.Decoder[SharedCacheMessage]] = {
-    Sender.WORKER: msgspec.msgpack.Decoder(Lookup | Publish | Release | Invalidate),
-    Sender.SUPERVISOR: msgspec.msgpack.Decoder(Found | NotFound),
-}
-
-
-def fd_count(message: SharedCacheMessage) -> int:
-    """Return the number of file descriptors that accompany `message`."""
-    return _FD_COUNTS.get(type(message), 0)
-
-
-def encode(message: SharedCacheMessage) -> bytes:
-    """Return `message` in MessagePack."""
-    return _encoder.encode(message)
-
-
-def decode(data: bytes | bytearray, *, sender: Sender, fds: int | None) -> SharedCacheMessage:
-    """Decode a message that `sender` sent with `fds` file descriptors.
-
-    Pass None for `fds` to skip the check of their number, for a frame some of whose fds could not be received.
-
-    Raises:
-        ProtocolError: If `data` is not a message that `sender` may send, or the number of fds is wrong.
-    """
-    message = decode_with(_decoders[sender], data, sender.value)
-    require_fd_count(message, fds, fd_count(message))
-    return message
+_codec: MessageCodec[SharedCacheMessage] = MessageCodec(
+    {Sender.WORKER: (Lookup, Publish, Release, Invalidate), Sender.SUPERVISOR: (Found, NotFound)},
+    {Publish: 1, Found: 1},
+)
+fd_count, encode, decode = _codec.fd_count, _codec.encode, _codec.decode
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -238,8 +211,7 @@ class SharedCacheClient:
     def _receive_reply(self, ref_id: int, deadline_ns: int) -> int | None:
         while True:
             with self._channel.receive(deadline_ns, body_bytes_max=0) as frame:
-                fds = None if frame.fds_truncated else len(frame.fds)
-                reply = decode(frame.data, sender=Sender.SUPERVISOR, fds=fds)
+                reply = decode(frame.data, sender=Sender.SUPERVISOR, fds=frame.fd_count)
                 if reply.ref_id != ref_id:
                     continue  # the late reply of a lookup that timed out, whose reference was released then
                 if frame.fds_truncated:  # this process has no free fd
@@ -280,26 +252,9 @@ def connect(fd: int) -> None:
     _client = SharedCacheClient(Channel.adopt(fd))
 
 
-def is_available() -> bool:
-    """Return whether this process has a connection to a shared program cache."""
-    return _client is not None and not _client.is_closed
-
-
-def look_up(name: str) -> SharedProgram | None:
-    """Return the program that another worker published as `name`, or None. The caller verifies it. Blocks."""
-    return None if _client is None else _client.look_up(name)
-
-
-def publish(name: str, memory: Memory) -> None:
-    """Share constant `memory` with other workers, if there is a shared cache. Borrows `memory`."""
-    if _client is not None:
-        _client.publish(name, memory)
-
-
-def invalidate(program: SharedProgram) -> None:
-    """Report that the memory does not contain the entry of its name, so that no other worker gets it."""
-    if _client is not None:
-        _client.invalidate(program)
+def shared_cache() -> SharedCacheClient | None:
+    """Return this worker's connection to the shared program cache; None if there is none, or it has ended."""
+    return None if _client is None or _client.is_closed else _client
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -309,7 +264,7 @@ def invalidate(program: SharedProgram) -> None:
 # to it. A worker gets a reference when it publishes an entry and when a lookup finds one; the reference ends when the
 # worker releases it, when its connection closes, and when the worker exits. With the last reference the fd is closed,
 # so no memory outlives its users. The supervisor never maps, reads or hashes the memory: the worker that looks an entry
-# up verifies it (`compilation_cache.read_memory`).
+# up verifies it (`files.read_memory`).
 #
 # A client may control its worker, so workers are not trusted. Only memory that nobody can write or resize is accepted,
 # within limits of count and size. No call here blocks. A worker that violates the protocol loses its connection (with
@@ -396,8 +351,7 @@ class SharedCacheServer:
             self._unref(link.references.popitem()[1])
 
     def _handle(self, link: WorkerLink, frame: Frame) -> None:
-        fds = None if frame.fds_truncated else len(frame.fds)
-        match decode(frame.data, sender=Sender.WORKER, fds=fds):
+        match decode(frame.data, sender=Sender.WORKER, fds=frame.fd_count):
             case Lookup(ref_id, name):
                 self._look_up(link, ref_id, name)
             case Publish(ref_id, name):

@@ -365,8 +365,7 @@ class Session:
         """Decode a message and pass it to its handler; it is charged until it is handled."""
         with ExitStack() as undo:
             undo.callback(charge.close)
-            fd_count = None if frame.fds_truncated else len(frame.fds)
-            message = control_protocol.decode(frame.data, sender=PeerRole.CLIENT, fds=fd_count)
+            message = control_protocol.decode(frame.data, sender=PeerRole.CLIENT, fds=frame.fd_count)
             self.connection_state.process_message(message, PeerRole.CLIENT)
             handler = self._handlers[type(message)]
             if frame.fds_truncated:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.small_models import F32, one_operation
 
-from nnfmq.engines import memory as idle_trim
 from nnfmq.engines.compiled import executor
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.thread_pool import default_thread_pool
+from nnfmq.engines.memory import trim_memory
 from nnfmq.engines.program import FrameExecution, Program
 from nnfmq.hal.types import Operand, OperationType
 
@@ -68,7 +68,7 @@ def test_executions_bound_at_the_same_time_have_separate_contexts(program: Progr
 def test_a_trim_frees_pooled_contexts(program: Program, contexts: list[Any]) -> None:
     owner, _ = run(program, 1)
     run(program, 2)
-    idle_trim.trim_memory()
+    trim_memory()
     assert [context() is None for context in contexts] == [False, True]
     assert run(program, 3)[1] == 4
     assert len(contexts) == 3

@@ -16,7 +16,6 @@ import pytest
 from support.drivers import Process, until
 
 from nnfmq.lab.placement import cpu_ns
-from nnfmq.lab.stress import counters as other_processes
 from nnfmq.lab.stress.clients import CollectorTime
 from nnfmq.lab.stress.counters import (
     MEMORY_STALLS,
@@ -132,7 +131,7 @@ def test_the_newest_process_or_thread_is_known() -> None:
 def test_a_process_that_takes_no_part_counts_with_the_time_since_it_was_first_seen(
     child: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_processes, "descendants", lambda pid: [])
+    monkeypatch.setattr("nnfmq.lab.stress.counters.descendants", lambda pid: [])
     others = OtherProcesses([])
     before_ns = cpu_ns(child.pid)
     until(lambda: others.used_ns() >= 2_000_000, "other processes have used 2 ms")

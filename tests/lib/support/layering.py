@@ -71,7 +71,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     # The embedded driver, what measures or tests in child processes, and commands that run an application.
     "subprocess": (
         "client.connection",
-        "repository.import_process",
+        "repository.version_import",
         "cli.queue_bench",
         "cli.record",
         "cli.trace_collection",

@@ -23,7 +23,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from nnfmq.queue import _pycore, futex, layout
-from nnfmq.queue import event_flag as peer_death
+from nnfmq.queue.event_flag import PeerDeathFlag
 
 Op = tuple[Any, ...]
 
@@ -343,7 +343,7 @@ class ProcessQueues:
         pycore = machine.pycore
         machine.cpu = machine.processes.index(process)
         self.machine = machine
-        self.flag = peer_death.PeerDeathFlag()
+        self.flag = PeerDeathFlag()
         self.flag.buffer = machine.flags[process]  # type: ignore[assignment]
         self.events: list[Any] = []
         for i, (region, place) in enumerate(zip(machine.regions, machine.layouts, strict=True)):
