@@ -367,7 +367,7 @@ class Queues:
     def __init__(self, window_ns: int, core: str = "compiled", atomics: str | None = None) -> None:
         if atomics is not None:
             _force_atomics(atomics)
-        using = cores.load(core)
+        using = cores.CORES.load(core)
         self._window_ns = window_ns
         self._requests = MessageQueue.create(len(REQUEST), 8, core=using)
         self._replies = MessageQueue.create(len(REPLY), 8, core=using)
@@ -590,7 +590,7 @@ def _codec(name: str) -> Callable[[RoundJob], Sample]:
 
     def run(job: RoundJob) -> Sample:
         try:
-            codec = codecs.load(name)
+            codec = codecs.CORES.load(name)
         except ImportError:
             raise RunnerUnavailable(f"the {name} codec is not built here") from None
         placement.pin_process(0, job.cpus.client)

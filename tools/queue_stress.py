@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _possible() -> list[str]:
-    return [pair for pair in PAIRS if set(pair.split("-")) <= set(cores.available())]
+    return [pair for pair in PAIRS if set(pair.split("-")) <= set(cores.CORES.available())]
 
 
 def _line(report: dict[str, Any]) -> str:

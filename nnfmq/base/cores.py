@@ -20,8 +20,7 @@ import warnings
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from nnfmq.base import settings
 
@@ -30,15 +29,16 @@ REMEDY = (
     "present; or set NNFMQ_CORE=python to run on plain Python"
 )
 _PACKAGE = Path(__file__).resolve().parents[1]
+CoreT = TypeVar("CoreT")
 
 
-class CorePair(NamedTuple):
-    """The full names of two modules with the same interface and behaviour."""
+class CorePair(NamedTuple, Generic[CoreT]):
+    """The full names of two modules with the same interface, CoreT, and behaviour."""
 
     compiled: str
     python: str
 
-    def load(self, name: str) -> ModuleType:
+    def load(self, name: str) -> CoreT:
         """Import and return the module of the core `name` (`compiled` or `python`).
 
         Raises:
@@ -48,7 +48,7 @@ class CorePair(NamedTuple):
         if name not in modules:
             raise ImportError(f"there is no core {name!r}; allowed are {' and '.join(modules)}")
         try:
-            return importlib.import_module(modules[name])
+            return cast(CoreT, importlib.import_module(modules[name]))
         except ModuleNotFoundError as error:
             if error.name != modules[name]:
                 raise

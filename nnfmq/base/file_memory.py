@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from nnfmq.base.memory import write_all
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument
 from nnfmq.hal.types import Protection
@@ -90,12 +91,10 @@ class FileRange:
         have, wanted = os.fstat(self._file.fd).st_size, self.start + len(source)
         if have < wanted:  # pwrite(2) would extend the file
             raise InvalidArgument(f"memory in a file ends at byte {have}; a result would reach to {wanted}")
-        done = 0
-        while done < len(source):
-            try:
-                done += os.pwrite(self._file.fd, source[done:], self.start + done)
-            except OSError as error:
-                raise GeneralFailure(f"a result cannot be written into memory in a file: {error.strerror}") from error
+        try:
+            write_all(self._file.fd, source, self.start)
+        except OSError as error:
+            raise GeneralFailure(f"a result cannot be written into memory in a file: {error.strerror}") from error
 
 
 class FileMemory(Uncopyable):

@@ -431,17 +431,22 @@ class PrivateBytes(mmap.mmap):
             self.madvise(mmap.MADV_DONTNEED, begin, min(_FREED_AT_ONCE, len(self) - begin))
 
 
-# ---- message bodies ----
+# ---- contents of files, and message bodies ----
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
+    """Write all of `data` (format "B") at `offset` of a file: one pwrite(2) writes 2 GiB at most. Raises OSError."""
+    done = 0
+    with memoryview(data) as rest:
+        while done < len(rest):
+            done += os.pwrite(fd, rest[done:], offset + done)
 
 
 def write_to_memfd(data: bytes | bytearray | memoryview, label: str = "nnfmq-body") -> int:
     """Return a new memfd with `data`: the body of a message that does not fit into a socket. The caller owns the fd."""
     fd = _new_memfd(label, max(len(data), 1))
     try:
-        done = 0
-        with memoryview(data) as rest:
-            while done < len(rest):
-                done += os.pwrite(fd, rest[done:], done)
+        write_all(fd, data)
     except BaseException:
         os.close(fd)
         raise

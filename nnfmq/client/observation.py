@@ -56,7 +56,7 @@ def current_observers() -> tuple[PreparationObserver, ...]:
 
             record_from_environment(recording)
         if sink := settings.TELEMETRY.value():
-            from nnfmq.telemetry.environment import report_from_environment
+            from nnfmq.telemetry.logger import report_from_environment
 
             report_from_environment(sink)
     return observers()

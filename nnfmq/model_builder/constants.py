@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from nnfmq.base.file_memory import FileMemory
-from nnfmq.base.memory import Memory
+from nnfmq.base.memory import Memory, write_all
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.models import aligned_offset
@@ -81,7 +81,7 @@ class SharedConstants(Uncopyable):
 
         def fill(fd: int) -> None:
             for value, offset in zip(values, offsets, strict=True):
-                _write(fd, value, offset)
+                write_all(fd, value, offset)
 
         return cls(Memory.create_constant(end, fill, "nnfmq-constants")), offsets
 
@@ -93,12 +93,6 @@ class SharedConstants(Uncopyable):
     def fileno(self) -> int:
         """Return the fd, which stays owned by this object."""
         return self._memory.fileno()
-
-
-def _write(fd: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], offset + done)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

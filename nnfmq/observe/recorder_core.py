@@ -5,13 +5,14 @@ It is selected at import, as `nnfmq.base.cores` documents. Callers import the cl
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from nnfmq.base.cores import CorePair
 
 __all__ = ["CORES", "BurstRecorder", "ModelRecorder", "begin_change", "end_change", "snapshot"]
 
-CORES = CorePair(compiled="nnfmq.observe._recorder", python="nnfmq.observe._pyrecorder")
+CORES: CorePair[ModuleType] = CorePair(compiled="nnfmq.observe._recorder", python="nnfmq.observe._pyrecorder")
 _active = CORES.load(CORES.choose()[0])
 
 if TYPE_CHECKING:

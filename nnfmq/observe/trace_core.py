@@ -10,26 +10,10 @@ from typing import TYPE_CHECKING
 
 from nnfmq.base.cores import CorePair
 
-__all__ = ["ExchangeTrace", "StepTrace", "TraceRing", "available", "copy_names", "copy_records", "load"]
+__all__ = ["CORES", "ExchangeTrace", "StepTrace", "TraceRing", "copy_names", "copy_records"]
 
-_CORES = CorePair(compiled="nnfmq.observe._trace_core", python="nnfmq.observe._pytrace_core")
-
-
-def load(name: str) -> ModuleType:
-    """Import and return the core `name` (`compiled` or `python`).
-
-    Raises:
-        ImportError: If there is no core of that name, or the compiled one is not built.
-    """
-    return _CORES.load(name)
-
-
-def available() -> tuple[str, ...]:
-    """Return the names of the cores that can be loaded, the faster one first."""
-    return _CORES.available()
-
-
-_active = load(_CORES.choose()[0])
+CORES: CorePair[ModuleType] = CorePair(compiled="nnfmq.observe._trace_core", python="nnfmq.observe._pytrace_core")
+_active = CORES.load(CORES.choose()[0])
 
 if TYPE_CHECKING:
     from nnfmq.observe._pytrace_core import ExchangeTrace, StepTrace, TraceRing, copy_names, copy_records

@@ -1,23 +1,23 @@
 """The core that runs the queues: `_core` (Cython) or `_pycore` (Python). Selected once, at import.
 
-`nnfmq.base.cores` documents how. `core_name`, `core_path` and `core_reason` are for display; `load` returns a core
+`nnfmq.base.cores` documents how. `core_name`, `core_path` and `core_reason` are for display; `CORES` loads a core
 by its name, for tests and for processes whose core must not depend on the environment.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from nnfmq.base.cores import CorePair
 
 if TYPE_CHECKING:
     from nnfmq.queue import _pycore
 
-_CORES = CorePair(compiled="nnfmq.queue._core", python="nnfmq.queue._pycore")
-
 
 class Core(Protocol):
     """Interface of both cores: the classes of `_pycore`, or equivalent extension types with other polling times."""
+
+    __file__: str
 
     @property
     def EventFlagWord(self) -> type[_pycore.EventFlagWord]:
@@ -30,20 +30,7 @@ class Core(Protocol):
         ...
 
 
-def load(name: str) -> Core:
-    """Import and return the core `name` (`compiled` or `python`).
-
-    Raises:
-        ImportError: If there is no core of that name, or the compiled one is not built. The text has the remedy.
-    """
-    return cast(Core, _CORES.load(name))
-
-
-def available() -> tuple[str, ...]:
-    """Return the names of the cores that can be loaded, the fastest first."""
-    return _CORES.available()
-
-
-core_name, core_reason = _CORES.choose()
-ACTIVE_CORE = load(core_name)
-core_path = str(_CORES.load(core_name).__file__)
+CORES: CorePair[Core] = CorePair(compiled="nnfmq.queue._core", python="nnfmq.queue._pycore")
+core_name, core_reason = CORES.choose()
+ACTIVE_CORE = CORES.load(core_name)
+core_path = ACTIVE_CORE.__file__

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Self, TypedDict
 
 from msgspec import Struct
 
+from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.hal.errors import BadState, InvalidArgument, QueueCorrupted
 from nnfmq.queue import descriptor_formats, layout
-from nnfmq.queue.awaitable_queue import AwaitableQueue
 from nnfmq.queue.core import ACTIVE_CORE, Core
 from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag, PeerDeathFlag, checked_mask
 from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, MQDescriptor, QueueLayout
@@ -140,7 +140,7 @@ class AttachOptions(TypedDict, total=False):
     core: Core
 
 
-class MessageQueue(AwaitableQueue, Uncopyable):
+class MessageQueue(Uncopyable):
     """One end of a queue. Owns its memory regions; close it, or use `with`.
 
     Three methods are the core's own, so that a call has no Python frame in between:
@@ -451,6 +451,60 @@ class MessageQueue(AwaitableQueue, Uncopyable):
             return self._open_ring().read_blocking(n, deadline_ns)
         bits = checked_mask(write_notification), checked_mask(read_notification)
         return self._open_ring().read_blocking(n, deadline_ns, None if event_flag is None else event_flag._word, *bits)
+
+    # ---- coroutines, for tasks of asyncio: other tasks of the event loop run while one waits ----
+
+    async def read_async(self, n: int = 1, *, timeout: float | None = None) -> bytes | None:
+        """Wait for `n` records, read them and wake the writer; None after `timeout` seconds (0 = do not wait).
+
+        A task that is cancelled has read nothing. Returns None immediately for more than `count` records.
+
+        Raises:
+            DeadObject: If the peer has died.
+            QueueCorrupted: If the counters are invalid.
+            BadState: If the queue is closed.
+            InvalidArgument: If another task waits to read from it.
+        """
+        from nnfmq.queue import aio  # late, because asyncio costs more to import than this package
+
+        deadline_ns = deadline_after(timeout) if n <= self.count else 0
+        return await aio.retry_until_done(
+            lambda: self.read_blocking(n, 0), self._open_ring(), self.event_flag, NOT_EMPTY,
+            n * self.quantum, deadline_ns,
+        )  # fmt: skip
+
+    async def receive_async(self, deadline_ns: int | None) -> bytes | None:
+        """Wait for a record, then read all there are and wake the writer; None at the deadline (None = no limit).
+
+        A task that is cancelled has read nothing. Raises as `read_async`.
+        """
+        from nnfmq.queue import aio
+
+        return await aio.retry_until_done(
+            lambda: self.receive(0, 0), self._open_ring(), self.event_flag, NOT_EMPTY, self.quantum, deadline_ns
+        )
+
+    async def write_async(self, data: Buffer, *, timeout: float | None = None) -> bool:
+        """Wait until `data` fits, write it and wake the reader; False after `timeout` seconds (0 = do not wait).
+
+        `data` must not change meanwhile. A task that is cancelled has written nothing. Returns False immediately for
+        more than `count` records.
+
+        Raises:
+            DeadObject: If the peer has died.
+            QueueCorrupted: If the counters are invalid.
+            BadState: If the queue is closed.
+            InvalidArgument: If another task waits to write to it.
+        """
+        from nnfmq.queue import aio
+
+        size = memoryview(data).nbytes
+        deadline_ns = deadline_after(timeout) if size <= self.count * self.quantum else 0
+        done = await aio.retry_until_done(
+            lambda: self.write_blocking(data, 0) or None, self._open_ring(), self.event_flag, NOT_FULL,
+            size, deadline_ns,
+        )  # fmt: skip
+        return done is not None
 
     # ---- peer death ----
 

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from nnfmq.base.channel import Channel
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.file_memory import FileMemory
-from nnfmq.base.memory import Memory, sealed_size
+from nnfmq.base.memory import Memory, sealed_size, write_all
 from nnfmq.base.processes import child_environment, request_signal_at_parent_exit
 from nnfmq.hal.errors import (
     DeadObject,
@@ -320,17 +320,10 @@ def _with_shared_constants(model: Model) -> tuple[Model, list[Memory]]:
     values = model.operand_values
     if not values:
         return model, []
-    memory = Memory.create_constant(len(values), lambda fd: _write(fd, values), "nnfmq-constants")
+    memory = Memory.create_constant(len(values), lambda fd: write_all(fd, values), "nnfmq-constants")
     graphs = [_referring(graph) for graph in (model.main, *model.referenced)]
     shared = replace(model, main=graphs[0], referenced=tuple(graphs[1:]), operand_values=b"", pools=(memory,))
     return shared, [memory]
-
-
-def _write(fd: int, values: bytes) -> None:
-    done = 0
-    with memoryview(values) as rest:
-        while done < len(rest):
-            done += os.pwrite(fd, rest[done:], done)
 
 
 def _referring(graph: Subgraph) -> Subgraph:

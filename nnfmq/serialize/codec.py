@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nnfmq.base.cores import CorePair
 
 __all__ = [
-    "available",
+    "CORES",
     "codec_name",
     "codec_path",
     "codec_reason",
@@ -20,28 +20,11 @@ __all__ = [
     "decode_result",
     "encode_request",
     "encode_result",
-    "load",
 ]
 
-_CORES = CorePair(compiled="nnfmq.serialize._codec", python="nnfmq.serialize._pycodec")
-
-
-def load(name: str) -> ModuleType:
-    """Import and return the codec `name` (`compiled` or `python`).
-
-    Raises:
-        ImportError: If there is no codec of that name, or the compiled one is not built. The text has the remedy.
-    """
-    return _CORES.load(name)
-
-
-def available() -> tuple[str, ...]:
-    """Return the names of the codecs that can be loaded, the faster one first."""
-    return _CORES.available()
-
-
-codec_name, codec_reason = _CORES.choose()
-_active = load(codec_name)
+CORES: CorePair[ModuleType] = CorePair(compiled="nnfmq.serialize._codec", python="nnfmq.serialize._pycodec")
+codec_name, codec_reason = CORES.choose()
+_active = CORES.load(codec_name)
 codec_path = str(_active.__file__)
 
 if TYPE_CHECKING:

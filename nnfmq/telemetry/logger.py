@@ -6,6 +6,7 @@ interval and writes what is left, so that short programs lose nothing.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -14,9 +15,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from nnfmq.base import settings
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.telemetry.callbacks import register
 from nnfmq.telemetry.records import CompilationRecord, DataClass, TelemetryMode, TelemetryRecord
-from nnfmq.telemetry.sinks import TelemetrySink
+from nnfmq.telemetry.sinks import TelemetrySink, open_sink
 
 __all__ = [
     "DEFAULT_INTERVAL_S",
@@ -29,6 +32,7 @@ __all__ = [
     "TelemetryLogger",
     "aggregate_of",
     "entry_fields",
+    "report_from_environment",
 ]
 
 
@@ -279,3 +283,15 @@ class TelemetryLogger:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def report_from_environment(sink: str) -> None:
+    """Write the telemetry of this process to `sink`, a file or `unix:PATH`, until the process exits.
+
+    Raises:
+        InvalidArgument: If the interval is not allowed.
+        OSError: If the file cannot be opened.
+    """
+    logger = TelemetryLogger(open_sink(sink), settings.TELEMETRY_INTERVAL_S.value())
+    atexit.register(logger.close)  # called after that of the registration, which is registered later
+    register(logger)

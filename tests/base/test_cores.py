@@ -22,7 +22,9 @@ QUEUE = "from nnfmq.queue import core as c; print(c.core_name, '|', c.core_path,
 CODEC = "from nnfmq.serialize import codec as c; print(c.codec_name, '|', c.codec_path, '|', c.codec_reason)"
 WHERE = {QUEUE: ("queue/_core", "queue/_pycore"), CODEC: ("serialize/_codec", "serialize/_pycodec")}
 
-needs_compiled = pytest.mark.skipif("compiled" not in core.available(), reason="the compiled core is not built here")
+needs_compiled = pytest.mark.skipif(
+    "compiled" not in core.CORES.available(), reason="the compiled core is not built here"
+)
 each_part = pytest.mark.parametrize("report", WHERE, ids=["queue", "codec"])
 
 
@@ -160,7 +162,7 @@ def test_the_same_package_twice_on_the_path_causes_no_warning(tmp_path: Path, mo
 
 def test_the_active_core_is_the_one_under_test() -> None:
     wanted = os.environ.get("NNFMQ_CORE")
-    assert core.core_name == (wanted or core.available()[0])
+    assert core.core_name == (wanted or core.CORES.available()[0])
     assert Path(core.core_path).is_file() and core.core_reason
 
 

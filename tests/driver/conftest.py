@@ -47,7 +47,8 @@ def serve(resources: ExitStack) -> Serve:
     """Start a burst server for a client and an executor; closes it when the test ends."""
 
     def serve(client: bursts.BurstClient, executor: Any, **options: Any) -> BurstServer:
-        server = BurstServer.create(client, *client.server_ends(), executor, **{"polling_window_us": 0, **options})
+        options = {"polling_window_us": 0, **options}
+        server = BurstServer.create(client.get_memories, *client.server_ends(), executor, **options)
         resources.callback(server.close)
         return server
 

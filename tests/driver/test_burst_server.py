@@ -205,14 +205,14 @@ def test_BUR_6_a_queue_without_an_event_flag_is_rejected(
         for number in range(2)
     ]
     with pytest.raises(GeneralFailure, match="event flag word"):
-        BurstServer.create(client, *queues, Summing())
+        BurstServer.create(client.get_memories, *queues, Summing())
 
 
 @pytest.mark.parametrize("quantum", [1, 8, 23, 48])
 def test_a_queue_with_another_record_size_is_rejected(quantum: int, resources: ExitStack, client: BurstClient) -> None:
     other = resources.enter_context(MessageQueue.create(quantum, 8))
     with pytest.raises(GeneralFailure, match=f"24 bytes, not {quantum}"):
-        BurstServer.create(client, other, other, Summing())
+        BurstServer.create(client.get_memories, other, other, Summing())
 
 
 # ------------------------------------------------------------------------------------------------ malformed packets
@@ -689,7 +689,7 @@ def test_closing_ends_a_listener_that_waits(window_us: int, client: BurstClient,
 
 
 def test_a_burst_is_closed_at_the_end_of_its_with_block(client: BurstClient) -> None:
-    with BurstServer.create(client, *client.server_ends(), Summing()):
+    with BurstServer.create(client.get_memories, *client.server_ends(), Summing()):
         assert len(listeners()) == 1
     assert listeners() == []
 

@@ -38,7 +38,7 @@ Results = Mapping[str, np.ndarray[Any, Any]]
 def results(request: pytest.FixtureRequest, data_dir: Path) -> Results:
     """Return the results of all cases, with client and worker on the same core."""
     name: str = request.param
-    if name not in core.available() and os.environ.get("NNFMQ_CORE") == "python":
+    if name not in core.CORES.available() and os.environ.get("NNFMQ_CORE") == "python":
         pytest.skip("the compiled core is not built, and $NNFMQ_CORE says that this is meant")
     environment = {"NNFMQ_CORE": name}
     with short_folder() as folder, running_daemon(folder / "d.sock", environment=environment) as daemon:

@@ -15,13 +15,13 @@ from nnfmq.observe import trace_core, trace_layout
 
 HEADER = 32768
 PID, LABEL = 4711, b"application app.py"
-CORES = trace_core.available()
+CORES = trace_core.CORES.available()
 pytestmark = pytest.mark.parametrize("core", CORES, indirect=True)
 
 
 @pytest.fixture
 def core(request: pytest.FixtureRequest) -> ModuleType:
-    return trace_core.load(request.param)
+    return trace_core.CORES.load(request.param)
 
 
 @pytest.fixture

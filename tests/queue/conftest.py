@@ -15,19 +15,19 @@ from nnfmq.queue import core as cores
 
 LIMIT_S = 20  # far more than anything here takes; only a hang reaches it
 
-CORES = ["python"] if cores.core_name == "python" else list(cores.available())
+CORES = ["python"] if cores.core_name == "python" else list(cores.CORES.available())
 
 
 @pytest.fixture(params=CORES)
 def core(request: pytest.FixtureRequest) -> cores.Core:
-    return cores.load(request.param)
+    return cores.CORES.load(request.param)
 
 
 @pytest.fixture(params=[(writer, reader) for writer in CORES for reader in CORES], ids="-".join)
 def core_pair(request: pytest.FixtureRequest) -> tuple[cores.Core, cores.Core]:
     """The writer's core and the reader's."""
     writer, reader = request.param
-    return cores.load(writer), cores.load(reader)
+    return cores.CORES.load(writer), cores.CORES.load(reader)
 
 
 @pytest.fixture

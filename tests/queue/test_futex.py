@@ -13,7 +13,7 @@ import pytest
 
 from nnfmq.hal.errors import DeadObject, InvalidArgument
 from nnfmq.queue import MessageQueue, PeerDeathFlag, _pycore, futex
-from nnfmq.queue.core import load
+from nnfmq.queue.core import CORES
 from nnfmq.queue.layout import compute_layout
 
 Word = tuple[memoryview, int]
@@ -87,7 +87,7 @@ def test_a_queue_works_on_the_kernels_atomics(
     monkeypatch: pytest.MonkeyPatch, start: Callable[..., Future[Any]], limit_ns: int
 ) -> None:
     monkeypatch.setattr(_pycore, "_atomics", futex.KernelAtomic())
-    with MessageQueue.create(8, 3, core=load("python")) as queue:
+    with MessageQueue.create(8, 3, core=CORES.load("python")) as queue:
         future = start(lambda: [queue.read_blocking(1, limit_ns) for _ in range(500)])
         assert all(queue.write_blocking(i.to_bytes(8, "little"), limit_ns) for i in range(500))
         assert future.result() == [i.to_bytes(8, "little") for i in range(500)]
@@ -121,12 +121,12 @@ def test_the_bits_set_after_a_death_are_not_returned(
 def test_off_x86_64_the_python_core_rejects_sharing_and_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(InvalidArgument, match=r"on aarch64.*C compiler.*reinstall"):
-        MessageQueue.create(8, 4, core=load("python"))
+        MessageQueue.create(8, 4, core=CORES.load("python"))
 
 
 def test_off_x86_64_the_python_core_serves_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    with MessageQueue.create(8, 4, shared=False, core=load("python")) as queue:
+    with MessageQueue.create(8, 4, shared=False, core=CORES.load("python")) as queue:
         assert queue.send(bytes(8)) and queue.receive(0, 0) == bytes(8)
 
 

@@ -368,7 +368,7 @@ def test_a_receiver_does_not_poll_for_long_on_a_cpu_that_another_thread_uses(
 
 
 def test_a_deadline_ends_a_timed_sleep() -> None:
-    queue: Any = MessageQueue.create(8, 4, core=cores.load("python"), shared=False)
+    queue: Any = MessageQueue.create(8, 4, core=cores.CORES.load("python"), shared=False)
     with queue:
         assert late_by(queue, used_to(*[90 * MS] * 50)) < 15 * MS, "the timed sleep ends after another 85 ms"
 
@@ -385,7 +385,7 @@ def late_by(queue: Any, habit: WaitEstimator) -> int:
 
 
 def test_a_signal_handler_that_raises_during_a_timed_sleep_leaves_the_timer_slack_unchanged() -> None:
-    queue: Any = MessageQueue.create(8, 4, core=cores.load("python"), shared=False)
+    queue: Any = MessageQueue.create(8, 4, core=cores.CORES.load("python"), shared=False)
     own = status_of(threading.get_native_id())
 
     def interrupt(*_: object) -> None:
@@ -409,7 +409,7 @@ def test_a_signal_handler_that_raises_during_a_timed_sleep_leaves_the_timer_slac
 def test_the_python_core_yields_to_a_writer_on_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     yields = []
     monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1))
-    with MessageQueue.create(8, 4, core=cores.load("python"), shared=False) as queue:
+    with MessageQueue.create(8, 4, core=cores.CORES.load("python"), shared=False) as queue:
         assert queue.receive(time.monotonic_ns() + MS, WINDOW) is None
         assert len(yields) > 1, "nobody has said yet where the writer is, so the core polls"
         yields.clear()
@@ -420,7 +420,7 @@ def test_the_python_core_yields_to_a_writer_on_its_own_cpu(monkeypatch: pytest.M
 
 
 def test_the_python_core_sleeps_through_long_waits_and_then_reads_what_arrived() -> None:
-    queue: Any = MessageQueue.create(8, 4, core=cores.load("python"), shared=False)
+    queue: Any = MessageQueue.create(8, 4, core=cores.CORES.load("python"), shared=False)
     with queue, ThreadPoolExecutor(1) as pool:
         estimator = queue._ring._estimator = used_to(*[30 * MS] * 50)
         received = pool.submit(queue.receive, time.monotonic_ns() + 20_000 * MS, WINDOW)

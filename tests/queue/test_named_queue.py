@@ -219,7 +219,7 @@ def test_the_magic_number_is_written_atomically_without_libatomic_too(
     name: str, keep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_pycore, "_atomics", KernelAtomic())
-    queue = keep(create_named(name, 8, 4, core=cores.load("python")))
+    queue = keep(create_named(name, 8, 4, core=cores.CORES.load("python")))
     assert bytes(queue.memory.view[TRAILER_AT:]) == TRAILER
 
 

@@ -20,7 +20,7 @@ from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
 
 PROGRAM = Path(__file__).with_name("peer_program.py")
-CORES = ["python"] if cores.core_name == "python" else list(cores.available())
+CORES = ["python"] if cores.core_name == "python" else list(cores.CORES.available())
 PACKET = bytes(range(1, 241))
 
 

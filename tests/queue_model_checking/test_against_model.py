@@ -26,7 +26,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.queue import NOT_EMPTY, NOT_FULL, UNSYNCHRONIZED, MessageQueue
 from nnfmq.queue import core as cores
 
-CORES = ["python"] if cores.core_name == "python" else list(cores.available())
+CORES = ["python"] if cores.core_name == "python" else list(cores.CORES.available())
 EXAMPLES, STEPS = (2000, 100) if IS_DEEP else (100, 40)
 
 counts = st.integers(0, 9)
@@ -43,9 +43,9 @@ class QueueAgainstDeque(RuleBasedStateMachine):
         self.quantum, self.capacity = quantum, capacity
         self.model: deque[bytes] = deque()
         self.number = 0
-        self.w = MessageQueue.create(quantum, capacity, core=cores.load(self.writer_core))
+        self.w = MessageQueue.create(quantum, capacity, core=cores.CORES.load(self.writer_core))
         memory = Memory.adopt(os.dup(self.w.memory.fileno()))
-        self.r = MessageQueue.attach(self.w.descriptor, memory, core=cores.load(self.reader_core))
+        self.r = MessageQueue.attach(self.w.descriptor, memory, core=cores.CORES.load(self.reader_core))
         for _ in range(past):
             assert self.w.write(bytes(quantum))
             assert self.r.read(1) == bytes(quantum)
@@ -166,14 +166,14 @@ class UnsynchronizedAgainstList(RuleBasedStateMachine):
     def make(self, quantum: int, capacity: int) -> None:
         self.quantum, self.capacity = quantum, capacity
         self.all: list[bytes] = []
-        self.w = MessageQueue.create(quantum, capacity, flavor=UNSYNCHRONIZED, core=cores.load(self.writer_core))
+        self.w = MessageQueue.create(quantum, capacity, flavor=UNSYNCHRONIZED, core=cores.CORES.load(self.writer_core))
         self.readers = [self.attached() for _ in range(2)]
         self.positions = [0, 0]
 
     def attached(self) -> MessageQueue:
         return MessageQueue.attach(
             self.w.descriptor, Memory.adopt(os.dup(self.w.memory.fileno())), flavor=UNSYNCHRONIZED,
-            reset_pointers=False, core=cores.load(self.reader_core),
+            reset_pointers=False, core=cores.CORES.load(self.reader_core),
         )  # fmt: skip
 
     def teardown(self) -> None:

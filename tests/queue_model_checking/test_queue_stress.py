@@ -17,7 +17,7 @@ from nnfmq.queue import core as cores
 
 TOOL = ROOT / "tools" / "queue_stress.py"
 LIMIT_S = 60
-PAIRS = [f"{writer}-{reader}" for writer in cores.available() for reader in cores.available()]
+PAIRS = [f"{writer}-{reader}" for writer in cores.CORES.available() for reader in cores.CORES.available()]
 
 
 def stress(*words: str) -> subprocess.CompletedProcess[str]:

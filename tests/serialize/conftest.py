@@ -21,7 +21,7 @@ from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArg
 from nnfmq.serialize import codec as codecs
 from nnfmq.serialize.packets import RequestPacket, ResultPacket
 
-CODECS = ["python"] if codecs.codec_name == "python" else list(codecs.available())
+CODECS = ["python"] if codecs.codec_name == "python" else list(codecs.CORES.available())
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Sample:
 
 @pytest.fixture(scope="session", params=CODECS)
 def codec(request: pytest.FixtureRequest) -> ModuleType:
-    return codecs.load(request.param)
+    return codecs.CORES.load(request.param)
 
 
 @pytest.fixture(scope="session")
 def compiled() -> ModuleType:
     if "compiled" not in CODECS:
         pytest.skip("this run is about the Python core alone, or the compiled codec is not built")
-    return codecs.load("compiled")
+    return codecs.CORES.load("compiled")
 
 
 @pytest.fixture

@@ -299,9 +299,9 @@ def test_the_packet_has_the_records_that_the_module_names() -> None:
     assert len(codec.encode_request(*codec_request())) == 24 * RECORDS
 
 
-@pytest.mark.parametrize("name", codec.available())
+@pytest.mark.parametrize("name", codec.CORES.available())
 def test_each_operation_does_what_it_is_called(name: str) -> None:
-    do = operations(codec.load(name))
+    do = operations(codec.CORES.load(name))
     packet = codec.encode_request(*codec_request())
     assert do["encode request"]() == packet
     assert do["decode request"]() == codec.decode_request(packet)
@@ -311,9 +311,9 @@ def test_each_operation_does_what_it_is_called(name: str) -> None:
     assert result.status is ErrorStatus.NONE  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", codec.available())
+@pytest.mark.parametrize("name", codec.CORES.available())
 def test_there_is_one_sample_for_each_batch(name: str) -> None:
-    found = samples(codec.load(name), batches=2)
+    found = samples(codec.CORES.load(name), batches=2)
     assert [len(values) for values in found.values()] == [2] * 4
 
 

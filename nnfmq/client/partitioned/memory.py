@@ -11,13 +11,12 @@ read once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
-from nnfmq.base.memory import Memory
+from nnfmq.base.memory import Memory, write_all
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.client.model.arrays import ALIGNMENT, Array, Outputs, layout, names_of, outputs_type, view
 from nnfmq.client.model.buffers import Buffer
@@ -76,7 +75,7 @@ def constant_locations(
     if not locations:
         return None, {}
     data = bytes(content)
-    memory = Memory.create_constant(len(data), lambda fd: os.pwrite(fd, data, 0), "nnfmq-constants")
+    memory = Memory.create_constant(len(data), lambda fd: write_all(fd, data), "nnfmq-constants")
     return memory, {number: replace(location, pool=memory) for number, location in locations.items()}
 
 

@@ -39,6 +39,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nnfmq.base.memory import write_all
 from nnfmq.base.paths import check_directory, make_state_directory, state_directory
 from nnfmq.driver.devices.installation import build_identity, framed
 from nnfmq.driver.memory.private import ConstantPool
@@ -333,15 +334,8 @@ def seal(device: DeviceIdentity, token: bytes, contents: CacheContents) -> list[
 
 def write_file(fd: int, header: bytes, data: BytesLike) -> None:
     """Write header and data of one file at offset 0; the fd's file position is not used. Raises OSError."""
-    _write(fd, header, 0)
-    _write(fd, data, len(header))
-
-
-def _write(fd: int, data: BytesLike, start: int) -> None:
-    done = 0
-    with memoryview(data) as view:
-        while done < len(view):
-            done += os.pwrite(fd, view[done:], start + done)
+    write_all(fd, header)
+    write_all(fd, data, len(header))
 
 
 # ------------------------------------------------------------------------------------------------ loading

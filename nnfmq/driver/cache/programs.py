@@ -28,7 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.base import settings
-from nnfmq.base.memory import Memory
+from nnfmq.base.memory import Memory, write_all
 from nnfmq.base.paths import cache_directory, check_directory, make_cache_directory
 from nnfmq.driver.cache.files import (
     CacheContents,
@@ -245,7 +245,8 @@ def _copy(source: int, size_bytes: int, target: int) -> None:
     done = 0
     while done < size_bytes:
         piece = read_file(source, min(_COPY_BYTES, size_bytes - done), done)
-        done += os.pwrite(target, piece, done)
+        write_all(target, piece, done)
+        done += len(piece)
 
 
 @contextmanager

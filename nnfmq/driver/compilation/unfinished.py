@@ -24,7 +24,7 @@ import msgspec
 
 from nnfmq.base import settings
 from nnfmq.base.channel import close_all
-from nnfmq.base.memory import Memory
+from nnfmq.base.memory import Memory, write_all
 from nnfmq.base.paths import make_cache_directory
 from nnfmq.base.processes import child_environment
 from nnfmq.driver.cache.programs import cache_limit_bytes
@@ -118,7 +118,7 @@ def _start(requests: list[CompileRequest], pool_fds: Sequence[int]) -> int | Non
         return None
     data = msgspec.msgpack.encode(requests)
     try:
-        with Memory.create_constant(len(data), lambda fd: os.pwrite(fd, data, 0), _LABEL) as memory:
+        with Memory.create_constant(len(data), lambda fd: write_all(fd, data), _LABEL) as memory:
             fds = (lock, memory.fileno(), *pool_fds)
             words = [str(settings.COMPILE_AFTER_EXIT_S.value()), *map(str, fds)]
             return start_detached([DETACHED_OPTION, *words], fds, child_environment())

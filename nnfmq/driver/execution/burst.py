@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import monotonic_ns
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -60,12 +60,12 @@ from nnfmq.serialize.execution_stats import StatsArea
 from nnfmq.serialize.packets import DATUM_BYTES, DeadlineWord, RequestPacket, is_marked
 
 __all__ = [
-    "BurstCallback",
     "BurstExecutor",
     "BurstServer",
     "CachedExecution",
     "CachingBurstExecutor",
     "DeadlineExecution",
+    "GetMemories",
     "LastFailure",
 ]
 
@@ -248,17 +248,12 @@ _DO_NOT_BLOCK = 0  # a deadline in the past
 _log = logging.getLogger("nnfmq.burst")
 
 
-class BurstCallback(Protocol):
-    """The client, as the burst calls it back (`IBurstCallback`)."""
+GetMemories: TypeAlias = Callable[[Sequence[int]], list[ReceivedMemory]]
+"""Asks the client for the memory of slots (`IBurstCallback.getMemories`). Blocks.
 
-    def get_memories(self, slots: Sequence[int]) -> list[ReceivedMemory]:
-        """Return one memory for each slot, in order; the caller owns them. Blocks.
-
-        Raises:
-            DeadObject: If the client has exited, or the burst is being closed.
-            NnfmqError: With the status that the client replied.
-        """
-        ...
+It returns one memory for each slot, in order; the caller owns them. It raises DeadObject if the client has exited,
+or the burst is being closed, else the NnfmqError that the client replied.
+"""
 
 
 class LastFailure(Struct, frozen=True):
@@ -274,7 +269,7 @@ class BurstServer:
 
     def __init__(
         self,
-        callback: BurstCallback,
+        get_memories: GetMemories,
         requests: MessageQueue,
         results: MessageQueue,
         executor: BurstExecutor,
@@ -282,7 +277,7 @@ class BurstServer:
         order: ClientOrder | None,
         statistics: BurstRow,
     ) -> None:
-        self._callback = callback
+        self._get_memories = get_memories
         self._requests = requests
         self._results = results
         self._executor = executor
@@ -304,7 +299,7 @@ class BurstServer:
     @classmethod
     def create(
         cls,
-        callback: BurstCallback,
+        get_memories: GetMemories,
         requests: MessageQueue,
         results: MessageQueue,
         executor: BurstExecutor | DriverPreparedModel,
@@ -317,7 +312,7 @@ class BurstServer:
         Takes ownership of the queues and the executor, unless it raises.
 
         Args:
-            callback: The client.
+            get_memories: Gets the client's memory of slots.
             requests: The queue of request packets.
             results: The queue of result packets.
             executor: A prepared model, or an object that executes the requests in its place (BUR-13).
@@ -343,7 +338,7 @@ class BurstServer:
         if isinstance(executor, DriverPreparedModel):
             order, executor = executor.order, CachingBurstExecutor(executor)
         window_ns = PollingWindow.server(polling_window_us).ns
-        server = cls(callback, requests, results, executor, window_ns, order, statistics)
+        server = cls(get_memories, requests, results, executor, window_ns, order, statistics)
         requests.peer_death = results.peer_death = server._peer_death
         server.peer.add(requests, results)
         server._start_thread()
@@ -477,7 +472,7 @@ class BurstServer:
         slots = self._executor.unknown_slots(request.slots)
         if not slots:
             return request
-        memories = self._callback.get_memories(slots)
+        memories = self._get_memories(slots)
         with ExitStack() as unused:
             for memory in memories:
                 unused.callback(memory.close)

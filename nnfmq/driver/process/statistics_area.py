@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from nnfmq.base.memory import Memory
+from nnfmq.base.memory import Memory, write_all
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.recorder_core import begin_change, end_change
 from nnfmq.observe.statistics_layout import WORD_BYTES, text_to_words
@@ -45,7 +45,7 @@ class StatisticsArea:
             ResourceExhaustedTransient: If no memory or no fd is left.
         """
         data = self._writer.complete_copy(self._view)
-        with Memory.create_constant(len(data), lambda fd: os.pwrite(fd, data, 0), layout.DRIVER_PAGE) as copy:
+        with Memory.create_constant(len(data), lambda fd: write_all(fd, data), layout.DRIVER_PAGE) as copy:
             return os.dup(copy.fileno()), copy.size_bytes
 
     def set(self, word: int, value: int) -> None:

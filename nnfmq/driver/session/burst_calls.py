@@ -138,7 +138,7 @@ def configure_burst(session: Session, message: ConfigureBurst, fds: list[int], _
         callback = _ClientCallback(session, burst_id)
         counted = session.statistics.burst(burst_id, message.model_id, prepared.recorder)
         undo.callback(session.statistics.close_burst, counted)
-        server = BurstServer.create(callback, requests, results, prepared, statistics=counted)
+        server = BurstServer.create(callback.get_memories, requests, results, prepared, statistics=counted)
         server.trace_base = request_base(os.getpid(), burst_id)
         undo.pop_all()
     forget_row = partial(session.statistics.close_burst, counted)

@@ -20,7 +20,7 @@ import os
 import threading
 import weakref
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nnfmq.base.cores import CorePair
 from nnfmq.base.processes import allowed_cpus
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 RECORD_WORDS = 4
 """64-bit words of a launch record: function, argument array, work items, parallelism."""
 
-_CORES = CorePair(compiled="nnfmq.engines.compiled._pool", python="nnfmq.engines.compiled._pypool")
+_CORES: CorePair[PoolCore] = CorePair(compiled="nnfmq.engines.compiled._pool", python="nnfmq.engines.compiled._pypool")
 
 
 class PoolCore(Protocol):
@@ -69,7 +69,7 @@ def load(name: str) -> PoolCore:
     Raises:
         ImportError: If there is no core of that name, or the compiled one is not built. The text has the remedy.
     """
-    return cast(PoolCore, _CORES.load(name))
+    return _CORES.load(name)
 
 
 def available() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, MessageQueue, MQDescriptor, descriptor_formats
 from nnfmq.queue import core as cores
 
-CORES = ["python"] if cores.core_name == "python" else list(cores.available())
+CORES = ["python"] if cores.core_name == "python" else list(cores.CORES.available())
 FORMS = ["aidl", "hidl"]
 PLACES = ["one_fd", "two_fds"]
 
@@ -47,7 +47,7 @@ class Setup:
     @property
     def core(self) -> cores.Core:
         """Return the core under test."""
-        return cores.load(self.core_name)
+        return cores.CORES.load(self.core_name)
 
     def create(self, quantum: int = 1, count: int = COUNT, **options: Any) -> MessageQueue:
         """Create a queue with its ring where `place` says."""

@@ -428,7 +428,7 @@ TYPES: dict[str, tuple[str, tuple[Any, ...]]] = {
 @pytest.mark.parametrize("core_name", CORES)
 def test_AidlTypeChecks_FixedSizeParcelableTest(core_name: str, kind: str) -> None:
     form, values = TYPES[kind]
-    using = cores.load(core_name)
+    using = cores.CORES.load(core_name)
     with MessageQueue.create(struct.calcsize(form), 64, flavor=UNSYNCHRONIZED, core=using) as queue:
         assert queue.write(struct.pack(form, *values))
         assert struct.unpack(form, queue.read(1) or b"") == values
