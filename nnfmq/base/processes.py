@@ -23,11 +23,17 @@ __all__ = [
     "descendants",
     "process_usage",
     "request_signal_at_parent_exit",
+    "use_one_blas_thread",
 ]
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that are 1 in a child process, because idle threads of BLAS spin."""
 _NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def use_one_blas_thread() -> None:
+    """Let BLAS start no threads in this process. Call it before NumPy is imported, and with it BLAS."""
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
 
 
 def child_environment(variables: Mapping[str, str] = _NONE) -> dict[str, str]:

@@ -321,11 +321,11 @@ def shown_progress(no_color: bool) -> Iterator[Any]:
 
 def _write(arguments: argparse.Namespace, report: dict[str, Any], found: LoadMeasurements) -> None:
     """Write the files that the options name."""
-    from nnfmq.lab.bench.report import csv_text, hgrm_text, named_parts, profile_export, result_names
+    from nnfmq.lab.bench.report import csv_text, hgrm_text, named_parts, profile_export, render_page, result_names
 
     results, runners = report["results"], list(dict.fromkeys(result["runner"] for result in report["results"]))
     if arguments.html is not None:
-        arguments.html.write_text(report_files.render_page(report), encoding="utf-8")
+        arguments.html.write_text(render_page(report), encoding="utf-8")
     if arguments.csv is not None:
         for path, runner in zip(named_parts(arguments.csv, runners), runners, strict=True):
             own = [result for result in results if result["runner"] == runner]

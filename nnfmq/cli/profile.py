@@ -8,7 +8,6 @@ The report is made in `profile_report`, its page in `profile_page`.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.base.processes import allowed_cpus
+from nnfmq.base.processes import allowed_cpus, use_one_blas_thread
 from nnfmq.cli.console import (
     at_least_one,
     compiling,
@@ -54,7 +53,6 @@ DEVICES = ("compiled", "reference")
 _RUNS = {"compiled": 100, "reference": 10}
 _INSTALL = "llvmlite is not installed; run pip install 'nnfmq[compiled]', or profile --device reference"
 _WIDE = 110
-_BLAS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"nnfmq: error: {problem}", file=sys.stderr)
         return 2
     if "numpy" not in sys.modules:
-        os.environ.update(dict.fromkeys(_BLAS, "1"))  # as in the driver
+        use_one_blas_thread()  # as in the driver
     from nnfmq.client.model.handle import initial_values
     from nnfmq.validation import validate_model
 

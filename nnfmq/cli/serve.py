@@ -69,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives; return the exit status."""
+    from nnfmq.base.processes import use_one_blas_thread
+
+    use_one_blas_thread()  # the supervisor forks, and a process with threads does not
     from nnfmq.driver.process.supervisor import serve
 
     return serve(

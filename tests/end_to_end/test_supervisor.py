@@ -102,6 +102,13 @@ def test_a_worker_that_cannot_be_watched_is_ended_and_its_client_sees_a_hang_up(
             model.execute(one(1))
 
 
+def test_a_driver_starts_where_BLAS_would_have_several_threads(folder: Path) -> None:
+    """A process with threads starts no child processes, and BLAS starts its threads when NumPy is imported."""
+    environment = {"OPENBLAS_NUM_THREADS": "4"}
+    with running_daemon(folder / "d.sock", environment=environment) as daemon, daemon.connect() as client:
+        assert executes(client, 1)
+
+
 def test_with_all_warnings_on_a_driver_prints_none(folder: Path) -> None:
     with running_daemon(folder / "d.sock", environment={"PYTHONWARNINGS": "always"}) as daemon:
         for device in ("reference", "compiled"):

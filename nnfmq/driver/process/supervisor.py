@@ -1,8 +1,9 @@
 """The supervisor: accepts connections, checks the peer's uid and its Hello, and starts a worker for each client.
 
 It has one thread, which never blocks on a peer: connections wait for their Hello in `pending_clients`, workers are
-forked and watched by `workers`. It imports everything that a worker needs, but no code of plug-ins. Its memory
-is frozen before the first fork, so that workers share it.
+forked and watched by `workers`. It imports everything that a worker needs, but no code of plug-ins. So whoever imports
+this module calls `processes.use_one_blas_thread` before: a process with threads does not fork. Its memory is frozen
+before the first fork, so that workers share it.
 
 A worker depends on its client alone: workers outlive a supervisor that is killed, and a new supervisor can start beside
 them. On SIGTERM or SIGINT the supervisor closes its socket, ends its workers, and returns.
@@ -22,11 +23,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from nnfmq.base import settings
 from nnfmq.base.channel import Channel, Listener
 from nnfmq.base.memory import Memory
+from nnfmq.base.packages import installed_version
 from nnfmq.base.paths import (
     check_socket_directory,
     default_socket,
@@ -35,14 +37,17 @@ from nnfmq.base.paths import (
     runtime_directory,
 )
 from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
-from nnfmq.driver.devices.installation import DriverOptions
+from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
+from nnfmq.driver.execution.turns import CoreShares
+from nnfmq.driver.memory.quota import MemoryShares, total_limit_bytes
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.pending_clients import PendingClients, reject
-from nnfmq.driver.process.workers import RepositoryProcess
+from nnfmq.driver.process.statistics_area import SharedStatistics
+from nnfmq.driver.process.trace import TraceArea
+from nnfmq.driver.process.worker import WorkerSetup, preload
+from nnfmq.driver.process.workers import RepositoryProcess, WorkerProcesses
+from nnfmq.engines.memory import trim_memory
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus
-
-if TYPE_CHECKING:
-    from nnfmq.driver.process.workers import WorkerProcesses
 
 CLIENTS_MAX = 64
 _PATH_BYTES_MAX = 107  # of sun_path
@@ -50,7 +55,6 @@ _ACCEPTED_AT_ONCE = 64  # before other events are handled
 # Shortages of this process or the system: the listening socket is intact, so accepting is tried again after a pause.
 _ACCEPT_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _ACCEPT_PAUSE_S = 0.1
-_SINGLE_THREADED = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _log = logging.getLogger("nnfmq.supervisor")
 
 
@@ -278,8 +282,7 @@ def _stop_with_parent(stack: ExitStack, loop: EventLoop, parent: int, stop_fd: i
 
 
 def _set_environment(extensions: Sequence[str] | None, memory_mib: int | None) -> None:
-    """Set the variables that this process's libraries and the workers read."""
-    os.environ.update(_SINGLE_THREADED)  # BLAS would start threads when numpy is imported, and this process forks
+    """Set the variables that the workers read."""
     if extensions is not None:
         settings.EXTENSIONS.export(",".join(extensions))
     if memory_mib is not None:
@@ -289,19 +292,9 @@ def _set_environment(extensions: Sequence[str] | None, memory_mib: int | None) -
 def _prepare_workers(
     stack: ExitStack, loop: EventLoop, status: Memory, entries: Sequence[DeviceEntry], options: DriverOptions
 ) -> WorkerProcesses:
-    """Import what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
-    from nnfmq.base.packages import installed_version
-    from nnfmq.driver.devices import installation
-    from nnfmq.driver.execution.turns import CoreShares
-    from nnfmq.driver.memory.quota import MemoryShares, total_limit_bytes
-    from nnfmq.driver.process import worker
-    from nnfmq.driver.process.statistics_area import SharedStatistics
-    from nnfmq.driver.process.trace import TraceArea
-    from nnfmq.driver.process.workers import WorkerProcesses
-    from nnfmq.engines.memory import trim_memory
-
-    worker.preload()
-    setup = worker.WorkerSetup(entries, installation.installed_plugins(), options)
+    """Load what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
+    preload()
+    setup = WorkerSetup(entries, installed_plugins(), options)
     shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
     cores = stack.enter_context(CoreShares(CLIENTS_MAX))
     statistics = stack.enter_context(

@@ -108,8 +108,6 @@ CALLS: dict[str, tuple[str, ...]] = {
         "base.settings",
         "base.processes",
         "base.cores",
-        "driver.process.supervisor",
-        "cli.profile",
         "cli.queue_bench",
         "cli.console",
         "cli.record",
