@@ -27,7 +27,7 @@ from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.driver.execution.prepared_model import DriverPreparedModel, run_bound
 from nnfmq.driver.session.session import Session
 from nnfmq.engines import interpreter
-from nnfmq.engines.resolved_operation import ResolvedOp
+from nnfmq.engines.steps import ResolvedOp
 from nnfmq.hal.errors import (
     DeviceUnavailable,
     ErrorStatus,

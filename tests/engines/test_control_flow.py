@@ -23,7 +23,7 @@ from support.control_flow_models import (
 from support.small_models import scalar, with_main, with_operand
 
 from nnfmq.driver.devices.registry import load_devices
-from nnfmq.engines import interpreter
+from nnfmq.engines import interpreter, steps
 from nnfmq.engines.program import Program
 from nnfmq.hal.errors import (
     GeneralFailure,
@@ -164,7 +164,7 @@ def test_CF_4_a_loop_shorter_than_the_timeout_completes() -> None:
 
 def test_CF_4_the_default_timeout_of_a_loop_is_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0, 1_999_999_999, 2_000_000_000])
-    monkeypatch.setattr(interpreter, "time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+    monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
 
     with pytest.raises(MissedDeadlineTransient, match="2000000000 ns"):
         result(prepared(counting()), Y, FOREVER, X)

@@ -27,25 +27,24 @@ __all__ = [
 
 
 class Kernel(Protocol):
-    """A specialized loop nest: a frozen dataclass whose repr decides the code.
+    """Base of a specialized loop nest: a frozen dataclass whose repr decides the code.
 
     Kernels with equal reprs share one function; fields with `repr=False` reach the code as run-time parameters. The
     argument array holds the addresses of inputs, outputs and constants, in that order.
     """
+
+    __slots__ = ()
+    compile_cost: int = 1
+    """Estimated time to compile it, in units of about 20 ms."""
 
     @property
     def work_items(self) -> int:
         """Number of independent parts of the work: they may run on any thread, in any order, with equal results."""
         ...
 
-    @property
-    def compile_cost(self) -> int:
-        """Estimated time to compile it, in units of about 20 ms."""
-        ...
-
     def scratch_bytes(self, target: Target) -> int:
-        """Return the scratch memory that each thread needs, in bytes."""
-        ...
+        """Return the scratch memory that each thread needs, in bytes; none by default."""
+        return 0
 
     def emit(self, kb: KernelBuilder) -> None:
         """Emit the whole function."""

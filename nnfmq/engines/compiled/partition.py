@@ -48,7 +48,7 @@ from nnfmq.engines.compiled.memory_plan import (
 from nnfmq.engines.compiled.target import Target, host_target
 from nnfmq.engines.interpreter import SubgraphPreparation, prepare_with
 from nnfmq.engines.program import Program, StepFunction
-from nnfmq.engines.resolved_operation import ResolvedOp
+from nnfmq.engines.steps import ResolvedOp
 from nnfmq.hal.types import LifeTime, Model, OperationType, Subgraph
 from nnfmq.operations.declaration import NUMPY_TYPES, Array, Role, Tensor
 from nnfmq.operations.preparation import (
@@ -80,9 +80,7 @@ LOWERING_RULES: Mapping[OperationType, LoweringRule] = {
     **movement.RULES,
     **reduction.RULES,
     **products.RULES,
-    **products.RULES,
     **recurrent.RULES,
-    **elementwise.RULES,
     **dict.fromkeys(elementwise.VIEWS, _view),
 }
 

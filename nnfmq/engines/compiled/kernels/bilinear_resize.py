@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, for_each_vector, vector
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["BilinearResize"]
@@ -21,7 +22,7 @@ _SIGN_BIT = -0x80
 
 
 @dataclass(frozen=True, slots=True)
-class BilinearResize:
+class BilinearResize(Kernel):
     """A resize of NHWC images of float32 or quantized values. A work item is an output row."""
 
     batch: int
@@ -32,8 +33,6 @@ class BilinearResize:
     output_width: int
     is_float: bool
     is_signed: bool
-
-    compile_cost = 1
 
     @property
     def work_items(self) -> int:

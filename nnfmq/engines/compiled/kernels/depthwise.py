@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, load_params, pack_params, vector
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.micro_kernels import Array, Float32
 from nnfmq.engines.compiled.kernels.packing import (
     InputConverter,
@@ -39,7 +40,7 @@ __all__ = ["DwConvKernel", "DwConvShape", "plan_dwconv"]
 
 
 @dataclass(frozen=True, slots=True)
-class DwConvShape:
+class DwConvShape(Kernel):
     """An NHWC input of shape `shape`, the windows over it, and the output rows of a block. None decides the code."""
 
     shape: Shape = field(repr=False)

@@ -28,6 +28,7 @@ from nnfmq.engines.compiled.ir_builder import (
     vector_loop,
     vector_width_for,
 )
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.declaration import Shape
 
@@ -52,7 +53,9 @@ ELEMENT_TYPES = {"f4": F32, "f2": F16, "i4": I32, "u1": I8, "i1": I8}
 
 
 class ElementwiseOperator(Protocol):
-    """The function that an `ElementwiseKernel` applies. Types are NumPy's letters: f4, f2, i4, u1 or i1."""
+    """Base of the functions that an `ElementwiseKernel` applies. Types are NumPy's letters: f4, f2, i4, u1 or i1."""
+
+    __slots__ = ()
 
     @property
     def input_types(self) -> tuple[str, ...]:
@@ -66,13 +69,13 @@ class ElementwiseOperator(Protocol):
 
     @property
     def constant_count(self) -> int:
-        """Number of constants after the output in the argument array."""
-        ...
+        """Number of constants after the output in the argument array; none by default."""
+        return 0
 
     @property
     def vectors(self) -> int:
         """Maximum elements of a step, in vectors of 32-bit lanes of the target."""
-        ...
+        return 2
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the vector of results for vectors of inputs; `constants` are addresses."""
@@ -80,7 +83,7 @@ class ElementwiseOperator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FlatElementwiseKernel:
+class FlatElementwiseKernel(Kernel):
     """A loop over inputs of the output's shape and single elements. A work item is a vector of `lanes` elements.
 
     `are_arrays`: which inputs are no single elements. `vectors` only sizes the work.
@@ -91,16 +94,10 @@ class FlatElementwiseKernel:
     lanes: int
     vectors: int = field(repr=False)
 
-    compile_cost = 1
-
     @property
     def work_items(self) -> int:
         """Vectors of the output."""
         return self.vectors
-
-    def scratch_bytes(self, target: Target) -> int:
-        """Return 0: the kernel needs none."""
-        return 0
 
     def emit(self, kb: KernelBuilder) -> None:
         """Args: inputs, output, constants."""
@@ -122,7 +119,7 @@ class FlatElementwiseKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class ElementwiseKernel:
+class ElementwiseKernel(Kernel):
     """A planned broadcasting loop. Strides are in elements.
 
     `outer_extents` are the dimensions around a row, outermost first, and `outer_strides` each input's strides along
@@ -141,8 +138,6 @@ class ElementwiseKernel:
     rows_per_item: int
     row_batch: int
     tiled_inputs: tuple[bool, ...]
-
-    compile_cost = 1
 
     @property
     def _rows(self) -> int:
@@ -353,7 +348,7 @@ RESULT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class FusedOperator:
+class FusedOperator(ElementwiseOperator):
     """An operator applied to the result of another one. The inputs of both are numbered together, each once.
 
     Constants: the first operator's, then the second one's.

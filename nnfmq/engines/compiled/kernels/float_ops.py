@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F16, F32, F64, I8, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.elementwise import ElementwiseOperator
 from nnfmq.engines.compiled.kernels.vector_math import (
     clamp_float,
     erf,
@@ -150,7 +151,7 @@ _INT32_BINARY: dict[str, _Binary] = {
 
 
 @dataclass(frozen=True, slots=True)
-class FloatUnary:
+class FloatUnary(ElementwiseOperator):
     """A float32 function of one input, by name. `parameter`: ELU's alpha, or 1 for the approximation of GELU."""
 
     name: str
@@ -158,7 +159,6 @@ class FloatUnary:
 
     input_types = ("f4",)
     output_type = "f4"
-    constant_count = 0
 
     @property
     def vectors(self) -> int:
@@ -171,7 +171,7 @@ class FloatUnary:
 
 
 @dataclass(frozen=True, slots=True)
-class FloatClamp:
+class FloatClamp(ElementwiseOperator):
     """A float32 input clamped to [low, high]."""
 
     low: float
@@ -179,8 +179,6 @@ class FloatClamp:
 
     input_types = ("f4",)
     output_type = "f4"
-    constant_count = 0
-    vectors = 2
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
@@ -188,7 +186,7 @@ class FloatClamp:
 
 
 @dataclass(frozen=True, slots=True)
-class FloatBinary:
+class FloatBinary(ElementwiseOperator):
     """A float32 function of two inputs, by name, with a fused clamp to [low, high]."""
 
     name: str
@@ -197,8 +195,6 @@ class FloatBinary:
 
     input_types = ("f4", "f4")
     output_type = "f4"
-    constant_count = 0
-    vectors = 2
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
@@ -206,15 +202,13 @@ class FloatBinary:
 
 
 @dataclass(frozen=True, slots=True)
-class Int32Unary:
+class Int32Unary(ElementwiseOperator):
     """ABS or NEG of INT32, by name; both wrap around at -2^31."""
 
     name: str
 
     input_types = ("i4",)
     output_type = "i4"
-    constant_count = 0
-    vectors = 2
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
@@ -223,15 +217,13 @@ class Int32Unary:
 
 
 @dataclass(frozen=True, slots=True)
-class Int32Binary:
+class Int32Binary(ElementwiseOperator):
     """An INT32 function of two inputs, by name; results wrap around."""
 
     name: str
 
     input_types = ("i4", "i4")
     output_type = "i4"
-    constant_count = 0
-    vectors = 2
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
@@ -280,15 +272,13 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(ElementwiseOperator):
     """A comparison of two float32 or two INT32 inputs; the result is a byte, 0 or 1. NaN is only not equal."""
 
     order: str
     element_type: str
 
     output_type = "u1"
-    constant_count = 0
-    vectors = 2
 
     @property
     def input_types(self) -> tuple[str, ...]:
@@ -314,13 +304,12 @@ def bool_bytes(kb: KernelBuilder, bits: Value) -> Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Logical:
+class Logical(ElementwiseOperator):
     """A function of booleans, bytes of which any but 0 is true: "and", "or", "not", or a comparison."""
 
     name: str
 
     output_type = "u1"
-    constant_count = 0
     vectors = 4
 
     @property
@@ -340,13 +329,10 @@ class Logical:
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
+class Select(ElementwiseOperator):
     """SELECT between elements of one type of 1 or 4 bytes."""
 
     element_type: str
-
-    constant_count = 0
-    vectors = 2
 
     @property
     def input_types(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from enum import Enum
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import I32, KernelBuilder, Value, load_params, pack_params
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.elementwise import EpilogueOperator
 from nnfmq.engines.compiled.kernels.gemm_tile import (
@@ -147,7 +148,7 @@ class LhsLayout(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class GemmKernel:
+class GemmKernel(Kernel):
     """A planned GEMM. Fields with repr=False only size the work; the others specialize the code and name the function.
 
     mc: positions of a work item, or output rows if the LHS is a row buffer. n_splits: slices of N. mr, nr_vectors:

@@ -25,6 +25,7 @@ from nnfmq.engines.compiled.ir_builder import (
     vector_loop,
     vector_width_for,
 )
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.reduction import (
     FloatMinMaxReducer,
     FloatSumReducer,
@@ -121,22 +122,35 @@ class AxisLoop:
         return kb.broadcast(kb.ir.extract_element(single, kb.i64(0)), self.lanes)
 
 
-class AxisKernel:
-    """Base of the kernels over an `axis_loop`: its work items, no scratch."""
+class AxisKernel(Kernel):
+    """Base of the kernels over an `axis_loop`, whose inputs and outputs have one shape and one size of elements.
+
+    ArgMinMax has other outputs.
+    """
 
     __slots__ = ()
     axis_loop: AxisLoop
-
-    compile_cost = 1
+    item_bytes = 4
+    """Size of an element."""
 
     @property
     def work_items(self) -> int:
         """The axis loop's work items."""
         return self.axis_loop.work_items
 
-    def scratch_bytes(self, target: Target) -> int:
-        """Return 0: no scratch is used."""
-        return 0
+    def emit(self, kb: KernelBuilder) -> None:
+        """Args: input, output."""
+        source, out, size = kb.argument(0), kb.argument(1), self.item_bytes
+
+        def emit_slice(first: Value, _: Value) -> None:
+            self.emit_slice(kb, kb.at(source, kb.mul(first, size)), kb.at(out, kb.mul(first, size)))
+
+        self.axis_loop.for_each_slice(kb, emit_slice)
+        kb.return_void()
+
+    def emit_slice(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+        """Emit the computation of the slice at these addresses, or of as many slices as there are lanes."""
+        raise NotImplementedError
 
 
 def plan_axis_loop(shape: Shape, axis: int, max_lanes: int) -> AxisLoop:
@@ -174,15 +188,8 @@ class FloatSoftmax(AxisKernel):
         """Return the size of a slice, in whole vectors."""
         return 4 * self.axis_loop.iterations * self.axis_loop.lanes
 
-    def emit(self, kb: KernelBuilder) -> None:
-        """Args: input, output."""
-        source, out = kb.argument(0), kb.argument(1)
-        self.axis_loop.for_each_slice(
-            kb, lambda first, _: self._emit_slice(kb, kb.at(source, kb.mul(first, 4)), kb.at(out, kb.mul(first, 4)))
-        )
-        kb.return_void()
-
-    def _emit_slice(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+    def emit_slice(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+        """See `AxisKernel`."""
         loop, lanes = self.axis_loop, self.axis_loop.lanes
         kind, zeros = vector(F32, lanes), kb.splat(F32, 0.0, lanes)
 
@@ -210,7 +217,7 @@ class FloatSoftmax(AxisKernel):
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedSoftmax:
+class QuantizedSoftmax(Kernel):
     """SOFTMAX of quantized values, bit-exact with `operations`: `outer` · `inner` slices of `axis_size` elements.
 
     A work item is `slices_per_item` slices. `lanes` is the vector width of the tabulation.
@@ -222,8 +229,6 @@ class QuantizedSoftmax:
     is_signed: bool
     lanes: int
     slices_per_item: int
-
-    compile_cost = 1
 
     @property
     def work_items(self) -> int:
@@ -322,15 +327,8 @@ class FloatL2Norm(AxisKernel):
 
     axis_loop: AxisLoop
 
-    def emit(self, kb: KernelBuilder) -> None:
-        """Args: input, output."""
-        source, out = kb.argument(0), kb.argument(1)
-        self.axis_loop.for_each_slice(
-            kb, lambda first, _: self._emit_slice(kb, kb.at(source, kb.mul(first, 4)), kb.at(out, kb.mul(first, 4)))
-        )
-        kb.return_void()
-
-    def _emit_slice(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+    def emit_slice(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+        """See `AxisKernel`."""
         loop, kind = self.axis_loop, vector(F32, self.axis_loop.lanes)
         zeros = kb.splat(F32, 0.0, loop.lanes)
 
@@ -355,15 +353,10 @@ class QuantizedL2Norm(AxisKernel):
     is_signed: bool
     zero_point: int
 
-    def emit(self, kb: KernelBuilder) -> None:
-        """Args: input, output."""
-        source, out = kb.argument(0), kb.argument(1)
-        self.axis_loop.for_each_slice(
-            kb, lambda first, _: self._emit_slice(kb, kb.at(source, first), kb.at(out, first))
-        )
-        kb.return_void()
+    item_bytes = 1
 
-    def _emit_slice(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+    def emit_slice(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+        """See `AxisKernel`."""
         loop, lanes = self.axis_loop, self.axis_loop.lanes
         zeros = kb.splat(I32, 0, lanes)
         # The mean's reducer adds 32-bit integers; it is never finalized here.
@@ -500,15 +493,8 @@ class RowQuantization(AxisKernel):
     axis_loop: AxisLoop
     is_asymmetric: bool
 
-    def emit(self, kb: KernelBuilder) -> None:
-        """Args: input, output."""
-        source, out = kb.argument(0), kb.argument(1)
-        self.axis_loop.for_each_slice(
-            kb, lambda first, _: self._emit_row(kb, kb.at(source, kb.mul(first, 4)), kb.at(out, kb.mul(first, 4)))
-        )
-        kb.return_void()
-
-    def _emit_row(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+    def emit_slice(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+        """See `AxisKernel`."""
         loop, lanes = self.axis_loop, self.axis_loop.lanes
         low, high = self._range(kb, source)
         if self.is_asymmetric:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.target import Target
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.operations.shapes import WindowDimension
 
 __all__ = [
@@ -237,7 +237,7 @@ def _fill_padding(kb: KernelBuilder, converter: InputConverter, target: Value, c
 
 
 @dataclass(frozen=True, slots=True)
-class PackRhs:
+class PackRhs(Kernel):
     """Packs matrices (batch, k, n) into panels of `nr` columns, filled up with 0. A work item is one panel.
 
     float32 is copied. Of int8, two rows at a time are interleaved for dot2, as int16 after subtracting `zero_point` and
@@ -251,8 +251,6 @@ class PackRhs:
     is_float: bool
     zero_point: int
     weight_prescale: int
-
-    compile_cost = 1
 
     @property
     def work_items(self) -> int:
@@ -275,10 +273,6 @@ class PackRhs:
     @property
     def _rows(self) -> int:
         return math.ceil(self.k / self._kr)
-
-    def scratch_bytes(self, target: Target) -> int:
-        """Return 0."""
-        return 0
 
     def emit(self, kb: KernelBuilder) -> None:
         """Args: matrices, panels."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F32, F64, I8, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.elementwise import ElementwiseOperator
 from nnfmq.engines.compiled.kernels.float_ops import bool_bytes, compare
 from nnfmq.engines.compiled.kernels.reduction import QuantizedMinMaxReducer
 from nnfmq.engines.compiled.kernels.requantize import REQUANT_ROWS, FixedPointMultiplier, requant_constants
@@ -126,16 +127,18 @@ def _dequantize(kb: KernelBuilder, values: Value, is_signed: bool, zero_point: i
     return kb.ir.fmul(kb.ir.sitofp(difference, vector(F32, lanes)), kb.splat(F32, scale, lanes))
 
 
-class _QuantizedOperator:
+class _QuantizedOperator(ElementwiseOperator):
+    __slots__ = ()
     output_type = "u1"
-    vectors = 2
 
 
 class _BinaryOperator(_QuantizedOperator):
+    __slots__ = ()
     input_types: tuple[str, ...] = ("u1", "u1")
 
 
 class _UnaryOperator(_QuantizedOperator):
+    __slots__ = ()
     input_types: tuple[str, ...] = ("u1",)
 
 
@@ -158,7 +161,6 @@ class QuantizedClamp(_UnaryOperator):
     low: int
     high: int
 
-    constant_count = 0
     vectors = 8
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
@@ -289,8 +291,6 @@ class QuantizedCompare(_BinaryOperator):
     order: str
     quantization: tuple[tuple[bool, int, float], tuple[bool, int, float]]
 
-    constant_count = 0
-
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
         first, second = (_dequantize(kb, values, *q) for values, q in zip(inputs, self.quantization, strict=True))
@@ -306,7 +306,6 @@ class Dequantize(_UnaryOperator):
     scale: float
 
     output_type = "f4"
-    constant_count = 0
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
@@ -323,7 +322,6 @@ class Quantize(_QuantizedOperator):
     high: int
 
     input_types = ("f4",)
-    constant_count = 0
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results.
@@ -375,7 +373,7 @@ def _as_bytes(kb: KernelBuilder, values: Value, is_signed: bool) -> Value:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeLinear:
+class QuantizeLinear(_QuantizedOperator):
     """QUANTIZE_LINEAR of float32: the float32 quotient rounded half to even. NaN becomes the lowest value."""
 
     zero_point: int
@@ -384,9 +382,6 @@ class QuantizeLinear:
     adds_first: bool
 
     input_types = ("f4",)
-    output_type = "u1"
-    vectors = 2
-    constant_count = 0
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
@@ -399,20 +394,15 @@ class QuantizeLinear:
         return _as_bytes(kb, steps, self.is_signed)
 
 
-class _Binary:
-    input_types: tuple[str, ...] = ("u1", "u1")
-    output_type = "u1"
-    vectors = 1
-    constant_count = 0
-
-
 @dataclass(frozen=True, slots=True)
-class QLinearAdd(_Binary):
+class QLinearAdd(_BinaryOperator):
     """QLINEAR_ADD: `factors` of both inputs, and the `offset`; products are exact in float64."""
 
     factors: tuple[float, float]
     offset: float
     is_signed: bool
+
+    vectors = 1
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
@@ -427,13 +417,15 @@ class QLinearAdd(_Binary):
 
 
 @dataclass(frozen=True, slots=True)
-class QLinearMul(_Binary):
+class QLinearMul(_BinaryOperator):
     """QLINEAR_MUL: the product of both inputs less their zero points, times `factor`, plus the output's zero point."""
 
     zero_points: tuple[int, int]
     factor: float
     output_zero_point: int
     is_signed: bool
+
+    vectors = 1
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, vector, vector_width_for
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.normalization import AxisLoop
 from nnfmq.engines.compiled.kernels.reduction import FloatSumReducer, reduce_lanes
 from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmuladd, logistic, tanh
@@ -335,7 +336,7 @@ class OutputKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class CellKernel:
+class CellKernel(Kernel):
     """One step of a cell for `batch` rows. The GEMV's input is the concatenation of `source_sizes` elements each.
 
     Args: sources; the state if the cell has one; `outputs`; weights, bias, the cell's constants if it has a state.
@@ -426,7 +427,7 @@ class CellKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceKernel:
+class SequenceKernel(Kernel):
     """All time steps of a cell, `is_backward` in reverse order. A work item is a batch row.
 
     The inputs of all time steps are multiplied by a GEMM before; its results, with the biases added unless the cell is
@@ -543,7 +544,7 @@ _UNITS_PER_ITEM = 32
 
 
 @dataclass(frozen=True, slots=True)
-class SvdfKernel:
+class SvdfKernel(Kernel):
     """SVDF after the feature product: each filter's memory is weighed and shifted, and each unit sums its filters.
 
     A unit has `rank` filters, each with a memory of `memory_size` features, the newest last. A work item is a block of
@@ -558,8 +559,6 @@ class SvdfKernel:
     memory_size: int
     activation: int
     lanes: int
-
-    compile_cost = 1
 
     @property
     def work_items(self) -> int:

@@ -29,6 +29,7 @@ from nnfmq.engines.compiled.ir_builder import (
     vector_loop,
     vector_width_for,
 )
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmaximum, fminimum
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import WindowDimension
@@ -370,7 +371,7 @@ Dimensions = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ReductionKernel:
+class ReductionKernel(Kernel):
     """A planned reduction. Dimensions are pairs of extent and stride, in elements, outermost first.
 
     `inner_size` is the extent of the innermost dimension, which is not among them; it is reduced if `reduces_inner`.
@@ -385,8 +386,6 @@ class ReductionKernel:
     lanes: int
     results_per_item: int
 
-    compile_cost = 1
-
     @property
     def _results(self) -> int:
         return math.prod(extent for extent, _ in self.kept_dims)
@@ -400,10 +399,6 @@ class ReductionKernel:
     def work_items(self) -> int:
         """Groups of results, or of rows of results."""
         return math.ceil(self._results / self.results_per_item)
-
-    def scratch_bytes(self, target: Target) -> int:
-        """Return 0: no scratch is used."""
-        return 0
 
     def emit(self, kb: KernelBuilder) -> None:
         """Args: input, output."""
@@ -490,7 +485,7 @@ def plan_reduction(shape: tuple[int, ...], axes: Sequence[int], reducer: Reducer
 
 
 @dataclass(frozen=True, slots=True)
-class PoolKernel:
+class PoolKernel(Kernel):
     """A planned pooling of NHWC images: lanes are channels. Windows are clipped to the image.
 
     A work item is an output row, times one of `channel_splits` of the channels if there are few rows.
@@ -506,16 +501,10 @@ class PoolKernel:
     lanes: int
     channel_splits: int
 
-    compile_cost = 1
-
     @property
     def work_items(self) -> int:
         """Output rows times splits of the channels."""
         return self.batch * self.rows.count * self.channel_splits
-
-    def scratch_bytes(self, target: Target) -> int:
-        """Return 0: no scratch is used."""
-        return 0
 
     def emit(self, kb: KernelBuilder) -> None:
         """Args: input, output."""
