@@ -20,7 +20,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Plan, Run, Tensor
 from nnfmq.operations.fixed_point import IN_16_BITS, INT16_MAX, Ints, ints, rounded, saturated, to_int16
-from nnfmq.operations.kernel_adapters import fp16_via_fp32, lut8, stateless, via_lut8
+from nnfmq.operations.kernel_adapters import float_variants, lut8, stateless, via_lut8
 from nnfmq.operations.quantization import (
     OutputMultipliers,
     all_quantized_values,
@@ -58,10 +58,8 @@ def _unary(
         since=op.V1_0,
         overloads=(op.overload(op.data("input")),),
         variants=(
-            op.Variant({"T": op.F32}, op.V1_0, in_float),
-            op.Variant({"T": op.Q8}, quantized_since, in_integers),
-            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(in_float)),
-            op.Variant({"T": op.Q8S}, op.V1_3, in_integers),
+            *float_variants(in_float, level=op.V1_0),
+            *op.types_since(quantized_since, in_integers, op.Q8, op.Q8S),
         ),
         shape=same_shape_up_to_rank_4,
         zero_sized=True,
@@ -297,10 +295,7 @@ DECLARATIONS = (
         OperationType.ELU,
         since=op.V1_3,
         overloads=(op.overload(op.data("input"), op.attribute("alpha", "S"), level=op.V1_3),),
-        variants=(
-            op.Variant({"T": op.F32, "S": op.FLOAT32}, op.V1_3, stateless(elu)),
-            op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_3, fp16_via_fp32(stateless(elu))),
-        ),
+        variants=float_variants(stateless(elu), "S", level=op.V1_3),
         shape=same_shape,
         extended=(
             op.tflite(
@@ -315,10 +310,8 @@ DECLARATIONS = (
         since=op.V1_3,
         overloads=(op.overload(op.data("input"), level=op.V1_3),),
         variants=(
-            op.Variant({"T": op.F32}, op.V1_3, stateless(hard_swish)),
-            op.Variant({"T": op.F16}, op.V1_3, fp16_via_fp32(stateless(hard_swish))),
-            op.Variant({"T": op.Q8}, op.V1_3, via_lut8(_hard_swish_lut)),
-            op.Variant({"T": op.Q8S}, op.V1_3, via_lut8(_hard_swish_lut)),
+            *float_variants(stateless(hard_swish), level=op.V1_3),
+            *op.types_since(op.V1_3, via_lut8(_hard_swish_lut), op.Q8, op.Q8S),
         ),
         shape=same_shape,
         zero_sized=True,
@@ -328,10 +321,8 @@ DECLARATIONS = (
         since=op.V1_2,
         overloads=(op.overload(op.data("input"), op.data("alpha"), level=op.V1_2),),
         variants=(
-            op.Variant({"T": op.F32}, op.V1_2, stateless(prelu)),
-            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(stateless(prelu))),
-            op.Variant({"T": op.Q8}, op.V1_2, plan_quantized_prelu),
-            op.Variant({"T": op.Q8S}, op.V1_3, plan_quantized_prelu),
+            *float_variants(stateless(prelu)),
+            *op.types_since(op.V1_2, plan_quantized_prelu, op.Q8, op.Q8S),
         ),
         shape=broadcast_shapes,
         extended=(

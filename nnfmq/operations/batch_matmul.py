@@ -15,7 +15,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import ints, multiply_wide, to_int16
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.kernel_adapters import float_variants
 from nnfmq.operations.quantization import OutputMultipliers, requantizer
 from nnfmq.operations.shapes import require, require_rank
 
@@ -93,8 +93,7 @@ DECLARATIONS = (
             ),
         ),
         variants=(
-            op.Variant({"T": op.F32}, op.AIDL_V2, plan_matmul),
-            op.Variant({"T": op.F16}, op.AIDL_V2, fp16_via_fp32(plan_matmul)),
+            *float_variants(plan_matmul, level=op.AIDL_V2),
             op.Variant({"T": op.I32}, op.AIDL_V2, plan_matmul),
             op.Variant({"T": op.Q8S}, op.AIDL_V2, plan_quantized_matmul),
         ),

@@ -18,9 +18,9 @@ import numpy as np
 from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
-from nnfmq.operations.declaration import Array, Plan, Run, Tensor
+from nnfmq.operations.declaration import Array, Run, Tensor
 from nnfmq.operations.fixed_point import Ints, ints, saturated, to_int16
-from nnfmq.operations.kernel_adapters import by_pairs, fp16_via_fp32, stateless
+from nnfmq.operations.kernel_adapters import by_pairs, float_variants, stateless
 from nnfmq.operations.quantization import (
     OutputMultipliers,
     all_quantized_values,
@@ -225,8 +225,7 @@ def _arithmetic(
         since=since,
         overloads=(op.overload(op.data("first"), op.data("second"), op.attribute("activation"), level=since),),
         variants=(
-            op.Variant({"T": op.F32}, since, partial(plan_float, ufunc)),
-            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(partial(plan_float, ufunc))),
+            *float_variants(partial(plan_float, ufunc), level=since),
             op.Variant({"T": op.I32}, op.V1_3, partial(plan_int32, in_int32)),
             *variants,
         ),
@@ -236,16 +235,12 @@ def _arithmetic(
     )
 
 
-def _quantized_variants(since: int, plan: Plan) -> tuple[op.Variant, ...]:
-    return op.Variant({"T": op.Q8}, since, plan), op.Variant({"T": op.Q8S}, op.V1_3, plan)
-
-
 def _wider(ufunc: np.ufunc, *types: OperandType) -> op.Extended:
     return op.wider(*op.of_types(partial(plan_int32, ufunc), *types), shape=broadcast_shapes)
 
 
 def _sum(code: OperationType, since: int, ufunc: np.ufunc, sign: int, quantized_since: int) -> op.Declaration:
-    variants = _quantized_variants(quantized_since, partial(plan_quantized_sum, sign))
+    variants = op.types_since(quantized_since, partial(plan_quantized_sum, sign), op.Q8, op.Q8S)
     arguments = (
         op.data("first"),
         op.data("second"),
@@ -268,7 +263,7 @@ DECLARATIONS = (
         op.V1_0,
         np.multiply,
         np.multiply,
-        _quantized_variants(op.V1_0, plan_quantized_mul),
+        op.types_since(op.V1_0, plan_quantized_mul, op.Q8, op.Q8S),
         _wider(np.multiply, *op.WIDE),
         op.sixteen_bits(*op.of_types(plan_sixteen_bit_mul, op.Q16S), shape=broadcast_shapes),
     ),
@@ -286,10 +281,7 @@ DECLARATIONS = (
         OperationType.POW,
         since=op.V1_2,
         overloads=(op.overload(op.data("base"), op.data("exponent"), level=op.V1_2),),
-        variants=(
-            op.Variant({"T": op.F32}, op.V1_2, stateless(np.power)),
-            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(stateless(np.power))),
-        ),
+        variants=float_variants(stateless(np.power)),
         shape=broadcast_shapes,
         extended=(
             op.wider(

@@ -189,8 +189,7 @@ DECLARATIONS = (
         variants=(
             op.Variant({"T": op.F32, "X": op.F32}, op.V1_2, _transform_plan),
             op.Variant({"T": op.F16, "X": op.F16}, op.V1_2, _transform_plan),
-            op.Variant({"T": op.Q8, "X": BOXES}, op.V1_2, _transform_plan),
-            op.Variant({"T": op.Q8S, "X": BOXES}, op.V1_3, _transform_plan),
+            *op.types_since(op.V1_2, _transform_plan, op.Q8, op.Q8S, X=BOXES),
         ),
         shape=transform_shape,
         outputs=("X",),
@@ -211,8 +210,7 @@ DECLARATIONS = (
         variants=(
             op.Variant({"T": op.F32, "A": op.F32, "X": op.F32, "S": op.FLOAT32}, op.V1_2, _proposals_plan),
             op.Variant({"T": op.F16, "A": op.F16, "X": op.F16, "S": op.FLOAT16}, op.V1_2, _proposals_plan),
-            op.Variant({"T": op.Q8, "A": SIGNED_BOXES, "X": BOXES, "S": op.FLOAT32}, op.V1_2, _proposals_plan),
-            op.Variant({"T": op.Q8S, "A": SIGNED_BOXES, "X": BOXES, "S": op.FLOAT32}, op.V1_3, _proposals_plan),
+            *op.types_since(op.V1_2, _proposals_plan, op.Q8, op.Q8S, A=SIGNED_BOXES, X=BOXES, S=op.FLOAT32),
         ),
         shape=proposals_shape,
         outputs=("T", "X", op.I32),

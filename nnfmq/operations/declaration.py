@@ -58,6 +58,7 @@ __all__ = [
     "overload",
     "sixteen_bits",
     "tflite",
+    "types_since",
     "weight",
     "wider",
 ]
@@ -173,6 +174,18 @@ class Variant(Struct, frozen=True):
     types: Mapping[str, OperandType]
     level: int
     plan: Plan | None = None
+
+
+_FIRST_LEVELS = {F16: V1_2, Q8S: V1_3}
+
+
+def types_since(level: int, plan: Plan, *types: OperandType, **others: OperandType) -> tuple[Variant, ...]:
+    """Return a variant of the HAL with the same plan for each type as T, since `level` or since the HAL has the type.
+
+    `others` are the types of more variables.
+    """
+    levels = ((operand_type, max(level, _FIRST_LEVELS.get(operand_type, level))) for operand_type in types)
+    return tuple(Variant({"T": operand_type, **others}, since, plan) for operand_type, since in levels)
 
 
 def of_types(plan: Plan, *types: OperandType, **others: OperandType) -> tuple[Variant, ...]:

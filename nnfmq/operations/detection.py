@@ -216,8 +216,7 @@ DECLARATIONS = (
         variants=(
             op.Variant({"T": op.F32, "X": op.F32, "S": op.FLOAT32}, op.V1_2, _nms_plan),
             op.Variant({"T": op.F16, "X": op.F16, "S": op.FLOAT16}, op.V1_2, _nms_plan),
-            op.Variant({"T": op.Q8, "X": BOXES, "S": op.FLOAT32}, op.V1_2, _nms_plan),
-            op.Variant({"T": op.Q8S, "X": BOXES, "S": op.FLOAT32}, op.V1_3, _nms_plan),
+            *op.types_since(op.V1_2, _nms_plan, op.Q8, op.Q8S, X=BOXES, S=op.FLOAT32),
         ),
         shape=nms_shape,
         outputs=("T", "X", op.I32, op.I32),

@@ -91,8 +91,7 @@ DECLARATIONS = (
         ),
         variants=(
             op.Variant({"T": op.F32, "B": op.F32}, op.V1_0, partial(plan_product, float_matmul)),
-            op.Variant({"T": op.Q8, "B": op.I32}, op.V1_0, partial(plan_product, quantized_matmul)),
-            op.Variant({"T": op.Q8S, "B": op.I32}, op.V1_3, partial(plan_product, quantized_matmul)),
+            *op.types_since(op.V1_0, partial(plan_product, quantized_matmul), op.Q8, op.Q8S, B=op.I32),
             op.Variant({"T": op.F16, "B": op.F16}, op.V1_2, fp16_via_fp32(partial(plan_product, float_matmul))),
         ),
         shape=fully_connected_shape,

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Plan, Run, Tensor
 from nnfmq.operations.fixed_point import rounded
 from nnfmq.operations.quantization import all_quantized_values
@@ -50,6 +51,18 @@ def fp16_via_fp32(plan: Plan) -> Plan:
         return fp16_run
 
     return fp16_plan
+
+
+def float_variants(plan: Plan, *scalars: str, level: int = op.V1_2) -> tuple[op.Variant, ...]:
+    """Return the variants for float32, since `level`, and for float16 computed in float32.
+
+    `scalars` are the variables of attributes that are scalars of the same type.
+    """
+    of_float32, of_float16 = dict.fromkeys(scalars, op.FLOAT32), dict.fromkeys(scalars, op.FLOAT16)
+    return (
+        op.Variant({"T": op.F32, **of_float32}, level, plan),
+        op.Variant({"T": op.F16, **of_float16}, max(level, op.V1_2), fp16_via_fp32(plan)),
+    )
 
 
 def _to_fp16(result: Array) -> Array:

@@ -91,8 +91,7 @@ DECLARATIONS = (
         variants=(
             op.Variant({"T": op.F32, "X": op.F32}, op.V1_2, _plan),
             op.Variant({"T": op.F16, "X": op.F16}, op.V1_2, _plan_half),
-            op.Variant({"T": op.Q8, "X": BOXES}, op.V1_2, _plan),
-            op.Variant({"T": op.Q8S, "X": BOXES}, op.V1_3, _plan),
+            *op.types_since(op.V1_2, _plan, op.Q8, op.Q8S, X=BOXES),
         ),
         shape=keypoints_shape,
         outputs=("T", "X"),

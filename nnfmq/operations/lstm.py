@@ -29,8 +29,8 @@ from msgspec import Struct
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.activation import logistic
-from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
+from nnfmq.operations.kernel_adapters import float_variants
 from nnfmq.operations.recurrent_sequences import (
     ACTIVATIONS,
     Linking,
@@ -435,12 +435,6 @@ def _states(prefix: str = "") -> tuple[op.Parameter, ...]:
     return op.data(f"{prefix}output_state_in"), op.data(f"{prefix}cell_state_in")
 
 
-def _variants(plan: Plan, level: int) -> tuple[op.Variant, ...]:
-    return op.Variant({"T": op.F32, "S": op.FLOAT32}, level, plan), op.Variant(
-        {"T": op.F16, "S": op.FLOAT16}, op.V1_2, fp16_via_fp32(plan)
-    )
-
-
 _LSTM = (op.data("input"), *cell_parameters(), *_states(), *_CLIPS, *_norms())
 _UNIDIRECTIONAL = (
     op.data("input"),
@@ -467,7 +461,7 @@ DECLARATIONS = (
         OperationType.LSTM,
         since=op.V1_0,
         overloads=(op.overload(*_LSTM, level=op.V1_2, also={23: op.V1_0}),),
-        variants=_variants(plan_lstm, op.V1_0),
+        variants=float_variants(plan_lstm, "S", level=op.V1_0),
         shape=lstm_shape,
         outputs=("T",) * 4,
         extended=(hybrid(plan_lstm, lstm_shape, _LSTM, S=op.FLOAT32),),
@@ -476,7 +470,7 @@ DECLARATIONS = (
         OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM,
         since=op.V1_2,
         overloads=(op.overload(*_UNIDIRECTIONAL),),
-        variants=_variants(plan_unidirectional, op.V1_2),
+        variants=float_variants(plan_unidirectional, "S"),
         shape=unidirectional_shape,
         outputs=("T",) * 3,
         output_counts={1: op.V1_2, 3: op.V1_3},
@@ -489,7 +483,7 @@ DECLARATIONS = (
         OperationType.BIDIRECTIONAL_SEQUENCE_LSTM,
         since=op.V1_2,
         overloads=(op.overload(*_BIDIRECTIONAL),),
-        variants=_variants(plan_bidirectional, op.V1_2),
+        variants=float_variants(plan_bidirectional, "S"),
         shape=bidirectional_shape,
         outputs=("T",) * 6,
         output_counts={1: op.V1_2, 2: op.V1_2, 5: op.V1_3, 6: op.V1_3},

@@ -58,11 +58,8 @@ def _unchanged(quantized: Array) -> Array:
 
 def _variants(in_any_dtype: Plan, in_quantized: Plan) -> tuple[op.Variant, ...]:
     return (
-        op.Variant({"T": op.F32}, op.V1_2, in_any_dtype),
-        op.Variant({"T": op.F16}, op.V1_2, in_any_dtype),
-        op.Variant({"T": op.I32}, op.V1_2, in_any_dtype),
-        op.Variant({"T": op.Q8}, op.V1_2, in_quantized),
-        op.Variant({"T": op.Q8S}, op.V1_3, in_quantized),
+        *op.types_since(op.V1_2, in_any_dtype, op.F32, op.F16, op.I32),
+        *op.types_since(op.V1_2, in_quantized, op.Q8, op.Q8S),
     )
 
 

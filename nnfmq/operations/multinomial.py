@@ -20,7 +20,7 @@ import numpy.typing as npt
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.kernel_adapters import float_variants
 from nnfmq.operations.shapes import require
 
 _ROUNDS = 10
@@ -110,10 +110,7 @@ DECLARATIONS = (
         overloads=(
             op.overload(op.data("input"), op.attribute("samples"), op.attribute("seeds", op.I32), level=op.V1_2),
         ),
-        variants=(
-            op.Variant({"T": op.F32}, op.V1_2, plan_multinomial),
-            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(plan_multinomial)),
-        ),
+        variants=float_variants(plan_multinomial),
         shape=multinomial_shape,
         outputs=(op.I32,),
     ),

@@ -28,7 +28,7 @@ from nnfmq.operations.fixed_point import (
     rounding_shift,
     saturated,
 )
-from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
+from nnfmq.operations.kernel_adapters import float_variants, stateless
 from nnfmq.operations.quantization import clamped, dtype_range, require_quantization
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
@@ -147,10 +147,8 @@ DECLARATIONS = (
         since=op.V1_0,
         overloads=(op.overload(op.data("input"), op.attribute("axis"), level=op.V1_2, also={1: op.V1_0}),),
         variants=(
-            op.Variant({"T": op.F32}, op.V1_0, stateless(l2_normalization)),
-            op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(stateless(l2_normalization))),
-            op.Variant({"T": op.Q8}, op.V1_2, plan_quantized_l2_normalization),
-            op.Variant({"T": op.Q8S}, op.V1_3, plan_quantized_l2_normalization),
+            *float_variants(stateless(l2_normalization), level=op.V1_0),
+            *op.types_since(op.V1_2, plan_quantized_l2_normalization, op.Q8, op.Q8S),
         ),
         shape=l2_normalization_shape,
         level=_rank_level,
@@ -169,10 +167,7 @@ DECLARATIONS = (
                 also={5: op.V1_0},
             ),
         ),
-        variants=(
-            op.Variant({"T": op.F32, "S": op.FLOAT32}, op.V1_0, stateless(local_response)),
-            op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_2, fp16_via_fp32(stateless(local_response))),
-        ),
+        variants=float_variants(stateless(local_response), "S", level=op.V1_0),
         shape=local_response_shape,
         level=_rank_level,
     ),
@@ -189,10 +184,7 @@ DECLARATIONS = (
                 level=op.V1_2,
             ),
         ),
-        variants=(
-            op.Variant({"T": op.F32, "S": op.FLOAT32}, op.V1_2, stateless(instance_normalization)),
-            op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_2, fp16_via_fp32(stateless(instance_normalization))),
-        ),
+        variants=float_variants(stateless(instance_normalization), "S"),
         shape=instance_shape,
         images=("input",),
     ),

@@ -123,8 +123,7 @@ DECLARATIONS = (
         variants=(
             op.Variant({"T": op.F32, "V": op.FLOAT32}, op.V1_2, plan_pad_v2),
             op.Variant({"T": op.F16, "V": op.FLOAT16}, op.V1_2, plan_pad_v2),
-            op.Variant({"T": op.Q8, "V": op.INT32}, op.V1_2, plan_pad_v2),
-            op.Variant({"T": op.Q8S, "V": op.INT32}, op.V1_3, plan_pad_v2),
+            *op.types_since(op.V1_2, plan_pad_v2, op.Q8, op.Q8S, V=op.INT32),
         ),
         shape=pad_shape,
         same_quantization=True,

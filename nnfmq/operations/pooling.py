@@ -16,7 +16,7 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.convolution import EXPLICIT, IMPLICIT, LAYOUT, pad_image
 from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.kernel_adapters import float_variants
 from nnfmq.operations.quantization import dtype_range, float_activation_range, quantized_activation_range
 from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
 
@@ -155,17 +155,12 @@ def plan_quantized_max(input: Tensor, *, output: Tensor, activation: int, **conv
 def _pool(code: OperationType, in_float: Plan, in_integers: Plan | None, *extended: op.Extended) -> op.Declaration:
     own = (op.attribute("filter_width"), op.attribute("filter_height"), op.attribute("activation"))
     lists = ((op.data("input"), *padding, *own, *LAYOUT) for padding in (IMPLICIT, EXPLICIT))
-    variants = [
-        op.Variant({"T": op.F32}, op.V1_0, in_float),
-        op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(in_float)),
-    ]
-    if in_integers is not None:
-        variants += [op.Variant({"T": op.Q8}, op.V1_0, in_integers), op.Variant({"T": op.Q8S}, op.V1_3, in_integers)]
+    quantized = () if in_integers is None else op.types_since(op.V1_0, in_integers, op.Q8, op.Q8S)
     return op.Declaration(
         code,
         since=op.V1_0,
         overloads=tuple(op.overload(*p, level=op.V1_2, also={len(p) - 1: op.V1_0}) for p in lists),
-        variants=tuple(variants),
+        variants=(*float_variants(in_float, level=op.V1_0), *quantized),
         shape=pool_shape,
         images=("input",),
         zero_sized=True,

@@ -197,10 +197,8 @@ DECLARATIONS = (
         since=op.V1_2,
         overloads=(op.overload(op.data("input"), level=op.V1_2),),
         variants=(
-            op.Variant({"T": op.F32, "O": op.Q8}, op.V1_2, plan_quantize),
-            op.Variant({"T": op.F16, "O": op.Q8}, op.V1_2, plan_quantize),
-            op.Variant({"T": op.F32, "O": op.Q8S}, op.V1_3, plan_quantize),
-            op.Variant({"T": op.F16, "O": op.Q8S}, op.V1_3, plan_quantize),
+            *op.types_since(op.V1_2, plan_quantize, op.F32, op.F16, O=op.Q8),
+            *op.types_since(op.V1_3, plan_quantize, op.F32, op.F16, O=op.Q8S),
         ),
         shape=same_shape,
         outputs=("O",),

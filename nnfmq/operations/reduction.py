@@ -20,7 +20,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import ints, multiply_wide, saturated, to_int16
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.kernel_adapters import float_variants
 from nnfmq.operations.quantization import clamped, multiplied
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
@@ -222,36 +222,17 @@ def _reduction(
     )
 
 
-def _float_variants(kernel: Kernel) -> tuple[op.Variant, ...]:
-    return op.Variant({"T": op.F32}, op.V1_2, reduction_plan(kernel)), op.Variant(
-        {"T": op.F16}, op.V1_2, fp16_via_fp32(reduction_plan(kernel))
-    )
-
-
-def _min_max_variants(kernel: Kernel) -> tuple[op.Variant, ...]:
-    levels = ((op.F32, op.V1_2), (op.F16, op.V1_2), (op.Q8, op.V1_2), (op.Q8S, op.V1_3))
-    return tuple(op.Variant({"T": type}, level, reduction_plan(kernel)) for type, level in levels)
-
-
 def _index(code: OperationType, function: Callable[..., Any]) -> op.Declaration:
-    levels = ((op.F32, op.V1_2), (op.F16, op.V1_2), (op.I32, op.V1_2), (op.Q8, op.V1_2), (op.Q8S, op.V1_3))
+    plan = arg_index_plan(function)
     return op.Declaration(
         code,
         since=op.V1_2,
         overloads=(op.overload(op.data("input"), op.attribute("axis"), level=op.V1_2),),
-        variants=tuple(op.Variant({"T": type}, level, arg_index_plan(function)) for type, level in levels),
+        variants=op.types_since(op.V1_2, plan, op.F32, op.F16, op.I32, op.Q8, op.Q8S),
         shape=index_shape,
         outputs=(op.I32,),
-        extended=(op.wider(*op.of_types(arg_index_plan(function), *op.WIDE)),),
+        extended=(op.wider(*op.of_types(plan, *op.WIDE)),),
     )
-
-
-_MEANS = (
-    op.Variant({"T": op.F32}, op.V1_1, reduction_plan(mean)),
-    op.Variant({"T": op.Q8}, op.V1_1, reduction_plan(quantized_mean)),
-    op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(reduction_plan(mean))),
-    op.Variant({"T": op.Q8S}, op.V1_3, reduction_plan(quantized_mean)),
-)
 
 
 def _wider(*plans: tuple[Plan, tuple[OperandType, ...]]) -> op.Extended:
@@ -275,13 +256,21 @@ def _sixteen_bits(plan: Plan) -> op.Extended:
 
 def _min_or_max(code: OperationType, kernel: Kernel) -> op.Declaration:
     plan = reduction_plan(kernel)
-    return _reduction(code, _min_max_variants(kernel), _wider((plan, (op.I32, *op.WIDE))), _sixteen_bits(plan))
+    return _reduction(
+        code,
+        op.types_since(op.V1_2, plan, op.F32, op.F16, op.Q8, op.Q8S),
+        _wider((plan, (op.I32, *op.WIDE))),
+        _sixteen_bits(plan),
+    )
 
 
 DECLARATIONS = (
     _reduction(
         OperationType.MEAN,
-        _MEANS,
+        (
+            *float_variants(reduction_plan(mean), level=op.V1_1),
+            *op.types_since(op.V1_1, reduction_plan(quantized_mean), op.Q8, op.Q8S),
+        ),
         _wider((reduction_plan(_integer_mean), (op.I32, *op.WIDE_INTEGERS)), (reduction_plan(mean), (op.F64,))),
         _tflite(partial(plan_tflite_mean_or_sum, True)),
         _sixteen_bits(plan_sixteen_bit_mean),
@@ -294,14 +283,14 @@ DECLARATIONS = (
     _min_or_max(OperationType.REDUCE_MIN, reduce_min),
     _reduction(
         OperationType.REDUCE_PROD,
-        _float_variants(reduce_prod),
+        float_variants(reduction_plan(reduce_prod)),
         _wider((_wrapped(np.multiply.reduce), (op.I32, *op.WIDE))),
         _tflite(plan_tflite_prod),
         _sixteen_bits(plan_tflite_prod),
     ),
     _reduction(
         OperationType.REDUCE_SUM,
-        _float_variants(reduce_sum),
+        float_variants(reduction_plan(reduce_sum)),
         _wider((_wrapped(np.add.reduce), (op.I32, *op.WIDE))),
         _tflite(partial(plan_tflite_mean_or_sum, False)),
     ),

@@ -28,10 +28,8 @@ from nnfmq.operations.shapes import normalize_axis, require, require_rank
 
 def data_movement_variants(plan: Plan, since: int, int32: int | None = None) -> tuple[op.Variant, ...]:
     """Return the variants of an operation that only moves data: one plan for all types, INT32 since level `int32`."""
-    levels = [(op.F32, since), (op.Q8, since), (op.F16, max(since, op.V1_2)), (op.Q8S, max(since, op.V1_3))]
-    if int32 is not None:
-        levels.append((op.I32, int32))
-    return tuple(op.Variant({"T": type}, level, plan) for type, level in levels)
+    usual = op.types_since(since, plan, op.F32, op.Q8, op.F16, op.Q8S)
+    return usual if int32 is None else (*usual, *op.types_since(int32, plan, op.I32))
 
 
 def moved_in_extension(plan: Plan, *types: OperandType, **changes: Any) -> tuple[op.Extended, ...]:
@@ -198,10 +196,8 @@ DECLARATIONS = (
         since=op.V1_0,
         overloads=(op.overload(op.data("inputs", repeated=True), op.attribute("axis")),),
         variants=(
-            op.Variant({"T": op.F32}, op.V1_0, stateless(concatenation)),
-            op.Variant({"T": op.Q8}, op.V1_0, plan_quantized_concatenation),
-            op.Variant({"T": op.F16}, op.V1_2, stateless(concatenation)),
-            op.Variant({"T": op.Q8S}, op.V1_3, plan_quantized_concatenation),
+            *op.types_since(op.V1_0, stateless(concatenation), op.F32, op.F16),
+            *op.types_since(op.V1_0, plan_quantized_concatenation, op.Q8, op.Q8S),
         ),
         shape=concatenation_shape,
         zero_sized=True,

@@ -221,8 +221,7 @@ def _variants(plan: Plan, halves: Plan, quantized: Plan, since: int) -> tuple[op
     return (
         op.Variant({"T": op.F32, "S": op.FLOAT32}, since, plan),
         op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_2, halves),
-        op.Variant({"T": op.Q8, "S": op.FLOAT32}, op.V1_2, quantized),
-        op.Variant({"T": op.Q8S, "S": op.FLOAT32}, op.V1_3, quantized),
+        *op.types_since(op.V1_2, quantized, op.Q8, op.Q8S, S=op.FLOAT32),
     )
 
 

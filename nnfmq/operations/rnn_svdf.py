@@ -23,8 +23,8 @@ from msgspec import Struct
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
-from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.declaration import Array, Run, Shape, Tensor
+from nnfmq.operations.kernel_adapters import float_variants
 from nnfmq.operations.recurrent_sequences import (
     ACTIVATIONS,
     Linking,
@@ -289,10 +289,6 @@ def _cell(prefix: str = "") -> tuple[op.Parameter, ...]:
     return (*weights, op.data(f"{prefix}hidden_state"))
 
 
-def _variants(plan: Plan, level: int) -> tuple[op.Variant, ...]:
-    return op.Variant({"T": op.F32}, level, plan), op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(plan))
-
-
 _RNN = (op.data("input"), *_cell(), op.attribute("activation"))
 _UNIDIRECTIONAL = (*_RNN, op.attribute("time_major"))
 _BIDIRECTIONAL = (
@@ -308,7 +304,7 @@ DECLARATIONS = (
         OperationType.RNN,
         since=op.V1_0,
         overloads=(op.overload(*_RNN),),
-        variants=_variants(plan_rnn, op.V1_0),
+        variants=float_variants(plan_rnn, level=op.V1_0),
         shape=rnn_shape,
         outputs=("T", "T"),
         extended=(hybrid(plan_rnn, rnn_shape, _RNN),),
@@ -317,7 +313,7 @@ DECLARATIONS = (
         OperationType.UNIDIRECTIONAL_SEQUENCE_RNN,
         since=op.V1_2,
         overloads=(op.overload(*_UNIDIRECTIONAL, level=op.V1_2),),
-        variants=_variants(plan_unidirectional, op.V1_2),
+        variants=float_variants(plan_unidirectional),
         shape=unidirectional_shape,
         outputs=("T", "T"),
         output_counts={1: op.V1_2, 2: op.V1_3},
@@ -327,7 +323,7 @@ DECLARATIONS = (
         OperationType.BIDIRECTIONAL_SEQUENCE_RNN,
         since=op.V1_2,
         overloads=(op.overload(*_BIDIRECTIONAL, level=op.V1_2),),
-        variants=_variants(plan_bidirectional, op.V1_2),
+        variants=float_variants(plan_bidirectional),
         shape=bidirectional_shape,
         outputs=("T",) * 4,
         output_counts={1: op.V1_2, 2: op.V1_2, 3: op.V1_3, 4: op.V1_3},
@@ -344,7 +340,7 @@ DECLARATIONS = (
                 *(op.attribute("rank"), op.attribute("activation")),
             ),
         ),
-        variants=_variants(plan_svdf, op.V1_0),
+        variants=float_variants(plan_svdf, level=op.V1_0),
         shape=svdf_shape,
         outputs=("T", "T"),
     ),

@@ -269,8 +269,7 @@ def _roi_declaration(code: OperationType, ratios: tuple[str, ...], in_float: Pla
         variants=(
             op.Variant({"T": op.F32, "X": op.F32, "S": op.FLOAT32}, op.V1_2, in_float),
             op.Variant({"T": op.F16, "X": op.F16, "S": op.FLOAT16}, op.V1_2, fp16_via_fp32(in_float)),
-            op.Variant({"T": op.Q8, "X": BOXES, "S": op.FLOAT32}, op.V1_2, in_integers),
-            op.Variant({"T": op.Q8S, "X": BOXES, "S": op.FLOAT32}, op.V1_3, in_integers),
+            *op.types_since(op.V1_2, in_integers, op.Q8, op.Q8S, X=BOXES, S=op.FLOAT32),
         ),
         shape=roi_shape,
         images=("input",),

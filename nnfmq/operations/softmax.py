@@ -38,7 +38,7 @@ from nnfmq.operations.fixed_point import (
     to_int16,
 )
 from nnfmq.operations.int16_tables import LookupTable
-from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
+from nnfmq.operations.kernel_adapters import float_variants, stateless
 from nnfmq.operations.quantization import dtype_range, require_quantization
 from nnfmq.operations.shapes import normalize_axis, require, require_rank, same_shape
 
@@ -251,10 +251,8 @@ DECLARATIONS = (
             ),
         ),
         variants=(
-            op.Variant({"T": op.F32, "S": op.FLOAT32}, op.V1_0, stateless(softmax)),
-            op.Variant({"T": op.Q8, "S": op.FLOAT32}, op.V1_0, plan_quantized_softmax),
-            op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_2, fp16_via_fp32(stateless(softmax))),
-            op.Variant({"T": op.Q8S, "S": op.FLOAT32}, op.V1_3, plan_quantized_softmax),
+            *float_variants(stateless(softmax), "S", level=op.V1_0),
+            *op.types_since(op.V1_0, plan_quantized_softmax, op.Q8, op.Q8S, S=op.FLOAT32),
         ),
         shape=softmax_shape,
         zero_sized=True,
@@ -277,10 +275,7 @@ DECLARATIONS = (
         OperationType.LOG_SOFTMAX,
         since=op.V1_2,
         overloads=(op.overload(op.data("input"), op.attribute("beta", "S"), op.attribute("axis"), level=op.V1_2),),
-        variants=(
-            op.Variant({"T": op.F32, "S": op.FLOAT32}, op.V1_2, stateless(log_softmax)),
-            op.Variant({"T": op.F16, "S": op.FLOAT16}, op.V1_2, fp16_via_fp32(stateless(log_softmax))),
-        ),
+        variants=float_variants(stateless(log_softmax), "S"),
         shape=log_softmax_shape,
         extended=(
             op.tflite(

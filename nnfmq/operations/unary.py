@@ -19,7 +19,7 @@ from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Plan, Run, Tensor
 from nnfmq.operations.fixed_point import INT16_MAX, INT16_MIN, ints, to_int16
 from nnfmq.operations.int16_tables import via_lut16
-from nnfmq.operations.kernel_adapters import dequantize_array, fp16_via_fp32, stateless, via_lut8
+from nnfmq.operations.kernel_adapters import dequantize_array, float_variants, stateless, via_lut8
 from nnfmq.operations.normalization import inverse_square_root
 from nnfmq.operations.quantization import (
     clamped,
@@ -129,16 +129,8 @@ def _function(
 
 def _exact(function: Callable[..., Any], int32_since: int) -> tuple[op.Variant, ...]:
     """Return the variants of a function that is exact in every type."""
-    levels = ((op.F32, op.V1_2), (op.F16, op.V1_2), (op.I32, int32_since))
-    return tuple(op.Variant({"T": operand_type}, level, stateless(function)) for operand_type, level in levels)
-
-
-def _rounded(function: Callable[..., Any]) -> tuple[op.Variant, ...]:
-    """Return the variants of a function of floats, which computes float16 in float32."""
-    return (
-        op.Variant({"T": op.F32}, op.V1_2, stateless(function)),
-        op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(stateless(function))),
-    )
+    plan = stateless(function)
+    return (*op.types_since(op.V1_2, plan, op.F32, op.F16), *op.types_since(int32_since, plan, op.I32))
 
 
 def _in_bytes(plan: Plan) -> op.Extended:
@@ -153,10 +145,7 @@ def _wider(function: Callable[..., Any], *types: OperandType) -> op.Extended:
     return op.wider(*op.of_types(stateless(function), *types))
 
 
-_QUANTIZED_RSQRT = (
-    op.Variant({"T": op.Q8}, op.AIDL_V3, via_lut8(_rsqrt_lut)),
-    op.Variant({"T": op.Q8S}, op.AIDL_V3, via_lut8(_rsqrt_lut)),
-)
+_QUANTIZED_RSQRT = op.types_since(op.AIDL_V3, via_lut8(_rsqrt_lut), op.Q8, op.Q8S)
 
 DECLARATIONS = (
     _function(
@@ -175,29 +164,29 @@ DECLARATIONS = (
     ),
     _function(
         OperationType.EXP,
-        _rounded(np.exp),
+        float_variants(stateless(np.exp)),
         _wider(np.exp, op.F64),
         _in_bytes(via_lut8(real_entries(np.exp))),
         _in_sixteen_bits(via_lut16(partial(_rounded_once, np.exp))),
     ),
     _function(
         OperationType.LOG,
-        _rounded(np.log),
+        float_variants(stateless(np.log)),
         _wider(np.log, op.F64),
         _in_bytes(via_lut8(real_entries(_total_log))),
         _in_sixteen_bits(via_lut16(partial(_rounded_once, np.log), INT16_MIN)),
     ),
-    _function(OperationType.SIN, _rounded(np.sin), _wider(np.sin, op.F64)),
+    _function(OperationType.SIN, float_variants(stateless(np.sin)), _wider(np.sin, op.F64)),
     _function(
         OperationType.SQRT,
-        _rounded(np.sqrt),
+        float_variants(stateless(np.sqrt)),
         _wider(np.sqrt, op.F64),
         _in_bytes(via_lut8(sqrt_entries)),
         _in_sixteen_bits(plan_sixteen_bit_sqrt),
     ),
     _function(
         OperationType.RSQRT,
-        (*_rounded(rsqrt), *_QUANTIZED_RSQRT),
+        (*float_variants(stateless(rsqrt)), *_QUANTIZED_RSQRT),
         _wider(rsqrt, op.F64),
         _in_bytes(via_lut8(rsqrt_entries)),
         _in_sixteen_bits(via_lut16(rsqrt, INT16_MAX)),
@@ -206,10 +195,7 @@ DECLARATIONS = (
         OperationType.FLOOR,
         since=op.V1_0,
         overloads=(op.overload(op.data("input")),),
-        variants=(
-            op.Variant({"T": op.F32}, op.V1_0, stateless(np.floor)),
-            op.Variant({"T": op.F16}, op.V1_2, stateless(np.floor)),
-        ),
+        variants=op.types_since(op.V1_0, stateless(np.floor), op.F32, op.F16),
         shape=same_shape_up_to_rank_4,
         extended=(op.wider(*op.of_types(stateless(np.floor), op.F64), shape=same_shape),),
     ),

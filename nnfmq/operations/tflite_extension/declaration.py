@@ -9,10 +9,9 @@ from nnfmq.hal.extensions import TfliteOperation
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Plan
 from nnfmq.operations.extensions import define_operation
-from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.shapes import same_shape
 
-__all__ = ["ANY_TENSOR", "any_tensor_variants", "declare", "float_variants", "function_of_one"]
+__all__ = ["ANY_TENSOR", "any_tensor_variants", "declare", "function_of_one"]
 
 ANY_TENSOR = (op.F32, op.F16, op.I32, op.Q8, op.Q8S, op.Q16S, op.B8, *op.WIDE)
 """The operand types of operations that only move elements."""
@@ -50,8 +49,3 @@ def function_of_one(
 def any_tensor_variants(plan: Plan) -> tuple[op.Variant, ...]:
     """Return the variants of an operation that only moves elements."""
     return op.of_types(plan, *ANY_TENSOR)
-
-
-def float_variants(plan: Plan) -> tuple[op.Variant, ...]:
-    """Return the variants for float32, and for float16 computed in float32."""
-    return op.Variant({"T": op.F32}, op.V1_2, plan), op.Variant({"T": op.F16}, op.V1_2, fp16_via_fp32(plan))

@@ -20,10 +20,10 @@ from nnfmq.operations import fixed_point
 from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import ints, rounded, to_int16
 from nnfmq.operations.int16_tables import LookupTable
-from nnfmq.operations.kernel_adapters import by_pairs, stateless, via_lut8
+from nnfmq.operations.kernel_adapters import by_pairs, float_variants, stateless, via_lut8
 from nnfmq.operations.quantization import clamped, dtype_range, float_ratio, quantized_range, rescaling, scaled
 from nnfmq.operations.shapes import broadcast_shapes, require, same_shape
-from nnfmq.operations.tflite_extension.declaration import declare, float_variants, function_of_one
+from nnfmq.operations.tflite_extension.declaration import declare, function_of_one
 from nnfmq.operations.unary import complementary_error_function
 
 __all__ = [
