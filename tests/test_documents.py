@@ -234,13 +234,16 @@ def test_the_texts_of_the_code_name_extras_that_exist() -> None:
     assert named and named <= EXTRAS
 
 
-def test_the_page_of_tools_has_every_program() -> None:
+def test_the_page_of_tools_has_exactly_the_programs_and_their_parts() -> None:
     page = (ROOT / "docs/contributing/tools.md").read_text(encoding="utf-8")
-    entries = [path for path in (ROOT / "tools").iterdir() if path.name != "__pycache__"]
-    programs = {path.name for path in entries if path.is_dir() or "__main__" in path.read_text(encoding="utf-8")}
-    named = set(re.findall(r"`(\w+(?:\.py)?)`", "\n".join(re.findall(r"^\| `.*", page, re.MULTILINE))))
-    assert programs <= named
-    assert {name for name in named if name.endswith(".py")} <= {path.name for path in entries}
+    programs, parts = (
+        set(re.findall(r"`([\w.]+)`", "\n".join(re.findall(r"^\| (`[^|]*)\|", table, re.MULTILINE))))
+        for table in page.split("| part | content |")
+    )
+    paths = [path for path in (ROOT / "tools").iterdir() if path.name != "__pycache__"]
+    run = {path.name for path in paths if path.is_dir() or '__name__ == "__main__"' in path.read_text(encoding="utf-8")}
+    assert programs | parts == {path.name for path in paths}
+    assert programs == run - {"memory_client.py"}
 
 
 def test_the_page_of_the_api_has_every_public_name_that_is_no_error() -> None:

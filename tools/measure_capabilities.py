@@ -31,6 +31,7 @@ import nnfmq
 from nnfmq.client.model.arrays import Array
 from nnfmq.hal.types import ExecutionPreference, FusedActivationFunc
 from nnfmq.lab.bench.steps import random_input
+from nnfmq.lab.placement import cpu_ns
 
 Run = Callable[[], object]
 
@@ -65,8 +66,7 @@ class Clocks:
     @classmethod
     def for_process(cls, pid: int) -> Clocks:
         """Return the clocks for executions in process `pid`, which must run as the same user."""
-        clock = ~pid << 3 | 2  # the clock id that clock_getcpuclockid(3) derives from a pid on Linux
-        return cls(time.perf_counter_ns, lambda: time.clock_gettime_ns(clock))
+        return cls(time.perf_counter_ns, lambda: cpu_ns(pid))
 
     def time(self, run: Run) -> ExecutionTime:
         """Call `run` once and return the time that it took."""

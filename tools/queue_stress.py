@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from bench_support import positive
 
+from nnfmq.lab.child_processes import BenchmarkFailed, started_child
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
 
@@ -33,10 +34,6 @@ PAIRS = ("compiled-compiled", "compiled-python", "python-compiled", "python-pyth
 QUANTUM, COUNT = 24, 257  # a ring that batches never fill evenly
 WINDOWS_NS = (0, 0, 1_000, 50_000)
 MIX = np.uint64(0x9E3779B97F4A7C15)
-
-
-class Failed(Exception):
-    """A record was wrong, or a process failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the pairs and print the results; return 0 for success, 1 for a failure, 2 for usage, 130 if interrupted."""
     arguments = _parser().parse_args(argv)
     try:
-        if arguments.role:
-            return _run_role(arguments)
         reports = [run(pair, arguments.count, arguments.seed, arguments.limit) for pair in arguments.pairs]
-    except Failed as error:
+    except BenchmarkFailed as error:
         print(f"queue_stress: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -73,9 +68,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=positive, default=3600, metavar="S", help="time limit of a pair in seconds")
     parser.add_argument("--json", action="store_true")
-    for hidden in ("--role", "--descriptor"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     return parser
 
 
@@ -98,54 +90,31 @@ def run(pair: str, records: int, seed: int, limit_s: int) -> dict[str, Any]:
     """Send `records` from one new process to another.
 
     Raises:
-        Failed: If a record was wrong, or a process failed or exceeded the limit.
+        BenchmarkFailed: If a record was wrong, or a process failed or exceeded the limit.
     """
-    with MessageQueue.create(QUANTUM, COUNT, label="queue-stress") as queue:
+    with MessageQueue.create(QUANTUM, COUNT, label="queue-stress") as queue, ExitStack() as stack:
+        shared = f"/proc/{os.getpid()}/fd/{queue.memory.fileno()}", queue.to_json()
         sides = [
-            _started(role, core, queue, records, seed, limit_s)
-            for role, core in zip(("writer", "reader"), pair.split("-"), strict=True)
+            stack.enter_context(
+                started_child(side, *shared, records, seed, limit_s, name=role, environment={"NNFMQ_CORE": core})
+            )
+            for role, side, core in zip(("writer", "reader"), (_write_all, _read_all), pair.split("-"), strict=True)
         ]
-        try:
-            wrote, read = [_finished(side, limit_s) for side in sides]
-        finally:
-            for side in sides:
-                side.kill()
-                side.communicate()
+        wrote, read = [side.receive(limit_s + 10) for side in sides]
     if (wrote.records, wrote.crc) != (read.records, read.crc):
-        raise Failed(f"{pair}: {wrote} was written, {read} was read")
+        raise BenchmarkFailed(f"{pair}: {wrote} was written, {read} was read")
     return {"pair": pair, "writer_core": wrote.core, **asdict(read), "calls": wrote.calls + read.calls, "seed": seed}
-
-
-def _started(role: str, core: str, queue: MessageQueue, records: int, seed: int, limit_s: int) -> subprocess.Popen[str]:
-    fd = queue.memory.fileno()
-    words = ["--role", role, "--fd", str(fd), "--descriptor", queue.to_json(), "--count", str(records)]
-    return subprocess.Popen(
-        [sys.executable, __file__, *words, "--seed", str(seed), "--limit", str(limit_s)],
-        env={**os.environ, "NNFMQ_CORE": core}, pass_fds=(fd,), text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def _finished(side: subprocess.Popen[str], limit_s: int) -> SideResult:
-    try:
-        out, error = side.communicate(timeout=limit_s + 10)
-    except subprocess.TimeoutExpired:
-        raise Failed(f"a process did not end within {limit_s} seconds") from None
-    if side.returncode:
-        raise Failed(error.strip() or f"a process ended with status {side.returncode}")
-    return SideResult(**json.loads(out))
 
 
 # ---- the two child processes ----
 
 
-def _run_role(arguments: argparse.Namespace) -> int:
-    queue = MessageQueue.adopt([arguments.fd], arguments.descriptor, reset_pointers=False)
-    role = {"writer": _write_all, "reader": _read_all}[arguments.role]
-    with queue:
-        deadline_ns = time.monotonic_ns() + arguments.limit * 10**9
-        print(json.dumps(asdict(role(queue, arguments.count, arguments.seed, deadline_ns))))
-    return 0
+@contextmanager
+def _adopted(memory: str, descriptor: str, limit_s: int) -> Iterator[tuple[MessageQueue, int]]:
+    """Yield the parent's queue, of which `memory` is the file, and the deadline."""
+    fd = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
+    with MessageQueue.adopt([fd], descriptor, reset_pointers=False) as queue:
+        yield queue, time.monotonic_ns() + limit_s * 10**9
 
 
 def batch(first: int, n: int, seed: int) -> bytes:
@@ -162,31 +131,33 @@ def _size(random: Random) -> int:
     return (1 << random.randrange(8)) - random.randrange(2) or 1
 
 
-def _write_all(queue: MessageQueue, records: int, seed: int, deadline_ns: int) -> SideResult:
+def _write_all(connection: Any, memory: str, descriptor: str, records: int, seed: int, limit_s: int) -> None:
     random, start, crc, calls, sent = Random(seed), time.perf_counter(), 0, 0, 0
-    while sent < records:
-        data = batch(sent, min(_size(random), records - sent), seed)
-        calls += 1
-        if not (random.random() < 0.5 and queue.send(data)) and not queue.write_blocking(data, deadline_ns):
-            raise Failed(f"writer: no space for record {sent} within the limit")
-        crc = zlib.crc32(data, crc)
-        sent += len(data) // QUANTUM
-    return SideResult(cores.core_name, sent, calls, crc, time.perf_counter() - start)
+    with _adopted(memory, descriptor, limit_s) as (queue, deadline_ns):
+        while sent < records:
+            data = batch(sent, min(_size(random), records - sent), seed)
+            calls += 1
+            if not (random.random() < 0.5 and queue.send(data)) and not queue.write_blocking(data, deadline_ns):
+                raise BenchmarkFailed(f"no space for record {sent} within the limit")
+            crc = zlib.crc32(data, crc)
+            sent += len(data) // QUANTUM
+    connection.send(SideResult(cores.core_name, sent, calls, crc, time.perf_counter() - start))
 
 
-def _read_all(queue: MessageQueue, records: int, seed: int, deadline_ns: int) -> SideResult:
+def _read_all(connection: Any, memory: str, descriptor: str, records: int, seed: int, limit_s: int) -> None:
     random, start, crc, calls, got = Random(~seed), time.perf_counter(), 0, 0, 0
-    while got < records:
-        data = _read_some(queue, random, records - got, deadline_ns)
-        calls += 1
-        if not data:
-            raise Failed(f"reader: record {got} did not arrive within the limit")
-        n = len(data) // QUANTUM
-        if data != batch(got, n, seed):
-            raise Failed(f"reader: a wrong record among {got} to {got + n - 1}")
-        crc = zlib.crc32(data, crc)
-        got += n
-    return SideResult(cores.core_name, got, calls, crc, time.perf_counter() - start)
+    with _adopted(memory, descriptor, limit_s) as (queue, deadline_ns):
+        while got < records:
+            data = _read_some(queue, random, records - got, deadline_ns)
+            calls += 1
+            if not data:
+                raise BenchmarkFailed(f"record {got} did not arrive within the limit")
+            n = len(data) // QUANTUM
+            if data != batch(got, n, seed):
+                raise BenchmarkFailed(f"a wrong record among {got} to {got + n - 1}")
+            crc = zlib.crc32(data, crc)
+            got += n
+    connection.send(SideResult(cores.core_name, got, calls, crc, time.perf_counter() - start))
 
 
 def _read_some(queue: MessageQueue, random: Random, left: int, deadline_ns: int) -> bytes | None:
@@ -196,4 +167,6 @@ def _read_some(queue: MessageQueue, random: Random, left: int, deadline_ns: int)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import queue_stress  # by its name, by which child processes import it
+
+    sys.exit(queue_stress.main())
