@@ -47,9 +47,9 @@ from bench_support import (
 from queue_candidates import DEFAULT_NS, MEMORIES, POLLING_NS, RoundJob, Sample, measured
 
 from nnfmq.cli.console import new_file
-from nnfmq.lab import placement as cpu_pinning
 from nnfmq.lab.child_processes import RunnerUnavailable, call_in_child
 from nnfmq.lab.page import conditions_list, html_table, latency_page, legend, percentile_chart
+from nnfmq.lab.placement import PLACEMENTS, choose
 from nnfmq.lab.statistics import percentile_steps
 
 # ---- rows
@@ -274,7 +274,7 @@ def _job(row: Row, candidate: str, arguments: argparse.Namespace, folder: Path, 
         candidate=candidate,
         count=count,
         warm_up=min(500, max(count // 4, 5)),
-        cpus=cpu_pinning.choose(row.placement, 0),
+        cpus=choose(row.placement, 0),
         folder=folder / f"{row.name}-{number}-{row.candidates.index(candidate)}",
         limit_s=arguments.limit,
         window_ns=row.window_ns,
@@ -288,7 +288,7 @@ def _conditions(is_quick: bool) -> dict[str, Any]:
     from nnfmq.queue import core
 
     return {
-        "cpus_used": {name: asdict(cpu_pinning.choose(name, 0)) for name in cpu_pinning.PLACEMENTS},
+        "cpus_used": {name: asdict(choose(name, 0)) for name in PLACEMENTS},
         "core": core.core_name,
         "polling_window_us": {"default": DEFAULT_NS / 1000, "polling": POLLING_NS / 1000},
         "clock": "time.perf_counter_ns; in C clock_gettime(CLOCK_MONOTONIC)",

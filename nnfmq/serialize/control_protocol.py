@@ -17,65 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
+from nnfmq.serialize import messages
 from nnfmq.serialize.message_codec import DECODE_ERRORS, MessageCodec
-from nnfmq.serialize.messages import (
-    MAX_NAME,
-    MAX_TEXT,
-    Allocate,
-    Allocated,
-    BurstConfigured,
-    BurstError,
-    Call,
-    CloseBurst,
-    ConfigureAidlBurst,
-    ConfigureBurst,
-    CopyFrom,
-    CopyTo,
-    CreateExecution,
-    DeviceCapabilities,
-    DeviceList,
-    DriverTraced,
-    Execute,
-    ExecuteAidlBurst,
-    ExecuteAsynchronously,
-    Executed,
-    ExecuteFenced,
-    ExecutionCreated,
-    ExecutionFinished,
-    FencedExecutionInfo,
-    FencedLaunched,
-    FreeMemory,
-    GetBurstError,
-    GetCapabilities,
-    GetExecutionInfo,
-    GetMemories,
-    GetStatistics,
-    GetSupportedOperations,
-    Goodbye,
-    Hello,
-    HelloReply,
-    ListDevices,
-    Memories,
-    Message,
-    PreparationProgress,
-    PreparedModelReady,
-    PrepareModel,
-    PrepareModelFromCache,
-    Refused,
-    ReleaseBuffer,
-    ReleaseCallback,
-    ReleaseExecution,
-    ReleaseMemoryResource,
-    ReleaseModel,
-    Reply,
-    RunExecution,
-    RunExecutionFenced,
-    SetDeviceStatus,
-    StartTrace,
-    StatisticsMemory,
-    SupportedOperations,
-    TraceDriver,
-)  # fmt: skip
 from nnfmq.serialize.messages.common import U63
 from nnfmq.serialize.models import DECODED_BYTES_PER_BYTE
 from nnfmq.serialize.packets import BytesLike
@@ -124,59 +67,61 @@ class Phase(Enum):
 
 
 # The replies to each call: each comes once, in any order, except that a Reply with an error comes last.
-REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
-    ListDevices: (DeviceList,),
-    GetCapabilities: (DeviceCapabilities,),
-    SetDeviceStatus: (Reply,),
-    GetStatistics: (StatisticsMemory,),
-    GetSupportedOperations: (SupportedOperations,),
-    PrepareModel: (PreparedModelReady, Reply),
-    PrepareModelFromCache: (PreparedModelReady, Reply),
-    ReleaseModel: (Reply,),
-    Execute: (Executed,),
-    ExecuteAsynchronously: (ExecutionFinished, Reply),
-    ExecuteFenced: (FencedLaunched,),
-    GetExecutionInfo: (FencedExecutionInfo,),
-    ReleaseCallback: (Reply,),
-    CreateExecution: (ExecutionCreated,),
-    RunExecution: (Executed,),
-    RunExecutionFenced: (FencedLaunched,),
-    ReleaseExecution: (Reply,),
-    ConfigureBurst: (BurstConfigured,),
-    GetBurstError: (BurstError,),
-    CloseBurst: (Reply,),
-    ConfigureAidlBurst: (BurstConfigured,),
-    ExecuteAidlBurst: (Executed,),
-    ReleaseMemoryResource: (Reply,),
-    Allocate: (Allocated,),
-    CopyFrom: (Reply,),
-    CopyTo: (Reply,),
-    ReleaseBuffer: (Reply,),
-    StartTrace: (Reply,),
-    TraceDriver: (DriverTraced,),
-    GetMemories: (Memories,),
+REPLIES: dict[type[messages.Call], tuple[type[messages.Call], ...]] = {
+    messages.ListDevices: (messages.DeviceList,),
+    messages.GetCapabilities: (messages.DeviceCapabilities,),
+    messages.SetDeviceStatus: (messages.Reply,),
+    messages.GetStatistics: (messages.StatisticsMemory,),
+    messages.GetSupportedOperations: (messages.SupportedOperations,),
+    messages.PrepareModel: (messages.PreparedModelReady, messages.Reply),
+    messages.PrepareModelFromCache: (messages.PreparedModelReady, messages.Reply),
+    messages.ReleaseModel: (messages.Reply,),
+    messages.Execute: (messages.Executed,),
+    messages.ExecuteAsynchronously: (messages.ExecutionFinished, messages.Reply),
+    messages.ExecuteFenced: (messages.FencedLaunched,),
+    messages.GetExecutionInfo: (messages.FencedExecutionInfo,),
+    messages.ReleaseCallback: (messages.Reply,),
+    messages.CreateExecution: (messages.ExecutionCreated,),
+    messages.RunExecution: (messages.Executed,),
+    messages.RunExecutionFenced: (messages.FencedLaunched,),
+    messages.ReleaseExecution: (messages.Reply,),
+    messages.ConfigureBurst: (messages.BurstConfigured,),
+    messages.GetBurstError: (messages.BurstError,),
+    messages.CloseBurst: (messages.Reply,),
+    messages.ConfigureAidlBurst: (messages.BurstConfigured,),
+    messages.ExecuteAidlBurst: (messages.Executed,),
+    messages.ReleaseMemoryResource: (messages.Reply,),
+    messages.Allocate: (messages.Allocated,),
+    messages.CopyFrom: (messages.Reply,),
+    messages.CopyTo: (messages.Reply,),
+    messages.ReleaseBuffer: (messages.Reply,),
+    messages.StartTrace: (messages.Reply,),
+    messages.TraceDriver: (messages.DriverTraced,),
+    messages.GetMemories: (messages.Memories,),
 }
 # Messages that may come any number of times while this reply is the only one of a call that has not arrived.
-NOTIFICATIONS: dict[type[Call], type[Call]] = {PreparationProgress: PreparedModelReady}
-_DRIVER_CALLS = (GetMemories,)  # the client sends all others
+NOTIFICATIONS: dict[type[messages.Call], type[messages.Call]] = {
+    messages.PreparationProgress: messages.PreparedModelReady
+}
+_DRIVER_CALLS = (messages.GetMemories,)  # the client sends all others
 
 _CLIENT_CALLS = [call for call in REPLIES if call not in _DRIVER_CALLS]
 _DRIVER_REPLIES = [*(reply for call in _CLIENT_CALLS for reply in REPLIES[call]), *NOTIFICATIONS]
 
-TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[Message], Phase]]] = {
+TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[messages.Message], Phase]]] = {
     PeerRole.CLIENT: {
-        Phase.NEW: {Hello: Phase.GREETED},
+        Phase.NEW: {messages.Hello: Phase.GREETED},
         Phase.OPEN: {
             **dict.fromkeys(_CLIENT_CALLS, Phase.OPEN),
-            Memories: Phase.OPEN,
-            FreeMemory: Phase.OPEN,
-            Goodbye: Phase.CLOSED,
+            messages.Memories: Phase.OPEN,
+            messages.FreeMemory: Phase.OPEN,
+            messages.Goodbye: Phase.CLOSED,
         },
     },
     PeerRole.DRIVER: {
         # Sent before the greeting was read: by the supervisor, or by an embedded driver that has no devices.
-        Phase.NEW: {Refused: Phase.CLOSED},
-        Phase.GREETED: {HelloReply: Phase.OPEN, Refused: Phase.CLOSED},
+        Phase.NEW: {messages.Refused: Phase.CLOSED},
+        Phase.GREETED: {messages.HelloReply: Phase.OPEN, messages.Refused: Phase.CLOSED},
         Phase.OPEN: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), Phase.OPEN),
         # Messages that were sent before the client's Goodbye arrived.
         Phase.CLOSED: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), Phase.CLOSED),
@@ -185,24 +130,24 @@ TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[Message], Phase]]] = {
 
 # The number of file descriptors that come with a message: a number, or the field or property that has it. If that is a
 # list, its length counts.
-FD_COUNTS: dict[type[Message], int | str] = {
-    StatisticsMemory: "memories",
-    GetSupportedOperations: "pools",
-    PrepareModel: "fd_count",
-    PrepareModelFromCache: "fd_count",
-    ConfigureBurst: 2,
-    Memories: "memories",
-    Execute: "memories",
-    ExecuteAidlBurst: "memories",
-    CopyFrom: 1,
-    CopyTo: 1,
-    ExecuteAsynchronously: "memories",
-    ExecuteFenced: "memories_and_fences",
-    FencedLaunched: "fence_count",
-    CreateExecution: "memories",
-    RunExecutionFenced: "fence_count",
-    StartTrace: 1,
-    DriverTraced: "fd_count",
+FD_COUNTS: dict[type[messages.Message], int | str] = {
+    messages.StatisticsMemory: "memories",
+    messages.GetSupportedOperations: "pools",
+    messages.PrepareModel: "fd_count",
+    messages.PrepareModelFromCache: "fd_count",
+    messages.ConfigureBurst: 2,
+    messages.Memories: "memories",
+    messages.Execute: "memories",
+    messages.ExecuteAidlBurst: "memories",
+    messages.CopyFrom: 1,
+    messages.CopyTo: 1,
+    messages.ExecuteAsynchronously: "memories",
+    messages.ExecuteFenced: "memories_and_fences",
+    messages.FencedLaunched: "fence_count",
+    messages.CreateExecution: "memories",
+    messages.RunExecutionFenced: "fence_count",
+    messages.StartTrace: 1,
+    messages.DriverTraced: "fd_count",
 }
 
 
@@ -215,12 +160,12 @@ NO_RESULT: dict[str, Any] = {
 }
 
 
-def message_types_of(sender: PeerRole) -> tuple[type[Message], ...]:
+def message_types_of(sender: PeerRole) -> tuple[type[messages.Message], ...]:
     """Return every type that `sender` may send in some phase, in the order of the table."""
     return tuple(dict.fromkeys(kind for allowed in TRANSITIONS[sender].values() for kind in allowed))
 
 
-def error_replies(kind: type[Call], call: int, status: ErrorStatus, text: str) -> list[Call]:
+def error_replies(kind: type[messages.Call], call: int, status: ErrorStatus, text: str) -> list[messages.Call]:
     """Return all replies to a call that failed: each has the status and the text, and no result."""
     fields = {**NO_RESULT, "call": call, "status": status, "message": text}
     return [
@@ -252,18 +197,20 @@ class MessageSize(msgspec.Struct, frozen=True):
 
 def _describe(data: BytesLike) -> str:
     try:
-        return f"this {_size_decoder.decode(data).type[:MAX_NAME]!r} message of {len(data)} bytes"
+        return f"this {_size_decoder.decode(data).type[: messages.MAX_NAME]!r} message of {len(data)} bytes"
     except DECODE_ERRORS:
         return f"these {len(data)} bytes ({bytes(data[:16]).hex(' ')} ...)"
 
 
 _size_decoder = msgspec.msgpack.Decoder(MessageSize)
-_codec: MessageCodec[Message] = MessageCodec({role: message_types_of(role) for role in PeerRole}, FD_COUNTS, _describe)
+_codec: MessageCodec[messages.Message] = MessageCodec(
+    {role: message_types_of(role) for role in PeerRole}, FD_COUNTS, _describe
+)
 _senders = {kind: role for role in PeerRole for kind in message_types_of(role)}
 fd_count = _codec.fd_count
 
 
-def encode(message: Message) -> bytes:
+def encode(message: messages.Message) -> bytes:
     """Return the bytes of `message`; its error text is cut to MAX_TEXT characters.
 
     Raises:
@@ -277,7 +224,7 @@ def encode(message: Message) -> bytes:
     return data
 
 
-def decode(data: BytesLike, *, sender: PeerRole, fds: int | None = 0) -> Message:
+def decode(data: BytesLike, *, sender: PeerRole, fds: int | None = 0) -> messages.Message:
     """Return the message in `data`, which `sender` sent with `fds` file descriptors.
 
     If `fds` is None, the number of file descriptors is not checked. Constants and models are copied out of `data`.
@@ -303,15 +250,15 @@ def message_size(data: BytesLike) -> MessageSize:
         raise ProtocolError(f"these {len(data)} bytes are not a message: {error}") from error
 
 
-def call_type(name: str, sender: PeerRole) -> type[Call] | None:
+def call_type(name: str, sender: PeerRole) -> type[messages.Call] | None:
     """Return the call of `sender` whose type has this name, or None."""
     return next((kind for kind in REPLIES if kind.__name__ == name and _senders[kind] is sender), None)
 
 
-def _with_sendable_text(message: Message) -> Message:
+def _with_sendable_text(message: messages.Message) -> messages.Message:
     """Return `message` with its error text cut, and without lone surrogates (undecodable bytes of file names)."""
     text = getattr(message, "message", "")
-    sendable = text[:MAX_TEXT].encode("utf-8", "replace").decode()
+    sendable = text[: messages.MAX_TEXT].encode("utf-8", "replace").decode()
     return message if sendable == text else msgspec.structs.replace(message, message=sendable)
 
 
@@ -326,8 +273,8 @@ def _with_sendable_text(message: Message) -> Message:
 class _PendingCall(NamedTuple):
     """The type of a call, and the types of the replies that have not arrived."""
 
-    kind: type[Call]
-    missing: tuple[type[Call], ...]
+    kind: type[messages.Call]
+    missing: tuple[type[messages.Call], ...]
 
 
 class ConnectionState:
@@ -348,7 +295,7 @@ class ConnectionState:
             self._last_call_id[caller] += 1
             return self._last_call_id[caller]
 
-    def process_message(self, message: Message, sender: PeerRole) -> None:
+    def process_message(self, message: messages.Message, sender: PeerRole) -> None:
         """Record that `sender` sent `message`. An error changes nothing.
 
         Raises:
@@ -358,14 +305,14 @@ class ConnectionState:
         kind = type(message)
         with self._lock:
             next_phase = self._next_phase(kind, sender)
-            if isinstance(message, Call):
+            if isinstance(message, messages.Call):
                 if kind in REPLIES:
                     self._begin_call(kind, message.call, sender)
                 else:
                     _process_reply(message, self._pending[sender.peer])
             self.phase = next_phase
 
-    def process_call(self, kind: type[Call], call: int, sender: PeerRole) -> None:
+    def process_call(self, kind: type[messages.Call], call: int, sender: PeerRole) -> None:
         """Record a call of `sender` whose message is not decoded. An error changes nothing.
 
         Raises:
@@ -375,7 +322,7 @@ class ConnectionState:
             self._next_phase(kind, sender)  # which is the same: calls do not change the phase
             self._begin_call(kind, call, sender)
 
-    def _next_phase(self, kind: type[Message], sender: PeerRole) -> Phase:
+    def _next_phase(self, kind: type[messages.Message], sender: PeerRole) -> Phase:
         next_phase = TRANSITIONS[sender].get(self.phase, {}).get(kind)
         if next_phase is None:
             raise ProtocolError(
@@ -383,25 +330,25 @@ class ConnectionState:
             )
         return next_phase
 
-    def _begin_call(self, kind: type[Call], call: int, sender: PeerRole) -> None:
+    def _begin_call(self, kind: type[messages.Call], call: int, sender: PeerRole) -> None:
         pending = self._pending[sender]
         if call in pending:
             raise ProtocolError(f"{kind.__name__} uses call id {call}, which is still pending")
         pending[call] = _PendingCall(kind, REPLIES[kind])
 
-    def cancel_call(self, message: Call, sender: PeerRole) -> None:
+    def cancel_call(self, message: messages.Call, sender: PeerRole) -> None:
         """Remove a call that could not be sent after all. Replies, and calls that are not pending, change nothing."""
         if type(message) in REPLIES:
             with self._lock:
                 self._pending[sender].pop(message.call, None)
 
-    def pending_calls(self, caller: PeerRole) -> tuple[type[Call], ...]:
+    def pending_calls(self, caller: PeerRole) -> tuple[type[messages.Call], ...]:
         """Return the types of the pending calls of `caller`, oldest first."""
         with self._lock:
             return tuple(pending.kind for pending in self._pending[caller].values())
 
 
-def _process_reply(reply: Call, pending: dict[int, _PendingCall]) -> None:
+def _process_reply(reply: messages.Call, pending: dict[int, _PendingCall]) -> None:
     """Record a reply or notification to one of these pending calls, and remove the call after its last reply."""
     call = pending.get(reply.call)
     if call is None:
@@ -414,12 +361,12 @@ def _process_reply(reply: Call, pending: dict[int, _PendingCall]) -> None:
     missing = tuple(other for other in call.missing if other is not kind)
     if not missing:
         del pending[reply.call]
-    elif isinstance(reply, Reply) and reply.status is not ErrorStatus.NONE:
+    elif isinstance(reply, messages.Reply) and reply.status is not ErrorStatus.NONE:
         failed = call.kind.__name__
         raise ProtocolError(f"{failed} (call {reply.call}) failed before its {missing[0].__name__} came")
     else:
         pending[reply.call] = call._replace(missing=missing)
 
 
-def _name(message: Message) -> str:
+def _name(message: messages.Message) -> str:
     return type(message).__name__

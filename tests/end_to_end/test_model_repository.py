@@ -51,8 +51,8 @@ if "--import" in sys.orig_argv:
         return real(folder)
     version_import.import_version = import_version
 if "--serve" in sys.orig_argv:
-    from nnfmq.repository import repository as model_repository
-    model_repository.LOOK_S, model_repository.RESTORE_PAUSE_S, model_repository.SLOW_LOAD_S = 0.1, 0.5, 1.0
+    from nnfmq.repository import repository
+    repository.LOOK_S, repository.RESTORE_PAUSE_S, repository.SLOW_LOAD_S = 0.1, 0.5, 1.0
 if "serve" in sys.orig_argv:
     from nnfmq.driver.session import model_calls
     def prepare(session, message, *rest, real=model_calls._prepare_and_call_back):

@@ -18,32 +18,13 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name, is_aidl
 from nnfmq.hal.timing import NO_TIME, Timing
 from nnfmq.hal.types import DEFAULT_PREFERENCE, LoopTimeoutDurationNs, MeasureTiming, Model, Priority
-from nnfmq.serialize.messages import (
-    Allocate,
-    ConfigData,
-    ConfigureAidlBurst,
-    ConfigureBurst,
-    CopyFrom,
-    CopyTo,
-    CreateExecution,
-    DeviceCapabilities,
-    DeviceList,
-    ExecuteAidlBurst,
-    ExecuteFenced,
-    Message,
-    PrepareModelFromCache,
-    ReleaseMemoryResource,
-    RequestData,
-    capabilities_from_data,
-    capabilities_to_data,
-    config_from_data,
-)
+from nnfmq.serialize import messages
 from nnfmq.validation.interface_versions import convert_to
 from nnfmq.validation.values import validate_consumers, validate_hints
 
 V1_1, V1_2, V1_3 = FeatureLevel.V1_1, FeatureLevel.V1_2, FeatureLevel.V1_3
 AIDL_V1, AIDL_V4 = FeatureLevel.AIDL_V1, FeatureLevel.AIDL_V4
-MessageT = TypeVar("MessageT", bound=Message)
+MessageT = TypeVar("MessageT", bound=messages.Message)
 
 
 class CallVersions(NamedTuple):
@@ -56,17 +37,17 @@ class CallVersions(NamedTuple):
 
 # The calls that not every version has. Bursts over FMQ are HIDL's; nnfmq offers them in AIDL as well, because IBurst's
 # executions are slower. It also offers ExecuteAsynchronously in AIDL, although HIDL 1.3 was the last version with it.
-CALLS: dict[type[Message], CallVersions] = {
-    ExecuteFenced: CallVersions("executeFenced", V1_3),
-    CreateExecution: CallVersions("createReusableExecution", AIDL_V4),
-    Allocate: CallVersions("allocate", V1_3),
-    CopyFrom: CallVersions("IBuffer.copyFrom", V1_3),
-    CopyTo: CallVersions("IBuffer.copyTo", V1_3),
-    PrepareModelFromCache: CallVersions("prepareModelFromCache", V1_2),
-    ConfigureBurst: CallVersions("configureExecutionBurst", V1_2),
-    ConfigureAidlBurst: CallVersions("configureExecutionBurst without queues", AIDL_V1),
-    ExecuteAidlBurst: CallVersions("IBurst.executeSynchronously", AIDL_V1),
-    ReleaseMemoryResource: CallVersions("IBurst.releaseMemoryResource", AIDL_V1),
+CALLS: dict[type[messages.Message], CallVersions] = {
+    messages.ExecuteFenced: CallVersions("executeFenced", V1_3),
+    messages.CreateExecution: CallVersions("createReusableExecution", AIDL_V4),
+    messages.Allocate: CallVersions("allocate", V1_3),
+    messages.CopyFrom: CallVersions("IBuffer.copyFrom", V1_3),
+    messages.CopyTo: CallVersions("IBuffer.copyTo", V1_3),
+    messages.PrepareModelFromCache: CallVersions("prepareModelFromCache", V1_2),
+    messages.ConfigureBurst: CallVersions("configureExecutionBurst", V1_2),
+    messages.ConfigureAidlBurst: CallVersions("configureExecutionBurst without queues", AIDL_V1),
+    messages.ExecuteAidlBurst: CallVersions("IBurst.executeSynchronously", AIDL_V1),
+    messages.ReleaseMemoryResource: CallVersions("IBurst.releaseMemoryResource", AIDL_V1),
 }
 
 
@@ -78,7 +59,7 @@ class ArgumentVersion(NamedTuple):
     is_used: Callable[[Any], bool]
 
 
-def _config(message: Any) -> ConfigData | None:
+def _config(message: Any) -> messages.ConfigData | None:
     return getattr(message, "config", None)
 
 
@@ -99,8 +80,8 @@ def _is_measured(message: Any) -> bool:
 
 
 def _has_padding(message: Any) -> bool:
-    request: RequestData | None = getattr(message, "request", None)
-    if not isinstance(request, RequestData):  # in ConfigureBurst, `request` is a queue descriptor
+    request: messages.RequestData | None = getattr(message, "request", None)
+    if not isinstance(request, messages.RequestData):  # in ConfigureBurst, `request` is a queue descriptor
         return False
     return any(argument.location.padding for argument in (*request.inputs, *request.outputs))
 
@@ -143,7 +124,7 @@ class InterfaceVersion:
         self.takes_unspecified = level >= V1_2
         self._later_arguments = tuple(argument for argument in ARGUMENTS if argument.first > level)
 
-    def check_request(self, message: Message) -> None:
+    def check_request(self, message: messages.Message) -> None:
         """Check that this version has a call and its arguments.
 
         Raises:
@@ -163,7 +144,7 @@ class InterfaceVersion:
                 )
         config = _config(message)
         if config is not None and (config.hints or config.extensions):
-            converted = config_from_data(config)
+            converted = messages.config_from_data(config)
             validate_hints(converted.hints, converted.extensions)
 
     def check_consumers(self, model: Model, consumers: Sequence[Sequence[int]]) -> None:
@@ -185,14 +166,14 @@ class InterfaceVersion:
         if self.level is AIDL_V4:
             return message
         changes: dict[str, Any] = {}
-        if isinstance(message, DeviceList):
+        if isinstance(message, messages.DeviceList):
             changes["devices"] = tuple(
                 msgspec.structs.replace(device, feature_level=min(device.feature_level, self.level))
                 for device in message.devices
             )
-        elif isinstance(message, DeviceCapabilities) and message.capabilities is not None:
-            capabilities = convert_to(capabilities_from_data(message.capabilities), self.level).value
-            changes["capabilities"] = capabilities_to_data(capabilities)
+        elif isinstance(message, messages.DeviceCapabilities) and message.capabilities is not None:
+            capabilities = convert_to(messages.capabilities_from_data(message.capabilities), self.level).value
+            changes["capabilities"] = messages.capabilities_to_data(capabilities)
         if hasattr(message, "status"):
             changes["status"] = convert_to(message.status, self.level).value
         if not self.takes_unspecified and hasattr(message, "shapes"):
@@ -205,7 +186,7 @@ class InterfaceVersion:
 
 
 @cache
-def _timing_fields(kind: type[Message]) -> tuple[tuple[str, str], ...]:
+def _timing_fields(kind: type[messages.Message]) -> tuple[tuple[str, str], ...]:
     """Return the pairs of fields of a message that form a Timing."""
     names = [name for name in kind.__struct_fields__ if name.endswith("_on_device_ns")]
     return tuple((name, name.replace("_on_device_ns", "_in_driver_ns")) for name in names)

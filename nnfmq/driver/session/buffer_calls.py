@@ -11,20 +11,12 @@ from nnfmq.driver.memory.buffers import RoleOwner
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
-from nnfmq.serialize.messages import (
-    Allocate,
-    Allocated,
-    CopyFrom,
-    CopyTo,
-    ReleaseBuffer,
-)
-
-__all__ = ["allocate", "copy_from", "copy_to", "release_buffer"]
+from nnfmq.serialize import messages
 
 msgspec.convert((), tuple[BufferRole, ...])  # builds msgspec's type information before threads exist; see `messages`
 
 
-def allocate(session: Session, message: Allocate, *_: object) -> None:
+def allocate(session: Session, message: messages.Allocate, *_: object) -> None:
     """Create a managed buffer and send its id and token (`IDevice::allocate`)."""
     device = session.devices.find(message.device)
     device.require_available()
@@ -41,10 +33,10 @@ def allocate(session: Session, message: Allocate, *_: object) -> None:
         for roles in (message.inputs, message.outputs)
     )
     buffer_id, token = session.buffers.allocate(BufferDesc(message.dimensions), owners, inputs, outputs)
-    session.send(Allocated(message.call, ErrorStatus.NONE, "", buffer_id, token))
+    session.send(messages.Allocated(message.call, ErrorStatus.NONE, "", buffer_id, token))
 
 
-def copy_from(session: Session, message: CopyFrom, fds: list[int], _received_ns: int) -> None:
+def copy_from(session: Session, message: messages.CopyFrom, fds: list[int], _received_ns: int) -> None:
     """Fill a buffer from a memory (`IBuffer::copyFrom`). Blocks."""
     try:
         (memory,) = session.quota.adopt_all(fds, [message.memory])
@@ -58,7 +50,7 @@ def copy_from(session: Session, message: CopyFrom, fds: list[int], _received_ns:
     session.send_success(message.call)
 
 
-def copy_to(session: Session, message: CopyTo, fds: list[int], _received_ns: int) -> None:
+def copy_to(session: Session, message: messages.CopyTo, fds: list[int], _received_ns: int) -> None:
     """Copy a buffer to a memory (`IBuffer::copyTo`). Blocks."""
     (memory,) = session.quota.adopt_all(fds, [message.memory])
     with closing(memory):
@@ -68,7 +60,7 @@ def copy_to(session: Session, message: CopyTo, fds: list[int], _received_ns: int
     session.send_success(message.call)
 
 
-def release_buffer(session: Session, message: ReleaseBuffer, *_: object) -> None:
+def release_buffer(session: Session, message: messages.ReleaseBuffer, *_: object) -> None:
     """Forget a buffer, whose memory is freed after its last execution."""
     session.buffers.release(message.buffer_id)
     session.send_success(message.call)

@@ -26,36 +26,9 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.timing import from_limit_field
 from nnfmq.observe.trace_layout import request_base
 from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
+from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import PeerRole
-from nnfmq.serialize.messages import (
-    MAX_FDS,
-    BurstConfigured,
-    BurstError,
-    CloseBurst,
-    ConfigureAidlBurst,
-    ConfigureBurst,
-    ExecuteAidlBurst,
-    Executed,
-    FreeMemory,
-    GetBurstError,
-    GetMemories,
-    Memories,
-    MQDescriptorData,
-    ReleaseMemoryResource,
-    config_from_data,
-)
 from nnfmq.serialize.packets import DATUM_BYTES
-
-__all__ = [
-    "close_burst",
-    "configure_aidl_burst",
-    "configure_burst",
-    "execute_aidl_burst",
-    "free_memory",
-    "get_burst_error",
-    "receive_memories",
-    "release_memory_resource",
-]
 
 
 class _ClientCallback:
@@ -71,8 +44,8 @@ class _ClientCallback:
         """Get the memory of all slots with one call, or several if there are more than one message can carry."""
         memories: list[ReceivedMemory] = []
         with ExitStack() as undo:
-            for start in range(0, len(slots), MAX_FDS):
-                received = self._request(slots[start : start + MAX_FDS])
+            for start in range(0, len(slots), messages.MAX_FDS):
+                received = self._request(slots[start : start + messages.MAX_FDS])
                 memories += received
                 for memory in received:
                     undo.callback(memory.close)
@@ -95,7 +68,7 @@ class _ClientCallback:
         call = session.connection_state.next_call_id(PeerRole.DRIVER)
         pending: Future[SentMemories] = Future()
         session.pending_calls[call] = pending
-        session.send(GetMemories(call, self._burst_id, tuple(slots)))
+        session.send(messages.GetMemories(call, self._burst_id, tuple(slots)))
         if session.is_closed:  # `Session` may have ended its calls before this one was in `pending_calls`
             raise DeadObject("the client has exited")
         self._pending = pending
@@ -121,7 +94,7 @@ class _ClientCallback:
 # -- configuring and closing ------------------------------------------------------------------------------------------
 
 
-def configure_burst(session: Session, message: ConfigureBurst, fds: list[int], _received_ns: int) -> None:
+def configure_burst(session: Session, message: messages.ConfigureBurst, fds: list[int], _received_ns: int) -> None:
     """Start a burst over the client's queues (`IPreparedModel::configureExecutionBurst` of HIDL 1.2)."""
     memories = session.quota.adopt_mapped(fds)
     with ExitStack() as undo:
@@ -143,16 +116,16 @@ def configure_burst(session: Session, message: ConfigureBurst, fds: list[int], _
         undo.pop_all()
     forget_row = partial(session.statistics.close_burst, counted)
     session.bursts.insert(OpenBurst(server, callback.cancel, forget_row), burst_id)
-    session.send(BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
+    session.send(messages.BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
 
 
-def _descriptor(data: MQDescriptorData) -> MQDescriptor:
+def _descriptor(data: messages.MQDescriptorData) -> MQDescriptor:
     """Return a received queue descriptor in the form that `MessageQueue.attach` takes and checks."""
     grantors = tuple(Grantor(g.fd_index, g.offset, g.extent) for g in data.grantors)
     return MQDescriptor(grantors, data.quantum, data.flags)
 
 
-def close_burst(session: Session, message: CloseBurst, *_: object) -> None:
+def close_burst(session: Session, message: messages.CloseBurst, *_: object) -> None:
     """Close a burst of either kind on the thread pool, because that may block.
 
     The call is exempt from the limit of open calls: there cannot be more of these than bursts.
@@ -162,28 +135,28 @@ def close_burst(session: Session, message: CloseBurst, *_: object) -> None:
     session.submit(_close_and_reply, message, burst)
 
 
-def _close_and_reply(session: Session, message: CloseBurst, burst: OpenBurst | AidlBurstServer) -> None:
+def _close_and_reply(session: Session, message: messages.CloseBurst, burst: OpenBurst | AidlBurstServer) -> None:
     burst.close()
     session.send_success(message.call)
 
 
-def get_burst_error(session: Session, message: GetBurstError, *_: object) -> None:
+def get_burst_error(session: Session, message: messages.GetBurstError, *_: object) -> None:
     """Send what the packet of a burst's last failure could not carry: its text and exact status."""
     last = session.bursts.lookup(message.burst_id).server.last_failure
-    session.send(BurstError(message.call, last.status, last.message, last.sequence))
+    session.send(messages.BurstError(message.call, last.status, last.message, last.sequence))
 
 
 # -- memory of the slots ----------------------------------------------------------------------------------------------
 
 
-def free_memory(session: Session, message: FreeMemory, *_: object) -> None:
+def free_memory(session: Session, message: messages.FreeMemory, *_: object) -> None:
     """Forget the memory of a slot (`IBurstContext::freeMemory`)."""
     burst = session.bursts.get(message.burst_id)
     if burst is not None:
         burst.server.free_memory(message.slot)
 
 
-def receive_memories(session: Session, message: Memories, fds: list[int], _received_ns: int) -> None:
+def receive_memories(session: Session, message: messages.Memories, fds: list[int], _received_ns: int) -> None:
     """Complete a call to the client with the memories that it has sent (`IBurstCallback::getMemories`)."""
     pending = session.pending_calls.pop(message.call, None)
     if pending is None or pending.done():
@@ -206,27 +179,27 @@ def _closed_error() -> DeadObject:
 # AIDL bursts: configuring, executing, releasing memory (`IBurst`).
 
 
-def configure_aidl_burst(session: Session, message: ConfigureAidlBurst, *_: object) -> None:
+def configure_aidl_burst(session: Session, message: messages.ConfigureAidlBurst, *_: object) -> None:
     """Create an AIDL burst (`IPreparedModel::configureExecutionBurst` of AIDL)."""
     session.aidl_bursts.require_capacity()
     prepared = session.models.lookup(message.model_id)
     prepared.require_available()
     burst_id = session.aidl_bursts.insert(AidlBurstServer(prepared, session.quota))
-    session.send(BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
+    session.send(messages.BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
 
 
-def execute_aidl_burst(session: Session, message: ExecuteAidlBurst, fds: list[int], received_ns: int) -> None:
+def execute_aidl_burst(session: Session, message: messages.ExecuteAidlBurst, fds: list[int], received_ns: int) -> None:
     """Run a request of an AIDL burst and send its result (`IBurst::executeSynchronously`). Blocks."""
     with ExitStack() as undo:
         undo.callback(close_all, fds)
         burst = session.aidl_bursts.lookup(message.burst_id)
-        config, deadline_ns = config_from_data(message.config), from_limit_field(message.deadline_ns)
+        config, deadline_ns = messages.config_from_data(message.config), from_limit_field(message.deadline_ns)
         undo.pop_all()
     result = burst.execute_synchronously(message.request, message.tokens, fds, config, deadline_ns, received_ns)
-    session.send(result_message(Executed, message.call, result))
+    session.send(result_message(messages.Executed, message.call, result))
 
 
-def release_memory_resource(session: Session, message: ReleaseMemoryResource, *_: object) -> None:
+def release_memory_resource(session: Session, message: messages.ReleaseMemoryResource, *_: object) -> None:
     """Forget the memory of a token (`IBurst::releaseMemoryResource`)."""
     session.aidl_bursts.lookup(message.burst_id).release_memory_resource(message.token)
     session.send_success(message.call)

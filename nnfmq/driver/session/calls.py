@@ -19,7 +19,6 @@ from nnfmq.hal.feature_levels import interface_level
 from nnfmq.hal.types import Protection
 from nnfmq.queue import core
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.messages import MemoryData, Message, capabilities_to_data
 
 __all__ = ["HANDLERS"]
 
@@ -50,7 +49,7 @@ def _list_devices(session: Session, message: messages.ListDevices, *_: object) -
 
 
 def _get_capabilities(session: Session, message: messages.GetCapabilities, *_: object) -> None:
-    capabilities = capabilities_to_data(session.devices.find(message.device).get_capabilities())
+    capabilities = messages.capabilities_to_data(session.devices.find(message.device).get_capabilities())
     session.send(messages.DeviceCapabilities(message.call, ErrorStatus.NONE, "", capabilities))
 
 
@@ -74,7 +73,7 @@ def _get_statistics(session: Session, message: messages.GetStatistics, *_: objec
     _require_administrator(session)
     fd, size_bytes = session.statistics_area.open_for_reading()
     try:
-        data = MemoryData(size_bytes, 0, Protection.READ.value)
+        data = messages.MemoryData(size_bytes, 0, Protection.READ.value)
         session.send(messages.StatisticsMemory(message.call, ErrorStatus.NONE, "", (data,)), [fd])
     finally:
         os.close(fd)
@@ -97,7 +96,7 @@ def _trace_driver(session: Session, message: messages.TraceDriver, *_: object) -
 
 _WATCHER, _LAUNCHES = HandlerThread.WATCHER, HandlerThread.LAUNCHES
 
-HANDLERS: dict[type[Message], Handler] = {
+HANDLERS: dict[type[messages.Message], Handler] = {
     messages.Hello: Handler(_hello, _WATCHER),
     messages.Goodbye: Handler(_goodbye, _WATCHER),
     messages.ListDevices: Handler(_list_devices, _WATCHER),

@@ -23,44 +23,10 @@ from nnfmq.engines.execution import RunOptions
 from nnfmq.hal.errors import DeadObject, ErrorStatus
 from nnfmq.hal.timing import from_limit_field
 from nnfmq.hal.types import ExecutionConfig, Priority, Request
-from nnfmq.serialize.messages import (
-    CreateExecution,
-    Execute,
-    ExecuteAsynchronously,
-    Executed,
-    ExecuteFenced,
-    ExecutionCreated,
-    ExecutionFinished,
-    FencedExecutionInfo,
-    FencedLaunched,
-    GetExecutionInfo,
-    ReleaseCallback,
-    ReleaseExecution,
-    RunExecution,
-    RunExecutionFenced,
-    config_from_data,
-    request_from_data,
-    shapes_to_data,
-)
+from nnfmq.serialize import messages
 
-__all__ = [
-    "create_execution",
-    "execute",
-    "execute_asynchronously",
-    "execute_fenced",
-    "execution_priority",
-    "get_execution_info",
-    "model_priority",
-    "receive_request",
-    "release_callback",
-    "release_execution",
-    "result_message",
-    "run_execution",
-    "run_execution_fenced",
-]
-
-ResultT = TypeVar("ResultT", Executed, ExecutionFinished)
-CallWithRequest = Execute | ExecuteAsynchronously | ExecuteFenced | CreateExecution
+ResultT = TypeVar("ResultT", messages.Executed, messages.ExecutionFinished)
+CallWithRequest = messages.Execute | messages.ExecuteAsynchronously | messages.ExecuteFenced | messages.CreateExecution
 
 
 def receive_request(
@@ -77,24 +43,24 @@ def receive_request(
     for pool in pools:
         resources.callback(pool.close)
     prepared = session.models.lookup(message.model_id)
-    return prepared, request_from_data(message.request, pools), config_from_data(message.config)
+    return prepared, messages.request_from_data(message.request, pools), messages.config_from_data(message.config)
 
 
 def result_message(kind: type[ResultT], call: int, result: ExecutionReply) -> ResultT:
     """Return the message that carries the result of an execution."""
     timing = result.timing
-    shapes = shapes_to_data(result.output_shapes)
+    shapes = messages.shapes_to_data(result.output_shapes)
     return kind(call, result.status, result.message, shapes, timing.time_on_device_ns, timing.time_in_driver_ns)
 
 
-def execute(session: Session, message: Execute, fds: list[int], received_ns: int) -> None:
+def execute(session: Session, message: messages.Execute, fds: list[int], received_ns: int) -> None:
     """Run a request and send its result (`IPreparedModel::executeSynchronously`). Blocks."""
     with ExitStack() as resources:
         prepared, request, config = receive_request(session, message, fds, resources)
         with prepared.counted_on_error(request):
             deadline_ns = from_limit_field(message.deadline_ns)
         result = prepared.execute_synchronously(request, config, deadline_ns, received_ns)
-    session.send(result_message(Executed, message.call, result))
+    session.send(result_message(messages.Executed, message.call, result))
 
 
 def model_priority(session: Session, message: CallWithRequest) -> int:
@@ -103,7 +69,9 @@ def model_priority(session: Session, message: CallWithRequest) -> int:
     return Priority.MEDIUM if prepared is None else prepared.priority
 
 
-def execute_asynchronously(session: Session, message: ExecuteAsynchronously, fds: list[int], received_ns: int) -> bool:
+def execute_asynchronously(
+    session: Session, message: messages.ExecuteAsynchronously, fds: list[int], received_ns: int
+) -> bool:
     """Launch an execution, with messages in the HAL's order (`execute_1_3`).
 
     If the arguments are invalid, the callback comes first and then a reply with the same status;
@@ -135,14 +103,14 @@ def _run_and_call_back(
 ) -> None:
     with resources:
         result = run_bound(bound, config.measure, received_ns, options)
-    session.send(result_message(ExecutionFinished, call, result))
+    session.send(result_message(messages.ExecutionFinished, call, result))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Calls about fenced executions: launching, info, releasing (`executeFenced`, `IFencedExecutionCallback`).
 
 
-def execute_fenced(session: Session, message: ExecuteFenced, fds: list[int], received_ns: int) -> None:
+def execute_fenced(session: Session, message: messages.ExecuteFenced, fds: list[int], received_ns: int) -> None:
     """Launch an execution that begins after fences, and send its own fence (`IPreparedModel::executeFenced`)."""
     memory_count = len(message.memories)
     with ExitStack() as undo:
@@ -157,7 +125,9 @@ def execute_fenced(session: Session, message: ExecuteFenced, fds: list[int], rec
             _launch(session, message.call, fenced_request, fences, undo, prepared.priority)
 
 
-def run_execution_fenced(session: Session, message: RunExecutionFenced, fds: list[int], received_ns: int) -> None:
+def run_execution_fenced(
+    session: Session, message: messages.RunExecutionFenced, fds: list[int], received_ns: int
+) -> None:
     """Launch a run of a reusable execution as `execute_fenced` does (`IExecution::executeFenced`)."""
     with ExitStack() as undo:
         undo.callback(close_all, fds)
@@ -170,7 +140,9 @@ def run_execution_fenced(session: Session, message: RunExecutionFenced, fds: lis
             _launch(session, message.call, fenced_request, fds, undo, execution.priority)
 
 
-def _deadline_and_duration(message: ExecuteFenced | RunExecutionFenced) -> tuple[int | None, int | None]:
+def _deadline_and_duration(
+    message: messages.ExecuteFenced | messages.RunExecutionFenced,
+) -> tuple[int | None, int | None]:
     return from_limit_field(message.deadline_ns), from_limit_field(message.duration_ns)
 
 
@@ -190,7 +162,7 @@ def _launch(
     session.launched.add(execution)
     try:
         callback_id = session.fenced_callbacks.insert(execution)
-        session.send(FencedLaunched(call, ErrorStatus.NONE, "", callback_id, 1), [fence])
+        session.send(messages.FencedLaunched(call, ErrorStatus.NONE, "", callback_id, 1), [fence])
     except DeadObject as error:
         execution.fail(error)
         raise
@@ -201,16 +173,16 @@ def _launch(
         execution.fail(DeadObject("the client has exited"))
 
 
-def get_execution_info(session: Session, message: GetExecutionInfo, *_: object) -> None:
+def get_execution_info(session: Session, message: messages.GetExecutionInfo, *_: object) -> None:
     """Send the status and the times of a fenced execution (`IFencedExecutionCallback::getExecutionInfo`)."""
     info = session.fenced_callbacks.lookup(message.callback_id).info
     times = (
         time for timing in (info.launched, info.fenced) for time in (timing.time_on_device_ns, timing.time_in_driver_ns)
     )
-    session.send(FencedExecutionInfo(message.call, info.status, info.message, *times))
+    session.send(messages.FencedExecutionInfo(message.call, info.status, info.message, *times))
 
 
-def release_callback(session: Session, message: ReleaseCallback, *_: object) -> None:
+def release_callback(session: Session, message: messages.ReleaseCallback, *_: object) -> None:
     """Forget the callback of a fenced execution, which goes on."""
     session.fenced_callbacks.pop(message.callback_id)
     session.send_success(message.call)
@@ -222,16 +194,16 @@ def release_callback(session: Session, message: ReleaseCallback, *_: object) -> 
 # Their fenced runs are above.
 
 
-def create_execution(session: Session, message: CreateExecution, fds: list[int], _received_ns: int) -> None:
+def create_execution(session: Session, message: messages.CreateExecution, fds: list[int], _received_ns: int) -> None:
     """Bind a request that will run often (`IPreparedModel::createReusableExecution`)."""
     with ExitStack() as undo:
         prepared, request, config = receive_request(session, message, fds, undo)
         session.executions.require_capacity()
         execution = DriverExecution.create(prepared, request, config, undo)
-    session.send(ExecutionCreated(message.call, ErrorStatus.NONE, "", session.executions.insert(execution)))
+    session.send(messages.ExecutionCreated(message.call, ErrorStatus.NONE, "", session.executions.insert(execution)))
 
 
-def run_execution(session: Session, message: RunExecution, _fds: list[int], received_ns: int) -> None:
+def run_execution(session: Session, message: messages.RunExecution, _fds: list[int], received_ns: int) -> None:
     """Run a reusable execution and send its result (`IExecution::executeSynchronously`). Blocks."""
     execution = session.executions.lookup(message.execution_id)
     with execution.exclusive_run():
@@ -240,17 +212,17 @@ def run_execution(session: Session, message: RunExecution, _fds: list[int], rece
             options = execution_options(execution.config, deadline_ns)
             raise_if_deadline_passed(deadline_ns)
         result = run_bound(execution.bound, execution.config.measure, received_ns, options)
-        executed = result_message(Executed, message.call, result)
+        executed = result_message(messages.Executed, message.call, result)
     session.send(executed)  # after `exclusive_run`: the client may run it again as soon as it gets this
 
 
-def execution_priority(session: Session, message: RunExecution) -> int:
+def execution_priority(session: Session, message: messages.RunExecution) -> int:
     """Return the priority of a reusable execution; MEDIUM if it is unknown, which the call rejects."""
     execution = session.executions.get(message.execution_id)
     return Priority.MEDIUM if execution is None else execution.priority
 
 
-def release_execution(session: Session, message: ReleaseExecution, *_: object) -> None:
+def release_execution(session: Session, message: messages.ReleaseExecution, *_: object) -> None:
     """Release a reusable execution and its memory."""
     session.executions.pop(message.execution_id).release()
     session.send_success(message.call)

@@ -40,30 +40,9 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.timing import NO_LIMIT, from_limit_field
 from nnfmq.hal.types import Model, Priority
+from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import NO_RESULT
-from nnfmq.serialize.messages import (
-    CachesData,
-    GetSupportedOperations,
-    PreparationProgress,
-    PreparedModelReady,
-    PrepareModel,
-    PrepareModelFromCache,
-    ReleaseModel,
-    SupportedOperations,
-    hints_from_data,
-)
 from nnfmq.serialize.models import decode_model, decoded_model_bytes
-
-__all__ = [
-    "Checkpoint",
-    "get_supported_operations",
-    "preparation_priority",
-    "prepare_from_cache",
-    "prepare_model",
-    "receive_model",
-    "release_model",
-]
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A check that long work for a client calls between its parts: it ends the work once nobody waits for the result.
@@ -128,7 +107,7 @@ _FROZEN_SLICES = 64  # each time; 32,768 operands, which few models have
 
 
 def receive_model(
-    session: Session, message: PrepareModel | GetSupportedOperations, fds: list[int]
+    session: Session, message: messages.PrepareModel | messages.GetSupportedOperations, fds: list[int]
 ) -> tuple[Model, QuotaCharge]:
     """Return the model over private copies of its pools, and the charge for it.
 
@@ -180,17 +159,17 @@ def _frozen_often(check: Checkpoint) -> Callable[[], None]:
 
 
 def get_supported_operations(
-    session: Session, message: GetSupportedOperations, fds: list[int], _received_ns: int
+    session: Session, message: messages.GetSupportedOperations, fds: list[int], _received_ns: int
 ) -> None:
     """Send which operations of a model a device supports (`IDevice::getSupportedOperations`)."""
     model, charge = receive_model(session, message, fds)
     with closing(charge):
         supported = session.devices.find(message.device).supported_operations(model, session.interface.level)
         session.interface.check_consumers(model, message.consumers)
-    session.send(SupportedOperations(message.call, tuple(supported)))
+    session.send(messages.SupportedOperations(message.call, tuple(supported)))
 
 
-def prepare_model(session: Session, message: PrepareModel, fds: list[int], _received_ns: int) -> None:
+def prepare_model(session: Session, message: messages.PrepareModel, fds: list[int], _received_ns: int) -> None:
     """Prepare a model, with messages in the HAL's order (`IDevice::prepareModel`).
 
     If the arguments are invalid, the callback comes first and then a reply with the same status;
@@ -206,7 +185,7 @@ def prepare_model(session: Session, message: PrepareModel, fds: list[int], _rece
             undo.callback(charge.close)
             session.models.require_capacity()
             device = session.devices.find(message.device)
-            hints, extensions = hints_from_data(message.hints, message.extensions)
+            hints, extensions = messages.hints_from_data(message.hints, message.extensions)
             deadline_ns = from_limit_field(message.deadline_ns)
             interface = session.interface
             model = device.check_prepare_arguments(
@@ -230,12 +209,14 @@ def _close_unless_begun(session: Session, unfinished: UnfinishedCompilation) -> 
         unfinished.close()
 
 
-def _send_progress(session: Session, message: PrepareModel, model: Model, done: int, total: int) -> None:
+def _send_progress(session: Session, message: messages.PrepareModel, model: Model, done: int, total: int) -> None:
     is_kept = bool(message.caches.model_count) or programs.will_keep(model)
-    session.send(PreparationProgress(message.call, done, total, is_kept))
+    session.send(messages.PreparationProgress(message.call, done, total, is_kept))
 
 
-def prepare_from_cache(session: Session, message: PrepareModelFromCache, fds: list[int], _received_ns: int) -> None:
+def prepare_from_cache(
+    session: Session, message: messages.PrepareModelFromCache, fds: list[int], _received_ns: int
+) -> None:
     """Prepare a model from cache files, as `prepare_model` (`IDevice::prepareModelFromCache`).
 
     Invalid caches are invalid arguments.
@@ -251,7 +232,7 @@ def prepare_from_cache(session: Session, message: PrepareModelFromCache, fds: li
     _prepare_and_call_back(session, message, charge, lambda: device.restore_model(contents))
 
 
-def _receive_caches(data: CachesData, fds: list[int], resources: ExitStack) -> CacheFiles:
+def _receive_caches(data: messages.CachesData, fds: list[int], resources: ExitStack) -> CacheFiles:
     """Return the cache files of a message. `resources` takes ownership of `fds`."""
     resources.callback(close_all, fds)
     return CacheFiles(data.token, fds[: data.model_count], fds[data.model_count :])
@@ -259,7 +240,7 @@ def _receive_caches(data: CachesData, fds: list[int], resources: ExitStack) -> C
 
 def _prepare_and_call_back(
     session: Session,
-    message: PrepareModel | PrepareModelFromCache,
+    message: messages.PrepareModel | messages.PrepareModelFromCache,
     charge: QuotaCharge,
     prepare: Callable[[], DriverPreparedModel],
     unfinished: UnfinishedCompilation | None = None,
@@ -268,7 +249,7 @@ def _prepare_and_call_back(
 
     If the deadline passes, a process of its own goes on with `unfinished`.
     """
-    version = message.version if isinstance(message, PrepareModel) else 0  # the repository uses no cache files
+    version = message.version if isinstance(message, messages.PrepareModel) else 0  # the repository uses no cache files
     try:
         prepared = prepare()
         model_id = session.models.next_id()
@@ -288,13 +269,15 @@ def _prepare_and_call_back(
         if unfinished in session.unfinished:
             session.end_compilation(unfinished, is_finished=not isinstance(error, MissedDeadline))
         vlog("compilation", "device %s does not prepare model %r: %s", message.device, message.name, error)
-        session.send(PreparedModelReady(message.call, status_for_error(error), str(error), NO_RESULT["model_id"]))
+        session.send(
+            messages.PreparedModelReady(message.call, status_for_error(error), str(error), NO_RESULT["model_id"])
+        )
         return
     vlog("compilation", "device %s has prepared model %r with id %d", message.device, message.name, model_id)
     session.trim_soon()  # the messages and the constants are dropped when this call has returned
     session.models.insert(prepared, model_id)
     kind, compiled = prepared.kind, prepared.compiled_operations
-    session.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", model_id, kind, compiled))
+    session.send(messages.PreparedModelReady(message.call, ErrorStatus.NONE, "", model_id, kind, compiled))
     begun = unfinished if unfinished in session.unfinished else None
     if isinstance(prepared.program, TieredProgram):
         session.tier_up(prepared.program, prepared.priority, begun)
@@ -302,13 +285,13 @@ def _prepare_and_call_back(
         session.end_compilation(begun, is_finished=True)
 
 
-def preparation_priority(_session: Session, message: PrepareModel | PrepareModelFromCache) -> int:
+def preparation_priority(_session: Session, message: messages.PrepareModel | messages.PrepareModelFromCache) -> int:
     """Return a preparation's priority, or MEDIUM if it is invalid, which the handler rejects; a cache has none."""
-    priority = message.priority if isinstance(message, PrepareModel) else Priority.MEDIUM
+    priority = message.priority if isinstance(message, messages.PrepareModel) else Priority.MEDIUM
     return priority if priority in list(Priority) else Priority.MEDIUM
 
 
-def release_model(session: Session, message: ReleaseModel, *_: object) -> None:
+def release_model(session: Session, message: messages.ReleaseModel, *_: object) -> None:
     """Forget a prepared model, whose memory is freed after its last execution."""
     session.models.pop(message.model_id)
     session.send_success(message.call)

@@ -19,11 +19,10 @@ import nnfmq
 from nnfmq.client.partitioned.model import PartitionedModel
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.lab import child_processes
-from nnfmq.lab.bench import runner as runner_process
 from nnfmq.lab.bench.loops import intended_starts
 from nnfmq.lab.bench.measurement import LoadPlan, measure_plan
 from nnfmq.lab.bench.peers import loadable
-from nnfmq.lab.bench.runner import Load, RunnerGroup, RunnerJob, Trial, started_group
+from nnfmq.lab.bench.runner import Load, OpenRunner, RunnerGroup, RunnerJob, Trial, run_trial, started_group
 from nnfmq.lab.bench.steps import MODES, STAGES, Array, Step, opened_mode
 from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
 
@@ -174,11 +173,11 @@ def test_a_request_that_takes_too_long_is_reported(group: RunnerGroup) -> None:
 
 
 def test_requests_that_are_not_sent_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_process, "BACKLOG_S", 0.0)
+    monkeypatch.setattr("nnfmq.lab.bench.runner.BACKLOG_S", 0.0)
     with nnfmq.connect(embedded=True) as client, client.device("reference").prepare(DIGITS) as prepared:
-        runner = runner_process.OpenRunner(lambda inputs: prepared.execute(*inputs), client.worker_pid, None, [])
+        runner = OpenRunner(lambda inputs: prepared.execute(*inputs), client.worker_pid, None, [])
         load = Load(0.001, rate=1e6)
-        found = runner_process.run_trial(runner, [ONES], Trial(time.monotonic_ns(), load))
+        found = run_trial(runner, [ONES], Trial(time.monotonic_ns(), load))
     executed = len(found.latencies)
     assert executed + found.unsent == 1000
     assert executed < 1000
