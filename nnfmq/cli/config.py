@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nnfmq.base import settings
 from nnfmq.base.settings import candidates, nearest
 from nnfmq.cli.console import console, print_json, table
-from nnfmq.cli.parser import Action, add_actions
+from nnfmq.cli.parser import CommandAction, add_actions
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def _declare(parser: argparse.ArgumentParser) -> None:
 
 
 _ACTIONS = {
-    "show": Action(
+    "show": CommandAction(
         "print the values of all settings, or of one, and their sources",
         ("nnfmq config show", "nnfmq config show cache_mib --json", "NNFMQ_CACHE_MIB=64 nnfmq config show cache_mib"),
         _declare,
     ),
-    "explain": Action(
+    "explain": CommandAction(
         "print type, default, allowed values and meaning of all settings, or one",
         (
             "nnfmq config explain",

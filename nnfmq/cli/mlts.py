@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nnfmq.base import settings
 from nnfmq.cli.console import at_least_one, from_zero, new_file, pattern, seconds
-from nnfmq.cli.parser import Action, add_actions
+from nnfmq.cli.parser import CommandAction, add_actions
 
 EXAMPLES = """\
 examples:
@@ -96,7 +96,7 @@ def _duration(text: str) -> float | None:
 
 
 _ACTIONS = {
-    "bench": Action(
+    "bench": CommandAction(
         "measure accuracy, latency, compilation and start of MLTS's models beside LiteRT",
         (
             "nnfmq mlts bench --data mlts-models --html bench.html",
@@ -105,7 +105,7 @@ _ACTIONS = {
         ),
         _for_bench,
     ),
-    "crash": Action(
+    "crash": CommandAction(
         "run MLTS's crash tests on every device of a driver",
         (
             "nnfmq mlts crash --device compiled --duration 60 --dump failed",

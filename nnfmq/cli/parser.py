@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from nnfmq.hal.summaries import nearest
 
-__all__ = ["Action", "ArgumentParser", "HelpFormatter", "add_actions", "sentence"]
+__all__ = ["ArgumentParser", "CommandAction", "HelpFormatter", "add_actions", "sentence"]
 
 _MODEL_SUFFIXES = (".tflite", ".onnx")
 
@@ -64,7 +64,7 @@ class ArgumentParser(argparse.ArgumentParser):
 # The actions of a command, such as `nnfmq queue create`.
 
 
-class Action(NamedTuple):
+class CommandAction(NamedTuple):
     """An action: its summary in --help, example command lines, and the function that declares its options."""
 
     summary: str
@@ -74,7 +74,7 @@ class Action(NamedTuple):
 
 def add_actions(
     parser: argparse.ArgumentParser,
-    actions: Mapping[str, Action],
+    actions: Mapping[str, CommandAction],
     parser_class: type[argparse.ArgumentParser] = ArgumentParser,
 ) -> None:
     """Declare the actions of a command, each with --no-color; the one that is given is `arguments.action`."""

@@ -10,7 +10,7 @@ import argparse
 import math
 from typing import Any
 
-from nnfmq.cli.parser import Action, add_actions
+from nnfmq.cli.parser import CommandAction, add_actions
 
 EXAMPLES = """\
 examples:
@@ -223,7 +223,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 _ACTIONS = {
-    "create": Action(
+    "create": CommandAction(
         "create an empty queue and print its descriptor",
         (
             "nnfmq queue create /frames --record-bytes 64 --count 1024",
@@ -231,20 +231,20 @@ _ACTIONS = {
         ),
         _for_create,
     ),
-    "list": Action(
+    "list": CommandAction(
         "list the queues of this machine that you may open", ("nnfmq queue list", "nnfmq queue list --json"), _json
     ),
-    "info": Action(
+    "info": CommandAction(
         "print descriptor, counters and fill, and whether the counters are valid",
         ("nnfmq queue info /frames", "nnfmq queue info /frames --json"),
         _for_info,
     ),
-    "write": Action(
+    "write": CommandAction(
         "write records from the command line, a file or stdin",
         ("nnfmq queue write /frames < frames.bin", "nnfmq queue write /frames --hex 0001020304050607 --wait 2"),
         _for_write,
     ),
-    "read": Action(
+    "read": CommandAction(
         "read records and print them",
         (
             "nnfmq queue read /frames -n 10 --wait 2",
@@ -253,17 +253,19 @@ _ACTIONS = {
         ),
         _for_read,
     ),
-    "watch": Action(
+    "watch": CommandAction(
         "show rate, fill and counters live, without changing anything",
         ("nnfmq queue watch /frames", "nnfmq queue watch /frames --interval 1 --count 10 --json"),
         _for_watch,
     ),
-    "bench": Action(
+    "bench": CommandAction(
         "measure round trips and throughput between two processes",
         ("nnfmq queue bench", "nnfmq queue bench --record-bytes 1024 --placement same --json"),
         _for_bench,
     ),
-    "remove": Action("remove the name; attached programs keep the queue", ("nnfmq queue remove /frames",), _name),
+    "remove": CommandAction(
+        "remove the name; attached programs keep the queue", ("nnfmq queue remove /frames",), _name
+    ),
 }
 _FUNCTIONS = {
     "create": _create,

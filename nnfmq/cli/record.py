@@ -36,7 +36,6 @@ first model.
 """
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as in shells
-_SIGNALLED = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,17 +104,17 @@ def _further_files(path: Path) -> Iterator[Path]:
 def _run(command: list[str], environment: dict[str, str]) -> int:
     """Run the command and return its exit status as a shell does."""
     try:
-        with subprocess.Popen(command, env=environment) as process, _signals_passed_to(process):
+        with subprocess.Popen(command, env=environment) as process, signals_passed_to(process):
             status = process.wait()
     except OSError as error:
         print(f"nnfmq: error: {command[0]} cannot be run: {error.strerror}", file=sys.stderr)
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
-    return status if status >= 0 else _SIGNALLED - status
+    return exit_status(status)
 
 
 @contextmanager
-def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass SIGTERM on; ignore SIGINT, which a terminal sends to the command as well."""
+def signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass SIGTERM on to an application; ignore SIGINT, which a terminal sends to it as well."""
     terminate = signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -123,6 +122,11 @@ def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, terminate)
         signal.signal(signal.SIGINT, interrupt)
+
+
+def exit_status(returncode: int) -> int:
+    """Return an application's exit status as a shell has it: 128 + n if signal n ended it."""
+    return returncode if returncode >= 0 else 128 - returncode
 
 
 def report_recordings(paths: list[Path]) -> None:

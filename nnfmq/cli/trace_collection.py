@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 from nnfmq.base import settings
 from nnfmq.base.channel import NO_WAIT, Channel, Listener
 from nnfmq.base.memory import Memory
+from nnfmq.cli.record import exit_status, signals_passed_to
 from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.types import Protection
 from nnfmq.observe.trace_files import RingReader, Trace, merged
@@ -71,20 +71,17 @@ def trace_command(command: Sequence[str]) -> tuple[Trace, int]:
             stack.callback(os.close, pidfd)
             collector.collect_until_exit(pidfd)
             status = process.wait()
-        return collector.trace(), status if status >= 0 else 128 - status
+        return collector.trace(), exit_status(status)
 
 
 @contextmanager
 def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command, leave SIGINT to it, and pass SIGTERM on; kill it if the block fails."""
     process = subprocess.Popen(command, env=environment)
-    terminate = signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the command as well
     try:
-        yield process
+        with signals_passed_to(process):
+            yield process
     finally:
-        signal.signal(signal.SIGTERM, terminate)
-        signal.signal(signal.SIGINT, interrupt)
         if process.returncode is None:
             process.kill()
             process.wait()

@@ -11,7 +11,7 @@ import sys
 
 from nnfmq.cli.console import add_connect_argument, new_file
 from nnfmq.cli.model_file import add_model_arguments
-from nnfmq.cli.parser import Action, add_actions
+from nnfmq.cli.parser import CommandAction, add_actions
 
 EXAMPLES = """\
 examples:
@@ -104,7 +104,7 @@ def _add_plan(parser: argparse.ArgumentParser, device_help: str) -> None:
 
 
 _ACTIONS = {
-    "show": Action(
+    "show": CommandAction(
         "print inputs, outputs, operations, sizes, and the devices that support them",
         (
             "nnfmq model show mobilenet.tflite",
@@ -114,7 +114,7 @@ _ACTIONS = {
         ),
         _for_show,
     ),
-    "dot": Action(
+    "dot": CommandAction(
         "print the graph of a model in Graphviz's language",
         (
             "nnfmq model dot mobilenet.tflite -o mobilenet.dot   # NNAPI's graph dump",
@@ -122,7 +122,7 @@ _ACTIONS = {
         ),
         _for_dot,
     ),
-    "svg": Action(
+    "svg": CommandAction(
         "draw the graph of a model",
         (
             "nnfmq model svg mobilenet.tflite -o mobilenet.svg",
@@ -131,7 +131,7 @@ _ACTIONS = {
         ),
         _for_svg,
     ),
-    "validate": Action(
+    "validate": CommandAction(
         "print every rule of the HAL that a model violates",
         ("nnfmq model validate mobilenet.tflite", "nnfmq model validate add.jsonl.gz --json"),
         _for_validate,
