@@ -135,7 +135,7 @@ def test_a_package_that_imports_its_modules_is_no_cycle() -> None:
         ("driver.process.supervisor", "import multiprocessing.connection"),
         ("driver.session.session", "import subprocess"),
         ("driver.compilation.jobs", "import os\nos.fork()"),
-        ("engines.compiled.jit", "from os import fork\nfork()"),
+        ("engines.compiled.executor", "from os import fork\nfork()"),
         ("base.memory", "import ctypes"),
     ],
 )

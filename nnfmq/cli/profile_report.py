@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import microseconds, short_microseconds, table
 from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.kernels import symbol_name
 from nnfmq.engines.profiling import Profile, Timings
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, Subgraph, is_scalar
@@ -123,8 +124,6 @@ def _generated_rows(numbers: range, segment: CompiledPartition, samples: Sequenc
 
 
 def _kernel(call: PartitionLaunch, threads: int) -> dict[str, Any]:
-    from nnfmq.engines.compiled.jit import symbol_name
-
     tile = getattr(call.kernel, "tile", None)
     return {
         "kind": type(call.kernel).__name__,

@@ -19,7 +19,7 @@ import numpy as np
 from nnfmq.engines.compiled.code_generator import compile_kernels
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.gemm_tile import TILE_PRODUCTS, configured_tiles, tile_instruction
 from nnfmq.engines.compiled.kernels.micro_kernels import Float32, dot2, dot4, dot4_signed, madd_acc16
 from nnfmq.engines.compiled.lowering import KernelLaunch

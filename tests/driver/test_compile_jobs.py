@@ -24,8 +24,8 @@ from nnfmq.driver.compilation.jobs import (
 )
 from nnfmq.driver.compilation.server import CompileResult, _compile
 from nnfmq.engines.compiled import code_generator
-from nnfmq.engines.compiled.jit import symbol_name
 from nnfmq.engines.compiled.kernel_compilation import encode_kernels
+from nnfmq.engines.compiled.kernels import symbol_name
 from nnfmq.engines.compiled.kernels.elementwise import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.float_ops import FloatUnary
 from nnfmq.engines.compiled.object_code import LoadedCode

@@ -39,7 +39,7 @@ from nnfmq.hal.errors import (
 )
 
 if TYPE_CHECKING:
-    from nnfmq.engines.compiled.jit import Kernel
+    from nnfmq.engines.compiled.kernels import Kernel
     from nnfmq.engines.compiled.target import Target
 
 __all__ = [
@@ -146,8 +146,7 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
         MissedDeadlineTransient: If the deadline passes.
         ResourceExhaustedTransient: If there is not enough memory, or no process can be started.
     """
-    from nnfmq.engines.compiled.jit import shard_kernels, unique_kernels
-    from nnfmq.engines.compiled.kernel_compilation import compile_shards
+    from nnfmq.engines.compiled.kernel_compilation import compile_shards, shard_kernels, unique_kernels
 
     different = unique_kernels(kernels)
     context = current_prepare_context()

@@ -12,7 +12,7 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
-from nnfmq.engines.compiled.jit import Kernel, symbol_name
+from nnfmq.engines.compiled.kernels import Kernel, symbol_name
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["compile_ir", "compile_kernels", "create_target_machine"]

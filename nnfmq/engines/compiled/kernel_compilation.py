@@ -1,4 +1,4 @@
-"""Kernels as msgpack, for compile processes, and the initialization that these inherit.
+"""Compilation of kernels: their encoding for compile processes, what these inherit, and the shards that they take.
 
 A kernel is a frozen dataclass of plain values, enum members, tuples of these, and further dataclasses. A dataclass is
 encoded as {"module.Class": [its fields in order]}, an enum member as {"module.Class": [its value]}. Only classes of the
@@ -6,7 +6,7 @@ modules of `kernels`, and the struct `WindowDimension`, have such names, so deco
 of a sub-package would not be found.
 
 Field types are exact: a subclass of int or float, such as NumPy's, has another `repr`, and the `repr` is the kernel's
-symbol name (`jit.symbol_name`).
+symbol name (`kernels.symbol_name`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import cache
@@ -23,18 +23,22 @@ from typing import Any, TypeAlias
 import msgspec
 
 from nnfmq.engines.compiled import kernels as kernel_package
-from nnfmq.engines.compiled.jit import Kernel, shard_kernels, unique_kernels
+from nnfmq.engines.compiled.kernels import Kernel, symbol_name
 from nnfmq.engines.compiled.target import TARGETS, Target, host_target
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.operations.shapes import WindowDimension
 
 __all__ = [
+    "Compile",
     "ProgressCallback",
     "compile_in_process",
     "compile_shards",
     "decode_kernels",
     "encode_kernels",
     "kernel_types",
+    "shard_kernels",
+    "total_compile_cost",
+    "unique_kernels",
     "warm_up",
 ]
 
@@ -113,13 +117,39 @@ def _decode(data: Any) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Compilation on the calling thread. LLVM is imported by the first one, and not together with this module.
+# Shards, and their compilation on the calling thread. LLVM is imported by the first one, not together with this module.
+#
+# The kernels of a program are compiled in shards, separate modules that do not refer to each other. A driver's compile
+# processes take one shard after the other (`driver.compilation.jobs`), and progress is counted in them. Shards cost
+# about the same by an estimate for each kernel class. The estimate may be rough, because a process takes the next shard
+# when it has finished one.
 
 
 _SHARDS_IN_PROCESS = 8
 
+Compile: TypeAlias = Callable[[Sequence[Kernel], Target], list[bytes]]
+"""Returns object code, in one part or more, that together defines each kernel's function."""
+
 ProgressCallback: TypeAlias = Callable[[int, int], None]
 """Receives the number of compiled kernels and of all kernels. An exception that it raises ends the compilation."""
+
+
+def unique_kernels(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Return one kernel of each symbol name."""
+    return list({symbol_name(kernel): kernel for kernel in kernels}.values())
+
+
+def total_compile_cost(kernels: Iterable[Kernel]) -> int:
+    """Return the estimated time to compile kernels, in units of about 20 ms."""
+    return sum(kernel.compile_cost for kernel in kernels)
+
+
+def shard_kernels(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
+    """Return different kernels in at most `count` shards of about equal cost, none of them empty."""
+    shards: list[list[Kernel]] = [[] for _ in range(min(count, len(kernels)))]
+    for kernel in sorted(kernels, key=lambda kernel: -kernel.compile_cost):
+        min(shards, key=total_compile_cost).append(kernel)
+    return shards
 
 
 def compile_shards(shards: Sequence[Sequence[Kernel]], target: Target, on_progress: ProgressCallback) -> list[bytes]:

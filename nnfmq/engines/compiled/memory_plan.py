@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from nnfmq.engines.compiled.jit import Kernel, symbol_name
+from nnfmq.engines.compiled.kernels import Kernel, symbol_name
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.thread_pool import Parallelism
 from nnfmq.operations.declaration import Array, Shape

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from nnfmq.engines.compiled.artifact import CompiledArtifact, load_partitions, prepare_cached
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.fusion import fuse
-from nnfmq.engines.compiled.jit import Compile, Kernel
-from nnfmq.engines.compiled.kernel_compilation import compile_in_process
+from nnfmq.engines.compiled.kernel_compilation import Compile, compile_in_process
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.layouts import changes_order, keep_nhwc
 from nnfmq.engines.compiled.lowering import (
     Constant,

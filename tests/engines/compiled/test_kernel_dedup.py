@@ -12,7 +12,7 @@ import pytest
 from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
-from nnfmq.engines.compiled.jit import Kernel, symbol_name
+from nnfmq.engines.compiled.kernels import Kernel, symbol_name
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.depthwise import DwConvKernel, plan_dwconv
 from nnfmq.engines.compiled.kernels.depthwise_int8 import DwConvInt8Kernel, plan_dwconv_int8

@@ -15,7 +15,7 @@ from support.small_models import one_operation
 from nnfmq import example_path
 from nnfmq.engines.compiled.code_generator import compile_kernels
 from nnfmq.engines.compiled.executor import CompiledPartition
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.memory_plan import Allocation, ArraySpec, PartitionLaunch, plan_partition
 from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.partition import prepare

@@ -18,7 +18,7 @@ from support.instruction_sets import initialize_all_targets
 from nnfmq.base import settings
 from nnfmq.engines.compiled import code_generator
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm

@@ -16,8 +16,8 @@ from unittest.mock import patch
 import numpy as np
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled.jit import Kernel, symbol_name, unique_kernels
-from nnfmq.engines.compiled.kernel_compilation import compile_in_process, decode_kernels, encode_kernels
+from nnfmq.engines.compiled.kernel_compilation import compile_in_process, decode_kernels, encode_kernels, unique_kernels
+from nnfmq.engines.compiled.kernels import Kernel, symbol_name
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.engines.program import Partition, Program

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nnfmq.engines.compiled import code_generator, partition
 from nnfmq.engines.compiled.code_generator import compile_kernels
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.target import TARGETS, Target, can_run, host_features, host_target
 from support.linked import undefined_symbols
 

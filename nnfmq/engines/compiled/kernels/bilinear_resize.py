@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, for_each_vector, vector
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["BilinearResize"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, load_params, pack_params, vector
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.micro_kernels import Array, Float32
 from nnfmq.engines.compiled.kernels.packing import (
     InputConverter,

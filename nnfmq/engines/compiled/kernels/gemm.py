@@ -25,7 +25,7 @@ from enum import Enum
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import I32, KernelBuilder, Value, load_params, pack_params
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.elementwise import EpilogueOperator
 from nnfmq.engines.compiled.kernels.gemm_tile import (

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.operations.shapes import WindowDimension
 
 __all__ = [

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, vector, vector_width_for
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.normalization import AxisLoop
 from nnfmq.engines.compiled.kernels.reduction import FloatSumReducer, reduce_lanes
 from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmuladd, logistic, tanh

@@ -29,7 +29,7 @@ from nnfmq.engines.compiled.ir_builder import (
     vector_loop,
     vector_width_for,
 )
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmaximum, fminimum
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import WindowDimension

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.program import StepFunction
 from nnfmq.hal.types import OperationType

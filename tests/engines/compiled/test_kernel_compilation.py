@@ -13,13 +13,16 @@ from support.compiled import outputs_of, random_inputs
 from support.models import relu_model
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled.jit import (
+from nnfmq.engines.compiled.kernel_compilation import (
+    compile_shards,
+    decode_kernels,
+    encode_kernels,
+    kernel_types,
     shard_kernels,
-    symbol_name,
     total_compile_cost,
     unique_kernels,
 )
-from nnfmq.engines.compiled.kernel_compilation import compile_shards, decode_kernels, encode_kernels, kernel_types
+from nnfmq.engines.compiled.kernels import symbol_name
 from nnfmq.engines.compiled.kernels.elementwise import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.float_ops import FloatUnary
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
