@@ -12,7 +12,13 @@ from support import layering, places
 from support.layering import Source
 
 Rule = Callable[[Source], Iterator[str]]
-RULES: list[Rule] = [layering.upward_imports, layering.back_doors, layering.over_the_limits]
+RULES: list[Rule] = [
+    layering.upward_imports,
+    layering.upward_imports_of_the_client,
+    layering.unexplained_imports,
+    layering.back_doors,
+    layering.over_the_limits,
+]
 
 
 def complaints(rule: Rule, found: list[Source]) -> list[str]:
@@ -84,6 +90,39 @@ def test_an_import_upward_is_found(module: str, text: str) -> None:
 )
 def test_an_import_downward_is_allowed(module: str, text: str) -> None:
     assert complaints(layering.upward_imports, [Source(module, text)]) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("client.waiting", "from nnfmq.client.model.arrays import Array"),
+        ("client.model.handle", "from nnfmq.client import execution"),
+        ("client.execution.fenced", "def f():\n    from nnfmq.client.burst import burst\n    import nnfmq.client.run"),
+        ("client.model.new", "import sys"),
+    ],
+)
+def test_an_import_upward_within_the_client_is_found(module: str, text: str) -> None:
+    assert complaints(layering.upward_imports_of_the_client, [Source(module, text)]) != []
+
+
+def test_an_import_of_the_same_layer_of_the_client_or_a_lower_one_is_allowed() -> None:
+    text = "from nnfmq.client.execution import requests\nfrom nnfmq.client.model.handle import ModelHandle\nimport sys"
+    assert complaints(layering.upward_imports_of_the_client, [Source("client.burst.burst", text)]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("def f():\n    import asyncio", True),
+        ("class C:\n    async def f(self):\n        x = 1\n        from a import b", True),
+        ("def f():\n    import asyncio  # slow", False),
+        ("def f():\n    # slow\n    from a import (\n        b,\n    )", False),
+        ("import asyncio", False),
+    ],
+)
+def test_an_import_inside_a_function_of_the_client_without_a_reason_is_found(text: str, is_found: bool) -> None:
+    assert bool(complaints(layering.unexplained_imports, [Source("client.run", text)])) is is_found
+    assert complaints(layering.unexplained_imports, [Source("cli.run", text)]) == []
 
 
 def test_a_relative_import_of_a_package_starts_at_the_package() -> None:

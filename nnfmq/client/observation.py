@@ -50,13 +50,12 @@ def current_observers() -> tuple[PreparationObserver, ...]:
     """
     if os.getpid() not in _readers:
         _readers.add(os.getpid())
-        # Few applications are recorded, or have telemetry: the modules are not part of every start.
         if recording := settings.RECORD.value():
-            from nnfmq.recording.writer import record_from_environment
+            from nnfmq.recording.writer import record_from_environment  # few applications are recorded
 
             record_from_environment(recording)
         if sink := settings.TELEMETRY.value():
-            from nnfmq.telemetry.logger import report_from_environment
+            from nnfmq.telemetry.logger import report_from_environment  # few have telemetry
 
             report_from_environment(sink)
     return observers()

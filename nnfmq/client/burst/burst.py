@@ -34,6 +34,7 @@ from nnfmq.base.verbose_log import vlog
 from nnfmq.base.watcher import DeathRecipients
 from nnfmq.client.burst.channel import BurstChannel, SlotAllocator
 from nnfmq.client.connection.garbage import ClosedWhenDropped, catch_up
+from nnfmq.client.execution.asynchronous import AsyncRequest, start_arrays
 from nnfmq.client.execution.requests import make_execution_config, validate_result
 from nnfmq.client.execution.synchronous import execute_arrays, execute_on_cpu, execute_request, model_on_cpu
 from nnfmq.client.model import arrays as array_checks
@@ -193,7 +194,7 @@ class ModelBurst(HasState, ClosedWhenDropped, ABC):
 
     def _on_fallback_thread(self, function: Callable[[], Outputs]) -> Awaitable[Outputs]:
         """Let the fallback thread continue an execution. It has the burst until then, also if the task is cancelled."""
-        from nnfmq.client.task_waiting import run_on_fallback_thread
+        from nnfmq.client.task_waiting import run_on_fallback_thread  # it imports asyncio
 
         self._claims[CLAIM] = claim = object()
         return run_on_fallback_thread(function, partial(release, self._claims, claim))
@@ -572,7 +573,7 @@ class Burst(ModelBurst):
         self, inputs: Inputs, out: Targets, measure: bool, deadline_ns: int | None, blocking: BlockingWait | None
     ) -> Outputs:
         if self._is_served and self._has_moved():
-            from nnfmq.client.task_waiting import run_to_its_end
+            from nnfmq.client.task_waiting import run_to_its_end  # it imports asyncio
 
             await run_to_its_end(partial(self._move, deadline_ns))
         channel = self.channel
@@ -644,8 +645,6 @@ class Burst(ModelBurst):
         self, arrays: MappedArrays, is_measured: bool, begin_ns: int, deadline_ns: int | None
     ) -> None:
         """As `_execute_synchronously`; other tasks run while this one waits."""
-        from nnfmq.client.execution.asynchronous import AsyncRequest, start_arrays
-
         timings: list[Timing] = []
         request = AsyncRequest(self._model, make_execution_config(is_measured, None), deadline_ns)
         results = await start_arrays(request, ArrayRequest.create(self._model, arrays.all_inputs), timings.append)

@@ -322,9 +322,9 @@ class BurstChannel:
 
     async def raise_error_in_task(self, result: ResultPacket, deadline_ns: int | None) -> None:
         """As `raise_error`; other tasks run while this one waits."""
-        import asyncio
+        import asyncio  # late: it costs more to import than this package
 
-        from nnfmq.client.task_waiting import result_of
+        from nnfmq.client.task_waiting import result_of  # as above
 
         reply: Future[messages.BurstError] = Future()
         try:

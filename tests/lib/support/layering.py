@@ -50,6 +50,33 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 """Part → what it may import beside itself and `observe`, which every part may."""
 
+CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("waiting", "task_waiting", "fallback_thread", "connection.garbage"),
+    (
+        "connection.defaults",
+        "connection.open_connections",
+        "connection.embedded",
+        "connection.trace",
+        "connection.prepare_arguments",
+        "connection.cache_directory",
+        "connection.connection",
+        "named.repository",
+    ),
+    ("model.arrays", "model.buffers", "observation"),
+    ("model.handle", "model.array_request", "connection.recovery", "partitioned.plan", "partitioned.memory")
+    + ("partitioned.handle",),
+    ("execution", "burst", "partitioned.executions", "partitioned.fenced", "partitioned.burst"),
+    ("model.compiled_model", "model.prepared_model", "model.buffer_allocation", "partitioned.model"),
+    ("connection.device", "model.cpu_fallback", "named.models"),
+    ("connection.client", "partitioned.devices", "partitioned.compilation"),
+    ("connection.connect", "partitioned.runtime", "run"),
+)
+"""The layers within the client, the lowest first: waits, the control channel, arrays, handles of prepared models,
+executions, models, devices, clients, and where an application begins. A module imports its own layer and lower ones."""
+
+EXPLAINED = ("client", "nnapi", "planning", "model_builder")
+"""The parts in which an import inside a function has its reason in a comment on its line, or on the one before."""
+
 DOORS: dict[str, tuple[str, ...]] = {
     # The control channel; the stream socket of a collector of telemetry, which speaks JSON lines and no protocol; an
     # HTTP server on loopback, in a process of its own.
@@ -211,6 +238,38 @@ def _own(name: str) -> str | None:
     if package != PACKAGE:
         return None
     return rest if rest.split(".")[0] in LAYERS else ""
+
+
+def upward_imports_of_the_client(source: Source) -> Iterator[str]:
+    """Return complaints about imports of a higher layer of the client, and about its modules without a layer."""
+    part, _, module = source.module.partition(".")
+    if part != "client" or not module or source.is_package:
+        return
+    layer = _client_layer(module)
+    if layer is None:
+        yield f"{source.module}: the table of the client's layers has no such module"
+        return
+    for line, name in imports(source):
+        target = _client_layer((_own(name) or "").removeprefix("client."))
+        if target is not None and target > layer:
+            yield f"{source.module}:{line}: {name} is in a higher layer of the client"
+
+
+def _client_layer(module: str) -> int | None:
+    """Return the layer of a module of the client, or of what it defines."""
+    return next((number for number, places in enumerate(CLIENT_LAYERS) if _within(module, places)), None)
+
+
+def unexplained_imports(source: Source) -> Iterator[str]:
+    """Return complaints about imports inside functions that do not say why they are there."""
+    if source.module.split(".")[0] not in EXPLAINED:
+        return
+    lines = source.text.splitlines()
+    functions = [node for node in ast.walk(source.tree()) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {node for function in functions for node in ast.walk(function)}
+    for node in sorted((n for n in inside if isinstance(n, ast.Import | ast.ImportFrom)), key=lambda n: n.lineno):
+        if not any("#" in line for line in lines[max(node.lineno - 2, 0) : node.end_lineno]):
+            yield f"{source.module}:{node.lineno}: an import inside a function without its reason"
 
 
 def cycles(found: Iterable[Source]) -> list[list[str]]:
