@@ -7,8 +7,6 @@ import hashlib
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +19,7 @@ import pytest
 from support.tiers import IS_DEEP
 
 from nnfmq.hal.types import Model, OperandType, is_scalar
+from nnfmq.lab.child_processes import call_in_child
 from nnfmq.lab.conformance import testmodels
 from nnfmq.lab.conformance.cases import PASSED, run_test
 from nnfmq.lab.conformance.criteria import MIN_COMPARED_ELEMENTS
@@ -136,22 +135,13 @@ def layouts(line: Line) -> Iterator[int]:
             yield int(array_of(line["main"]["operands"][operation["inputs"][4]]))
 
 
-PRINT_DIGEST = """
-import hashlib, json, sys
-from nnfmq.lab.conformance.random_graphs import classes
-from nnfmq.lab.conformance.random_graphs import generate
-for name in sys.argv[1:]:
-    print(hashlib.sha256(json.dumps(generate(classes()[name], 7)).encode()).hexdigest())
-"""
-
-
 def test_TST_6_the_same_seed_gives_the_same_bytes_in_another_process() -> None:
     names = ["single_conv_2d_v1_2", "small_float16_rank4", "large_uint8_rank3", "later_pack_aidl_v2"]
-    here = [hashlib.sha256(json.dumps(generate(classes()[n], 7)).encode()).hexdigest() for n in names]
-    command = [sys.executable, "-c", PRINT_DIGEST, *names]
-    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
-    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
-    assert here == there
+
+    def digests() -> list[str]:
+        return [hashlib.sha256(json.dumps(generate(classes()[name], 7)).encode()).hexdigest() for name in names]
+
+    assert digests() == call_in_child(digests, environment={"PYTHONHASHSEED": "1"})
     assert generate(classes()[names[0]], 7)["main"] != generate(classes()[names[0]], 8)["main"]
 
 

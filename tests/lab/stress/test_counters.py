@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from support.drivers import Process, until
 
+from nnfmq.lab.child_processes import started_child
 from nnfmq.lab.placement import cpu_ns
 from nnfmq.lab.stress.clients import CollectorTime
 from nnfmq.lab.stress.counters import (
@@ -40,18 +39,6 @@ from nnfmq.lab.stress.sampler import Sampler, Watched
 
 COUNTERS = [name for name in RequestRecord._fields[6:-1] if name != "worker_delay"]
 PAGES = 16_384  # of 4 KiB; more than malloc takes from its heap
-
-
-@pytest.fixture
-def child() -> Iterator[Process]:
-    """Yield a process that computes."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
-    try:
-        with Process(process.pid) as found:
-            yield found
-    finally:
-        process.kill()
-        process.wait()
 
 
 def counted(counters: RequestCounters) -> dict[str, int]:
@@ -161,9 +148,12 @@ def test_the_sampler_sees_a_stopped_process(child: Process) -> None:
 
 
 def test_the_sampler_goes_on_when_a_process_has_exited() -> None:
-    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    with Sampler([Watched(os.getpid(), process.pid, None, None)], os.getpid()) as sampler:
-        process.communicate(b"\n")
+    with (
+        started_child(lambda connection: connection.recv()) as process,
+        Sampler([Watched(os.getpid(), process.pid, None, None)], os.getpid()) as sampler,
+    ):
+        process.send("an end")
+        process.wait()
         count = len(sampler.samples[0])
         until(lambda: len(sampler.samples[0]) > count + 1, "samples after the exit")
     assert not sampler.samples[0][-1].is_worker_stopped

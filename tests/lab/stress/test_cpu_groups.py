@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,18 +20,6 @@ MS = 1_000_000
 PATH = "/user.slice/app.slice/app.scope"
 UNLIMITED_STAT = "usage_usec 900\nuser_usec 600\nsystem_usec 300\n"
 LIMITED_STAT = UNLIMITED_STAT + "nr_periods 9\nnr_throttled 4\nthrottled_usec 1500\n"
-
-
-@pytest.fixture
-def child() -> Iterator[Process]:
-    """Yield a process that computes."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
-    try:
-        with Process(process.pid) as found:
-            yield found
-    finally:
-        process.kill()
-        process.wait()
 
 
 # ---- the groups of this machine
