@@ -1,20 +1,17 @@
 """`nnfmq queue bench`: measure round trips and throughput between two processes over temporary named queues.
 
-The second process runs this module (`python -m nnfmq.cli.queue_bench`): it echoes the round trips, then reads the
-stream and replies with its last message. Every wait has a deadline, so that a process exits soon after its peer is
-killed. The report includes the conditions, without which the times mean little.
+The second process echoes the round trips, then reads the stream and replies with its last message. Every wait has a
+deadline, so that a process exits soon after its peer is killed. The report includes the conditions, without which the
+times mean little.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from nnfmq.cli.console import console, microseconds, print_json, progress_bar, table
@@ -90,21 +87,16 @@ def _peer(name: str, arguments: argparse.Namespace, window_ns: int, cpu: int | N
     Raises:
         DeadObject: If the process does not start.
     """
+    from nnfmq.lab.child_processes import BenchmarkFailed, started_child
+
     trips = _WARM_UP + arguments.round_trips + _untimed(arguments.round_trips)
-    words = [name, str(trips), str(arguments.messages), str(window_ns), "-1" if cpu is None else str(cpu)]
-    root = str(Path(__file__).parents[2])  # the same nnfmq in the other process, also in a source tree
-    path = os.pathsep.join([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).rstrip(os.pathsep)
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "nnfmq.cli.queue_bench", *words],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
-    ) as process:  # fmt: skip
+    with started_child(_serve, name, trips, arguments.messages, window_ns, cpu, name="queue bench") as process:
         try:
-            assert process.stdout is not None
-            if not process.stdout.readline():
-                raise DeadObject("the second process of the benchmark exited before it was ready; its output is above")
-            yield
-        finally:
-            process.kill()  # it has exited by now, or it hangs
+            process.receive(_LIMIT_NS / 1e9)
+        except BenchmarkFailed as error:
+            raise DeadObject(f"the second process of the benchmark exited before it was ready: {error}") from None
+        yield
+        process.kill()  # it has exited by now, or it hangs
 
 
 def _untimed(count: int) -> int:
@@ -193,12 +185,12 @@ def _show(report: dict[str, Any], no_color: bool) -> None:
 # ---- the other process ----
 
 
-def _serve(name: str, round_trips: int, messages: int, window_ns: int, cpu: int) -> None:
+def _serve(connection: Any, name: str, round_trips: int, messages: int, window_ns: int, cpu: int | None) -> None:
     """Echo the round trips, then read the stream and reply with its last message."""
-    if cpu >= 0:
+    if cpu is not None:
         os.sched_setaffinity(0, {cpu})
     with open_named(f"{name}-requests") as requests, open_named(f"{name}-results") as results:
-        print("ready", flush=True)
+        connection.send("ready")
         for _ in range(round_trips):
             packet = requests.receive(time.monotonic_ns() + _LIMIT_NS, window_ns)
             if packet is None:
@@ -212,7 +204,3 @@ def _serve(name: str, round_trips: int, messages: int, window_ns: int, cpu: int)
             messages -= len(packet) // requests.quantum
             last = packet[-requests.quantum :]
         results.send(last)
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], *map(int, sys.argv[2:]))

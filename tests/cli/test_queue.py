@@ -300,9 +300,10 @@ def test_bench_prints_figures_and_conditions(capsys: Capture) -> None:
 def test_bench_ends_when_the_other_process_cannot_start(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(queue_bench, "_serve", lambda _connection, *_: os._exit(1))
     assert main(["queue", "bench", name, *TINY]) == 1
-    assert "exited before it was ready" in complaint(capsys)
+    text = complaint(capsys)
+    assert "exited before it was ready" in text and "ended with status 1" in text
     assert not [left for left in posix_shm.names() if left.startswith(name)]
 
 

@@ -27,9 +27,9 @@ from nnfmq.lab.stress.machine_load import MachineLoad
 
 __all__ = [
     "WORK",
-    "Action",
     "ApplicationWork",
     "DisturbancePlan",
+    "TimedAction",
     "can_reclaim",
     "draw_plan",
     "prepared_actions",
@@ -42,7 +42,7 @@ _BETWEEN_S = (0.06, 0.12)
 _STOP_S = (0.015, 0.04)
 
 
-class Action(NamedTuple):
+class TimedAction(NamedTuple):
     """A call at a time after the begin of the trial, in s."""
 
     at_s: float
@@ -208,7 +208,7 @@ def can_reclaim(folder: Path) -> bool:
 
 
 @contextmanager
-def prepared_actions(plan: DisturbancePlan, client: int, worker: int) -> Iterator[list[Action]]:
+def prepared_actions(plan: DisturbancePlan, client: int, worker: int) -> Iterator[list[TimedAction]]:
     """Yield the stops and limits of a plan as actions on the pids; at exit both processes run without a limit.
 
     Raises:
@@ -219,13 +219,13 @@ def prepared_actions(plan: DisturbancePlan, client: int, worker: int) -> Iterato
         actions = []
         for begin_s, end_s, target in plan.stops:
             stack.callback(_send, pids[target], signal.SIGCONT)
-            actions.append(Action(begin_s, _sending(pids[target], signal.SIGSTOP)))
-            actions.append(Action(end_s, _sending(pids[target], signal.SIGCONT)))
+            actions.append(TimedAction(begin_s, _sending(pids[target], signal.SIGSTOP)))
+            actions.append(TimedAction(end_s, _sending(pids[target], signal.SIGCONT)))
         if plan.limit is not None:
             begin_s, end_s, target = plan.limit
             group = stack.enter_context(limited_group(pids[target]))
-            actions.append(Action(begin_s, lambda: group.limit(_CPU_LIMIT_US)))
-            actions.append(Action(end_s, lambda: group.limit(None)))
+            actions.append(TimedAction(begin_s, lambda: group.limit(_CPU_LIMIT_US)))
+            actions.append(TimedAction(end_s, lambda: group.limit(None)))
         yield sorted(actions, key=lambda action: action.at_s)
 
 
@@ -239,7 +239,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 @contextmanager
-def running_actions(actions: Sequence[Action], begin_ns: int) -> Iterator[None]:
+def running_actions(actions: Sequence[TimedAction], begin_ns: int) -> Iterator[None]:
     """Call the actions at their times, on a thread of their own; at exit those still to come are left out."""
     ended = threading.Event()
 

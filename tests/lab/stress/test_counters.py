@@ -27,9 +27,9 @@ from nnfmq.lab.stress.counters import (
     run_ns,
 )
 from nnfmq.lab.stress.disturbances import (
-    Action,
     ApplicationWork,
     DisturbancePlan,
+    TimedAction,
     can_reclaim,
     prepared_actions,
     running_actions,
@@ -178,7 +178,7 @@ def test_a_process_is_stopped_at_the_time_and_resumed_if_the_trial_ends_before(c
 def test_actions_that_are_still_to_come_at_the_end_are_left_out() -> None:
     called: list[int] = []
     first = threading.Event()
-    actions = [Action(0.0, first.set), Action(600.0, lambda: called.append(1))]
+    actions = [TimedAction(0.0, first.set), TimedAction(600.0, lambda: called.append(1))]
     with running_actions(actions, time.monotonic_ns()):
         assert first.wait(10)
     assert called == []

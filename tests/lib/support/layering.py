@@ -99,7 +99,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "subprocess": (
         "client.connection",
         "repository.version_import",
-        "cli.queue_bench",
         "cli.record",
         "cli.trace_collection",
         "lab",
@@ -135,7 +134,6 @@ CALLS: dict[str, tuple[str, ...]] = {
         "base.settings",
         "base.processes",
         "base.cores",
-        "cli.queue_bench",
         "cli.console",
         "cli.record",
         "cli.trace_collection",
