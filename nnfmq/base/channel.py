@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
 from nnfmq.base.deadlines import has_passed, remaining_ms
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable, Uncopyable
 from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -69,7 +69,7 @@ class Credentials(NamedTuple):
     gid: int
 
 
-class Frame(Uncopyable):
+class Frame(Closable):
     """A received message and its fds. The frame owns the fds until `detach_fds`; close it, or use `with`.
 
     If this process had no free fds for all of them (ulimit -n), `fds_truncated` is True and the frame has none.
@@ -95,12 +95,6 @@ class Frame(Uncopyable):
     def close(self) -> None:
         """Close the fds that were not detached. Idempotent."""
         close_all(self.detach_fds())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def close_all(fds: Sequence[int]) -> None:
@@ -163,7 +157,7 @@ def _is_connected(sock: socket.socket) -> bool:
     return True
 
 
-class Channel(Uncopyable):
+class Channel(Closable):
     """One end of a connection. Any thread may send; one thread may receive. Close it, or use `with`."""
 
     def __init__(self, sock: socket.socket, buffer: bytearray | None = None) -> None:
@@ -401,12 +395,6 @@ class Channel(Uncopyable):
             self._socket.shutdown(socket.SHUT_RDWR)
         self.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class FenceSignaler(Uncopyable):
     """The signaling end of a fence. If it is closed without a byte, the other end sees the end of the connection.
@@ -488,7 +476,7 @@ def _require_no_other_file(path: Path) -> None:
             raise DeviceUnavailable(f"{path} exists and is no socket; it is not replaced")
 
 
-class Listener(Uncopyable):
+class Listener(Closable):
     """A listening socket at a path, and the lock file that protects the path. Close it, or use `with`. One thread.
 
     A process that has adopted the socket owns neither the path nor the lock.
@@ -569,9 +557,3 @@ class Listener(Uncopyable):
         self._socket.close()
         if self._lock is not None:
             self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -20,12 +20,11 @@ import stat
 import struct
 import warnings
 from contextlib import suppress
-from types import TracebackType
 from typing import Protocol, Self
 
 from nnfmq.base.channel import FenceSignaler, open_fence_pair, peek_fence_byte
 from nnfmq.base.deadlines import deadline_after, has_passed, remaining_ms
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.types import FenceState
 
@@ -99,7 +98,7 @@ def _is_readable(fd: int, timeout_ms: int) -> bool:
     return bool(poll.poll(timeout_ms))
 
 
-class Fence(Uncopyable):
+class Fence(Closable):
     """A fence: its fd and, for the creator, the signaling end. Close it, or use `with`.
 
     If the creator closes it without a signal, other holders see ERROR. `fileno()` can be polled (readable = not
@@ -192,12 +191,6 @@ class Fence(Uncopyable):
         except IndexError:
             return
         os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_fds", None):

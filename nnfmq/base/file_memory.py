@@ -14,11 +14,10 @@ import os
 import stat
 import warnings
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from nnfmq.base.memory import write_all
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable, Uncopyable
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument
 from nnfmq.hal.types import Protection
 
@@ -97,7 +96,7 @@ class FileRange:
             raise GeneralFailure(f"a result cannot be written into memory in a file: {error.strerror}") from error
 
 
-class FileMemory(Uncopyable):
+class FileMemory(Closable):
     """`size_bytes` of a regular file from `offset` on. Satisfies `hal.types.Pool`. Close it, or use `with`.
 
     `protection` is what the creator asked for, limited to what the fd was opened for.
@@ -191,12 +190,6 @@ class FileMemory(Uncopyable):
     def close(self) -> None:
         """Release the file; ranges keep it open. Idempotent. Thread-safe."""
         self._files = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_files", None):

@@ -22,10 +22,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Self
 
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable
 from nnfmq.base.verbose_log import vlog
 from nnfmq.hal.errors import BadState, InvalidArgument, ProtocolError, ResourceExhaustedTransient
 from nnfmq.hal.types import Protection
@@ -38,7 +37,7 @@ _PAGE = mmap.PAGESIZE
 _FREED_AT_ONCE = 16 << 20
 
 
-class Memory(Uncopyable):
+class Memory(Closable):
     """A shared memory region: a memfd and its mapping. Satisfies `hal.types.Pool`. Close it, or use `with`.
 
     Attributes:
@@ -242,12 +241,6 @@ class Memory(Uncopyable):
         self._view = memoryview(b"")
         if self.on_close is not None:
             self.on_close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_fds", None):

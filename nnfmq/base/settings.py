@@ -10,6 +10,7 @@ This module is imported by both sides at their start, so it imports little, and 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -372,8 +373,6 @@ def _switch_to_text(value: object) -> str:
 
 
 def _pattern(text: str) -> str:
-    import re  # few processes have such a setting
-
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:

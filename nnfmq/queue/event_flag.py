@@ -10,10 +10,9 @@ mean "no limit".
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.queue.core import ACTIVE_CORE, Core
 
@@ -60,7 +59,7 @@ NOT_FULL = 0x1
 NOT_EMPTY = 0x2
 
 
-class EventFlag(Uncopyable):
+class EventFlag(Closable):
     """An event flag: that of a queue, or one over any aligned word (`from_buffer`). Thread-safe."""
 
     __slots__ = ("_word",)
@@ -117,12 +116,6 @@ class EventFlag(Uncopyable):
     def close(self) -> None:
         """End all waits with BadState and release the memory. Idempotent. Not for the event flag of a queue."""
         self._word.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def checked_mask(mask: int) -> int:

@@ -16,14 +16,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
 from msgspec import Struct
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.memory import Memory
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable
 from nnfmq.hal.errors import BadState, InvalidArgument, QueueCorrupted
 from nnfmq.queue import descriptor_formats, layout
 from nnfmq.queue.core import ACTIVE_CORE, Core
@@ -140,7 +139,7 @@ class AttachOptions(TypedDict, total=False):
     core: Core
 
 
-class MessageQueue(Uncopyable):
+class MessageQueue(Closable):
     """One end of a queue. Owns its memory regions; close it, or use `with`.
 
     Three methods are the core's own, so that a call has no Python frame in between:
@@ -559,12 +558,6 @@ class MessageQueue(Uncopyable):
         if self._ring is None:
             raise BadState("the queue is closed")
         return self._ring
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_ring", None) is not None:

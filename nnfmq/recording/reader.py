@@ -12,10 +12,11 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
+from nnfmq.base.ownership import Closable
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.recording.format import (
     FILE_HEADER_BYTES,
@@ -56,7 +57,7 @@ class RecordedExecution(NamedTuple):
     row: ExecutionRow
 
 
-class RecordingFile:
+class RecordingFile(Closable):
     """A recording, read and checked. Close it, or use `with`. Thread-safe: `read` changes nothing."""
 
     session: SessionRow
@@ -153,12 +154,6 @@ class RecordingFile:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Content:

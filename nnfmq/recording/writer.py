@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from nnfmq.base import settings
+from nnfmq.base.ownership import Closable
 from nnfmq.base.packages import installed_version
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
@@ -77,7 +77,7 @@ def create_recording_file(path: Path) -> tuple[int, Path]:
         return os.open(own, _FLAGS, 0o600), own
 
 
-class RecordingWriter:
+class RecordingWriter(Closable):
     """Writes a recording. Takes ownership of `fd`. One thread at a time. Close it.
 
     Args:
@@ -207,12 +207,6 @@ class RecordingWriter:
         if fd >= 0:
             os.close(fd)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _session(has_tensors: bool) -> SessionRow:
     version = installed_version("nnfmq") or "unknown"
@@ -281,7 +275,7 @@ class _RecordedModel:
         self._recorder.put(self._number, execution)
 
 
-class ExecutionRecorder:
+class ExecutionRecorder(Closable):
     """Records this process from `start` until `close`. Use `with`. Models that were prepared before are not recorded.
 
     The file is complete when `close` returns. If the process exits without `close`, an exit handler closes it; if it is
@@ -406,12 +400,6 @@ class ExecutionRecorder:
             self._writer.close(self.dropped)
         except OSError as error:
             _log.warning("%s has no END record: %s", self.path, error.strerror)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def record_from_environment(path: str) -> None:

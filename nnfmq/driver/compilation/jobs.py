@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from nnfmq.base.channel import NO_WAIT, Channel
+from nnfmq.base.ownership import Closable
 from nnfmq.base.processes import allowed_cpus
 from nnfmq.driver.compilation.server import FORK, FORK_BACKGROUND, PREFETCH, CompileResult, fork_compile_server
 from nnfmq.engines.execution import TieredProgram
@@ -194,7 +195,7 @@ class _ServerDiedError(GeneralFailure):
     """A compile process has ended because the compile server, which would report its exit status, has."""
 
 
-class _Process:
+class _Process(Closable):
     """The worker's connection to a compile process. Closing it ends the process immediately."""
 
     def __init__(self, channel: Channel, status_pipe: int) -> None:
@@ -266,12 +267,6 @@ class _Process:
         """End the process, unless it has ended."""
         self.channel.close()
         os.close(self._status_pipe)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _describe_exit(status: str) -> str:

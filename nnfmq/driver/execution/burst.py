@@ -20,14 +20,14 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import monotonic_ns
-from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.base import watcher
+from nnfmq.base.ownership import Closable
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.execution.order import ClientOrder
 from nnfmq.driver.execution.prepared_model import (
@@ -264,7 +264,7 @@ class LastFailure(Struct, frozen=True):
     sequence: int = 0
 
 
-class BurstServer:
+class BurstServer(Closable):
     """A running burst. Owns its listener thread, both queues and the executor. Close it, or use `with`."""
 
     def __init__(
@@ -377,12 +377,6 @@ class BurstServer:
         self._deadline.close()
         self._requests.close()
         self._results.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # -- the listener thread ------------------------------------------------------------------------------------------
 

@@ -24,11 +24,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic_ns
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
 from nnfmq.base.memory import Memory
+from nnfmq.base.ownership import Closable
 from nnfmq.base.processes import allowed_cpus
 from nnfmq.engines.compiled.thread_pool import CoreDivision
 from nnfmq.queue.futex import ALL_BITS, futex_wait, futex_wake
@@ -131,7 +132,7 @@ class CorePage:
         self.__dict__.clear()
 
 
-class CoreShares:
+class CoreShares(Closable):
     """The supervisor's side, for workers with the slots 1 to `slots`. Owns its memory; close it, or use `with`.
 
     Forked children do not inherit the mapping; workers map the memory themselves.
@@ -156,12 +157,6 @@ class CoreShares:
         """Release the memory. Idempotent."""
         self._page.release()
         self.memory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -28,12 +28,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from nnfmq.base import settings
 from nnfmq.base.channel import close_all
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.memory import Memory, is_mappable
+from nnfmq.base.ownership import Closable
 from nnfmq.engines.memory import trim_memory
 from nnfmq.hal.errors import (
     InvalidArgument,
@@ -73,7 +74,7 @@ __all__ = [
 _WORD_BYTES = 8
 
 
-class MemoryShares:
+class MemoryShares(Closable):
     """The supervisor's side: it gives each worker a slot. Owns its memory; close it, or use `with`.
 
     Forked children do not inherit the mapping; workers map the memory themselves.
@@ -103,12 +104,6 @@ class MemoryShares:
         """Release the memory. Idempotent."""
         self._words = memoryview(bytes(_WORD_BYTES)).cast("q")
         self.memory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class MemoryShare:

@@ -10,7 +10,8 @@ import itertools
 import select
 import time
 from collections.abc import Callable
-from typing import Self
+
+from nnfmq.base.ownership import Closable
 
 __all__ = ["EventLoop", "Timer"]
 
@@ -30,7 +31,7 @@ class Timer:
         self.callback = None
 
 
-class EventLoop:
+class EventLoop(Closable):
     """Waits for fds and timers and calls their callbacks. One thread. Close it, or use `with`."""
 
     def __init__(self) -> None:
@@ -81,9 +82,3 @@ class EventLoop:
     def close(self) -> None:
         """Close the loop's own fd."""
         self._epoll.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

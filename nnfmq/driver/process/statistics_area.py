@@ -12,9 +12,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
 
 from nnfmq.base.memory import Memory, write_all
+from nnfmq.base.ownership import Closable
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.recorder_core import begin_change, end_change
 from nnfmq.observe.statistics_layout import WORD_BYTES, text_to_words
@@ -62,7 +62,7 @@ class StatisticsArea:
         return self._writer
 
 
-class SharedStatistics(StatisticsArea):
+class SharedStatistics(StatisticsArea, Closable):
     """The statistics of a supervisor and its workers, with a slot for each client. Close it, or use `with`.
 
     `version` is the driver's release, for display.
@@ -113,9 +113,3 @@ class SharedStatistics(StatisticsArea):
         """Release the memory. Idempotent."""
         self._view = self._header = memoryview(b"")
         self._memory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

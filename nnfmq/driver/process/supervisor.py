@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Self
 
 from nnfmq.base import settings
 from nnfmq.base.channel import Channel, Listener
 from nnfmq.base.memory import Memory
+from nnfmq.base.ownership import Closable
 from nnfmq.base.packages import installed_version
 from nnfmq.base.paths import (
     check_socket_directory,
@@ -58,7 +58,7 @@ _ACCEPT_PAUSE_S = 0.1
 _log = logging.getLogger("nnfmq.supervisor")
 
 
-class Supervisor:
+class Supervisor(Closable):
     """A listening driver. Close it.
 
     Borrows its arguments. `stop_fd` is an eventfd that ends `run` when it becomes readable. `repository` is None if no
@@ -163,12 +163,6 @@ class Supervisor:
     def close(self) -> None:
         """Close the supervisor's own fd."""
         self._close_spare_fd()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def serve(

@@ -13,6 +13,7 @@ from time import monotonic_ns
 from typing import Final
 
 from nnfmq.base.memory import Memory, allocate_pages
+from nnfmq.base.ownership import Closable
 from nnfmq.base.verbose_log import vlog, vlog_is_on
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.observe.trace_layout import request_base, ring_bytes
@@ -61,7 +62,7 @@ def slots_of(size_bytes: int) -> int:
     return max(0, (size_bytes - _PAGE) // AREA_RING_BYTES)
 
 
-class TraceArea:
+class TraceArea(Closable):
     """The supervisor's side, for workers with the slots 1 to `slots`. Owns its memory; close it, or use `with`.
 
     Forked children do not inherit the mapping; workers map the memory themselves.
@@ -84,12 +85,6 @@ class TraceArea:
     def close(self) -> None:
         """Release the memory. Idempotent."""
         self.memory.close()
-
-    def __enter__(self) -> TraceArea:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
