@@ -441,8 +441,8 @@ def extended_operations() -> Mapping[tuple[OperationType, Scheme], TfliteOperati
     found = {
         (base, scheme): ours[name]
         for scheme in Scheme
-        for base in OperationType
-        if (name := scheme.value.format(base.name)) in ours
+        for base_name, base in OperationType.__members__.items()
+        if (name := scheme.value.format(base_name)) in ours
     }
     del found[OperationType.QUANTIZE, Scheme.DYNAMIC]  # DYNAMIC_QUANTIZE is no QUANTIZE: its result are floats
     topk = found.pop((OperationType.TOPK_V2, Scheme.WIDER))  # it is TFLite's definition, of more types than 8 bits

@@ -9,18 +9,30 @@ extension only adds to an operation of the HAL, such as types, is stated by `Dec
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from msgspec.structs import replace
 
 from nnfmq.hal.extensions import DTYPES, NAME, TfliteOperation, extended_operations
+from nnfmq.operations import declaration as op
 from nnfmq.operations import extensions
-from nnfmq.operations.declaration import V1_0, V1_2, Declaration, Extended
+from nnfmq.operations.declaration import Declaration, Extended, Plan
 from nnfmq.operations.extensions import ExtensionType, define_operation
+from nnfmq.operations.shapes import same_shape
 
-__all__ = ["EXTENSION_FAMILIES", "extended_family", "family", "install_families"]
+__all__ = [
+    "ANY_TENSOR",
+    "EXTENSION_FAMILIES",
+    "any_tensor_variants",
+    "declare",
+    "extended_family",
+    "family",
+    "function_of_one",
+    "install_families",
+]
 
 EXTENSION_FAMILIES: Mapping[str, str] = {
     "dynamic_sizes": "RANGE SHAPE WHERE UNIQUE",
@@ -50,6 +62,52 @@ def family(name: str) -> tuple[Declaration, ...]:
     return declarations
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# What the declarations of the families share.
+
+
+ANY_TENSOR = (op.F32, op.F16, op.I32, op.Q8, op.Q8S, op.Q16S, op.B8, *op.WIDE)
+"""The operand types of operations that only move elements."""
+
+
+def declare(operation: TfliteOperation, *parameters: op.Parameter, **others: Any) -> Declaration:
+    """Return the declaration of an operation with these parameters; `others` are further attributes, by name."""
+    return Declaration(
+        define_operation(operation, operation.name),
+        since=op.V1_2,
+        overloads=(op.overload(*parameters, level=op.V1_2),),
+        **others,
+    )
+
+
+def function_of_one(
+    operation: TfliteOperation, variants: Iterable[op.Variant], *attributes: op.Parameter
+) -> Declaration:
+    """Return the declaration of a function of each element of one tensor, which may have none.
+
+    The output has the type O of a variant if it has that, else T.
+    """
+    variants = tuple(variants)
+    return declare(
+        operation,
+        op.data("input"),
+        *attributes,
+        variants=variants,
+        shape=same_shape,
+        outputs=("O" if "O" in variants[0].types else "T",),
+        zero_sized=True,
+    )
+
+
+def any_tensor_variants(plan: Plan) -> tuple[op.Variant, ...]:
+    """Return the variants of an operation that only moves elements."""
+    return op.of_types(plan, *ANY_TENSOR)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the extension adds to operations of the HAL, and the installation.
+
+
 def extended_family(module: str) -> tuple[Declaration, ...]:
     """Return what the extension has of the operations of a family of the HAL, and import its module."""
     declarations: tuple[Declaration, ...] = import_module(module).DECLARATIONS
@@ -59,16 +117,16 @@ def extended_family(module: str) -> tuple[Declaration, ...]:
 def _expanded(base: Declaration, extended: Extended) -> Declaration:
     operation = extended_operations()[base.code, extended.scheme]
     same = {
-        "overloads": tuple(replace(one, arities=dict.fromkeys(one.arities, V1_2)) for one in base.overloads),
-        "output_counts": dict.fromkeys(base.output_counts, V1_2),
+        "overloads": tuple(replace(one, arities=dict.fromkeys(one.arities, op.V1_2)) for one in base.overloads),
+        "output_counts": dict.fromkeys(base.output_counts, op.V1_2),
     }
-    added = tuple(replace(variant, level=V1_2) for variant in base.variants) if extended.adds else ()
+    added = tuple(replace(variant, level=op.V1_2) for variant in base.variants) if extended.adds else ()
     return replace(
         base,
         code=define_operation(operation, operation.name),
-        since=V1_2,
+        since=op.V1_2,
         variants=(*added, *extended.variants),
-        level=lambda inputs, output: V1_0,
+        level=lambda inputs, output: op.V1_0,
         extended=(),
         **{**same, **extended.changes},
     )
@@ -80,11 +138,9 @@ def install_families(hal_families: Mapping[str, str]) -> None:
     `hal_families` are the names of the operations of each family of the HAL, by its module.
     """
     types = tuple(ExtensionType(operand_type, dtype) for operand_type, dtype in DTYPES.items())
-    own = {name for names in EXTENSION_FAMILIES.values() for name in names.split()}
     extended = defaultdict(list)
     for (base, _), operation in extended_operations().items():
-        if operation.name not in own:
-            extended[base.name].append(operation.name)
+        extended[base.name].append(operation.name)
     families = [(partial(family, module), names.split()) for module, names in EXTENSION_FAMILIES.items()]
     families += [
         (partial(extended_family, module), [name for base in names.split() for name in extended[base]])

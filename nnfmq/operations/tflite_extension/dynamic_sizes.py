@@ -15,7 +15,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import DATA_DEPENDENT, require, require_rank, require_size
-from nnfmq.operations.tflite_extension.declaration import ANY_TENSOR, any_tensor_variants, declare
+from nnfmq.operations.tflite_extension import ANY_TENSOR, any_tensor_variants, declare
 
 
 def range_shape(*, start: Array, limit: Array, delta: Array) -> Shape:

@@ -23,7 +23,7 @@ from nnfmq.operations.int16_tables import LookupTable
 from nnfmq.operations.kernel_adapters import by_pairs, float_variants, stateless, via_lut8
 from nnfmq.operations.quantization import clamped, dtype_range, float_ratio, quantized_range, rescaling, scaled
 from nnfmq.operations.shapes import broadcast_shapes, require, same_shape
-from nnfmq.operations.tflite_extension.declaration import declare, function_of_one
+from nnfmq.operations.tflite_extension import declare, function_of_one
 from nnfmq.operations.unary import complementary_error_function
 
 __all__ = [

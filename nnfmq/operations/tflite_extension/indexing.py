@@ -19,7 +19,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import normalize_axis, require, require_max_rank, require_size
-from nnfmq.operations.tflite_extension.declaration import any_tensor_variants, declare
+from nnfmq.operations.tflite_extension import any_tensor_variants, declare
 
 __all__ = [
     "DECLARATIONS",

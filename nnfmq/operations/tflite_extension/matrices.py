@@ -15,7 +15,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Shape
 from nnfmq.operations.kernel_adapters import float_variants, stateless
 from nnfmq.operations.shapes import require, require_size, same_shape
-from nnfmq.operations.tflite_extension.declaration import declare
+from nnfmq.operations.tflite_extension import declare
 
 __all__ = ["DECLARATIONS", "determinant", "determinant_shape", "imaginary", "real", "rfft2d", "rfft2d_shape"]
 

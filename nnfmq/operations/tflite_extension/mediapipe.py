@@ -19,7 +19,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require, require_size, window_dimension
-from nnfmq.operations.tflite_extension.declaration import declare
+from nnfmq.operations.tflite_extension import declare
 
 __all__ = [
     "DECLARATIONS",

@@ -19,7 +19,7 @@ from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import ints
 from nnfmq.operations.quantization import all_quantized_values, dtype_range, quantize_rows, rescaling
 from nnfmq.operations.shapes import broadcast_shapes, require
-from nnfmq.operations.tflite_extension.declaration import declare, function_of_one
+from nnfmq.operations.tflite_extension import declare, function_of_one
 
 __all__ = [
     "DECLARATIONS",

@@ -34,7 +34,7 @@ from nnfmq.operations.quantized_lstm import (
     scale_quotient,
 )
 from nnfmq.operations.shapes import require
-from nnfmq.operations.tflite_extension.declaration import declare
+from nnfmq.operations.tflite_extension import declare
 
 __all__ = ["DECLARATIONS", "lstm_shape", "plan_lstm", "plan_svdf", "svdf_shape"]
 

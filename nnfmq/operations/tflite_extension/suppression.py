@@ -18,7 +18,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Shape
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require, require_size
-from nnfmq.operations.tflite_extension.declaration import declare
+from nnfmq.operations.tflite_extension import declare
 
 
 def suppression_shape(boxes: Shape, scores: Shape, *thresholds: Shape, limit: Any) -> tuple[Shape, Shape, Shape]:

@@ -16,7 +16,7 @@ from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
 from nnfmq.operations.quantization import float_activation_range
 from nnfmq.operations.shapes import WindowDimension, require, require_size, window_dimension
-from nnfmq.operations.tflite_extension.declaration import declare
+from nnfmq.operations.tflite_extension import declare
 
 _AXES = ("depth", "height", "width")
 _ATTRIBUTES = (
