@@ -10,6 +10,7 @@ import argparse
 import math
 from typing import Any
 
+from nnfmq.cli.console import at_least_one
 from nnfmq.cli.parser import CommandAction, add_actions
 
 EXAMPLES = """\
@@ -95,7 +96,7 @@ def _for_write(parser: argparse.ArgumentParser) -> None:
 def _for_read(parser: argparse.ArgumentParser) -> None:
     _name(parser)
     parser.add_argument(
-        "-n", metavar="N", dest="records", type=_positive, default=1, help="number of records (default: 1)"
+        "-n", metavar="N", dest="records", type=at_least_one, default=1, help="number of records (default: 1)"
     )
     parser.add_argument("--follow", action="store_true", help="continue until Ctrl-C, or until a wait exceeds --wait")
     encoding = parser.add_mutually_exclusive_group()
@@ -110,7 +111,7 @@ def _for_watch(parser: argparse.ArgumentParser) -> None:
         "--interval", metavar="S", type=_seconds, default=0.5, help="seconds between snapshots (default: 0.5)"
     )
     parser.add_argument(
-        "--count", metavar="N", type=_positive, help="stop after N snapshots (default: run until Ctrl-C)"
+        "--count", metavar="N", type=at_least_one, help="stop after N snapshots (default: run until Ctrl-C)"
     )
     _json(parser, "print each snapshot as a line of JSON")
 
@@ -118,15 +119,15 @@ def _for_watch(parser: argparse.ArgumentParser) -> None:
 def _for_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="the two queues are NAME-requests and NAME-results")
     parser.add_argument(
-        "--record-bytes", metavar="N", type=_positive, default=64, help="size of a message (default: 64)"
+        "--record-bytes", metavar="N", type=at_least_one, default=64, help="size of a message (default: 64)"
     )
     parser.add_argument(
-        "--round-trips", metavar="N", type=_positive, default=20_000, help="number of round trips (default: 20000)"
+        "--round-trips", metavar="N", type=at_least_one, default=20_000, help="number of round trips (default: 20000)"
     )
     parser.add_argument(
         "--messages",
         metavar="N",
-        type=_positive,
+        type=at_least_one,
         default=200_000,
         help="messages sent in one direction (default: 200000)",
     )
@@ -142,13 +143,6 @@ def _waiting(parser: argparse.ArgumentParser, what: str) -> None:
     limit = parser.add_mutually_exclusive_group()
     limit.add_argument("--wait", metavar="S", type=_seconds, help=f"wait at most S seconds {what}")
     limit.add_argument("--no-wait", dest="wait", action="store_const", const=0.0, help="do not wait")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: must be at least 1")
-    return value
 
 
 def _seconds(text: str) -> float:

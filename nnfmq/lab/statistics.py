@@ -104,7 +104,8 @@ def summarize(durations_ns: Sequence[int]) -> LatencyBlock:
     low, high = int(values.min()), int(values.max())
     step = max((high - low) / BUCKETS, 1.0)
     buckets = np.minimum(((values - low) / step).astype(int), BUCKETS - 1)
-    p50, p99 = (int(np.percentile(values, percent, method="inverted_cdf")) for percent in (50, 99))
+    ordered = np.sort(values)
+    p50, p99 = (percentile(ordered, percent) for percent in (50.0, 99.0))
     counts = np.bincount(buckets, minlength=BUCKETS)
     return LatencyBlock(
         len(values), int(values.sum()), float(values.mean()), float(values.std()), p50, p99,

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum, unique
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
 import numpy as np
@@ -125,28 +125,10 @@ class TensorAllocation:
 # SignatureRunner: a model's signature as a function from named arrays to named arrays.
 
 
-class _Runs(Protocol):
-    """What a runner needs of an interpreter."""
-
-    def _get_full_signature_list(self) -> dict[str, dict[str, dict[str, int]]]: ...
-
-    def _get_tensor_details(self, tensor_index: int, subgraph_index: int) -> dict[str, Any]: ...
-
-    def _subgraph_of(self, signature_key: str) -> int: ...
-
-    def _run_subgraph(
-        self,
-        subgraph_index: int,
-        shapes: Mapping[int, tuple[int, ...]],
-        values: Mapping[int, Any],
-        outputs: Sequence[int],
-    ) -> list[Any]: ...
-
-
 class SignatureRunner:
     """Runs one signature; made by `Interpreter.get_signature_runner`. It shares tensors and states with that."""
 
-    def __init__(self, interpreter: _Runs | None = None, signature_key: str | None = None) -> None:
+    def __init__(self, interpreter: LiteRtInterpreter | None = None, signature_key: str | None = None) -> None:
         """Find the signature.
 
         Raises:
