@@ -13,9 +13,9 @@ import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
+from nnfmq.base.ownership import Closable
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.observe.executions import (
     ModelObserver,
@@ -51,7 +51,7 @@ class _TelemetryModel:
         self._registration.put((self._compilation, execution))
 
 
-class TelemetryRegistration:
+class TelemetryRegistration(Closable):
     """A callback that is called until `close`. Use `with`, or keep it open until the process exits."""
 
     def __init__(self, callback: TelemetryCallback) -> None:
@@ -113,12 +113,6 @@ class TelemetryRegistration:
         self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             _log.warning("a telemetry callback has not returned within %g s", _CLOSE_TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def register(callback: TelemetryCallback) -> TelemetryRegistration:

@@ -12,10 +12,10 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from nnfmq.base import settings
+from nnfmq.base.ownership import Closable
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.telemetry.callbacks import register
 from nnfmq.telemetry.records import CompilationRecord, DataClass, TelemetryMode, TelemetryRecord
@@ -207,7 +207,7 @@ _CLOSE_TIMEOUT_S = 5.0
 _log = logging.getLogger("nnfmq.telemetry")
 
 
-class TelemetryLogger:
+class TelemetryLogger(Closable):
     """A callback for `register`: call it with records. Owns the sink, and a thread. Close it, or use `with`."""
 
     def __init__(self, sink: TelemetrySink, interval_s: float = DEFAULT_INTERVAL_S) -> None:
@@ -277,12 +277,6 @@ class TelemetryLogger:
         if self.lost_lines or self.dropped_records:
             text = "telemetry lacks %d lines that could not be written, and %d records of too many kinds"
             _log.warning(text, self.lost_lines, self.dropped_records)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def report_from_environment(sink: str) -> None:

@@ -74,8 +74,8 @@ def execute_asynchronously(
 ) -> bool:
     """Launch an execution, with messages in the HAL's order (`execute_1_3`).
 
-    If the arguments are invalid, the callback comes first and then a reply with the same status;
-    otherwise the reply NONE comes first and then the callback.
+    If the arguments are invalid, the callback comes first and then a reply with the same status; otherwise the reply
+    NONE comes first and then the callback.
     """
     with ExitStack() as undo:
         prepared, request, config = receive_request(session, message, fds, undo)

@@ -1,4 +1,4 @@
-"""Calls about models and devices, and about traces: support, preparation, release, status (`IDevice`)."""
+"""Calls about models: which operations a device supports, preparing, releasing (`IDevice`)."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ def get_supported_operations(
 def prepare_model(session: Session, message: messages.PrepareModel, fds: list[int], _received_ns: int) -> None:
     """Prepare a model, with messages in the HAL's order (`IDevice::prepareModel`).
 
-    If the arguments are invalid, the callback comes first and then a reply with the same status;
-    otherwise the reply NONE comes first and then the callback.
+    If the arguments are invalid, the callback comes first and then a reply with the same status; otherwise the reply
+    NONE comes first and then the callback.
     """
     unfinished = UnfinishedCompilation.of(message, fds)
     with ExitStack() as files:

@@ -36,7 +36,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "graphs": ("base.verbose_log", "hal", "planning"),
     "model_builder": ("base", "graphs", "hal", "validation", "operations"),
     "recording": ("base", "serialize", "hal"),
-    "telemetry": ("base.settings", "hal"),
+    "telemetry": ("base.ownership", "base.settings", "hal"),
     "driver": BOTH_SIDES,
     "client": (*BOTH_SIDES, "importers", "recording", "telemetry", "planning", "model_builder"),
     "nnapi": ("base", "client", "model_builder", "telemetry", "validation.values", "hal"),
