@@ -48,8 +48,8 @@ __all__ = [
     "DroppedConnection",
     "MemoryProvider",
     "PendingCall",
-    "ReplyHandler",
     "ReplyKey",
+    "ResultHandler",
     "memories_reply",
     "release_message",
     "send_nonblocking",
@@ -74,14 +74,17 @@ class MemoryProvider(Protocol):
         ...
 
 
-class ReplyHandler(Protocol):
-    """Receives the reply to one call, or the error that replaces it: exactly one of the methods is called, once.
+ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
 
-    Called on the watcher thread, or on the thread that closes the connection. Must not block.
+
+class ResultHandler(Protocol[ResultT_contra]):
+    """Receives one result, or the error that replaces it: exactly one of the methods is called, once. A Future is one.
+
+    Called on the watcher thread, on the thread that closes the connection, or on the fallback thread. Must not block.
     """
 
-    def set_result(self, result: Any, /) -> None:
-        """Receive the reply."""
+    def set_result(self, result: ResultT_contra, /) -> None:
+        """Receive the result."""
         ...
 
     def set_exception(self, error: NnfmqError, /) -> None:
@@ -99,7 +102,7 @@ class ReplyKey(NamedTuple):
 class PendingCall(NamedTuple):
     """The handler of a reply that has not arrived, and the callbacks that run before it."""
 
-    handler: ReplyHandler
+    handler: ResultHandler[Any]
     on_reply: Callable[[Any], None] | None = None
     on_fds: Callable[[list[int]], None] | None = None
 
@@ -471,7 +474,7 @@ class Connection(DroppedConnection):
         self,
         message: messages.Call,
         reply_type: type[messages.Call],
-        handler: ReplyHandler,
+        handler: ResultHandler[Any],
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
     ) -> None:
@@ -487,12 +490,16 @@ class Connection(DroppedConnection):
         self._start_call(ReplyKey(message.call, reply_type), handler, partial(self._send, message, fds, deadline_ns))
 
     def start_call_nonblocking(
-        self, message: messages.Call, reply_type: type[messages.Call], handler: ReplyHandler, fds: Sequence[int] = ()
+        self,
+        message: messages.Call,
+        reply_type: type[messages.Call],
+        handler: ResultHandler[Any],
+        fds: Sequence[int] = (),
     ) -> None:
         """As `start_call`, for the watcher thread. Does not block. Raises as `start_call`."""
         self._start_call(ReplyKey(message.call, reply_type), handler, partial(self._send_nonblocking, message, fds))
 
-    def _start_call(self, key: ReplyKey, handler: ReplyHandler, send: Callable[[], None]) -> None:
+    def _start_call(self, key: ReplyKey, handler: ResultHandler[Any], send: Callable[[], None]) -> None:
         self._register(key, PendingCall(handler))
         try:
             send()

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.client import fallback_thread
-from nnfmq.client.connection.connection import Connection
+from nnfmq.client.connection.connection import Connection, ResultHandler
 from nnfmq.client.execution.requests import RequestRun, memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.client.execution.synchronous import execute_after_failure
 from nnfmq.client.model.array_request import ArrayRequest
@@ -109,18 +109,6 @@ class PendingExecution(Uncopyable, Coroutine[Any, Any, ResultT], Generic[ResultT
             raise
 
 
-class ResultHandler(Protocol):
-    """Receives the result of one execution or its error: exactly one of the methods is called, once."""
-
-    def set_result(self, result: ExecutionResult, /) -> None:
-        """Receive the validated result."""
-        ...
-
-    def set_exception(self, error: NnfmqError, /) -> None:
-        """Receive the error."""
-        ...
-
-
 class AsyncRequest:
     """Starts asynchronous executions of one model with one configuration and deadline."""
 
@@ -130,7 +118,7 @@ class AsyncRequest:
         self._config = config
         self._deadline_ns = deadline_ns
 
-    def start(self, request: Request, handler: ResultHandler) -> None:
+    def start(self, request: Request, handler: ResultHandler[ExecutionResult]) -> None:
         """Send a request; `handler` is called on the watcher thread. Borrows the request's pools until then.
 
         Blocks while the socket is full, at most until the deadline. If the device fails and the request is executed
@@ -144,14 +132,14 @@ class AsyncRequest:
         with validator.raising_or_executing_again():
             connection.start_call(message, messages.ExecutionFinished, validator, fds, self._deadline_ns)
 
-    def start_nonblocking(self, request: Request, handler: ResultHandler) -> None:
+    def start_nonblocking(self, request: Request, handler: ResultHandler[ExecutionResult]) -> None:
         """As `start`, for the watcher thread. Does not block."""
         connection, message, validator, fds = self._prepare(request, handler)
         with validator.raising_or_executing_again():
             connection.start_call_nonblocking(message, messages.ExecutionFinished, validator, fds)
 
     def _prepare(
-        self, request: Request, handler: ResultHandler
+        self, request: Request, handler: ResultHandler[ExecutionResult]
     ) -> tuple[Connection, messages.ExecuteAsynchronously, _ValidatingHandler, list[int]]:
         location = self.model.location
         connection, model_id = location.connection, location.require_id()
@@ -178,7 +166,7 @@ class _Rescue(NamedTuple):
     config: ExecutionConfig
     deadline_ns: int | None
 
-    def submit(self, error: NnfmqError, handler: ResultHandler) -> bool:
+    def submit(self, error: NnfmqError, handler: ResultHandler[ExecutionResult]) -> bool:
         """Let the fallback thread execute the request and call `handler`; return False if nothing can execute it.
 
         Does not block.
@@ -191,7 +179,7 @@ class _Rescue(NamedTuple):
             return False
         return True
 
-    def _run(self, error: NnfmqError, handler: ResultHandler) -> None:
+    def _run(self, error: NnfmqError, handler: ResultHandler[ExecutionResult]) -> None:
         try:
             result = execute_after_failure(self.model, self.request, self.config, self.deadline_ns, error)
         except NnfmqError as failure:
@@ -209,7 +197,11 @@ class _ValidatingHandler:
     """Validates the driver's callback and passes the result on."""
 
     def __init__(
-        self, run: RequestRun, handler: ResultHandler, observation: RequestObservation | None, rescue: _Rescue
+        self,
+        run: RequestRun,
+        handler: ResultHandler[ExecutionResult],
+        observation: RequestObservation | None,
+        rescue: _Rescue,
     ) -> None:
         self._run = run
         self._handler = handler

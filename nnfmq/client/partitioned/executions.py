@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -31,6 +31,7 @@ from msgspec import Struct
 from nnfmq.base.deadlines import has_passed
 from nnfmq.base.verbose_log import vlog, vlog_is_on
 from nnfmq.client import fallback_thread
+from nnfmq.client.connection.connection import ResultHandler
 from nnfmq.client.execution import synchronous
 from nnfmq.client.execution.asynchronous import AsyncRequest, PendingExecution
 from nnfmq.client.model.array_request import CallArguments
@@ -556,19 +557,6 @@ def _new_run(
 
 
 ResultT = TypeVar("ResultT")
-ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
-
-
-class Completion(Protocol[ResultT_contra]):
-    """Receives the result of an execution or its error: exactly one of the methods is called, once. A Future is one."""
-
-    def set_result(self, result: ResultT_contra, /) -> None:
-        """Receive the result."""
-        ...
-
-    def set_exception(self, error: NnfmqError, /) -> None:
-        """Receive the error."""
-        ...
 
 
 class AsyncRun(Generic[ResultT]):
@@ -588,7 +576,7 @@ class AsyncRun(Generic[ResultT]):
         run: CompoundRun,
         collect: Callable[[ExecutionResult], ResultT],
         release: Callable[[bool], None],
-        completion: Completion[ResultT],
+        completion: ResultHandler[ResultT],
     ) -> None:
         self._handle = handle
         self.memory, self.config = run.memory, run.config
@@ -739,7 +727,7 @@ def new_run(
     config: ExecutionConfig,
     prepare: Callable[[ArrayArguments], None],
     collect: Callable[[ArrayArguments, ExecutionResult], ResultT],
-    completion: Completion[ResultT],
+    completion: ResultHandler[ResultT],
     mode: HalExecutionMode = HalExecutionMode.ASYNCHRONOUS,
 ) -> AsyncRun[ResultT]:
     """Return an execution with arguments that `prepare` fills, and from which `collect` takes the result.

@@ -20,9 +20,10 @@ from nnfmq.base import watcher
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.fence import Fence, fence_state
 from nnfmq.base.ownership import Uncopyable
+from nnfmq.client.connection.connection import ResultHandler
 from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
 from nnfmq.client.model.arrays import InputValue, Outputs, checked_arrays, require_fixed_shapes
-from nnfmq.client.partitioned.executions import AsyncRun, Completion, new_run, require_time_left, submit_fallback
+from nnfmq.client.partitioned.executions import AsyncRun, new_run, require_time_left, submit_fallback
 from nnfmq.client.partitioned.handle import PlanHandle
 from nnfmq.client.partitioned.plan import step_request
 from nnfmq.client.waiting import Future
@@ -166,7 +167,7 @@ class CompoundFencedExecution(FencedExecution[ResultT]):
 def launch_compound_fenced(
     handle: PlanHandle,
     limits: FenceLimits,
-    new_run: Callable[[Completion[ResultT]], AsyncRun[ResultT]],
+    new_run: Callable[[ResultHandler[ResultT]], AsyncRun[ResultT]],
 ) -> CompoundFencedExecution[ResultT]:
     """Launch an execution behind fences; blocks until it is launched. Borrows the fences.
 
@@ -395,7 +396,7 @@ def launch_arrays(
     checked, targets = checked_arrays(handle.inputs, inputs), [None] * len(handle.outputs)
     require_fixed_shapes("output", handle.outputs, "a fenced execution")
 
-    def prepared(completion: Completion[Outputs]) -> AsyncRun[Outputs]:
+    def prepared(completion: ResultHandler[Outputs]) -> AsyncRun[Outputs]:
         return new_run(handle, config, lambda a: a.write(checked, targets), lambda a, _: a.arrays(), completion, _MODE)
 
     return launch_compound_fenced(handle, limits, prepared)
@@ -413,7 +414,7 @@ def launch_request(
     validate_request(handle.plan.model, request, allow_unspecified_output=False)
     times = FencedTiming(NO_TIMING, NO_TIMING)
 
-    def prepared(completion: Completion[FencedTiming]) -> AsyncRun[FencedTiming]:
+    def prepared(completion: ResultHandler[FencedTiming]) -> AsyncRun[FencedTiming]:
         return new_run(handle, config, lambda a: a.memory.bind(request), lambda _a, _r: times, completion, _MODE)
 
     return launch_compound_fenced(handle, limits, prepared)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.ownership import Claims, exclusive
+from nnfmq.client.connection.connection import ResultHandler
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.execution.asynchronous import PendingExecution
 from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
@@ -24,7 +25,6 @@ from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.partitioned import executions, fenced
 from nnfmq.client.partitioned.executions import (
     AsyncRun,
-    Completion,
     CompoundRun,
     PlanCall,
     require_unmeasured,
@@ -261,7 +261,7 @@ class CompoundRequest(BoundRequest):
         """
         self._require_computable()
 
-        def new_run(completion: Completion[ResultT]) -> AsyncRun[ResultT]:
+        def new_run(completion: ResultHandler[ResultT]) -> AsyncRun[ResultT]:
             self._handle.add_user(is_used=True)  # this request may outlive its model
             self._fenced_runs.append(completion)
             run = self._new_run(HalExecutionMode.FENCED, None)
