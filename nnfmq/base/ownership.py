@@ -85,10 +85,18 @@ def claimed(claims: Claims, claim: object, use: Callable[[], T], busy: Callable[
             pass
 
 
-def release(claims: Claims, claim: object) -> None:
-    """End a claim, if the object still has it. For threads on which no signal handler runs."""
-    if claims.get(CLAIM) is claim:
-        del claims[CLAIM]
+def release(claims: Claims, claim: object) -> bool:
+    """End a claim and return True; False if the object has another claim, or none.
+
+    A signal handler may raise when this begins: on the main thread `claimed` is safe.
+    """
+    try:
+        if claims[CLAIM] is claim:
+            del claims[CLAIM]
+            return True
+    except KeyError:
+        pass
+    return False
 
 
 def exclusive(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from nnfmq.base.fence import Fence, HasFileno
-from nnfmq.base.ownership import Closable, Uncopyable
+from nnfmq.base.ownership import CLAIM, Claims, Closable, Uncopyable, release
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import FenceState, OutputShape
@@ -21,9 +21,6 @@ __all__ = ["Event", "ExecutionOutcome", "ExecutionProgress", "RunningComputation
 
 # ----------------------------------------------------------------------------------------------------------------------
 # ExecutionProgress: whether an execution is prepared, running or completed, and with what result.
-
-
-_CLAIM = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ class ExecutionProgress:
     def __init__(self) -> None:
         self.is_reusable = False
         self.running: RunningComputation | None = None
-        self._claims: dict[int, object] = {}
+        self._claims: Claims = {}
         self._outcome: ExecutionOutcome | None = None
 
     def begin(self, function: str, claim: object) -> None:
@@ -97,24 +94,21 @@ class ExecutionProgress:
             BadState: If it is running, or was computed and is not reusable.
         """
         self._settle()
-        if self._claims.setdefault(_CLAIM, claim) is not claim:
+        if self._claims.setdefault(CLAIM, claim) is not claim:
             raise BadState(f"{function}: this execution is running; wait for it, or make another one")
         if self._outcome is not None and not self.is_reusable:
             raise BadState(f"{function}: this execution was computed, and is not reusable: see set_reusable")
 
     def complete(self, claim: object, outcome: ExecutionOutcome) -> ExecutionOutcome:
         """Store and return the outcome of the computation that has this claim, and end the claim."""
-        if self._claims.get(_CLAIM) is claim:
+        if self._claims.get(CLAIM) is claim:
             self._outcome, self.running = outcome, None
             self.release(claim)
         return outcome
 
     def release(self, claim: object) -> bool:
         """End a claim, and return True; False if the execution has another claim, or none."""
-        has_claim = self._claims.get(_CLAIM) is claim
-        if has_claim:
-            del self._claims[_CLAIM]
-        return has_claim
+        return release(self._claims, claim)
 
     def _settle(self) -> None:
         """Collect the outcome of an asynchronous computation that is done."""

@@ -424,6 +424,29 @@ def test_the_durations_of_an_execution_are_kept_while_a_request_waits(
         waiting.result(LIMIT_S)
 
 
+class Interrupted(Exception):
+    """As a signal handler raises it."""
+
+
+@pytest.mark.parametrize("is_received", [False, True])
+def test_the_durations_are_complete_after_a_request_that_a_signal_has_interrupted(
+    is_received: bool, burst: Burst, memory: Memory
+) -> None:
+    receive = burst.channel.results.receive
+
+    def interrupted(deadline_ns: int | None, window_ns: int) -> None:
+        if is_received:
+            receive(deadline_ns, window_ns)
+        raise Interrupted
+
+    burst.channel.results.receive = interrupted
+    with pytest.raises(Interrupted):
+        burst.execute_request(three_parts(memory, pools=3))
+    burst.channel.results.receive = receive
+    burst.execute(ONE, TEN)
+    assert_complete(burst)
+
+
 def test_the_durations_are_complete_after_a_request_whose_wait_ended_early(
     held: Held, adding: PreparedModel, memory: Memory
 ) -> None:
@@ -612,6 +635,11 @@ def test_a_closed_burst_rejects_requests(adding: PreparedModel) -> None:
     burst.close()
     with pytest.raises(InvalidArgument, match="closed"):
         burst.execute_request(Request((), ()))
+
+
+def test_a_burst_of_a_model_that_is_not_served_has_version_0(burst: Burst) -> None:
+    burst.execute(ONE, TEN)
+    assert burst.version == 0
 
 
 def test_the_state_of_a_burst_and_its_channel_is_in_slots(burst: Burst) -> None:

@@ -6,13 +6,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
 
-from nnfmq.base.ownership import exclusive
+from nnfmq.base.ownership import CLAIM, Claims, exclusive, release
+from nnfmq.client.burst.burst import Inputs, ModelBurst, Targets
+from nnfmq.client.model.arrays import ExecutionInfo, ExecutionResult, Outputs
+from nnfmq.client.waiting import SingleAttempt
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import ExecutionConfig, Pool, Request
 
 THREADS = 8
 ROUNDS = 300
@@ -23,7 +27,7 @@ class Counter:
     """Counts the calls that run concurrently."""
 
     def __init__(self) -> None:
-        self._claims: dict[int, object] = {}
+        self._claims: Claims = {}
         self.running = 0
         self.most = 0
         self.calls = 0
@@ -94,6 +98,16 @@ def test_a_rejected_call_does_not_release_the_object_of_the_other() -> None:
     counter.run()
 
 
+def test_a_claim_is_released_by_its_owner_only() -> None:
+    claim = object()
+    claims: Claims = {CLAIM: claim}
+    assert not release(claims, object())
+    assert claims == {CLAIM: claim}
+    assert release(claims, claim)
+    assert not release(claims, claim)
+    assert claims == {}
+
+
 @pytest.mark.usefixtures("short_switch_interval")
 def test_of_concurrent_calls_exactly_one_runs_at_a_time() -> None:
     counter, barrier, rejected = Counter(), threading.Barrier(THREADS), [0] * THREADS
@@ -121,13 +135,59 @@ class Interrupted(Exception):
     """Raised by the signal handler."""
 
 
-def test_an_exception_of_a_signal_handler_never_leaves_the_object_claimed() -> None:
+class NullBurst(ModelBurst):
+    """A burst whose executions do nothing."""
+
+    def _execute(self, inputs: Inputs, out: Targets, measure: bool, deadline_ns: int | None) -> Outputs:
+        return self.outputs
+
+    async def _execute_in_task(
+        self, inputs: Inputs, out: Targets, measure: bool, deadline_ns: int | None, blocking: object
+    ) -> Outputs:
+        raise NotImplementedError
+
+    def _execute_request(self, request: Request, config: ExecutionConfig, deadline_ns: int | None) -> ExecutionResult:
+        raise NotImplementedError
+
+    def free_memory(self, memory: Pool, *, timeout: float | None = 10.0) -> None:
+        raise NotImplementedError
+
+    def _read_info(self) -> ExecutionInfo:
+        raise NotImplementedError
+
+    def _require_open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def exclusive_method() -> tuple[Callable[[], object], Claims]:
+    counter = Counter()
+    return counter.run, counter._claims
+
+
+def single_attempt() -> tuple[Callable[[], object], Claims]:
+    attempt = SingleAttempt[int]()
+    return (lambda: attempt.run(lambda: 1, None)), attempt._claims
+
+
+def burst_execution() -> tuple[Callable[[], object], Claims]:
+    burst = NullBurst()
+    return burst.execute, burst._claims
+
+
+@pytest.mark.parametrize("use", [exclusive_method, single_attempt, burst_execution], ids=lambda use: use.__name__)
+def test_an_exception_of_a_signal_handler_never_leaves_the_object_claimed(
+    use: Callable[[], tuple[Callable[[], object], Claims]],
+) -> None:
     """A timer fires at all steps of a call, and its handler raises there."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise Interrupted
 
-    counter, interruptions = Counter(), 0
+    call, claims = use()
+    interruptions = 0
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
         end = time.monotonic() + STORM_S
@@ -135,13 +195,12 @@ def test_an_exception_of_a_signal_handler_never_leaves_the_object_claimed() -> N
             try:
                 signal.setitimer(signal.ITIMER_REAL, 2e-5)
                 for _ in range(1000):
-                    counter.run()
+                    call()
             except Interrupted:
                 interruptions += 1
-            except InvalidArgument:
-                pytest.fail("an interrupted call has left the object claimed")
+                assert claims == {}, "an interrupted call has left the object claimed"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
     assert interruptions > 100
-    assert counter._claims == {}
+    assert claims == {}

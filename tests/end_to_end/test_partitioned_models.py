@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -220,6 +221,25 @@ def test_a_task_of_asyncio_executes_a_burst_with_a_loop(runtime: Runtime) -> Non
             return [await burst.execute_async(total, np.array([n], np.int32), x) for n in (3, 0)]
 
     assert [result.tolist() for (result,) in asyncio.run(execute())] == [[31, 62], [1, 2]]
+
+
+class MayBlock:
+    """Lets each wait block, and counts those that ended with the result."""
+
+    ended = 0
+
+    async def begin(self) -> int:
+        return time.monotonic_ns() + int(LIMIT_S * 1e9)
+
+    def end(self, has_result: bool) -> None:
+        self.ended += has_result
+
+
+def test_BUR_4_the_wait_for_each_step_may_block_the_event_loop(runtime: Runtime) -> None:
+    allowed = MayBlock()
+    with runtime.prepare(linear_plan(two_adds(), [0], [1])).burst() as burst:
+        assert asyncio.run(burst.execute_async(A, B, blocking=allowed))[0].tolist() == (A + 2 * B).tolist()
+    assert allowed.ended == 2
 
 
 def test_a_cancelled_task_does_not_mix_up_results(runtime: Runtime) -> None:

@@ -17,11 +17,11 @@ memory; the next call tries the device again.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
@@ -547,12 +547,12 @@ class Burst(ModelBurst):
         state = arrays.state
         if state is not None:
             state.begin()
-        request, begin_ns = self._cached_requests[kind], time.monotonic_ns()
+        request, begin_ns = self._cached_requests[kind], monotonic_ns()
         reply = channel.exchange(request.packet, deadline_ns, begin_ns)
         if reply is None:
             self._execute_synchronously(self._model, arrays, request.is_measured, begin_ns, deadline_ns)
         elif reply == request.valid_reply:  # as in `_execute_in_task`: an equal reply needs no decoding
-            self._latency_ns, self._begin_ns = time.monotonic_ns() - begin_ns, begin_ns
+            self._latency_ns, self._begin_ns = monotonic_ns() - begin_ns, begin_ns
             self._timing, self._info = NO_TIMING, None
         else:
             result = self._accept(reply, request, begin_ns)
@@ -588,12 +588,12 @@ class Burst(ModelBurst):
         if deadline_ns is not None:
             kind += channel.store_deadline(deadline_ns)
         self._write_inputs(arrays, inputs)
-        request, begin_ns = self._cached_requests[kind], time.monotonic_ns()
+        request, begin_ns = self._cached_requests[kind], monotonic_ns()
         reply = await channel.exchange_in_task(request.packet, deadline_ns, begin_ns, blocking)
         if reply is None:
             await self._execute_over_control_channel(arrays, request.is_measured, begin_ns, deadline_ns)
         elif reply == request.valid_reply:
-            self._latency_ns, self._begin_ns = time.monotonic_ns() - begin_ns, begin_ns
+            self._latency_ns, self._begin_ns = monotonic_ns() - begin_ns, begin_ns
             self._timing, self._info = NO_TIMING, None
         else:
             result = self._accept(reply, request, begin_ns)
@@ -626,7 +626,7 @@ class Burst(ModelBurst):
         validate_result(
             self._model.outputs, output_args, result.status, result.output_shapes, result.timing, is_measured
         )
-        self._latency_ns, self._begin_ns = time.monotonic_ns() - begin_ns, begin_ns
+        self._latency_ns, self._begin_ns = monotonic_ns() - begin_ns, begin_ns
         self._timing, self._info = result.timing, None
         return result
 
@@ -674,7 +674,7 @@ class Burst(ModelBurst):
                     self.channel.is_packet_lost = False
             if self._arrays is None:
                 raise error
-            cpu, begin_ns = model_on_cpu(self._model, error, deadline_ns), time.monotonic_ns()
+            cpu, begin_ns = model_on_cpu(self._model, error, deadline_ns), monotonic_ns()
         finally:
             del error  # this frame, to which it refers, would keep it
         arrays = self._checked_arrays(inputs, out)
@@ -689,7 +689,7 @@ class Burst(ModelBurst):
     def _execute_request(self, request: Request, config: ExecutionConfig, deadline_ns: int | None) -> ExecutionResult:
         memories = [pool for pool in request.pools if not isinstance(pool, BufferToken)]
         needs_message = config != _NO_CONFIG and replace(config, measure=MeasureTiming.NO) != _NO_CONFIG
-        begin_ns, result = time.monotonic_ns(), None
+        begin_ns, result = monotonic_ns(), None
         if not needs_message and len(memories) == len(request.pools):
             try:
                 if self._observation is None:
@@ -735,7 +735,7 @@ class Burst(ModelBurst):
         if channel.store_deadline(deadline_ns):
             packet = marked(packet)
         self._keep_info()  # the driver's words are about to change
-        begin_ns = time.monotonic_ns()
+        begin_ns = monotonic_ns()
         reply = channel.exchange(packet, deadline_ns, begin_ns)
         if reply is None:
             return None
@@ -765,7 +765,7 @@ class Burst(ModelBurst):
 
     def _keep_times(self, begin_ns: int, timing: Timing) -> None:
         """Keep the durations of an execution over a control channel for `last`."""
-        latency_ns = time.monotonic_ns() - begin_ns
+        latency_ns = monotonic_ns() - begin_ns
         self._info = ExecutionInfo(latency_ns, latency_ns, 0, 0, timing)
 
     def close(self) -> None:
