@@ -1,7 +1,7 @@
-"""Measure the queue, compare it with the same ring in C, with pipes and with its targets: the whole table in one run.
+"""Measure the queue, compare it with the same ring in C, with iceoryx2, pipes and its targets: the table in one run.
 
 The candidates of a row are interleaved: each round measures every candidate, in separate processes on the CPUs that the
-row asks for. Without a C compiler its baselines are reported as missing. The machine should do nothing else meanwhile.
+row asks for. A baseline that is not installed is reported as missing. The machine should do nothing else meanwhile.
 
     python tools/queue_bench.py                        # some minutes
     python tools/queue_bench.py --rows round-trip,one-cpu --json
@@ -55,6 +55,9 @@ from nnfmq.lab.statistics import percentile_steps
 # ---- rows
 
 
+ICEORYX = ("iceoryx2 pub-sub", "iceoryx2 request-response")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A row of the report. Its candidates are measured in turn in each round of `count` round trips."""
@@ -72,8 +75,12 @@ class Row:
     rounds: int | None = None
 
 
-SLOWER = {"os.pipe": 10, "os.pipe stream": 2}
+SLOWER = {"os.pipe": 10, "multiprocessing.Pipe": 10, "os.pipe stream": 2}
 """Divisors of the round trips per round, for slow candidates."""
+
+
+def _faster(candidate: str, times: float, per: tuple[str, ...]) -> Target:
+    return Target(f"faster than {candidate}", "nnfmq", "p50", times, "×", per, is_at_least=True)
 
 
 def _at_most(text: str, candidate: str, metric: str, limit: float, unit: str) -> Target:
@@ -83,9 +90,11 @@ def _at_most(text: str, candidate: str, metric: str, limit: float, unit: str) ->
 ROWS = (
     Row(
         "round-trip", "round trip 512 B + 64 B, one CPU each, polling",
-        ("nnfmq", "C spin"),
+        ("nnfmq", "C spin", *ICEORYX, "multiprocessing.Pipe"),
         (
             Target("p50 against the same ring in C", "nnfmq", "p50", 1.4, "×", ("C spin",)),
+            _faster("iceoryx2, the faster of its two kinds", 5.5, ICEORYX),
+            _faster("multiprocessing.Pipe", 60, ("multiprocessing.Pipe",)),
             Target("p99 / p50", "nnfmq", "p99", 1.5, "×", ("nnfmq",), "p50"),
         ),
     ),
@@ -93,7 +102,7 @@ ROWS = (
         "one-cpu", "round trip, both on one CPU, default window", ("nnfmq", "C futex", "os.pipe"),
         (
             Target("p50 against C futex", "nnfmq", "p50", 1.1, "×", ("C futex",)),
-            Target("faster than os.pipe", "nnfmq", "p50", 1.3, "×", ("os.pipe",), is_at_least=True),
+            _faster("os.pipe", 1.3, ("os.pipe",)),
         ),
         placement="same", window_ns=DEFAULT_NS, count=4_000,
     ),
@@ -157,8 +166,11 @@ ROWS = (
     ),
     Row(
         "burst", "a whole burst execution of the null model, one CPU each, polling",
-        ("burst in place", "burst copied"),
-        (_at_most("p50, arrays in place", "burst in place", "p50", 4, "µs"),),
+        ("burst in place", "burst copied", *ICEORYX),
+        (
+            _at_most("p50, arrays in place", "burst in place", "p50", 4, "µs"),
+            Target("against iceoryx2's bare message", "burst in place", "p50", 1, "×", ICEORYX, is_strict=True),
+        ),
     ),
     Row(
         "python", "the Python core, one CPU each, polling", ("python, libatomic", "python, FUTEX_WAKE_OP", "C spin"),

@@ -5,9 +5,10 @@ returns a Sample: times in ns, and other metrics by name. Both processes are pin
 not recorded, and all times are of one clock. The garbage collector stays enabled, as in applications. The server is
 killed when the round is done, when the process that forked it exits, or at its time limit.
 
-Queues and pipes exchange 512 bytes for 64, about the size of a burst's packets. They are created before the server is
-forked, which serves until it is killed. The ping-pong in C is compiled with `cc` against the queue's own header; it
-measures the least time that two processes need.
+Queues, pipes and iceoryx2 exchange 512 bytes for 64, about the size of a burst's packets. Queues and pipes are created
+before the server is forked, which serves until it is killed; a server of iceoryx2 ends after the last message, and then
+removes its files. The ping-pong in C is compiled with `cc` against the queue's own header; it measures the least time
+that two processes need.
 
 The codec's request has 20 records: two inputs and one output of rank 4, and three pools; the result has 7. Each batch
 of calls is one value, so that the median ignores batches that another process disturbed; the cost of the loop itself is
@@ -41,6 +42,7 @@ from bench_support import CLIENT_WINDOW, SERVER_WINDOW
 import nnfmq
 import nnfmq.queue
 from nnfmq.base import settings
+from nnfmq.base.packages import installed_version
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.hal.types import (
     DataLocation,
@@ -69,6 +71,8 @@ from nnfmq.serialize import codec as codecs
 REQUEST_BYTES = 512
 REPLY_BYTES = 64
 REQUEST, REPLY = bytes(REQUEST_BYTES), bytes(REPLY_BYTES)
+LAST = b"\xff" * REQUEST_BYTES
+_REMOVAL_S = 5
 _C_SOURCE = Path(__file__).with_name("c_pingpong.c")
 _C_HEADERS = Path(nnfmq.queue.__file__).parent
 
@@ -361,6 +365,127 @@ class OsPipes:
             os.close(fd)
 
 
+class MultiprocessingPipe:
+    """A multiprocessing.Pipe, which is two Unix sockets: the means of Python's standard library."""
+
+    def __init__(self) -> None:
+        self._client, self._server = multiprocessing.Pipe()
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Reply to each 512 bytes with 64."""
+        ready()
+        while True:
+            self._server.recv_bytes()
+            self._server.send_bytes(REPLY)
+
+    def connect(self) -> SendReceive:
+        """Return send_bytes and recv_bytes."""
+        return self._client.send_bytes, lambda deadline_ns, window_ns: self._client.recv_bytes()
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._client.close()
+        self._server.close()
+
+
+class _Message512(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_uint8 * REQUEST_BYTES),)
+
+
+class _Message64(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_uint8 * REPLY_BYTES),)
+
+
+class _Iceoryx:
+    """Base class for iceoryx2: names that no other run uses, and a server that exits on request and removes files."""
+
+    def __init__(self, folder: Path) -> None:
+        if installed_version("iceoryx2") is None:
+            raise RunnerUnavailable("iceoryx2 is not installed: pip install 'nnfmq[bench]'")
+        self._name = f"nnfmq-bench-{folder.name}"
+        self._send: Callable[[Any], Any] | None = None
+
+    def _builder(self, suffix: str) -> Any:
+        import iceoryx2
+
+        iceoryx2.set_log_level(iceoryx2.LogLevel.Error)
+        self._node = iceoryx2.NodeBuilder.new().create(iceoryx2.ServiceType.Ipc)
+        return self._node.service_builder(iceoryx2.ServiceName.new(self._name + suffix))
+
+    def close(self) -> None:
+        """Ask the server to exit; it removes its files."""
+        if self._send is not None:
+            self._send(_Message512.from_buffer_copy(LAST))
+
+
+class IceoryxPubSub(_Iceoryx):
+    """iceoryx2, a service in each direction; both sides poll."""
+
+    def _ports(self, out: tuple[str, Any], into: tuple[str, Any]) -> tuple[Any, Any]:
+        publisher = self._builder(out[0]).publish_subscribe(out[1]).open_or_create().publisher_builder().create()
+        service = self._builder(into[0]).publish_subscribe(into[1]).open_or_create()
+        return publisher, service.subscriber_builder().create()
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Reply to each sample with one of 64 bytes, until the last."""
+        publisher, subscriber = self._ports(("-replies", _Message64), ("-requests", _Message512))
+        reply, is_last = _Message64(), False
+        ready()
+        while not is_last:
+            sample = subscriber.receive()
+            if sample is not None:
+                is_last = sample.payload().contents.data[0] == LAST[0]
+                publisher.send_copy(reply)
+
+    def connect(self) -> SendReceive:
+        """Return send_copy, and a receive that polls."""
+        publisher, subscriber = self._ports(("-requests", _Message512), ("-replies", _Message64))
+        request = _Message512()
+        self._send = publisher.send_copy
+
+        def receive(deadline_ns: int | None, window_ns: int) -> Any:
+            while (sample := subscriber.receive()) is None:
+                pass
+            return sample.payload().contents
+
+        return lambda data: publisher.send_copy(request), receive
+
+
+class IceoryxRequestResponse(_Iceoryx):
+    """iceoryx2, requests and their responses; both sides poll."""
+
+    def _service(self) -> Any:
+        return self._builder("-calls").request_response(_Message512, _Message64).open_or_create()
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Reply to each request with 64 bytes, until the last."""
+        server = self._service().server_builder().create()
+        reply, is_last = _Message64(), False
+        ready()
+        while not is_last:
+            request = server.receive()
+            if request is not None:
+                is_last = request.payload().contents.data[0] == LAST[0]
+                request.send_copy(reply)
+
+    def connect(self) -> SendReceive:
+        """Return a send that stores the pending response, and a receive that polls it."""
+        client = self._service().client_builder().create()
+        request = _Message512()
+        self._send = client.send_copy
+        pending: list[Any] = [None]
+
+        def send(data: bytes) -> None:
+            pending[0] = client.send_copy(request)
+
+        def receive(deadline_ns: int | None, window_ns: int) -> Any:
+            while (response := pending[0].receive()) is None:
+                pass
+            return response.payload().contents
+
+        return send, receive
+
+
 class Queues:
     """A queue for requests and one for replies, with the given core and, for the Python core, the given atomics."""
 
@@ -418,11 +543,15 @@ def _round_trip_candidate(make: Callable[[RoundJob], Transport]) -> Callable[[Ro
 
     def run(job: RoundJob) -> Sample:
         transport = make(job)
-        with closing(transport), forked(job, job.cpus.driver, lambda ready, _: transport.serve(ready)):
-            placement.pin_process(0, job.cpus.client)
-            send, receive = transport.connect()
-            _round_trips(send, receive, job.window_ns, job.warm_up)
-            return Sample(_round_trips(send, receive, job.window_ns, job.count))
+        with forked(job, job.cpus.driver, lambda ready, _: transport.serve(ready)) as (process, _):
+            with closing(transport):
+                placement.pin_process(0, job.cpus.client)
+                send, receive = transport.connect()
+                _round_trips(send, receive, job.window_ns, job.warm_up)
+                samples = _round_trips(send, receive, job.window_ns, job.count)
+            if isinstance(transport, _Iceoryx):
+                process.join(_REMOVAL_S)  # the server removes its files
+        return Sample(samples)
 
     return run
 
@@ -642,6 +771,9 @@ CANDIDATES: dict[str, Callable[[RoundJob], Sample]] = {
     "C spin": _c("spin"),
     "C futex": _c("futex"),
     "os.pipe": _PIPES,
+    "multiprocessing.Pipe": _round_trip_candidate(lambda job: MultiprocessingPipe()),
+    "iceoryx2 pub-sub": _round_trip_candidate(lambda job: IceoryxPubSub(job.folder)),
+    "iceoryx2 request-response": _round_trip_candidate(lambda job: IceoryxRequestResponse(job.folder)),
     "nnfmq under load": _under_load(_QUEUES),
     "os.pipe under load": _under_load(_PIPES),
     "nnfmq stream": _stream(len(REQUEST), 256, 1, False),

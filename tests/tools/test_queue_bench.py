@@ -106,6 +106,12 @@ def test_the_python_core_is_compared_with_c_over_both_atomics() -> None:
     assert "C spin" in row["candidates"]
 
 
+def test_a_peer_that_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_candidates, "installed_version", lambda package: None)
+    with pytest.raises(RunnerUnavailable, match=re.escape("iceoryx2 is not installed: pip install 'nnfmq[bench]'")):
+        queue_candidates.IceoryxPubSub(Path())
+
+
 @needs_compiled
 def test_a_child_that_fails_ends_the_run_with_its_reason() -> None:
     done = bench("--rows", "idle", "--limit", "1")
