@@ -22,29 +22,14 @@ from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, dtype_of, known_shape
 from nnfmq.engines.program import ExecutionFrame, Program, ProgramStep, StepFunction
 from nnfmq.engines.steps import DynamicStep, ResolvedOp, control_flow_step, with_label
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhaustedTransient
-from nnfmq.hal.types import (
-    LifeTime,
-    Model,
-    Operand,
-    OperandType,
-    Operation,
-    OperationType,
-    Subgraph,
-)
+from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT, callee_indexes, require_nesting
 from nnfmq.operations.declaration import NUMPY_TYPES, Array, Match, Role, Tensor, match
 from nnfmq.operations.preparation import PrepackedWeights, ShapedOp, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT, require_max_rank
 
-__all__ = [
-    "SubgraphPreparation",
-    "load_constant",
-    "prepare",
-    "prepare_with",
-    "supports",
-]
-
+__all__ = ["SubgraphPreparation", "load_constant", "prepare", "prepare_with", "supports"]
 
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 

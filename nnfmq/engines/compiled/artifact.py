@@ -20,7 +20,7 @@ import numpy as np
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionPlan, PlannedLaunch
 from nnfmq.engines.compiled.object_code import LoadedCode
-from nnfmq.engines.compiled.thread_pool import Parallelism, default_thread_pool
+from nnfmq.engines.compiled.thread_pool import default_thread_pool
 from nnfmq.engines.interpreter import SubgraphPreparation, load_constant, prepare_with
 from nnfmq.engines.program import ExecutionFrame, Program, StepFunction
 from nnfmq.hal.types import Model, Operation, Subgraph
@@ -28,14 +28,6 @@ from nnfmq.operations.control_flow import reachable_subgraphs
 from nnfmq.operations.declaration import Array
 
 __all__ = ["CachedPreparation", "CompiledArtifact", "load_partitions", "prepare_cached"]
-
-
-class _StoredLaunch(msgspec.Struct, frozen=True, array_like=True):
-    function: str
-    arg_count: int
-    work_items: int
-    parallelism: Parallelism
-    operation: int
 
 
 class _StoredOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +42,7 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
 
     first: int
     last: int
-    launches: tuple[_StoredLaunch, ...]
+    launches: tuple[PlannedLaunch, ...]
     inputs: tuple[int, ...]
     outputs: tuple[_StoredOutput, ...]
     direct_outputs: tuple[int, ...]
@@ -64,9 +56,7 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
         return cls(
             first,
             last,
-            tuple(
-                _StoredLaunch(p.function, p.arg_count, p.work_items, p.parallelism, p.operation) for p in plan.launches
-            ),
+            plan.launches,
             plan.inputs,
             tuple(_StoredOutput(index, offset, spec.dtype.str, spec.shape) for index, offset, spec in plan.outputs),
             plan.direct_outputs,
@@ -78,9 +68,7 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
 
     def plan(self) -> PartitionPlan:
         return PartitionPlan(
-            tuple(
-                PlannedLaunch(p.function, p.arg_count, p.work_items, p.parallelism, p.operation) for p in self.launches
-            ),
+            self.launches,
             self.inputs,
             tuple((o.index, o.offset, ArraySpec(np.dtype(o.dtype), o.shape)) for o in self.outputs),
             self.direct_outputs,

@@ -125,11 +125,7 @@ class CompiledPartition:
         context.launches_per_check = max(1, last * _CHECK_PERIOD_NS // elapsed_ns)
 
     def range_runner(self, frame: ExecutionFrame) -> Callable[[int, int], None]:
-        """Return a function that runs the launches from `first` to before `last`, without looking at the run options.
-
-        For profiling. The partition must have been called with this frame before. The function is valid as long as the
-        frame's arrays stay the same; it does not publish outputs.
-        """
+        """See `Partition.range_runner`. The function is valid as long as the frame's arrays stay the same."""
         context: ExecutionContext = frame[self._slot].context
         context.relocate(frame)
         run, records, stride = self._pool.run, context.records, self.plan.scratch_bytes
@@ -141,7 +137,7 @@ class CompiledPartition:
         return context.view(place.offset, place.spec)
 
     def publish_outputs(self, frame: ExecutionFrame) -> None:
-        """Put the outputs into the frame, as views of the arena. A call does so at its end."""
+        """See `Partition.publish_outputs`. The outputs are views of the arena."""
         context: ExecutionContext = frame[self._slot].context
         for index, array in context.outputs:
             frame[index] = array

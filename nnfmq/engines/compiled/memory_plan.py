@@ -125,8 +125,11 @@ class Allocation(Struct, frozen=True):
     end: int
 
 
-class PlannedLaunch(Struct, frozen=True):
-    """A launch without addresses: symbol, number of arguments, work items, parallelism, number of its operation."""
+class PlannedLaunch(Struct, frozen=True, array_like=True):
+    """A launch without addresses: symbol, number of arguments, work items, parallelism, number of its operation.
+
+    An artifact stores it as it is.
+    """
 
     function: str
     arg_count: int
