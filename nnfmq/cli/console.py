@@ -6,7 +6,6 @@ Times are integer nanoseconds until they are printed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -212,6 +211,8 @@ def table(*headings: str, title: str | None = None) -> Table:
 
 def print_json(value: dict[str, Any]) -> None:
     """Print `value` on stdout as JSON."""
+    import json
+
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 

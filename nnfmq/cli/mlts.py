@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,6 +149,8 @@ _ACTIONS = {
 
 def _describe_run() -> str:
     """Return the time, nnfmq's version and the machine, for reports."""
+    import platform
+
     version = installed_version("nnfmq") or "from a source tree"
     now = time.strftime("%Y-%m-%d %H:%M:%S %z")
     return f"{now}; nnfmq {version}; {platform.machine()}, {len(os.sched_getaffinity(0))} CPUs; {platform.platform()}"
@@ -376,6 +376,8 @@ def _run_tests(arguments: argparse.Namespace, tests: Sequence[CrashTest]) -> lis
 
 
 def _crash_options(arguments: argparse.Namespace) -> CrashOptions:
+    from dataclasses import replace
+
     from nnfmq.lab.mlts.crash_runner import CrashOptions
     from nnfmq.lab.mlts.driver_watch import RunningDriver
 
