@@ -2,6 +2,7 @@
 
 A function is called in a new interpreter with its end of a connection to the parent before its arguments. It is pickled
 by dill, which can pickle closures, too; pickles travel between processes of one program only, never to or from a peer.
+If the function itself is of a script, the child imports the script, which then needs the usual guard.
 A process that is another program, such as `nnfmq serve`, is started by `subprocess`.
 
 A child leads a session of its own, so that Ctrl-C reaches the parent alone, which ends it. It has one thread of BLAS,
@@ -17,7 +18,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -43,6 +44,7 @@ END_S = 10.0
 _TICK_S = 0.1
 _NONE: Mapping[str, str] = MappingProxyType({})
 _UNNAMED = "a child process"
+_CLOSED = (BrokenPipeError, ConnectionResetError)
 _STARTING = threading.Lock()  # what a start changes in this process is changed by one thread at a time
 
 
@@ -87,10 +89,8 @@ class FunctionProcess:
 
     def send(self, message: object) -> None:
         """Send an object; blocks while the connection is full."""
-        try:
+        with suppress(*_CLOSED):  # `receive` reports why the process has ended
             self.connection.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # `receive` reports why the process has ended
 
     def receive(self, timeout_s: float, tick: Callable[[], object] = lambda: None) -> Any:
         """Return the next object that the child sends; `tick` is called about ten times a second while there is none.
@@ -111,8 +111,7 @@ class FunctionProcess:
                 raise EOFError
             reply = self.connection.recv()
         except (EOFError, OSError):
-            self._process.join()
-            status: int = self._process.exitcode
+            status = self._ended()
             raise ChildEnded(f"{self.name}: its process ended with status {status} before a result", status) from None
         if isinstance(reply, BenchmarkFailed):
             raise BenchmarkFailed(f"{self.name}: {reply}")
@@ -134,10 +133,17 @@ class FunctionProcess:
     def end(self) -> None:
         """Close the connection, which the child notices; kill it if it has not exited 10 s later, and reap it."""
         self.connection.close()
-        if self._process.pid is not None and self.wait(END_S) is None:
-            self.kill()
-            self.wait()
+        if self._process.pid is not None:
+            self._ended()
         self._process.close()
+
+    def _ended(self) -> int:
+        """Return the exit status, of a process that is killed if it has not exited within 10 s."""
+        if self.wait(END_S) is None:
+            self.kill()
+            self._process.join()
+        status: int = self._process.exitcode
+        return status
 
 
 @contextmanager
@@ -178,7 +184,7 @@ def _started(
     is_of_script = function.__module__ == "__main__" and script is not None and os.path.isfile(script)
     pickled = bytes(ForkingPickler.dumps((function, arguments), recurse=not is_of_script))
     parent_end, child_end = context.Pipe()
-    process = context.Process(target=_run, args=(child_end, entry, pickled))
+    process = context.Process(target=_run, args=(child_end, entry))
     child = FunctionProcess(name, process, parent_end)
     try:
         with (
@@ -186,6 +192,8 @@ def _started(
             _without_interrupts(),
         ):  # fmt: skip
             process.start()
+        with suppress(*_CLOSED):
+            parent_end.send_bytes(pickled)
         yield child
     except BaseException:
         child.kill()
@@ -200,12 +208,13 @@ def _variables(added: Mapping[str, str]) -> Iterator[None]:
 
     A child imports nothing from the working directory.
     """
-    before = dict(os.environ)
-    os.environ.update({**dict.fromkeys(ONE_THREAD, "1"), "PYTHONSAFEPATH": "1", **added})
+    variables = {**dict.fromkeys(ONE_THREAD, "1"), "PYTHONSAFEPATH": "1", **added}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
+        for name in variables.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
 
@@ -256,8 +265,8 @@ def set_time_limit(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _run(connection: Any, entry: Callable[..., None], pickled: bytes) -> None:
-    """Call the function in the child. It is unpickled, with its imports, when the process is set up."""
+def _run(connection: Any, entry: Callable[..., None]) -> None:
+    """Call the function in the child. It is received and unpickled, with its imports, when the process is set up."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # discards one from before
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -267,8 +276,8 @@ def _run(connection: Any, entry: Callable[..., None], pickled: bytes) -> None:
         if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
             os.set_inheritable(int(name), False)  # a program that the child starts would keep the connection open
     try:
-        entry(connection, *ForkingPickler.loads(pickled))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+        entry(connection, *ForkingPickler.loads(connection.recv_bytes()))
+    except (EOFError, *_CLOSED):
         pass  # the parent has ended, or does not need this process any more
     except RunnerUnavailable as reason:
         connection.send(reason)

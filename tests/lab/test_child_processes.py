@@ -152,6 +152,25 @@ def test_a_message_that_is_cut_short_is_the_end_of_the_child() -> None:
         child.receive(60.0)
 
 
+def test_a_child_that_closes_its_connection_and_goes_on_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close_and_go_on(connection: Any) -> None:
+        connection.close()
+        signal.pause()
+
+    monkeypatch.setattr(child_processes, "END_S", 0.1)
+    with started_child(close_and_go_on) as child, pytest.raises(ChildEnded) as raised:
+        child.receive(60.0)
+    assert raised.value.status == -signal.SIGKILL
+
+
+def test_an_interpreter_that_does_not_start_is_reported() -> None:
+    def use(data: bytes) -> int:
+        return len(data)
+
+    with pytest.raises(ChildEnded, match="ended with status 1 before a result"):
+        call_in_child(use, bytes(1 << 24), environment={"PYTHONHOME": "/nowhere"})
+
+
 def test_a_child_that_exceeds_its_limit_ends() -> None:
     def run(connection: Any) -> None:
         set_time_limit(0.01)
