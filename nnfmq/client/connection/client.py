@@ -66,8 +66,7 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------------
 # Validation of the driver's device list (DEV-10).
 #
-# The driver is not trusted: a device with an invalid description is left out. The checks are here and not in
-# `validation`, whose import would make every application start slower.
+# The driver is not trusted: a device with an invalid description is left out.
 
 
 def valid_devices(devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:

@@ -267,7 +267,7 @@ def _identity(reply: HelloReply) -> tuple[str, int, int, str]:
 # The client's end of a control channel: calls, their replies, and the driver's death.
 
 
-# Feature levels of `hal.feature_levels`, which is not imported here: it would make every application start slower.
+# Feature levels of `hal.feature_levels`, which is not imported here: a driver would get the hello later.
 _FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = 5, 4, 8
 _DRIVER_EXITED = "the driver process is gone"
 _POST_TIMEOUT_NS = 1_000_000_000

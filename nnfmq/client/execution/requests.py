@@ -56,8 +56,7 @@ __all__ = [
 # Validation of a driver's reply to an execution, in every execution mode, before any of it is used (VAL-7).
 #
 # The driver is not trusted: a reply that violates the HAL's contract raises ProtocolError, whose status is
-# GENERAL_FAILURE. Shapes and times that come with an error status are not checked unless they are used. The checks are
-# here and not in `validation`, whose import would make every application start slower.
+# GENERAL_FAILURE. Shapes and times that come with an error status are not checked unless they are used.
 #
 #     SHP-2  Success: one shape for each output, or none at all if all are known; every output buffer was large enough.
 #     SHP-4  OUTPUT_INSUFFICIENT_SIZE: one shape for each output, of which at least one was too large for its buffer.
