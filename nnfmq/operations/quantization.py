@@ -129,7 +129,7 @@ def multiplied(values: Ints, multiplier: int, exponent: int) -> Ints:
 
 
 def real_entries(function: Callable[[Array], Array]) -> Callable[[Array, Tensor, Tensor], Array]:
-    """Return what makes the table of a function of reals, which is computed in float64 and rounded to float32."""
+    """Return a function that tabulates `function` of reals, computed in float64 and rounded to float32."""
 
     def entries(quantized: Array, input: Tensor, output: Tensor) -> Array:
         with np.errstate(all="ignore"):

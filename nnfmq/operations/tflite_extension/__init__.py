@@ -109,7 +109,7 @@ def any_tensor_variants(plan: Plan) -> tuple[op.Variant, ...]:
 
 
 def extended_family(module: str) -> tuple[Declaration, ...]:
-    """Return what the extension has of the operations of a family of the HAL, and import its module."""
+    """Return the declarations of the extension that extend those of a family of the HAL, and import its module."""
     declarations: tuple[Declaration, ...] = import_module(module).DECLARATIONS
     return tuple(_expanded(declaration, one) for declaration in declarations for one in declaration.extended)
 
