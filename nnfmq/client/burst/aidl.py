@@ -6,11 +6,10 @@ Slower than the queues of `burst`, but a message carries what a packet cannot: d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from nnfmq.base.deadlines import deadline_after
-from nnfmq.base.ownership import Claims, exclusive
+from nnfmq.base.ownership import Claims, Closable, exclusive
 from nnfmq.client.burst.channel import TokenAllocator, close_in_driver
 from nnfmq.client.connection.garbage import ClosedWhenDropped
 from nnfmq.client.execution.requests import RequestRun, memory_fds, to_wire_config, to_wire_deadline
@@ -24,7 +23,7 @@ from nnfmq.serialize import messages
 NO_TOKEN = -1
 
 
-class AidlBurst(ClosedWhenDropped):
+class AidlBurst(ClosedWhenDropped, Closable):
     """A burst of one prepared model. Close it, or use `with`. One execution at a time; a second one is rejected."""
 
     def __init__(self, model: ModelHandle) -> None:
@@ -155,10 +154,4 @@ class AidlBurst(ClosedWhenDropped):
         return bool(self._burst_id) and self._connection.is_open
 
     def _close_dropped(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()

@@ -22,14 +22,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import monotonic_ns
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.base.deadlines import deadline_after
-from nnfmq.base.ownership import CLAIM, Claims, exclusive, release
+from nnfmq.base.ownership import CLAIM, Claims, Closable, exclusive, release
 from nnfmq.base.verbose_log import vlog
 from nnfmq.base.watcher import DeathRecipients
 from nnfmq.client.burst.channel import BurstChannel, SlotAllocator
@@ -72,7 +71,7 @@ Targets: TypeAlias = Sequence[Array] | None
 # ModelBurst: what the bursts of a model on one device and of one on several have in common.
 
 
-class ModelBurst(HasState, ClosedWhenDropped, ABC):
+class ModelBurst(HasState, ClosedWhenDropped, Closable, ABC):
     """A burst. Close it, or use `with`. One execution at a time: a second thread's call is rejected, not queued.
 
     `inputs` and `outputs` are arrays over the shared memory itself: write the inputs, call `execute()` without
@@ -244,12 +243,6 @@ class ModelBurst(HasState, ClosedWhenDropped, ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the burst here and in its drivers; waits up to 5 s for an execution in progress. Idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _is_left_open(self) -> bool:
         return not self._is_closed

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from nnfmq.base.deadlines import deadline_after, remaining_s
-from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.ownership import Closable
 from nnfmq.client.model.arrays import Array, InputValue, Outputs
 from nnfmq.client.model.handle import CompiledHandle
 from nnfmq.hal.errors import BadState, InvalidArgument, MissedDeadlineTransient
@@ -77,7 +77,7 @@ class _Wakeup:
         self._tokens.put(None)
 
 
-class BurstPool(Uncopyable):
+class BurstPool(Closable):
     """Bursts of one model, for any number of threads. Close it, or use `with`. Thread-safe.
 
     A thread borrows a burst with `acquire`, or executes once with `execute`; both wait for a free burst. A borrowed
@@ -187,12 +187,6 @@ class BurstPool(Uncopyable):
         self._is_closed = True
         self._tokens.put(None)
         self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def _wait_s(deadline_ns: int | None) -> float | None:
