@@ -26,7 +26,7 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a msgspec decoder raises for bytes of a peer."""
 
 
-def _number_of_bytes(data: BytesLike) -> str:
+def _size_text(data: BytesLike) -> str:
     return f"these {len(data)} bytes"
 
 
@@ -44,7 +44,7 @@ class MessageCodec(Generic[MessageT]):
         self,
         senders: Mapping[Any, Iterable[type[MessageT]]],
         fd_counts: Mapping[type[MessageT], int | str],
-        describe: Callable[[BytesLike], str] = _number_of_bytes,
+        describe: Callable[[BytesLike], str] = _size_text,
     ) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoders: dict[Enum, msgspec.msgpack.Decoder[MessageT]] = {
