@@ -84,7 +84,7 @@ class Frame(Closable):
 
     @property
     def fd_count(self) -> int | None:
-        """How many fds came with the message; None if this process could not receive all."""
+        """The number of fds that came with the message; None if this process could not receive all."""
         return None if self.fds_truncated else len(self.fds)
 
     def detach_fds(self) -> list[int]:

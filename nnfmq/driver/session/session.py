@@ -94,7 +94,7 @@ _log = logging.getLogger("nnfmq.session")
 
 
 class HandlerThread(Enum):
-    """Where a handler runs."""
+    """The thread on which a handler runs."""
 
     WATCHER = "the watcher's thread: the handler must not block"
     POOL = "one of the session's threads"
@@ -106,7 +106,7 @@ def _medium_priority(_session: Session, _message: Any) -> int:
 
 
 class Handler(Struct, frozen=True):
-    """How a session handles a message.
+    """The handler of a message, its thread, and the priority of its calls.
 
     Attributes:
         run: Handles the message, and owns the fds that came with it; its last argument is the time at which the message
