@@ -308,8 +308,8 @@ def operations_table(report: Mapping[str, Any], sort: str, *, wide: bool) -> Any
     if sort == "time":
         rows = sorted(rows, key=lambda row: -row["p50_ns"])
     for row in rows:
-        bound, least = percent(row["share_of_bound"]), short_microseconds(row["min_ns"])
-        extra = (bound, least, kilobytes(row["bytes"]), str(row["threads"])) if wide else ()
+        bound, minimum = percent(row["share_of_bound"]), short_microseconds(row["min_ns"])
+        extra = (bound, minimum, kilobytes(row["bytes"]), str(row["threads"])) if wide else ()
         rates = rate(row["giga_operations_per_s"]), percent(row["share_of_peak"]), rate(row["gigabytes_per_s"])
         times = short_microseconds(row["p50_ns"]), percent(row["share"])
         listing.add_row(str(row["number"]), row["operation"], *times, *rates, *extra, computed_by(row))
