@@ -1,4 +1,4 @@
-"""`python -m nnfmq`: the commands (`nnfmq.cli`), an embedded driver (`--embedded`), or `service.detached_compile`.
+"""`python -m nnfmq`: the commands (`nnfmq.cli`), an embedded driver (`--embedded`), or a compilation (`--compile`).
 
 `--embedded` is checked before any other import: each module that this process loads delays the application's first
 result. So do collections of garbage: a tenth of the imports' time, and there is no garbage yet.

@@ -2,5 +2,6 @@
 
 Sockets with file descriptors (`channel`), shared memory (`memory`, `posix_shm`), memory in files (`file_memory`),
 fences, the watcher thread, deadlines, settings, paths, child processes, and the choice between compiled and Python
-cores. Each kind of side effect has its one module here. May import `hal` alone, for its errors and types.
+cores. Each kind of side effect that all processes have is in one module here. May import `hal` alone, for its errors
+and types.
 """

@@ -339,10 +339,10 @@ class _Thread:
 class CompilerUsage:
     """Records the CPU time of the compilations in a driver; `totals` returns it, in total and by CPU.
 
-    Compile processes are the descendants of the driver in another session than the driver's (`service.compile_server`);
-    its other descendants are workers. Clients with open calls are found in `statistics`. Processes in `executing` do
-    not count. Each thread is read, because the kernel tells the CPU of a thread only. What a thread used while it
-    changed from one CPU to another counts on both, because nothing says how much it was on each.
+    Compile processes are the descendants of the driver in another session (`driver.compilation.server`); its other
+    descendants are workers. Clients with open calls are found in `statistics`. Processes in `executing` do not count.
+    Each thread is read, because the kernel tells the CPU of a thread only. What a thread used while it changed from one
+    CPU to another counts on both, because nothing says how much it was on each.
     """
 
     def __init__(self, driver_pid: int, executing: Collection[int] = (), statistics: StatisticsArea = None) -> None:
