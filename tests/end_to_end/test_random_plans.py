@@ -19,7 +19,6 @@ from support.partitioned import MODES, STATUSES, Runtime, device_failing_with, i
 from support.planned import random_devices, run_whole
 
 import nnfmq
-from nnfmq.client.model.arrays import has_unknown_shape
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Model
 from nnfmq.lab.conformance import testmodels
@@ -75,7 +74,7 @@ def test_PART_4_PART_5_drivers_compute_the_same_bits_as_the_interpreter(runtime:
     for plan, inputs, _rng in random_plans("synchronous"):
         expected = run_whole(plan.model, inputs)
         model = runtime.prepare(plan, devices=["reference"] * len(plan.devices))
-        if mode not in _ANY_SHAPES and any(map(has_unknown_shape, model.outputs)):
+        if mode not in _ANY_SHAPES and any(info.has_unknown_shape for info in model.outputs):
             continue
         for _ in range(2):
             for array, wanted in zip(MODES[mode](model, *arguments_of(plan.model, inputs)), expected, strict=True):
@@ -96,7 +95,7 @@ def test_PART_6_so_do_they_if_random_steps_fail(runtime: Runtime, mode: str) -> 
         ]
         cpu = rng.choice([("reference",), (rng.choice(_FAILING), "reference")])
         model = runtime.prepare(plan, devices=devices, cpu=cpu)
-        if mode not in _ANY_SHAPES and any(map(has_unknown_shape, model.outputs)):
+        if mode not in _ANY_SHAPES and any(info.has_unknown_shape for info in model.outputs):
             continue
         if "fenced" in mode:  # its fallback is the whole model at once, which has no other
             model = runtime.prepare(plan, devices=devices)
