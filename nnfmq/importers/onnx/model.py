@@ -71,13 +71,10 @@ def _defined(proto: Any, opset: int, types: Sequence[Any]) -> Any | None:
     """Return the function by which ONNX defines an operator."""
     import onnx
 
-    try:
-        schema: Any = onnx.defs.get_schema(proto.op_type, opset, "")
-    except onnx.defs.SchemaError:
+    schema = _function_schema(proto, opset)
+    if schema is None:
         return None
     plain, dependent = schema.function_opset_versions, schema.context_dependent_function_opset_versions
-    if not plain and not dependent:
-        return None
     complete = onnx.NodeProto()
     complete.CopyFrom(proto)
     given = {attribute.name for attribute in proto.attribute}
@@ -100,6 +97,17 @@ def _defined(proto: Any, opset: int, types: Sequence[Any]) -> Any | None:
     del proto.attribute[:]
     proto.attribute.extend(complete.attribute)
     return function
+
+
+def _function_schema(proto: Any, opset: int) -> Any | None:
+    """Return the onnx.defs.OpSchema of an operator that ONNX defines by a function; None if it does not."""
+    import onnx
+
+    with suppress(onnx.defs.SchemaError):
+        schema: Any = onnx.defs.get_schema(proto.op_type, opset, "")
+        if schema.function_opset_versions or schema.context_dependent_function_opset_versions:
+            return schema
+    return None
 
 
 def _version(versions: Sequence[int], opset: int) -> int:
@@ -320,23 +328,12 @@ def _require_operators(file: OnnxFile) -> None:
     for index, proto in live_nodes(file.graph.node, (info.name for info in file.graph.output)):
         name = _qualified_name(proto)
         is_local = (proto.domain, proto.op_type) in functions
-        may_be_known = is_local or name in CONVERTERS or name in _CONTROL_FLOW or name in FOLDED
-        if not may_be_known and not _has_function(proto, file):
+        is_known = is_local or name in CONVERTERS or name in _CONTROL_FLOW or name in FOLDED
+        is_default = proto.domain in _DEFAULT_DOMAINS
+        if not is_known and not (is_default and _function_schema(proto, file.opset)):
             types = f"{counted(len(proto.input), 'input')} → {counted(len(proto.output), 'output')}"
             problems.add(_refusal(proto) + _quoted_name(proto), index, name[:80], types)
     problems.raise_if_any()
-
-
-def _has_function(proto: Any, file: OnnxFile) -> bool:
-    """Return whether ONNX defines an operator by a function of others."""
-    import onnx
-
-    if proto.domain not in _DEFAULT_DOMAINS:
-        return False
-    with suppress(onnx.defs.SchemaError):
-        schema: Any = onnx.defs.get_schema(proto.op_type, file.opset, "")
-        return bool(schema.function_opset_versions or schema.context_dependent_function_opset_versions)
-    return False
 
 
 class _Import:
