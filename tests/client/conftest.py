@@ -10,25 +10,26 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+from support import models
 from support.connections import open_connection
 from support.executors import LIMIT_S
 from support.protocol import ProtocolPeer
 
 from nnfmq.base.channel import Channel
+from nnfmq.base.memory import Memory
+from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connection import Connection
+from nnfmq.client.connection.device import Device
+from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session
+from nnfmq.hal.types import Request
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
 
 GREETING = messages.HelloReply(control_protocol.PROTOCOL, "AIDL v4", "fake", 4711, 4712, "python")
-
-
-@pytest.fixture
-def resources() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -73,6 +74,39 @@ def connection(driver: ProtocolPeer, resources: ExitStack) -> Connection:
 def real(speaking: Callable[[str], tuple[Connection, Session]]) -> tuple[Connection, Session]:
     """A connection to a real session, which runs in a thread of this process, and that session."""
     return speaking("AIDL v4")
+
+
+@pytest.fixture
+def client(real: tuple[Connection, Session]) -> Client:
+    """A client of the real session."""
+    return Client(real[0], None)
+
+
+@pytest.fixture
+def device(client: Client) -> Device:
+    """The session's reference device."""
+    return client.device("reference")
+
+
+@pytest.fixture
+def adding(device: Device) -> PreparedModel:
+    """A prepared model that adds two tensors of four floats."""
+    return device.prepare(models.add_model())
+
+
+@pytest.fixture
+def pools(resources: ExitStack) -> tuple[Memory, Memory]:
+    """Memory for that model: 1 2 3 4 + 10 20 30 40."""
+    source, sink = (resources.enter_context(Memory.create(size)) for size in models.pool_bytes(models.add_model()))
+    np.frombuffer(source.view, np.float32, 4)[:] = [1, 2, 3, 4]
+    np.frombuffer(source.view, np.float32, 4, offset=64)[:] = [10, 20, 30, 40]
+    return source, sink
+
+
+@pytest.fixture
+def request_(pools: tuple[Memory, Memory]) -> Request:
+    """The request of that model over these memories."""
+    return models.request_for(models.add_model(), pools)
 
 
 @pytest.fixture

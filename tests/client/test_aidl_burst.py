@@ -46,16 +46,6 @@ TOKENS_2 = pytest.mark.parametrize("position", [0, 1])
 
 
 @pytest.fixture
-def client(real: tuple[Connection, Session]) -> Client:
-    return Client(real[0], None)
-
-
-@pytest.fixture
-def adding(client: Client) -> PreparedModel:
-    return client.device("reference").prepare(ADD)
-
-
-@pytest.fixture
 def burst(adding: PreparedModel) -> Iterator[AidlBurst]:
     with adding.aidl_burst() as burst:
         yield burst

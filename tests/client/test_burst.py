@@ -52,16 +52,6 @@ SUM = [11, 22, 33, 44]
 
 
 @pytest.fixture
-def client(real: tuple[Connection, Session]) -> Client:
-    return Client(real[0], None)
-
-
-@pytest.fixture
-def adding(client: Client) -> PreparedModel:
-    return client.device("reference").prepare(models.add_model())
-
-
-@pytest.fixture
 def burst(adding: PreparedModel) -> Iterator[Burst]:
     with adding.burst() as burst:
         yield burst

@@ -84,30 +84,11 @@ def session(real: tuple[Connection, Session]) -> Session:
 
 
 @pytest.fixture
-def client(real: tuple[Connection, Session]) -> Client:
-    return Client(real[0], None)
-
-
-@pytest.fixture
 def device(client: Client) -> Iterator[Device]:
     yield client.device("reference")
     client.set_device_status(
         "reference", DeviceStatus.AVAILABLE
     )  # the devices are shared by all sessions of this process
-
-
-@pytest.fixture
-def pools(resources: ExitStack) -> tuple[Memory, Memory]:
-    """Memory for `ADD`: 1 2 3 4 + 10 20 30 40."""
-    source, sink = (resources.enter_context(Memory.create(size)) for size in models.pool_bytes(ADD))
-    np.frombuffer(source.view, np.float32, 4)[:] = [1, 2, 3, 4]
-    np.frombuffer(source.view, np.float32, 4, offset=64)[:] = [10, 20, 30, 40]
-    return source, sink
-
-
-@pytest.fixture
-def request_(pools: tuple[Memory, Memory]) -> Request:
-    return models.request_for(ADD, pools)
 
 
 def put(session: Session, prepared: PreparedModel, model: Model, program: Any) -> None:

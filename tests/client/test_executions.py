@@ -20,7 +20,6 @@ from support.protocol import ProtocolPeer
 from nnfmq.base.channel import open_fence_pair
 from nnfmq.base.fence import Fence
 from nnfmq.base.memory import Memory
-from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.device import Device
 from nnfmq.client.model.prepared_model import PreparedModel
@@ -50,16 +49,6 @@ ADD = models.add_model()
 ONE, TEN = np.array([1, 2, 3, 4], np.float32), np.array([10, 20, 30, 40], np.float32)
 SUM = [11, 22, 33, 44]
 ACTIVE, SIGNALED, ERROR, _ = FenceState
-
-
-@pytest.fixture
-def device(real: Real) -> Device:
-    return Client(real[0], None).device("reference")
-
-
-@pytest.fixture
-def adding(device: Device) -> PreparedModel:
-    return device.prepare(ADD)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 from support import control_flow_models, models, places
@@ -106,19 +105,6 @@ class Callback:
 @pytest.fixture
 def device_of(speaking: Speaking) -> Callable[[L], hidl.IDevice]:
     return lambda level: hidl.IDevice(Client(speaking(interface_name(level))[0], None), "reference")
-
-
-@pytest.fixture
-def pools(resources: ExitStack) -> tuple[Memory, Memory]:
-    source, sink = (resources.enter_context(Memory.create(size)) for size in models.pool_bytes(ADD))
-    np.frombuffer(source.view, np.float32, 4)[:] = [1, 2, 3, 4]
-    np.frombuffer(source.view, np.float32, 4, offset=64)[:] = [10, 20, 30, 40]
-    return source, sink
-
-
-@pytest.fixture
-def request_(pools: tuple[Memory, Memory]) -> Request:
-    return models.request_for(ADD, pools)
 
 
 def newest_form(level: L) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 from support import control_flow_models, models
@@ -52,14 +51,6 @@ hidl = pytest.mark.parametrize("level", [level for level in L if not is_aidl(lev
 @pytest.fixture
 def client_of(speaking: Speaking) -> Callable[[L], Client]:
     return lambda level: Client(speaking(interface_name(level))[0], None)
-
-
-@pytest.fixture
-def pools(resources: ExitStack) -> tuple[Memory, Memory]:
-    source, sink = (resources.enter_context(Memory.create(size)) for size in models.pool_bytes(ADD))
-    np.frombuffer(source.view, np.float32, 4)[:] = [1, 2, 3, 4]
-    np.frombuffer(source.view, np.float32, 4, offset=64)[:] = [10, 20, 30, 40]
-    return source, sink
 
 
 # ------------------------------------------------------------------------------------------------ handshake

@@ -41,21 +41,6 @@ ONE, TEN = np.array([1, 2, 3, 4], np.float32), np.array([10, 20, 30, 40], np.flo
 SUM = [11, 22, 33, 44]
 
 
-@pytest.fixture
-def client(real: tuple[Connection, Session]) -> Client:
-    return Client(real[0], None)
-
-
-@pytest.fixture
-def device(client: Client) -> Device:
-    return client.device("reference")
-
-
-@pytest.fixture
-def adding(device: Device) -> PreparedModel:
-    return device.prepare(models.add_model())
-
-
 def hold(session: Session, prepared: PreparedModel, model: Model) -> Held:
     """Make the driver's executions of a model wait until they are let go."""
     held = Held(model)
