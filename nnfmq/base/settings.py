@@ -424,6 +424,10 @@ DEVICES: Setting[str | None] = Setting(
     "NNFMQ_DEVICES", PATH, None, reader="driver", meaning="TOML file that lists the devices",
     default_text="the packaged one", options="nnfmq serve --devices",
 )  # fmt: skip
+RUNTIMES: Setting[list[str] | None] = Setting(
+    "NNFMQ_RUNTIMES", NAMES, None, reader="driver", meaning="the runtimes that the driver hosts as devices",
+    default_text="all installed", options="nnfmq serve --runtimes",
+)  # fmt: skip
 EXTENSIONS: Setting[list[str] | None] = Setting(
     "NNFMQ_EXTENSIONS", NAMES, None, reader="driver", meaning="the extensions on offer",
     default_text="all installed", options="nnfmq serve --extensions",

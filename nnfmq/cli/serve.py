@@ -42,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="offer only these extensions; none if no NAME follows (default: $NNFMQ_EXTENSIONS, or all installed)",
     )
     parser.add_argument(
+        "--runtimes",
+        metavar="NAME",
+        nargs="*",
+        help="host only these runtimes; none if no NAME follows (default: $NNFMQ_RUNTIMES, or all installed)",
+    )
+    parser.add_argument(
         "--devices",
         metavar="FILE",
         type=Path,
@@ -77,6 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return serve(
         arguments.socket,
         extensions=arguments.extensions,
+        runtimes=arguments.runtimes,
         devices=arguments.devices,
         allow_device_status=arguments.allow_device_status,
         memory_mib=arguments.memory,

@@ -20,7 +20,8 @@ from nnfmq.base.memory import PrivateBytes
 from nnfmq.hal.errors import InvalidArgument
 
 __all__ = [
-    "TFLITE_IMPORTER", "FileContent", "ModelSource", "Shapes", "SourceArgument", "checked_shapes", "importer_of",
+    "TFLITE_IMPORTER", "FileContent", "ModelSource", "Shapes", "SourceArgument", "checked_shapes", "hosted_format",
+    "importer_of",
     "read_source",
 ]  # fmt: skip
 
@@ -37,6 +38,11 @@ _IMPORTERS = {
     "an ONNX model": "nnfmq.importers.onnx.model",
 }
 """The module that imports each supported format."""
+_HOSTED_FORMATS = {
+    "a TensorFlow Lite file": "tflite",
+    "an ONNX model": "onnx",
+}
+"""The formats that devices of `nnfmq.hosted` run, as these name them."""
 _SUPPORTED = "models are read from TensorFlow Lite files (.tflite) and ONNX files (.onnx)"
 
 _FIRST_BYTES = {
@@ -141,6 +147,18 @@ def importer_of(data: FileContent) -> str:
     if kind in _IMPORTERS:
         return _IMPORTERS[kind]
     raise InvalidArgument(f"this is {kind}; {_SUPPORTED}")
+
+
+def hosted_format(data: FileContent) -> str:
+    """Return the name of a file's format among those that other runtimes run: "onnx", "tflite" ...
+
+    Raises:
+        InvalidArgument: If there is none; the message says what the file is.
+    """
+    kind = _format_of(data)
+    if kind in _HOSTED_FORMATS:
+        return _HOSTED_FORMATS[kind]
+    raise InvalidArgument(f"this is {kind}, which no runtime runs")
 
 
 def _format_of(data: FileContent) -> str:

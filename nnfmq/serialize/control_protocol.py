@@ -73,6 +73,7 @@ REPLIES: dict[type[messages.Call], tuple[type[messages.Call], ...]] = {
     messages.SetDeviceStatus: (messages.Reply,),
     messages.GetStatistics: (messages.StatisticsMemory,),
     messages.GetSupportedOperations: (messages.SupportedOperations,),
+    messages.DescribeFile: (messages.FileDescribed,),
     messages.PrepareModel: (messages.PreparedModelReady, messages.Reply),
     messages.PrepareModelFromCache: (messages.PreparedModelReady, messages.Reply),
     messages.ReleaseModel: (messages.Reply,),
@@ -133,6 +134,7 @@ TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[messages.Message], Phase]]] = 
 FD_COUNTS: dict[type[messages.Message], int | str] = {
     messages.StatisticsMemory: "memories",
     messages.GetSupportedOperations: "pools",
+    messages.DescribeFile: "pools",
     messages.PrepareModel: "fd_count",
     messages.PrepareModelFromCache: "fd_count",
     messages.ConfigureBurst: 2,

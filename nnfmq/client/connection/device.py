@@ -6,8 +6,9 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.prepare_arguments import (
+    FinishedModel,
     ModelArgument,
     ModelSignature,
     NamedModel,
@@ -25,6 +27,7 @@ from nnfmq.client.connection.prepare_arguments import (
     ProgressCallback,
     ProgressReport,
     compile_notice,
+    is_file,
     name_for_display,
     to_hal_model,
     to_model,
@@ -51,6 +54,8 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.extensions import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type, is_extension
 from nnfmq.hal.feature_levels import number_of_consumers
+from nnfmq.hal.hosted import NAME as HOSTED
+from nnfmq.hal.hosted import HostedCall, HostedDescription
 from nnfmq.hal.preparation import DeviceChoice
 from nnfmq.hal.tensor_info import ElementInfo, TensorInfo, operand_info
 from nnfmq.hal.timing import to_limit_field
@@ -72,7 +77,7 @@ from nnfmq.validation.values import element_info, validate_capabilities
 if TYPE_CHECKING:
     from nnfmq.client.connection.cache_directory import CacheDirectory
 
-__all__ = ["Device", "DeviceInfo", "extension_types", "model_signature"]
+__all__ = ["Device", "DeviceInfo", "extension_types", "hosts_runtime", "model_signature"]
 
 _log = logging.getLogger("nnfmq.client")
 
@@ -166,6 +171,7 @@ class Device(Struct, frozen=True):
         name: str | None = None,
         shapes: Mapping[str | int, Sequence[int]] | None = None,
         signature: str | None = None,
+        runtime_options: Mapping[str, Any] | None = None,
     ) -> PreparedModel:
         """Validate and compile a model in the driver; blocks until it is ready. The caller closes the result.
 
@@ -194,6 +200,8 @@ class Device(Struct, frozen=True):
             name: What the driver's statistics call the model; by default the name of its file.
             shapes: For a model file, the shapes of inputs, as for `nnfmq.load`: `{"ids": (1, 128)}`.
             signature: For a .tflite file, as for `nnfmq.load`.
+            runtime_options: For a model file on a device that hosts another runtime, such as `onnxruntime`: its
+                options, values of JSON; `{"threads": 1}` for all of them (docs/how-to/hosted-runtimes.md).
 
         Raises:
             InvalidArgument: If the model, its file, the preference, the priority or a hint is invalid.
@@ -206,7 +214,7 @@ class Device(Struct, frozen=True):
             raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
         require_supported_hints(self.info.name, self._extension_names(), hints, extensions)
         deadline_ns = deadline_after(timeout)
-        loaded = to_model(model, shapes, signature)
+        loaded = self._loaded(model, shapes, signature, runtime_options, deadline_ns)
         preference, priority = to_preference(preference), to_priority(priority)
         data, pools = encode_model(to_hal_model(loaded))
         wire_hints, prefixes = messages.hints_to_data(hints, extensions)
@@ -237,6 +245,44 @@ class Device(Struct, frozen=True):
             prepared.handle.prepare_again = partial(self._prepare_again, loaded, options)
             prepared.handle.recover_later = None if self._recovery is None else self._recovery.request
         return prepared
+
+    def _loaded(
+        self,
+        model: ModelArgument,
+        shapes: Mapping[str | int, Sequence[int]] | None,
+        signature: str | None,
+        runtime_options: Mapping[str, Any] | None,
+        deadline_ns: int | None,
+    ) -> Model | FinishedModel:
+        """Return the model; a file for a device that hosts a runtime is opened there."""
+        is_hosting = hosts_runtime(self.info)
+        if is_hosting and is_file(model):
+            from nnfmq.importers.hosted import load_hosted  # most applications have no such device
+
+            describe = partial(self._describe_file, deadline_ns)
+            return FinishedModel.of(
+                load_hosted(model, describe, shapes=shapes, signature=signature, options=runtime_options)
+            )
+        if runtime_options:
+            raise InvalidArgument(
+                f"`runtime_options` are for a model file on a device that hosts a runtime; {self.info.name!r} does not"
+                if not is_hosting
+                else f"`runtime_options` are for a model file; this is a {type(model).__name__}, which has its own"
+            )
+        return to_model(model, shapes, signature)
+
+    def _describe_file(self, deadline_ns: int | None, call: HostedCall, parts: Sequence[Pool]) -> HostedDescription:
+        """Return what the device finds in a file; blocks."""
+
+        def ask(connection: Connection) -> messages.FileDescribed:
+            pools = tuple(map(messages.memory_to_data, parts))
+            message = messages.DescribeFile(connection.next_call_id(), self.info.name, call.encode(), pools)
+            return connection.call(message, messages.FileDescribed, memory_fds(parts), deadline_ns)
+
+        try:
+            return msgspec.json.decode(self._call(ask, deadline_ns).description, type=HostedDescription)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"the driver describes a file wrongly: {error}") from error
 
     def prepare_encoded(
         self,
@@ -475,6 +521,11 @@ class Device(Struct, frozen=True):
             return call(reach(self.info.name, deadline_ns, True))
         except DeadObject:
             return call(reach(self.info.name, deadline_ns, True))
+
+
+def hosts_runtime(info: DeviceInfo) -> bool:
+    """Return whether a device runs model files of another runtime, and nothing else."""
+    return any(extension.name == HOSTED for extension in info.extensions)
 
 
 def model_signature(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, TypeGuard, TypeVar
 
 from msgspec import Struct
 
@@ -44,6 +44,7 @@ __all__ = [
     "ProgressReport",
     "compile_notice",
     "has_vendor_operations",
+    "is_file",
     "loaded_model",
     "name_for_display",
     "to_hal_model",
@@ -125,16 +126,22 @@ def to_model(
             model that is loaded already.
         OSError: If the file cannot be read.
     """
-    if isinstance(model, (str, os.PathLike, bytes, bytearray, memoryview)):
+    if is_file(model):
         from nnfmq.importers import load  # while an embedded driver starts, and not for a model that is built
 
         return FinishedModel.of(load(model, shapes=shapes, signature=signature))
+    assert not isinstance(model, (str, os.PathLike, bytes, bytearray, memoryview))
     if shapes or signature is not None:
         raise InvalidArgument(
             f"`shapes` and `signature` are for model files; this is a {type(model).__name__}, which is loaded already: "
             "give them to nnfmq.load"
         )
     return model if isinstance(model, (Model, FinishedModel)) else FinishedModel.of(model)
+
+
+def is_file(model: ModelArgument) -> TypeGuard[str | os.PathLike[str] | bytes | bytearray | memoryview]:
+    """Return whether a model is given as the path of a file, or as its content."""
+    return isinstance(model, (str, os.PathLike, bytes, bytearray, memoryview))
 
 
 def to_hal_model(model: Model | ModelSignature) -> Model:
@@ -309,6 +316,7 @@ class PrepareOptions(TypedDict, total=False):
     name: str | None
     shapes: Mapping[str | int, Sequence[int]] | None
     signature: str | None
+    runtime_options: Mapping[str, Any] | None
 
 
 def loaded_model(model: ModelArgument, options: PrepareOptions) -> Model | FinishedModel:

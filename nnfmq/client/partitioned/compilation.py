@@ -23,7 +23,7 @@ from nnfmq.base import settings
 from nnfmq.base.deadlines import deadline_after, has_passed
 from nnfmq.base.verbose_log import vlog, vlog_is_on
 from nnfmq.client.connection.client import Client
-from nnfmq.client.connection.device import Device, DeviceInfo, model_signature
+from nnfmq.client.connection.device import Device, DeviceInfo, hosts_runtime, model_signature
 from nnfmq.client.connection.prepare_arguments import (
     ModelArgument,
     NamedModel,
@@ -543,7 +543,8 @@ class ClientCompilation:
         """
         switches, deadline_ns = Switches.read(), deadline_after(options.get("timeout"))
         enabled = sorted(
-            (info for info in infos if switches.is_enabled(info.name)), key=lambda info: info.name != _COMPILED
+            (info for info in infos if switches.is_enabled(info.name) and not hosts_runtime(info)),
+            key=lambda info: info.name != _COMPILED,
         )
         best = None if switches.uses_only_cpu else self._best(client, enabled, options)
         if best is None:

@@ -33,6 +33,7 @@ _log = logging.getLogger("nnfmq.devices")
 class InterpreterDevice(DeviceBase):
     """The reference interpreter, limited to the operations and types of its configuration entry."""
 
+    uses_cores = True
     compiled_kind = restored_kind = ProgramKind.INTERPRETER
 
     def __init__(self, entry: DeviceEntry) -> None:

@@ -19,11 +19,13 @@ from nnfmq.driver.cache.files import CacheContents, CacheFiles, DeviceIdentity, 
 from nnfmq.driver.devices.configuration import WORD_BYTES
 from nnfmq.driver.devices.installation import installation
 from nnfmq.driver.execution.prepared_model import DriverPreparedModel
+from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.session.error_translation import errors_to_status
 from nnfmq.engines.execution import PreparedProgram, TieredProgram
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, uniform_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.hosted import HostedCall, HostedDescription
 from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.summaries import listed
 from nnfmq.hal.types import (
@@ -61,7 +63,7 @@ class DeviceBase:
     name: str
     type: DeviceType = DeviceType.CPU
     feature_level: int = FEATURE_LEVEL
-    uses_cores: bool = True
+    uses_cores: bool = False
     compiled_kind: ProgramKind = ProgramKind.OTHER  # of what `compile` returns
     restored_kind: ProgramKind = ProgramKind.OTHER  # of what `load_cached` and `restore` return
 
@@ -116,6 +118,15 @@ class DeviceBase:
             GeneralFailure: If the model cannot be executed after all.
         """
         raise NotImplementedError
+
+    def describe_file(self, call: HostedCall, pools: Sequence[ConstantPool]) -> HostedDescription:
+        """Return what is in a model file, whose bytes are `pools`; a device with the extension `nnfmq.hosted` does.
+
+        Raises:
+            InvalidArgument: If the device does not run such files, or cannot open this one.
+        """
+        del call, pools
+        raise InvalidArgument(f"device {self.name!r} runs no files of other runtimes")
 
     @property
     def cache_files_needed(self) -> NumberOfCacheFiles:

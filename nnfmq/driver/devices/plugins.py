@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -20,10 +22,12 @@ from nnfmq.driver.cache.files import CacheContents
 from nnfmq.driver.devices.configuration import require_device_name
 from nnfmq.driver.devices.device import FEATURE_LEVEL, DeviceBase
 from nnfmq.driver.devices.installation import DEVICES_GROUP, OPERATIONS_GROUP
+from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.session.error_translation import wrap_plugin_call
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.hal.hosted import RUNTIMES, HostedCall, HostedDescription
 from nnfmq.hal.types import DeviceType, Model, Operation, OutputShape, Subgraph
 from nnfmq.operations.declaration import Declaration, Plan
 from nnfmq.operations.extensions import VendorExtension, install
@@ -57,13 +61,13 @@ class PlugInDevice(DeviceBase):
         self._restore = wrap_plugin_call(self._label, device.restore)
         self._load_cached = wrap_plugin_call(self._label, device.load_cached)
         self._compile_baseline = wrap_plugin_call(self._label, device.compile_baseline)
+        self._describe_file = wrap_plugin_call(self._label, device.describe_file)
+        self.uses_cores = bool(device.uses_cores)
 
     @property
     def version_string(self) -> str:
         """The plug-in's version string, as read when the device was created."""
         return self._version
-
-    uses_cores = False  # the plug-in may wait for other hardware, or for another driver
 
     @property
     def capabilities(self) -> Capabilities:
@@ -87,6 +91,13 @@ class PlugInDevice(DeviceBase):
     def compile(self, model: Model) -> PreparedProgram:
         """Return the plug-in's program, wrapped. Raises GeneralFailure if the plug-in raises."""
         return _PlugInProgram(self._label, self._compile(model))
+
+    def describe_file(self, call: HostedCall, pools: Sequence[ConstantPool]) -> HostedDescription:
+        """Return what the plug-in finds in a file. Raises GeneralFailure if it raises, or returns something else."""
+        found = self._describe_file(call, pools)
+        if not isinstance(found, HostedDescription):
+            raise GeneralFailure(f"{self._label} returned {found!r:.80}, not what is in a file")
+        return found
 
     def load_cached(self, model: Model) -> PreparedProgram | None:
         """Return the plug-in's program, wrapped, or None. Raises GeneralFailure if the plug-in raises."""
@@ -154,7 +165,7 @@ def load_plugin_devices(plugins: Iterable[EntryPoint] | None = None) -> list[Dev
     `plugins` are entry points, of this and other groups; by default those of all that is installed. A plug-in that
     cannot be loaded is skipped with a log line.
     """
-    devices = []
+    devices = _hosted_devices()
     found = (
         entry_points_of(DEVICES_GROUP)
         if plugins is None
@@ -165,6 +176,17 @@ def load_plugin_devices(plugins: Iterable[EntryPoint] | None = None) -> list[Dev
             devices.append(_create(entry.load()))
         except (Exception, SystemExit) as error:  # noqa: BLE001  code of a plug-in may raise anything
             _log.warning("device %s (%s) is left out: %s: %s", entry.name, entry.value, type(error).__name__, error)
+    return devices
+
+
+def _hosted_devices() -> list[DeviceBase]:
+    """Return the devices of the runtimes of this build that are installed and allowed."""
+    allowed = settings.RUNTIMES.value()
+    devices: list[DeviceBase] = []
+    for runtime in RUNTIMES:
+        if (allowed is None or runtime.name in allowed) and find_spec(runtime.package) is not None:
+            with _skip_on_error(runtime.name):
+                devices.append(_create(getattr(import_module(runtime.adapter), runtime.device_class)))
     return devices
 
 

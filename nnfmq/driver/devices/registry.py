@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from nnfmq.driver.devices.configuration import (
 from nnfmq.driver.devices.device import DeviceBase
 from nnfmq.driver.devices.plugins import load_plugin_devices
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.hosted import RUNTIMES
 from nnfmq.hal.types import DeviceStatus
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
             return self._by_name[name]
         except KeyError:
             known = ", ".join(sorted(self._by_name))
-            raise InvalidArgument(f"there is no device {name!r}; this driver has: {known}") from None
+            raise InvalidArgument(f"there is no device {name!r}; this driver has: {known}{_how_to_get(name)}") from None
 
     def prefetch_imports(self) -> None:
         """Let each device import what its preparations need. Blocks for milliseconds."""
@@ -90,6 +92,14 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
         """End this process's temporary changes of the status of devices."""
         for device in self._by_name.values():
             end_changes(device.status_word, os.getpid())
+
+
+def _how_to_get(name: str) -> str:
+    """Return how to install the runtime that the device of this name hosts; empty if it is none of this build."""
+    runtime = next((runtime for runtime in RUNTIMES if runtime.name == name), None)
+    if runtime is None:
+        return ""
+    return f". It hosts a runtime: {sys.executable} -m pip install '{runtime.extra}', and start the driver again"
 
 
 @cache

@@ -169,6 +169,7 @@ def serve(
     path: Path | None = None,
     *,
     extensions: Sequence[str] | None = None,
+    runtimes: Sequence[str] | None = None,
     devices: Path | None = None,
     allow_device_status: bool = False,
     memory_mib: int | None = None,
@@ -181,6 +182,7 @@ def serve(
     Args:
         path: The socket; by default in the user's runtime directory.
         extensions: Names of the extensions that workers may load; by default those of $NNFMQ_EXTENSIONS.
+        runtimes: Names of the runtimes that workers host; by default those of $NNFMQ_RUNTIMES.
         devices: The configuration file; by default $NNFMQ_DEVICES, or the package's own.
         allow_device_status: Whether clients may set the status of devices.
         memory_mib: What all clients together may take in the driver; by default $NNFMQ_MEMORY_MIB, or a quarter of
@@ -221,7 +223,7 @@ def serve(
             # Of a driver that was killed: clients would wait for its repository. Another driver may listen there.
             with contextlib.suppress(DeviceUnavailable):
                 Listener.create(models_socket(path)).close()
-        _set_environment(extensions, memory_mib)
+        _set_environment(extensions, runtimes, memory_mib)
         workers = _prepare_workers(stack, loop, status, entries, options)
         supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd, repository))
         if parent is not None:
@@ -275,8 +277,10 @@ def _stop_with_parent(stack: ExitStack, loop: EventLoop, parent: int, stop_fd: i
     loop.add_reader(pidfd, stop)
 
 
-def _set_environment(extensions: Sequence[str] | None, memory_mib: int | None) -> None:
+def _set_environment(extensions: Sequence[str] | None, runtimes: Sequence[str] | None, memory_mib: int | None) -> None:
     """Set the variables that the workers read."""
+    if runtimes is not None:
+        settings.RUNTIMES.export(",".join(runtimes))
     if extensions is not None:
         settings.EXTENSIONS.export(",".join(extensions))
     if memory_mib is not None:

@@ -106,6 +106,7 @@ HANDLERS: dict[type[messages.Message], Handler] = {
     messages.StartTrace: Handler(_start_trace, _LAUNCHES),
     messages.TraceDriver: Handler(_trace_driver),
     messages.GetSupportedOperations: Handler(model_calls.get_supported_operations),
+    messages.DescribeFile: Handler(model_calls.describe_file),
     messages.PrepareModel: Handler(model_calls.prepare_model, priority=model_calls.preparation_priority),
     messages.PrepareModelFromCache: Handler(model_calls.prepare_from_cache),
     messages.ReleaseModel: Handler(model_calls.release_model, _WATCHER),

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import NoReturn
 
+import msgspec
 from msgspec.structs import replace
 
 from nnfmq.base.channel import close_all
@@ -37,6 +38,7 @@ from nnfmq.hal.errors import (
     ProtocolError,
     status_for_error,
 )
+from nnfmq.hal.hosted import decode_call
 from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.timing import NO_LIMIT, from_limit_field
 from nnfmq.hal.types import Model, Priority
@@ -167,6 +169,23 @@ def get_supported_operations(
         supported = session.devices.find(message.device).supported_operations(model, session.interface.level)
         session.interface.check_consumers(model, message.consumers)
     session.send(messages.SupportedOperations(message.call, tuple(supported)))
+
+
+def describe_file(session: Session, message: messages.DescribeFile, fds: list[int], _received_ns: int) -> None:
+    """Send what a device that hosts another runtime finds in a model file."""
+    with ExitStack() as files:
+        memories = adopt_files(fds, message.pools)
+        for memory in memories:
+            files.callback(memory.close)
+        charge = session.quota.charge(sum(memory.size_bytes for memory in memories))
+        with closing(charge):
+            pools = copy_constant_pools(memories, Checkpoint(session))
+            device = session.devices.find(message.device)
+            device.require_available()
+            with errors_to_status("opening the file"):
+                description = device.describe_file(decode_call(message.file), pools)
+    reply = messages.FileDescribed(message.call, ErrorStatus.NONE, "", msgspec.json.encode(description))
+    session.send(reply)
 
 
 def prepare_model(session: Session, message: messages.PrepareModel, fds: list[int], _received_ns: int) -> None:

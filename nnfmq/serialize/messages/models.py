@@ -32,6 +32,8 @@ __all__ = [
     "Consumers",
     "CopyFrom",
     "CopyTo",
+    "DescribeFile",
+    "FileDescribed",
     "GetSupportedOperations",
     "PreparationProgress",
     "PrepareModel",
@@ -72,6 +74,24 @@ class SupportedOperations(Call, frozen=True):
     supported: tuple[bool, ...]
     status: ErrorStatus = ErrorStatus.NONE
     message: Text = ""
+
+
+class DescribeFile(Call, frozen=True):
+    """Ask what a device of `nnfmq.hosted` finds in a model file, whose bytes are the pools, in order.
+
+    `file` is the JSON of a `hal.hosted.HostedCall` without inputs and outputs.
+    """
+
+    trace_phase: ClassVar = "PC"
+    device: Name
+    file: bytes
+    pools: MemoryList = ()
+
+
+class FileDescribed(StatusReply, frozen=True):
+    """The JSON of a `hal.hosted.HostedDescription`; empty if `status` is an error."""
+
+    description: bytes = b""
 
 
 class PrepareModel(Call, frozen=True):

@@ -36,6 +36,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "graphs": ("base.verbose_log", "hal", "planning"),
     "model_builder": ("base", "graphs", "hal", "validation", "operations"),
     "recording": ("base", "serialize", "hal"),
+    "hosted": (*BOTH_SIDES, "driver"),
     "telemetry": ("base.ownership", "base.settings", "hal"),
     "driver": BOTH_SIDES,
     "client": (*BOTH_SIDES, "importers", "recording", "telemetry", "planning", "model_builder"),

@@ -1,0 +1,247 @@
+"""Hosted models: the vendor extension `nnfmq.hosted`, whose one operation runs a model file on another runtime.
+
+Such a model is an ordinary model of the HAL with one operation. Its first input operand is a constant, the JSON of a
+`HostedCall`: the format, the files, the options of the runtime, and the tensors as the file declares them. The next
+ones are constants with the bytes of the files, in the order of `HostedCall.files`: TENSOR_QUANT8_ASYMM, each of at most
+MAX_PART_BYTES, so that a larger file has several. The others are the inputs and outputs of the model, in the order of
+the tensors. A tensor of rank 0, or one without elements, has an operand of the shape (1,); an unknown size is 0; a
+tensor of unknown rank has no dimensions.
+
+The operation's code is of this extension, and the types that the HAL does not have are those of `nnfmq.tflite`.
+bfloat16, which NumPy lacks, crosses as 16-bit words (TENSOR_QUANT16_ASYMM).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.extensions import TENSOR_COMPLEX64, TENSOR_FLOAT64, TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64
+from nnfmq.hal.types import OperandType
+
+__all__ = [
+    "MAX_PART_BYTES",
+    "NAME",
+    "OPERAND_TYPES",
+    "RUN",
+    "RUNTIMES",
+    "FileParts",
+    "HostedCall",
+    "HostedDescription",
+    "HostedTensor",
+    "Runtime",
+    "decode_call",
+    "is_file_name",
+    "require_number_type",
+    "runtimes_of",
+]
+
+NAME = "nnfmq.hosted"
+RUN = 0
+"""The number of the operation within the extension."""
+MAX_PART_BYTES = 2**32 - 1
+"""The largest operand: a location's length has 32 bits."""
+_FILES_MAX, _TENSORS_MAX, _NAME_MAX = 64, 65536, 255
+
+Dimension = int | str | None
+"""A size, the name of a symbol, or None if it has neither."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The runtimes that this build can host.
+
+
+class Runtime(Struct, frozen=True):
+    """A runtime: the name of its device, the module that the adapter imports, and how to install it.
+
+    `formats` are the formats of files that it runs, as `importers.file_format` names them. `adapter` is the module of
+    the device, `device_class` its class there.
+    """
+
+    name: str
+    package: str
+    formats: tuple[str, ...]
+    adapter: str
+    device_class: str
+
+    @property
+    def extra(self) -> str:
+        """The extra of nnfmq that installs it."""
+        return f"nnfmq[{self.name}]"
+
+
+RUNTIMES = (
+    Runtime("onnxruntime", "onnxruntime", ("onnx",), "nnfmq.hosted.onnxruntime", "OnnxRuntimeDevice"),
+)
+"""The runtimes of this build, in the order in which they are tried for a file that names no device."""
+
+
+def runtimes_of(format: str) -> tuple[Runtime, ...]:
+    """Return the runtimes of this build that run files of a format, in the order in which they are tried."""
+    return tuple(runtime for runtime in RUNTIMES if format in runtime.formats)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a hosted model's operation has, and what a device tells of a file.
+
+
+class HostedTensor(Struct, frozen=True):
+    """An input or output as the file declares it.
+
+    `dtype` is NumPy's name of the element type, or "bfloat16"; other names ("string", "sequence") are of what does not
+    cross. `shape` is None if the rank is not known. `scale` is 0 if the tensor is not quantized.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Dimension, ...] | None
+    scale: float = 0.0
+    zero_point: int = 0
+
+    @property
+    def is_rank_0(self) -> bool:
+        """Whether the tensor is known to have rank 0."""
+        return self.shape == ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the tensor is known to have no elements."""
+        return self.shape is not None and 0 in self.shape
+
+    @property
+    def known_shape(self) -> tuple[int, ...] | None:
+        """The shape, or None if a size or the rank is not known."""
+        if self.shape is None or not all(isinstance(size, int) for size in self.shape):
+            return None
+        return tuple(size for size in self.shape if isinstance(size, int))
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """The dimensions of the operand."""
+        if self.shape is None:
+            return ()
+        if self.is_rank_0 or self.is_empty:
+            return (1,)
+        return tuple(size if isinstance(size, int) else 0 for size in self.shape)
+
+
+class HostedDescription(Struct, frozen=True):
+    """What a runtime tells of a file, with the options given: inputs, outputs, states, names of signatures.
+
+    `states` are the last inputs and the last outputs, in the same order; `initial` has the first values of each, as
+    stored bytes (empty: zeros).
+    """
+
+    inputs: tuple[HostedTensor, ...]
+    outputs: tuple[HostedTensor, ...]
+    signatures: tuple[str, ...] = ()
+    states: int = 0
+    initial: tuple[bytes, ...] = ()
+
+
+class FileParts(Struct, frozen=True, array_like=True):
+    """A file of a hosted model: its name, without folders, and how many operands its bytes are in (0: it is empty)."""
+
+    name: str
+    parts: int
+
+
+class HostedCall(Struct, frozen=True):
+    """The first operand of a hosted model's operation.
+
+    Attributes:
+        format: The format of the first file, as `importers.file_format` names it.
+        files: The files; the first is the model, others belong to it (external data, OpenVINO's .bin).
+        signature: One of the file's signatures; None: its default.
+        options: Options of the runtime. Each adapter documents its own.
+        inputs: The model's inputs, in order, states last.
+        outputs: The model's outputs, in order, states last.
+    """
+
+    format: str
+    files: tuple[FileParts, ...]
+    signature: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[HostedTensor, ...] = ()
+    outputs: tuple[HostedTensor, ...] = ()
+
+    def encode(self) -> bytes:
+        """Return the JSON. Raises InvalidArgument if an option is not a value of JSON."""
+        try:
+            return msgspec.json.encode(self)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"runtime options are values of JSON: {error}") from error
+
+
+_call_decoder = msgspec.json.Decoder(HostedCall)
+
+
+def decode_call(data: bytes | memoryview) -> HostedCall:
+    """Return the call that `HostedCall.encode` encoded.
+
+    Raises:
+        InvalidArgument: If it is none, has no file or too many, or a name that is not one of a file in one folder.
+    """
+    try:
+        call = _call_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgument(f"the first operand of a hosted model is not valid: {error}") from error
+    if not 0 < len(call.files) <= _FILES_MAX:
+        raise InvalidArgument(f"a hosted model has 1 to {_FILES_MAX} files, this one has {len(call.files)}")
+    if max(len(call.inputs), len(call.outputs)) > _TENSORS_MAX:
+        raise InvalidArgument(f"a hosted model has at most {_TENSORS_MAX} inputs and outputs each")
+    for file in call.files:
+        if not is_file_name(file.name):
+            raise InvalidArgument(f"{file.name!r:.80} is no name of a file: it may have no '/' and not be '..'")
+        if file.parts < 0:
+            raise InvalidArgument(f"file {file.name!r:.80} has {file.parts} parts")
+    names = [file.name for file in call.files]
+    if len(set(names)) < len(names):
+        raise InvalidArgument("two files of a hosted model have the same name")
+    return call
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a name is one of a file in one folder: no separator, no NUL, not "." or ".."."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name and len(name) <= _NAME_MAX
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The operand type of each element type.
+
+
+OPERAND_TYPES: Mapping[str, OperandType] = {
+    "float32": OperandType.TENSOR_FLOAT32,
+    "float16": OperandType.TENSOR_FLOAT16,
+    "float64": TENSOR_FLOAT64,
+    "bfloat16": OperandType.TENSOR_QUANT16_ASYMM,
+    "bool": OperandType.TENSOR_BOOL8,
+    "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    "uint8": OperandType.TENSOR_QUANT8_ASYMM,
+    "int16": OperandType.TENSOR_QUANT16_SYMM,
+    "uint16": OperandType.TENSOR_QUANT16_ASYMM,
+    "int32": OperandType.TENSOR_INT32,
+    "uint32": TENSOR_UINT32,
+    "int64": TENSOR_INT64,
+    "uint64": TENSOR_UINT64,
+    "complex64": TENSOR_COMPLEX64,
+}
+"""The operand type of each element type that crosses. Types of 8 and 16 bits that are not quantized have scale 1."""
+
+
+def require_number_type(kind: str, tensors: Sequence[HostedTensor]) -> None:
+    """Check that the elements of all tensors cross; `kind` is "input" or "output".
+
+    Raises:
+        InvalidArgument: If one has other elements: strings, sequences. The message names it.
+    """
+    for tensor in tensors:
+        if tensor.dtype not in OPERAND_TYPES:
+            allowed = ", ".join(OPERAND_TYPES)
+            raise InvalidArgument(
+                f"{kind} {tensor.name!r} has elements of type {tensor.dtype}; tensors of these types cross: {allowed}"
+            )

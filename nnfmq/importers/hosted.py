@@ -1,0 +1,204 @@
+"""Model files for another runtime: their bytes in sealed memories, and the HAL's model that runs them there.
+
+Nothing of a file is read here but its format: a device of the driver, which hosts a runtime, tells what the inputs and
+outputs are (`hal.hosted`). The memories are sealed against writing, so the driver maps them instead of copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nnfmq.base.memory import Memory, write_all
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.extensions import NAME as TYPES_NAME
+from nnfmq.hal.extensions import PREFIX as TYPES_PREFIX
+from nnfmq.hal.extensions import extension_code, is_extension, named_code
+from nnfmq.hal.hosted import (
+    MAX_PART_BYTES,
+    NAME,
+    OPERAND_TYPES,
+    RUN,
+    FileParts,
+    HostedCall,
+    HostedDescription,
+    HostedTensor,
+    require_number_type,
+)
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
+from nnfmq.hal.types import (
+    DataLocation,
+    ExtensionNameAndPrefix,
+    LifeTime,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+    Subgraph,
+)
+from nnfmq.importers.companion_files import companion_files
+from nnfmq.importers.file_format import ModelSource, Shapes, SourceArgument, hosted_format, read_source
+from nnfmq.importers.loaded_model import LoadedModel
+
+__all__ = ["Describe", "HostedSource", "hosted_model", "load_hosted", "read_hosted"]
+
+Describe: TypeAlias = Callable[[HostedCall, Sequence[Memory]], HostedDescription]
+"""Returns what a device finds in a file, given a call without inputs and outputs and the parts of the files."""
+_PREFIX = TYPES_PREFIX + 1
+_SCALED = (
+    OperandType.TENSOR_QUANT8_ASYMM,
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    OperandType.TENSOR_QUANT16_ASYMM,
+    OperandType.TENSOR_QUANT16_SYMM,
+)
+
+
+class HostedSource(Struct, frozen=True):
+    """A model file and those that belong to it, in sealed memories: the parts of each file, in order."""
+
+    format: str
+    files: tuple[tuple[str, tuple[Memory, ...]], ...]
+
+    @property
+    def parts(self) -> tuple[Memory, ...]:
+        """The memories of all files."""
+        return tuple(part for _, parts in self.files for part in parts)
+
+
+def load_hosted(
+    source: SourceArgument,
+    describe: Describe,
+    *,
+    shapes: Shapes | None = None,
+    signature: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> LoadedModel:
+    """Return the model that runs a file on the runtime that `describe` asks.
+
+    Args:
+        source: The path of the file, or its content.
+        describe: Asks the device.
+        shapes: Sizes of inputs that the file leaves open, by name or index. Without them they are given with each
+            execution.
+        signature: One of the file's signatures.
+        options: Options of the runtime: values of JSON.
+
+    Raises:
+        InvalidArgument: If no runtime reads the file, the device rejects it, or an argument is not valid.
+        OSError: If a file cannot be read.
+    """
+    file = read_source(source, shapes, signature)
+    files = read_hosted(file)
+    call = HostedCall(
+        files.format, tuple(FileParts(name, len(parts)) for name, parts in files.files), signature, dict(options or {})
+    )
+    description = describe(call, files.parts)
+    inputs = _with_shapes(description.inputs, file.shapes)
+    loaded = hosted_model(replace(call, inputs=inputs, outputs=description.outputs), files.parts, description)
+    return replace(loaded, file_name=file.path.name if file.path else "")
+
+
+def read_hosted(file: ModelSource) -> HostedSource:
+    """Return the parts of a file and of those beside it that belong to it. Raises as `load_hosted`."""
+    format = hosted_format(file.data)
+    name = file.path.name if file.path is not None else f"model.{format}"
+    files = [(name, _parts(memoryview(file.data)))]
+    for other, data in companion_files(format, file).items():
+        files.append((other, _parts(memoryview(data))))
+    return HostedSource(format, tuple(files))
+
+
+def _parts(data: memoryview) -> tuple[Memory, ...]:
+    data = data.cast("B")
+    slices = [data[begin : begin + MAX_PART_BYTES] for begin in range(0, len(data), MAX_PART_BYTES)]
+    return tuple(Memory.create_constant(len(part), _writer(part), "nnfmq-file") for part in slices)
+
+
+def _writer(part: memoryview) -> Callable[[int], object]:
+    return lambda fd: write_all(fd, part)
+
+
+def _with_shapes(inputs: Sequence[HostedTensor], shapes: Shapes) -> tuple[HostedTensor, ...]:
+    """Return the inputs with the sizes that the caller gives."""
+    found = list(inputs)
+    for key, shape in shapes.items():
+        matches = [i for i, tensor in enumerate(inputs) if key in (tensor.name, i)]
+        if not matches:
+            names = ", ".join(repr(tensor.name) for tensor in inputs)
+            raise InvalidArgument(f"shapes: there is no input {key!r}; the inputs are {names}")
+        tensor = inputs[matches[0]]
+        known = tensor.shape
+        if known is not None and (
+            len(known) != len(shape) or any(isinstance(k, int) and k != s for k, s in zip(known, shape, strict=True))
+        ):
+            raise InvalidArgument(f"shapes: input {tensor.name!r} is {known} in the file, not {tuple(shape)}")
+        found[matches[0]] = replace(tensor, shape=tuple(shape))
+    return tuple(found)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The HAL's model.
+
+
+def hosted_model(call: HostedCall, parts: Sequence[Memory], description: HostedDescription) -> LoadedModel:
+    """Return the model with the operation that runs a file; the call has the inputs and outputs.
+
+    Raises:
+        InvalidArgument: If elements of a tensor do not cross.
+    """
+    require_number_type("input", call.inputs)
+    require_number_type("output", call.outputs)
+    data = call.encode()
+    constants = [_constant(len(data), LifeTime.CONSTANT_COPY, 0)]
+    constants += [_constant(part.size_bytes, LifeTime.CONSTANT_REFERENCE, i) for i, part in enumerate(parts)]
+    operands = [
+        *constants,
+        *(_operand(tensor, LifeTime.SUBGRAPH_INPUT) for tensor in call.inputs),
+        *(_operand(tensor, LifeTime.SUBGRAPH_OUTPUT) for tensor in call.outputs),
+    ]
+    first_input, first_output = len(constants), len(constants) + len(call.inputs)
+    inputs, outputs = tuple(range(first_input, first_output)), tuple(range(first_output, len(operands)))
+    code = named_code(OperationType, extension_code(_PREFIX, RUN), f"{NAME}.RUN")
+    operation = Operation(code, (*range(first_input), *inputs), outputs)
+    extensions = [ExtensionNameAndPrefix(NAME, _PREFIX)]
+    if any(is_extension(operand.type) for operand in operands):
+        extensions.append(ExtensionNameAndPrefix(TYPES_NAME, TYPES_PREFIX))
+    model = Model(
+        main=Subgraph(tuple(operands), (operation,), inputs, outputs),
+        operand_values=data,
+        pools=tuple(parts),
+        extensions=tuple(extensions),
+    )
+    count = description.states
+    input_infos, output_infos = (tuple(map(_info, tensors)) for tensors in (call.inputs, call.outputs))
+    split = len(input_infos) - count
+    initial = description.initial or (b"",) * count
+    states = tuple(StateInfo(info, value) for info, value in zip(input_infos[split:], initial, strict=True))
+    return LoadedModel(
+        model, input_infos[:split], output_infos[: len(output_infos) - count], states=states,
+        signatures=description.signatures,
+    )  # fmt: skip
+
+
+def _constant(size: int, lifetime: LifeTime, pool_index: int) -> Operand:
+    location = DataLocation(pool_index, 0, size)
+    return Operand(OperandType.TENSOR_QUANT8_ASYMM, (size,), scale=1.0, lifetime=lifetime, location=location)
+
+
+def _operand(tensor: HostedTensor, lifetime: LifeTime) -> Operand:
+    kind = OPERAND_TYPES[tensor.dtype]
+    scale, zero_point = (tensor.scale or 1.0, tensor.zero_point) if kind in _SCALED else (0.0, 0)
+    return Operand(kind, tensor.dimensions, scale=scale, zero_point=zero_point, lifetime=lifetime)
+
+
+def _info(tensor: HostedTensor) -> TensorInfo:
+    dtype = "uint16" if tensor.dtype == "bfloat16" else tensor.dtype
+    shape = tensor.known_shape if tensor.is_rank_0 or tensor.is_empty else tensor.dimensions
+    return TensorInfo(
+        tensor.name, shape or (), dtype, tensor.scale, tensor.zero_point,
+        is_scalar=tensor.is_rank_0, is_empty=tensor.is_empty,
+    )  # fmt: skip
