@@ -32,8 +32,8 @@ __all__ = [
     "FileParts",
     "HostedCall",
     "HostedDescription",
+    "HostedRuntime",
     "HostedTensor",
-    "Runtime",
     "decode_call",
     "is_file_name",
     "require_number_type",
@@ -55,7 +55,7 @@ Dimension = int | str | None
 # The runtimes that this build can host.
 
 
-class Runtime(Struct, frozen=True):
+class HostedRuntime(Struct, frozen=True):
     """A runtime: the name of its device, the module that the adapter imports, and how to install it.
 
     `formats` are the formats of files that it runs, as `importers.file_format` names them. `adapter` is the module of
@@ -74,13 +74,11 @@ class Runtime(Struct, frozen=True):
         return f"nnfmq[{self.name}]"
 
 
-RUNTIMES = (
-    Runtime("onnxruntime", "onnxruntime", ("onnx",), "nnfmq.hosted.onnxruntime", "OnnxRuntimeDevice"),
-)
+RUNTIMES = (HostedRuntime("onnxruntime", "onnxruntime", ("onnx",), "nnfmq.hosted.onnxruntime", "OnnxRuntimeDevice"),)
 """The runtimes of this build, in the order in which they are tried for a file that names no device."""
 
 
-def runtimes_of(format: str) -> tuple[Runtime, ...]:
+def runtimes_of(format: str) -> tuple[HostedRuntime, ...]:
     """Return the runtimes of this build that run files of a format, in the order in which they are tried."""
     return tuple(runtime for runtime in RUNTIMES if format in runtime.formats)
 
