@@ -149,15 +149,20 @@ def importer_of(data: FileContent) -> str:
     raise InvalidArgument(f"this is {kind}; {_SUPPORTED}")
 
 
-def hosted_format(data: FileContent) -> str:
-    """Return the name of a file's format among those that other runtimes run: "onnx", "tflite" ...
+def hosted_format(data: FileContent, path: Path | None) -> str:
+    """Return the name of a file's format for devices that host a runtime: "onnx", "tflite" ...
+
+    A format that this module does not know has the name that the file's name ends with: a device of a plug-in may run
+    it.
 
     Raises:
-        InvalidArgument: If there is none; the message says what the file is.
+        InvalidArgument: If there is no name; the message says what the file is.
     """
     kind = _format_of(data)
     if kind in _HOSTED_FORMATS:
         return _HOSTED_FORMATS[kind]
+    if path is not None and len(path.suffix) > 1:
+        return path.suffix[1:].lower()
     raise InvalidArgument(f"this is {kind}, which no runtime runs")
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nnfmq.base.memory import Memory, write_all
+from nnfmq.base.shared_constants import SharedConstants
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import NAME as TYPES_NAME
 from nnfmq.hal.extensions import PREFIX as TYPES_PREFIX
@@ -46,7 +46,7 @@ from nnfmq.importers.loaded_model import LoadedModel
 
 __all__ = ["Describe", "HostedSource", "hosted_model", "load_hosted", "read_hosted"]
 
-Describe: TypeAlias = Callable[[HostedCall, Sequence[Memory]], HostedDescription]
+Describe: TypeAlias = Callable[[HostedCall, Sequence[SharedConstants]], HostedDescription]
 """Returns what a device finds in a file, given a call without inputs and outputs and the parts of the files."""
 _PREFIX = TYPES_PREFIX + 1
 _SCALED = (
@@ -61,10 +61,10 @@ class HostedSource(Struct, frozen=True):
     """A model file and those that belong to it, in sealed memories: the parts of each file, in order."""
 
     format: str
-    files: tuple[tuple[str, tuple[Memory, ...]], ...]
+    files: tuple[tuple[str, tuple[SharedConstants, ...]], ...]
 
     @property
-    def parts(self) -> tuple[Memory, ...]:
+    def parts(self) -> tuple[SharedConstants, ...]:
         """The memories of all files."""
         return tuple(part for _, parts in self.files for part in parts)
 
@@ -104,7 +104,7 @@ def load_hosted(
 
 def read_hosted(file: ModelSource) -> HostedSource:
     """Return the parts of a file and of those beside it that belong to it. Raises as `load_hosted`."""
-    format = hosted_format(file.data)
+    format = hosted_format(file.data, file.path)
     name = file.path.name if file.path is not None else f"model.{format}"
     files = [(name, _parts(memoryview(file.data)))]
     for other, data in companion_files(format, file).items():
@@ -112,14 +112,10 @@ def read_hosted(file: ModelSource) -> HostedSource:
     return HostedSource(format, tuple(files))
 
 
-def _parts(data: memoryview) -> tuple[Memory, ...]:
+def _parts(data: memoryview) -> tuple[SharedConstants, ...]:
     data = data.cast("B")
     slices = [data[begin : begin + MAX_PART_BYTES] for begin in range(0, len(data), MAX_PART_BYTES)]
-    return tuple(Memory.create_constant(len(part), _writer(part), "nnfmq-file") for part in slices)
-
-
-def _writer(part: memoryview) -> Callable[[int], object]:
-    return lambda fd: write_all(fd, part)
+    return tuple(SharedConstants.of_values([part])[0] for part in slices)
 
 
 def _with_shapes(inputs: Sequence[HostedTensor], shapes: Shapes) -> tuple[HostedTensor, ...]:
@@ -144,7 +140,7 @@ def _with_shapes(inputs: Sequence[HostedTensor], shapes: Shapes) -> tuple[Hosted
 # The HAL's model.
 
 
-def hosted_model(call: HostedCall, parts: Sequence[Memory], description: HostedDescription) -> LoadedModel:
+def hosted_model(call: HostedCall, parts: Sequence[SharedConstants], description: HostedDescription) -> LoadedModel:
     """Return the model with the operation that runs a file; the call has the inputs and outputs.
 
     Raises:

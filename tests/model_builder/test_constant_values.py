@@ -15,7 +15,7 @@ from support.rebuilt import content
 import nnfmq
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Protection
 from nnfmq.model_builder.builder import value_bytes
-from nnfmq.model_builder.constants import SharedConstants
+from nnfmq.base.shared_constants import SharedConstants
 
 F32, SMALL, LARGE = "TENSOR_FLOAT32", 32, 33  # elements of 4 bytes: 128 bytes, and more
 

@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "operations": ("hal",),
     "validation": ("hal", "operations"),
     "engines": ("base", "operations", "hal"),
-    "importers": ("base.memory", "data", "hal", "validation", "operations"),
+    "importers": ("base.memory", "base.shared_constants", "data", "hal", "validation", "operations"),
     "planning": ("hal", "validation", "operations"),
     "graphs": ("base.verbose_log", "hal", "planning"),
     "model_builder": ("base", "graphs", "hal", "validation", "operations"),

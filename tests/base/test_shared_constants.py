@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from nnfmq.model_builder.constants import SharedConstants
+from nnfmq.base.shared_constants import SharedConstants
 
 
 @pytest.mark.parametrize("is_cyclic", [False, True])

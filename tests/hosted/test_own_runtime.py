@@ -1,0 +1,62 @@
+"""The device that docs/how-to/host-a-runtime.md shows: it runs files of a format of its own, over a burst."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.drivers import Daemon, running_daemon, short_folder
+from support.places import ROOT
+from support.plugins import add_example, path_with
+
+import nnfmq
+
+EXAMPLE = ROOT / "docs" / "examples" / "hosted"
+PAGE = ROOT / "docs" / "how-to" / "host-a-runtime.md"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    site = tmp_path_factory.mktemp("site")
+    add_example(site, EXAMPLE)
+    with short_folder() as made, running_daemon(made / "d.sock", environment=path_with(site)) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Path:
+    path = tmp_path / "net.npz"
+    np.savez(path, w0=np.float32([[1, -1], [2, 0.5]]), b0=np.float32([0.5, 0]))
+    return path
+
+
+def test_the_page_includes_the_package_s_files_of_at_most_sixty_lines() -> None:
+    text = PAGE.read_text()
+    assert all(f"../examples/hosted/{name}" in text for name in ("nnfmq_layers.py", "pyproject.toml"))
+    assert len((EXAMPLE / "nnfmq_layers.py").read_text().splitlines()) <= 60
+
+
+def test_a_file_runs_by_call_and_by_burst(driver: Daemon, layers: Path) -> None:
+    with driver.connect() as client, client.device("layers").prepare(layers, shapes={"x": (1, 2)}) as model:
+        assert (model.inputs[0].shape, model.outputs[0].dtype) == ((1, 2), "float32")
+        assert model.execute(np.float32([[1, 2]]))[0].tolist() == [[5.5, 0]]
+        with driver.connect() as other, other.device("layers").prepare(layers) as open_model:
+            assert open_model.execute(np.float32([[1, 2], [0, 0]]))[0].tolist() == [[5.5, 0], [0.5, 0]]
+
+
+def test_what_the_runtime_says_of_a_bad_file_reaches_the_caller_and_the_device_lives_on(
+    driver: Daemon, layers: Path, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.npz"
+    bad.write_bytes(layers.read_bytes()[:100])
+    with driver.connect(recover=False) as client:
+        device, text = client.device("layers"), tmp_path / "a.txt"
+        text.write_text("no model")
+        with pytest.raises(nnfmq.InvalidArgument, match="layers: File is not a zip file"):
+            device.prepare(bad)
+        with pytest.raises(nnfmq.InvalidArgument, match="runs files of the formats npz, not 'txt'"):
+            device.prepare(text)
+        with device.prepare(layers, shapes={"x": (1, 2)}) as model:
+            assert model.execute(np.float32([[0, 0]]))[0].tolist() == [[0.5, 0]]
