@@ -13,9 +13,9 @@ import pytest
 from support.rebuilt import content
 
 import nnfmq
+from nnfmq.base.shared_constants import SharedConstants
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Protection
 from nnfmq.model_builder.builder import value_bytes
-from nnfmq.base.shared_constants import SharedConstants
 
 F32, SMALL, LARGE = "TENSOR_FLOAT32", 32, 33  # elements of 4 bytes: 128 bytes, and more
 
