@@ -8,17 +8,24 @@ memory, and ends executions at their deadline.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from nnfmq.base.packages import InstalledPackages
 from nnfmq.base.processes import allowed_cpus
+from nnfmq.driver.cache.files import CacheContents, PackedConstants, decode_program, encode_program
+from nnfmq.driver.cache.programs import CacheEntry, entry_of
 from nnfmq.driver.devices.device import DeviceBase
+from nnfmq.driver.devices.installation import installation, version_of
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.memory.quota import add_to_limit
 from nnfmq.engines import memory
@@ -31,6 +38,7 @@ from nnfmq.engines.execution import (
     copy_outputs,
 )
 from nnfmq.engines.memory import Charge
+from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
@@ -59,6 +67,7 @@ HOSTED = VendorExtension(NAME, (), ())
 """The extension as a device reports it: it has no types of its own, and its operation has no declaration."""
 
 Shape = tuple[Dimension, ...]
+_log = logging.getLogger("nnfmq.hosted")
 _COPIED_KINDS = "iub"  # dtype.kind of what may be an index or a size
 
 
@@ -137,7 +146,7 @@ class HostedModel:
         raise NotImplementedError
 
     def save(self) -> bytes | None:
-        """Return what makes opening the file again faster (`OpenOptions.saved`), or None."""
+        """Return what makes opening the file again faster (`OpenOptions.saved`), or None; also if it was opened so."""
         return None
 
 
@@ -149,11 +158,13 @@ class HostedDevice(DeviceBase):
         package: The package whose version becomes part of the device's version; empty for none.
         reserved_bytes: Private memory that the runtime reserves without using it (thread stacks, arenas), which the
             limit of a worker's memory must allow.
+        saves: Whether the models implement `save`: then the driver's cache is looked up for each file.
     """
 
     formats: ClassVar[tuple[str, ...]]
     package: ClassVar[str] = ""
     reserved_bytes: ClassVar[int] = 256 << 20
+    saves: ClassVar[bool] = False
     uses_cores = True
 
     def __init__(self) -> None:
@@ -201,6 +212,10 @@ class HostedDevice(DeviceBase):
             InvalidArgument: If the runtime rejects the file, or the model declares other inputs or outputs.
             ResourceExhausted: If the quota does not allow the memory that it takes.
         """
+        return self._prepared(model)
+
+    def _prepared(self, model: Model, packed: PackedConstants = ()) -> HostedProgram:
+        """Return the program that runs the file; `packed` is what `_packed` returned of it."""
         (operation,) = model.main.operations
         call = _call_of(model, model.main, operation)
         parts = [_part(model, model.main.operands[index]) for index in _file_operands(call, operation)]
@@ -210,11 +225,13 @@ class HostedDevice(DeviceBase):
             _, opened, size = found
         else:
             found = None
-            opened, size = self._open(call, parts)
+            opened, size = self._open(call, parts, packed)
         _require_same(call, opened.description)
         return HostedProgram(self.name, model, opened, call, memory.charge(size))
 
-    def _open(self, call: HostedCall, parts: Sequence[memoryview]) -> tuple[HostedModel, int]:
+    def _open(
+        self, call: HostedCall, parts: Sequence[memoryview], packed: PackedConstants = ()
+    ) -> tuple[HostedModel, int]:
         """Return the opened file, and how much private memory that took."""
         if not self._has_reserved:
             self._has_reserved = True
@@ -223,7 +240,7 @@ class HostedDevice(DeviceBase):
         threads = _threads(options.pop("threads", None))
         before = _private_bytes()
         try:
-            opened = self.open(_file(call, parts), OpenOptions(threads, call.signature, options))
+            opened = self._open_saved(_file(call, parts), OpenOptions(threads, call.signature, options), packed)
         except NnfmqError:
             raise
         except MemoryError as error:
@@ -234,6 +251,56 @@ class HostedDevice(DeviceBase):
         require_number_type("input", description.inputs)
         require_number_type("output", description.outputs)
         return opened, max(_private_bytes() - before, 0)
+
+    # -- caches: the file and what its runtime saves of it, in a client's cache files; the latter in the driver's cache
+
+    @property
+    def version_string(self) -> str:
+        """The releases of nnfmq and of the runtime."""
+        if not self.package:
+            return super().version_string
+        version = installation().runtimes.get(self.package) or version_of(self.package, InstalledPackages())
+        return f"{super().version_string} {self.package}-{version}"
+
+    @property
+    def cache_files_needed(self) -> NumberOfCacheFiles:
+        """One model file, and one data file with the files of the model."""
+        return NumberOfCacheFiles(1, 1)
+
+    def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
+        """Return the model with its files, and what the runtime saves of them."""
+        assert isinstance(program, HostedProgram)
+        return encode_program(model, _packed(program.opened.save() if self.saves else None))
+
+    def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
+        """Open the saved files again."""
+        return decode_program(contents, self._prepared)
+
+    def _open_saved(self, file: HostedFile, options: OpenOptions, packed: PackedConstants) -> HostedModel:
+        """Open a file with what was saved of it; if the driver's cache has nothing, store what the runtime saves."""
+        entry = self._entry(file, options) if self.saves and not packed else None
+        packed = packed or (entry and entry.load()) or ()
+        if packed:
+            try:
+                return self.open(file, replace(options, saved=packed[0][0].tobytes()))
+            except Exception as error:  # noqa: BLE001  the runtime's own; without it, the error is that of the file
+                _log.warning("%s does not open what it saved, but the file: %s", self.name, str(error) or repr(error))
+                if entry is not None:
+                    entry.remove()
+        opened = self.open(file, options)
+        if entry is not None and (packed := _packed(opened.save())):
+            entry.store(packed)
+        return opened
+
+    def _entry(self, file: HostedFile, options: OpenOptions) -> CacheEntry | None:
+        """Return the entry of the driver's cache for a file that is opened with these options."""
+        names = msgspec.json.encode([file.format, list(file.files), options])
+        return entry_of(self.identity, names, *file.files.values())
+
+
+def _packed(saved: bytes | None) -> PackedConstants:
+    """Return what a runtime saves as the caches keep it."""
+    return ((np.frombuffer(saved, np.uint8),),) if saved else ()
 
 
 def _threads(given: object) -> int:

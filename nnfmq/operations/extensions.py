@@ -31,6 +31,7 @@ from nnfmq.hal.extensions import (
     is_extension,
     named_code,
 )
+from nnfmq.hal.hosted import NAME as HOSTED_NAME
 from nnfmq.hal.types import EXTENSION_TYPES, ExtensionNameAndPrefix, Model, OperandType, OperationType, Subgraph
 from nnfmq.operations.declaration import NUMPY_TYPES, REGISTRY, Declaration, ParameterType
 
@@ -237,8 +238,8 @@ def to_local_prefixes(model: Model) -> Model:
 
 
 def uses_plugins(model: Model) -> bool:
-    """Return whether a model uses extensions other than the built-in one, whose code is part of this build."""
-    return any(entry.name != NAME for entry in model.extensions)
+    """Return whether a model uses extensions other than those whose code is part of this build."""
+    return any(entry.name not in (NAME, HOSTED_NAME) for entry in model.extensions)
 
 
 def _subgraph_to_local_prefixes(subgraph: Subgraph, local_prefixes: dict[int, _LocalPrefix]) -> Subgraph:

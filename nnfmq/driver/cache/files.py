@@ -44,7 +44,7 @@ from nnfmq.base.paths import check_directory, make_state_directory, state_direct
 from nnfmq.driver.devices.installation import build_identity, framed
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.engines import interpreter
-from nnfmq.engines.program import Program
+from nnfmq.engines.execution import PreparedProgram
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError, ResourceExhaustedTransient
 from nnfmq.hal.types import Model
@@ -452,7 +452,7 @@ _LARGE_BYTES = 1 << 16
 
 PackedConstants: TypeAlias = Sequence[tuple[Array, ...]]
 """`Program.prepacked`: the groups of arrays that preparation packed, in order; of a compiled program also its code."""
-Prepare: TypeAlias = Callable[[Model, PackedConstants], Program]
+Prepare: TypeAlias = Callable[[Model, PackedConstants], PreparedProgram]
 
 
 class _ArrayLocation(msgspec.Struct, frozen=True, array_like=True):
@@ -533,7 +533,7 @@ def decode_constants(contents: CacheContents) -> PackedConstants:
     return list(_packed(data, _locations_decoder.decode(data[end - length : end])))
 
 
-def decode_program(contents: CacheContents, prepare: Prepare = interpreter.prepare) -> tuple[Model, Program]:
+def decode_program(contents: CacheContents, prepare: Prepare = interpreter.prepare) -> tuple[Model, PreparedProgram]:
     """Return the model that `encode_program` wrote, and its program, prepared by `prepare`.
 
     Pools and large constants are views of `contents`.

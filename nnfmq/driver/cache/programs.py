@@ -49,7 +49,7 @@ from nnfmq.operations.extensions import uses_plugins
 from nnfmq.serialize.models import encode_model
 from nnfmq.serialize.packets import BytesLike
 
-__all__ = ["CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes", "will_keep"]
+__all__ = ["CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_of", "entry_sizes", "will_keep"]
 
 _MIB = 1 << 20
 _MEMORY_LABEL = "nnfmq-program"
@@ -79,22 +79,25 @@ def entry_for(device: DeviceIdentity, model: Model) -> CacheEntry | None:
     Returns None if the cache is disabled, and for a model with extensions of plug-ins: what a plug-in generates may
     change with the plug-in, whose version is not part of the digest.
     """
-    if not _may_keep(model):
+    if uses_plugins(model):
         return None
     data, pools = encode_model(replace(model, operand_values=b""))
-    token = _digest(data, model.operand_values, *(pool.view for pool in pools))
+    return entry_of(device, data, model.operand_values, *(pool.view for pool in pools))
+
+
+def entry_of(device: DeviceIdentity, *fields: bytes | memoryview) -> CacheEntry | None:
+    """Return the entry for what `device` makes of these bytes, existing or not; None if the cache is disabled."""
+    if not cache_limit_bytes():
+        return None
+    token = _digest(*fields)
     name = _digest(device.name.encode(), device.version.encode(), build_identity(), token).hex()
     return CacheEntry(device, token, name)
-
-
-def _may_keep(model: Model) -> bool:
-    return bool(cache_limit_bytes()) and not uses_plugins(model)
 
 
 def will_keep(model: Model) -> bool:
     """Return whether a program that is compiled from `model` will have an entry, as far as the directory tells."""
     try:
-        return _may_keep(model) and os.access(make_cache_directory(), os.W_OK)
+        return bool(cache_limit_bytes()) and not uses_plugins(model) and os.access(make_cache_directory(), os.W_OK)
     except _ERRORS:
         return False
 

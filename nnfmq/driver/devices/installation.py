@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from msgspec import Struct, msgpack
 
 from nnfmq.base.packages import InstalledPackages, entry_points_of
 from nnfmq.driver.process.children import fork_child
+from nnfmq.hal.hosted import RUNTIMES
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -33,6 +35,7 @@ __all__ = [
     "installed_plugins",
     "read",
     "read_in_child",
+    "version_of",
 ]
 
 DEVICES_GROUP = "nnfmq.devices"
@@ -45,6 +48,7 @@ _BUILD_PARTS = (
     "engines",
     "serialize/models.py",
     "driver/cache/files.py",
+    "hosted",
 )
 _PACKAGE = Path(__file__).resolve().parents[2]
 _current: Installation | None = None
@@ -58,12 +62,14 @@ class Installation(Struct, frozen=True):
         llvmlite: The version of llvmlite, or None.
         build_identity: A digest, in hexadecimal, of the engines' source code, NumPy's version and the CPU's features.
         has_plugins: Whether there are entry points of plug-ins.
+        runtimes: The version of each package of `hal.hosted.RUNTIMES` that is installed.
     """
 
     release: str
     llvmlite: str | None
     build_identity: str
     has_plugins: bool
+    runtimes: Mapping[str, str] = {}
 
 
 def installation() -> Installation:
@@ -121,7 +127,21 @@ def read() -> Installation:
         packages.version("llvmlite"),
         _build_digest(),
         packages.have_entry_points(_GROUPS),
+        {name: version_of(name, packages) for name in {runtime.package for runtime in RUNTIMES} if find_spec(name)},
     )
+
+
+def version_of(module: str, packages: InstalledPackages) -> str:
+    """Return the version of the package that has a module; "unknown" if it states none. Blocks.
+
+    Of `onnxruntime` this may be `onnxruntime-gpu`: then importlib.metadata searches all packages.
+    """
+    found = packages.version(module)
+    if found is None:
+        from importlib.metadata import packages_distributions, version
+
+        found = "+".join(sorted({f"{name}-{version(name)}" for name in packages_distributions().get(module, ())}))
+    return found or "unknown"
 
 
 def _build_digest() -> str:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -21,7 +20,7 @@ from nnfmq.base.packages import entry_points_of
 from nnfmq.driver.cache.files import CacheContents
 from nnfmq.driver.devices.configuration import require_device_name
 from nnfmq.driver.devices.device import FEATURE_LEVEL, DeviceBase
-from nnfmq.driver.devices.installation import DEVICES_GROUP, OPERATIONS_GROUP
+from nnfmq.driver.devices.installation import DEVICES_GROUP, OPERATIONS_GROUP, installation
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.session.error_translation import wrap_plugin_call
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions
@@ -184,7 +183,7 @@ def _hosted_devices() -> list[DeviceBase]:
     allowed = settings.RUNTIMES.value()
     devices: list[DeviceBase] = []
     for runtime in RUNTIMES:
-        if (allowed is None or runtime.name in allowed) and find_spec(runtime.package) is not None:
+        if (allowed is None or runtime.name in allowed) and runtime.package in installation().runtimes:
             with _skip_on_error(runtime.name):
                 devices.append(_create(getattr(import_module(runtime.adapter), runtime.device_class)))
     return devices
