@@ -498,11 +498,11 @@ class HostedExecution:
     def _run_until(self, options: RunOptions) -> Sequence[Array | None]:
         if options.deadline_ns is None:
             return self._called(options)
-        WATCHDOG.begin(self, options.deadline_ns, self._run.abort)
+        token = WATCHDOG.begin(options.deadline_ns, self._run.abort)
         try:
             return self._called(options)
         finally:
-            WATCHDOG.end(self)
+            WATCHDOG.end(token)
 
     def _called(self, options: RunOptions) -> Sequence[Array | None]:
         try:

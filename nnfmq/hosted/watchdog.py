@@ -1,89 +1,159 @@
-"""The watchdog of a worker: it ends executions of other runtimes at their deadline.
+"""The watchdog of a worker: it ends what another runtime does beyond its deadline.
 
 A runtime computes without looking at the clock. At the deadline the watchdog's thread tells it to stop, if it has a
-function for that. If the execution has not ended GRACE_S later, or the runtime cannot be told, the worker exits, which
-its client sees at once; the driver starts another one for it (docs/explanation/peer-death.md).
+function for that. If it still runs when the grace is over, the worker exits, which its client sees at once; the driver
+starts another one for it (docs/explanation/peer-death.md).
+
+The thread cannot run while a runtime keeps the GIL. So it has the kernel send SIGALRM, which ends a process, STALL_S
+after its next look, and moves that time on with each look.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 from nnfmq.base.threads import start_daemon
+from nnfmq.hal.errors import ResourceExhaustedTransient
 
-__all__ = ["GRACE_S", "WATCHDOG", "Watchdog"]
+__all__ = ["GRACE_S", "OPEN_GRACE_S", "STALL_S", "WATCHDOG", "Watchdog", "cannot_abort"]
 
 GRACE_S = 2.0
 """How long after its deadline an execution may still run."""
-_IDLE_S = 0.1  # how long the thread looks at the clock after the last execution: a burst need not wake it each time
+OPEN_GRACE_S = 60.0
+"""How long after its deadline a file may still be opened: an engine may be built, and other models go on meanwhile."""
+STALL_S = 10.0
+"""How long after a look was due the process may keep the watchdog's thread from running."""
+_LATE_NS = 5_000_000  # after a deadline; so bursts with short deadlines wake the thread 200 times a second at most
 _NEVER = 2**63 - 1
+_WAIT_MAX_S = 3600.0
 _log = logging.getLogger("nnfmq.hosted")
 
 
-class Watchdog:
-    """Ends the executions of this process that run beyond their deadlines. Thread-safe.
+def cannot_abort() -> None:
+    """Do nothing: what is watched cannot be told to stop."""
 
-    `end_process` is called if an execution cannot be ended otherwise.
+
+class _Watched(NamedTuple):
+    """What is told to stop at `late_ns`, and must have ended `grace_ns` later."""
+
+    late_ns: int
+    grace_ns: int
+    abort: Callable[[], object]
+
+
+class Watchdog:
+    """Ends what runs beyond its deadline in this process. Thread-safe.
+
+    A call of `begin` and `end` takes less than a microsecond, and wakes the thread only if the deadline is earlier than
+    its next look.
+
+    Args:
+        end_process: Ends the process; called, with the lock held, if something has not ended within its grace.
+        set_alarm: Has the process ended by the kernel in so many seconds; 0: not at all.
     """
 
-    def __init__(self, end_process: Callable[[], object]) -> None:
-        self._end_process = end_process
-        self._running: dict[int, tuple[int, Callable[[], bool]]] = {}
-        self._aborted: set[int] = set()
+    def __init__(self, end_process: Callable[[], object], set_alarm: Callable[[float], object]) -> None:
+        self._end_process, self._set_alarm = end_process, set_alarm
+        self._tokens = itertools.count()
+        self._running: dict[int, _Watched] = {}
+        self._end_ns: dict[int, int] = {}  # when those that were told to stop must have ended; under the lock
         self._condition = threading.Condition()
         self._look_ns = _NEVER  # when the thread looks next; _NEVER: when it is woken
-        self._has_thread = False
+        self._thread: threading.Thread | None = None
+        self._is_stopped = False
 
-    def begin(self, execution: object, deadline_ns: int, abort: Callable[[], bool]) -> None:
-        """Watch an execution until `end`; `abort` ends it and returns True, or returns False."""
-        self._running[id(execution)] = deadline_ns, abort
-        if deadline_ns < self._look_ns:
+    def begin(self, deadline_ns: int, abort: Callable[[], object], grace_s: float | None = None) -> int:
+        """Watch what begins now, until `end` gets the returned token.
+
+        Args:
+            deadline_ns: The deadline on the monotonic clock.
+            abort: Tells it to stop, if that is possible; called on the watchdog's thread, never after `end` has
+                returned. It must not block.
+            grace_s: How long after the deadline the process ends; None: GRACE_S.
+
+        Raises:
+            ResourceExhaustedTransient: If the thread cannot be started.
+        """
+        token, late_ns = next(self._tokens), deadline_ns + _LATE_NS
+        self._running[token] = _Watched(late_ns, int((GRACE_S if grace_s is None else grace_s) * 1e9), abort)
+        if late_ns < self._look_ns:
+            self._wake(token, late_ns)
+        return token
+
+    def end(self, token: int) -> None:
+        """Stop watching what has ended."""
+        if self._running.pop(token, None) is None:  # the thread tells it to stop, or has done so
             with self._condition:
-                if not self._has_thread:
-                    start_daemon(self._watch, "nnfmq-watchdog")
-                    self._has_thread = True
-                self._condition.notify()
+                self._end_ns.pop(token, None)
 
-    def end(self, execution: object) -> None:
-        """Stop watching an execution, which has ended."""
-        self._running.pop(id(execution), None)
-        self._aborted.discard(id(execution))
+    def look(self, now_ns: int) -> int:
+        """End what is late, and return when to look again. The caller has the lock."""
+        for token, end_ns in list(self._end_ns.items()):
+            if now_ns >= end_ns:
+                del self._end_ns[token]
+                _log.critical("a runtime has not stopped in time after its deadline, so this worker exits")
+                self._end_process()
+        for token, watched in list(self._running.items()):
+            if now_ns >= watched.late_ns and self._running.pop(token, None) is not None:  # it has not ended meanwhile
+                self._end_ns[token] = now_ns + watched.grace_ns  # from now: the process may have been stopped
+                _abort(watched)
+        # Whoever begins after the first store, with an earlier limit, wakes the thread; whoever began before is found.
+        self._look_ns = end_ns = min(self._end_ns.values(), default=_NEVER)
+        self._look_ns = min([end_ns, *(watched.late_ns for watched in list(self._running.values()))])
+        return self._look_ns
+
+    def stop(self) -> None:
+        """End the thread. Blocks. For tests: a worker exits without waiting."""
+        with self._condition:
+            self._is_stopped = True
+            self._condition.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, self._is_stopped, self._look_ns = None, False, _NEVER
+
+    def _wake(self, token: int, late_ns: int) -> None:
+        with self._condition:
+            if self._thread is None:
+                try:
+                    self._thread = start_daemon(self._watch, "nnfmq-watchdog")
+                except RuntimeError as error:
+                    del self._running[token]
+                    raise ResourceExhaustedTransient(f"no thread can be started: {error}") from error
+            self._set_alarm(_seconds_until(late_ns) + STALL_S)
+            self._condition.notify()
 
     def _watch(self) -> None:
-        while True:
-            with self._condition:
-                now_ns = time.monotonic_ns()
-                if self._running:
-                    self._look_ns = min(self._next_ns(now_ns), now_ns + int(_IDLE_S * 1e9))
-                elif self._look_ns == _NEVER or now_ns >= self._look_ns:
-                    self._look_ns = _NEVER
-                wait_s = None if self._look_ns == _NEVER else max(self._look_ns - now_ns, 0) / 1e9
-                if not (wait_s is None and self._running):  # one began before `_look_ns` was set: it has not notified
+        with self._condition:
+            while not self._is_stopped:
+                look_ns = self.look(time.monotonic_ns())
+                if look_ns == _NEVER:
+                    self._set_alarm(0)
+                    self._condition.wait()
+                else:
+                    wait_s = _seconds_until(look_ns)
+                    self._set_alarm(wait_s + STALL_S)
                     self._condition.wait(wait_s)
-            self._end_late(time.monotonic_ns())
-
-    def _next_ns(self, now_ns: int) -> int:
-        grace_ns = int(GRACE_S * 1e9)
-        limits = (
-            deadline_ns + grace_ns * (key in self._aborted) for key, (deadline_ns, _) in list(self._running.items())
-        )
-        return min(limits, default=now_ns)
-
-    def _end_late(self, now_ns: int) -> None:
-        for key, (deadline_ns, abort) in list(self._running.items()):
-            if now_ns < deadline_ns:
-                continue
-            if key not in self._aborted:
-                self._aborted.add(key)
-                abort()
-            elif now_ns >= deadline_ns + int(GRACE_S * 1e9):
-                _log.error("an execution runs %.1f s after its deadline: the worker exits", GRACE_S)
-                self._end_process()
+            self._set_alarm(0)
 
 
-WATCHDOG = Watchdog(lambda: os._exit(os.EX_SOFTWARE))
+def _abort(watched: _Watched) -> None:
+    try:
+        watched.abort()
+    except Exception:  # noqa: BLE001  code of a plug-in may raise anything; the grace goes on
+        _log.exception("a runtime could not be told to stop")
+
+
+def _seconds_until(time_ns: int) -> float:
+    return min(max(time_ns - time.monotonic_ns(), 0) / 1e9, _WAIT_MAX_S)
+
+
+WATCHDOG = Watchdog(partial(os._exit, os.EX_SOFTWARE), partial(signal.setitimer, signal.ITIMER_REAL))
 """That of this process."""
