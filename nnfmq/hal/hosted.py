@@ -74,7 +74,10 @@ class HostedRuntime(Struct, frozen=True):
         return f"nnfmq[{self.name}]"
 
 
-RUNTIMES = (HostedRuntime("onnxruntime", "onnxruntime", ("onnx",), "nnfmq.hosted.onnxruntime", "OnnxRuntimeDevice"),)
+RUNTIMES = (
+    HostedRuntime("litert", "ai_edge_litert", ("tflite",), "nnfmq.hosted.litert", "LiteRtDevice"),
+    HostedRuntime("onnxruntime", "onnxruntime", ("onnx",), "nnfmq.hosted.onnxruntime", "OnnxRuntimeDevice"),
+)
 """The runtimes of this build, in the order in which they are tried for a file that names no device."""
 
 

@@ -1,0 +1,250 @@
+"""The device `litert`: .tflite files on LiteRT, with XNNPACK as LiteRT chooses it.
+
+LiteRT takes the file as `bytes`: one private copy. It computes in memory of its own: an execution copies each input to
+it and each output from it. It cannot be told to stop: a late execution ends with its worker.
+
+States are inputs and outputs of the HAL's model, as with nnfmq's own importer, so that the executions of several
+bursts on one interpreter do not mix. Variable tensors are set before and read after each execution. LiteRT's interface
+has no access to resource variables, so the file gets two more subgraphs that read and assign them: see
+`resource_variables`.
+
+Options: `threads`, and those arguments of LiteRT's `Interpreter` in `_FLAGS`, true or false, as well as
+`experimental_op_resolver_type`, by the name of its value. Delegates and operators from libraries are not loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.hal.hosted import OPERAND_TYPES, HostedDescription, HostedTensor
+from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.resource_variables import with_access
+from nnfmq.operations.declaration import Array
+
+__all__ = ["LiteRtDevice"]
+
+_FLAGS = (
+    "experimental_disable_delegate_clustering",
+    "experimental_default_delegate_latest_features",
+    "experimental_compress_quantization_zero_points",
+    "experimental_disable_delegate_node_fusion",
+)
+_RESOLVER = "experimental_op_resolver_type"
+_Place: TypeAlias = tuple[int, int]
+"""The indexes of a tensor and of its subgraph."""
+_Named: TypeAlias = tuple[str, _Place]
+
+
+class LiteRtDevice(HostedDevice):
+    """A device that runs .tflite files on LiteRT."""
+
+    name = "litert"
+    package = "ai_edge_litert"
+    formats = ("tflite",)
+
+    def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
+        """See `HostedDevice.open`."""
+        from ai_edge_litert import schema_py_generated as schema
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+        content = bytes(file.model)
+        arguments = _arguments(options.options, OpResolverType) | {"num_threads": options.threads}
+        interpreter = Interpreter(model_content=content, **arguments)  # verifies the file
+        file_model = schema.Model.GetRootAs(content)
+        access, names = with_access(content, file_model, schema)
+        if names:
+            interpreter = Interpreter(model_content=access, **arguments)
+        return _Model(interpreter, file_model, schema, options.signature, names)
+
+
+def _arguments(options: Mapping[str, Any], resolvers: Any) -> dict[str, Any]:
+    """Return arguments of the interpreter. Raises InvalidArgument if an option is none of them."""
+    arguments: dict[str, Any] = {}
+    for name, value in options.items():
+        if name == _RESOLVER and value in resolvers.__members__:
+            arguments[name] = resolvers[value]
+        elif name in _FLAGS and isinstance(value, bool):
+            arguments[name] = value
+        elif name in _FLAGS or name == _RESOLVER:
+            allowed = ", ".join(resolvers.__members__) if name == _RESOLVER else "true, false"
+            raise InvalidArgument(f"option {name}: {value!r} is not one of {allowed}")
+        else:
+            allowed = ", ".join(("threads", _RESOLVER, *_FLAGS))
+            raise InvalidArgument(f"there is no option {name!r}; those of litert: {allowed}")
+    return arguments
+
+
+class _Model(HostedModel):
+    """An interpreter with one subgraph of a file.
+
+    Attributes:
+        calls: The interpreter's functions, which take a subgraph and do not look for views that are still held.
+        inputs: The places of the inputs, states last.
+        outputs: The places of the outputs, states last.
+        subgraphs: The subgraphs that an execution invokes, in order.
+        open_inputs: The positions of the inputs whose shapes the file leaves open.
+        shapes: The shapes of these inputs for which memory is allocated; None: for none.
+    """
+
+    def __init__(self, interpreter: Any, file: Any, schema: Any, key: str | None, names: Sequence[str]) -> None:
+        self._interpreter = interpreter  # owns the file's content
+        self._file, self._schema = file, schema
+        self.calls = interpreter._interpreter
+        graph, inputs, outputs = self._interface(key)
+        variables = self._variable_tensors(graph)
+        reader = file.SubgraphsLength()  # the first subgraph of `with_access`; the other one follows
+        self.inputs = [place for _, place in (*inputs, *variables)]
+        self.outputs = [place for _, place in (*outputs, *variables)]
+        self.inputs += [(2 * position + 1, reader + 1) for position in range(len(names))]
+        self.outputs += [(2 * position + 1, reader) for position in range(len(names))]
+        self.subgraphs = (reader + 1, graph, reader) if names else (graph,)
+        self.open_inputs = [i for i, (_, place) in enumerate(inputs) if None in self._sizes(place)]
+        self.shapes: tuple[tuple[int, ...], ...] | None = None
+        self._allocate_first(graph)
+        if names:
+            self._prepare_access(reader, len(names))
+        state_names = [*(name for name, _ in variables), *names]
+        states = [self._state(*pair) for pair in zip(state_names, self.outputs[len(outputs) :], strict=True)]
+        self.description = HostedDescription(
+            (*(self._declared(name, place) for name, place in inputs), *(s for s, _ in states)),
+            (*(self._declared(name, place, is_result=True) for name, place in outputs), *(s for s, _ in states)),
+            signatures=tuple(self.calls.GetSignatureDefs()),
+            states=len(states),
+            initial=tuple(value for _, value in states),
+        )
+
+    def _interface(self, key: str | None) -> tuple[int, list[_Named], list[_Named]]:
+        """Return the subgraph of a signature, its inputs and its outputs; None: the file's first subgraph."""
+        if key is None:
+            main, name = self._file.Subgraphs(0), self.calls.TensorName
+            sides = (main.Inputs, main.InputsLength()), (main.Outputs, main.OutputsLength())
+            inputs, outputs = ([(name(i, 0), (i, 0)) for i in map(read, range(count))] for read, count in sides)
+            return 0, inputs, outputs
+        signatures = self.calls.GetSignatureDefs()
+        if key not in signatures:
+            known = ", ".join(map(repr, signatures)) or "none"
+            raise InvalidArgument(f"there is no signature {key!r}; those of the file: {known}")
+        graph = self.calls.GetSubgraphIndexFromSignature(key)
+        inputs, outputs = (
+            [(name, (int(index), graph)) for name, index in signatures[key][kind].items()]
+            for kind in ("inputs", "outputs")
+        )
+        return graph, inputs, outputs
+
+    def _variable_tensors(self, graph: int) -> list[_Named]:
+        tensors = self._file.Subgraphs(graph)
+        indexes = [index for index in range(tensors.TensorsLength()) if tensors.Tensors(index).IsVariable()]
+        return [(self.calls.TensorName(index, graph), (index, graph)) for index in indexes]
+
+    def _allocate_first(self, graph: int) -> None:
+        """Allocate memory for the shapes that the file states, which may be impossible if it leaves some open."""
+        try:
+            self.calls.AllocateTensors(graph)
+        except (RuntimeError, ValueError):
+            if not self.open_inputs:
+                raise
+        else:
+            self.shapes = tuple(tuple(self.calls.TensorSize(*self.inputs[i]).tolist()) for i in self.open_inputs)
+
+    def _prepare_access(self, reader: int, count: int) -> None:
+        """Compute the initial values of resource variables: zeros unless the file has others; allocate memory."""
+        calls, targets = self.calls, self.inputs[-count:]
+        calls.AllocateTensors(reader + 1)
+        for place in targets:
+            calls.tensor(calls, *place)[...] = 0
+        calls.Invoke(reader + 1)
+        calls.AllocateTensors(reader)
+        calls.Invoke(reader)
+        for place, target in zip(self.outputs[-count:], targets, strict=True):
+            calls.ResizeInputTensor(target[0], calls.TensorSize(*place), False, target[1])
+        calls.AllocateTensors(reader + 1)
+
+    def _sizes(self, place: _Place) -> tuple[int | None, ...]:
+        return tuple(None if size < 0 else size for size in self.calls.TensorSizeSignature(*place).tolist())
+
+    def _result(self, place: _Place) -> tuple[int | None, ...] | None:
+        """Return the shape of an output. One that has no memory before an execution gets its shape by that."""
+        sizes = self._sizes(place)
+        try:
+            self.calls.tensor(self.calls, *place)
+        except (RuntimeError, ValueError):
+            return (None,) * len(sizes) or None
+        return sizes
+
+    def _declared(self, name: str, place: _Place, *, is_result: bool = False) -> HostedTensor:
+        number = self._file.Subgraphs(place[1]).Tensors(place[0]).Type()
+        kind = next((key for key, value in vars(self._schema.TensorType).items() if value == number), str(number))
+        if kind.lower() not in OPERAND_TYPES or kind == "BFLOAT16":
+            raise InvalidArgument(
+                f"tensor {name!r} has elements of type {kind}: they do not cross, or LiteRT lacks them"
+            )
+        shape = self._result(place) if is_result else self._sizes(place)
+        return HostedTensor(name, kind.lower(), shape, *self._quantization(place))
+
+    def _quantization(self, place: _Place) -> tuple[float, int]:
+        scales, zero_points, _, _ = self.calls.TensorQuantizationParameters(*place)
+        return (float(scales[0]), int(zero_points[0])) if len(scales) == 1 else (0.0, 0)
+
+    def _state(self, name: str, place: _Place) -> tuple[HostedTensor, bytes]:
+        """Return a state, and its value at first."""
+        value = self.calls.GetTensor(*place)
+        return HostedTensor(name, value.dtype.name, value.shape, *self._quantization(place)), value.tobytes()
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
+        """See `HostedModel.bind`."""
+        return _Run(self, inputs, outputs)
+
+    def resize(self, shapes: tuple[tuple[int, ...], ...]) -> None:
+        """Allocate memory for other shapes of the inputs that the file leaves open. Raises InvalidArgument."""
+        self.shapes = None
+        try:
+            for position, shape in zip(self.open_inputs, shapes, strict=True):
+                index, graph = self.inputs[position]
+                self.calls.ResizeInputTensor(index, np.array(shape, np.int32), False, graph)
+            self.calls.AllocateTensors(graph)
+        except (RuntimeError, ValueError) as error:
+            raise InvalidArgument(f"litert: inputs of the shapes {shapes}: {error}") from error
+        self.shapes = shapes
+
+
+class _Run(HostedRun):
+    """Copies inputs, invokes, copies outputs."""
+
+    __slots__ = ("_calls", "_found", "_inputs", "_model", "_outputs", "_shapes")
+
+    def __init__(self, model: _Model, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
+        self._model, self._calls = model, model.calls
+        self._inputs = [(*place, array) for place, array in zip(model.inputs, inputs, strict=True) if array.size]
+        places = list(enumerate(zip(model.outputs, outputs, strict=True)))
+        self._outputs = [(*place, out) for _, (place, out) in places if out is not None]
+        self._found = [(position, *place) for position, (place, out) in places if out is None]
+        self._shapes = tuple(inputs[position].shape for position in model.open_inputs)
+
+    def __call__(self) -> Sequence[Array | None]:
+        """See `HostedRun.__call__`."""
+        calls = self._calls
+        if self._model.shapes != self._shapes:
+            self._model.resize(self._shapes)
+        for index, graph, array in self._inputs:
+            calls.SetTensor(index, array, graph)
+        for graph in self._model.subgraphs:
+            calls.Invoke(graph)
+        for index, graph, out in self._outputs:
+            result = calls.tensor(calls, index, graph)
+            if result.shape != out.shape:
+                raise GeneralFailure(f"litert: output tensor {index} is {result.shape}, the file states {out.shape}")
+            out[...] = result
+        if not self._found:
+            return ()
+        results: list[Array | None] = [None] * (len(self._outputs) + len(self._found))
+        for position, index, graph in self._found:
+            shape = calls.TensorSize(index, graph)
+            if shape.all():
+                results[position] = np.asarray(calls.GetTensor(index, graph))
+            else:  # GetTensor raises
+                results[position] = np.empty(shape, self._model.description.outputs[position].dtype)
+        return results
