@@ -315,10 +315,12 @@ class ModelHandle(ClosedWhenDropped):
         self._recovery.run(lambda: self._recover(deadline_ns, wait), deadline_ns)
 
     def _recover(self, deadline_ns: int | None, wait: bool) -> None:
-        if self.connection.is_open or self.prepare_again is None:
+        prepare_again = self.prepare_again
+        if self.connection.is_open or (prepare_again is None and not self._is_released):
             return
         self.require_open()
-        prepared = self.prepare_again(deadline_ns, wait).give_up()
+        assert prepare_again is not None  # `release` drops it after the id
+        prepared = prepare_again(deadline_ns, wait).give_up()
         with self._lock:
             has_moved = self.location.connection.is_open and self.location.version > prepared.version
             if not has_moved:
@@ -361,6 +363,7 @@ class ModelHandle(ClosedWhenDropped):
         """Release the model in the driver. Idempotent. Blocks up to 1 s. Does nothing if the driver has exited."""
         self._is_released = True
         release_in_driver(self.give_up())
+        self.prepare_again = None  # with it goes the model, which may have a file in memory
 
     def _is_left_open(self) -> bool:
         location = self.location
