@@ -1,4 +1,7 @@
-"""`nox`: the quick tests on every supported Python of this machine; `nox -s ray`: tests of serving, with Ray."""
+"""`nox`: the quick tests on every supported Python of this machine; `nox -s ray`: tests of serving, with Ray.
+
+`nox -s frameworks`: the devices that host OpenVINO, PyTorch and JAX.
+"""
 
 import nox
 
@@ -35,3 +38,10 @@ def ray(session: nox.Session) -> None:
     """
     session.install(".[test,serving,ray]", "tritonclient[http,grpc]>=2.50")
     session.run("pytest", *(session.posargs or ["--tier", "full"]), *RAY_TESTS)
+
+
+@nox.session
+def frameworks(session: nox.Session) -> None:
+    """Install what CI does without, for the CPU only, and run the tests of the devices that host it."""
+    session.install(".[test]", "openvino>=2025.0")
+    session.run("pytest", *(session.posargs or ["--tier", "full"]), "tests/hosted")

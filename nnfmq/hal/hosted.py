@@ -77,6 +77,7 @@ class HostedRuntime(Struct, frozen=True):
 RUNTIMES = (
     HostedRuntime("litert", "ai_edge_litert", ("tflite",), "nnfmq.hosted.litert", "LiteRtDevice"),
     HostedRuntime("onnxruntime", "onnxruntime", ("onnx",), "nnfmq.hosted.onnxruntime", "OnnxRuntimeDevice"),
+    HostedRuntime("openvino", "openvino", ("openvino", "onnx", "tflite"), "nnfmq.hosted.openvino", "OpenVinoDevice"),
 )
 """The runtimes of this build, in the order in which they are tried for a file that names no device."""
 

@@ -109,6 +109,18 @@ class OpenOptions(Struct, frozen=True):
     options: Mapping[str, Any] = field(default_factory=dict)
     saved: bytes | None = None
 
+    def require_known(self, *names: str) -> None:
+        """Check that the runtime has all options that the client gave; `names` are its own.
+
+        Raises:
+            InvalidArgument: If one is another; the message lists those that are allowed.
+        """
+        for name in self.options:
+            if name not in names:
+                raise InvalidArgument(
+                    f"runtime option {name!r:.80} is not known; known are {', '.join(('threads', *names))}"
+                )
+
 
 class HostedRun:
     """What executes an opened file with the arrays to which it is bound. One thread calls it at a time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnfmq.importers.file_format import FileContent, ModelSource
+from nnfmq.importers.file_format import FileContent, ModelSource, read_source
 
 __all__ = ["companion_files"]
 
@@ -16,5 +16,7 @@ def companion_files(format: str, file: ModelSource) -> Mapping[str, FileContent]
         InvalidArgument: If it names one outside its folder, or is given as bytes.
         OSError: If one cannot be read.
     """
-    del format, file
+    if format == "openvino" and file.path is not None:
+        weights = file.path.with_suffix(".bin")
+        return {weights.name: read_source(weights).data} if weights.exists() else {}
     return {}

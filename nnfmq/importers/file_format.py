@@ -41,6 +41,7 @@ _IMPORTERS = {
 _HOSTED_FORMATS = {
     "a TensorFlow Lite file": "tflite",
     "an ONNX model": "onnx",
+    "an OpenVINO model": "openvino",
 }
 """The formats that devices of `nnfmq.hosted` run, as these name them."""
 _SUPPORTED = "models are read from TensorFlow Lite files (.tflite) and ONNX files (.onnx)"
@@ -65,6 +66,8 @@ _FIRST_BYTES = {
 _SHORTEST = 8
 _TEXT_BYTES = 16  # a file that begins with as many printable characters is text
 _LISTED_MEMBERS = 3
+_XML_STARTS = (b"<?xml", b"<net", b"\xef\xbb\xbf<")
+_XML_PROLOGUE_BYTES = 512  # declaration and comments before the root element
 
 
 class ModelSource(Struct, frozen=True):
@@ -174,6 +177,9 @@ def _format_of(data: FileContent) -> str:
     for start, name in _FIRST_BYTES.items():
         if data[: len(start)] == start:
             return name
+    start = bytes(data[:_XML_PROLOGUE_BYTES])
+    if start.startswith(_XML_STARTS) and b"<net" in start:
+        return "an OpenVINO model"
     if data[:4] == b"PK\x03\x04":
         return _zip_archive(data)
     if data[8:10] == b'{"' and int.from_bytes(data[:8], "little") < len(data):

@@ -1,0 +1,175 @@
+"""The device `openvino`: OpenVINO, ONNX and TensorFlow Lite files on OpenVINO.
+
+Options: `device`, one of OpenVINO's ("CPU" by default, "GPU", "NPU", "AUTO:GPU,CPU" ...); `config`, properties with
+which OpenVINO compiles the model, of those in CONFIG; `threads`, for the device CPU. Properties that name folders or
+files, such as CACHE_DIR, are not among them: they would make the worker write where a client says.
+
+Inputs and outputs lie in the client's memory, also those of which only the rank is known. A deadline cancels the
+execution between two operations. Weights of an OpenVINO file (.bin) are the client's sealed memory, not a copy.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.hosted import HostedDescription, HostedTensor
+from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.onnx_files import has_external_data
+from nnfmq.operations.declaration import Array
+
+__all__ = ["CONFIG", "OpenVinoDevice"]
+
+CONFIG = (
+    "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS", "EXECUTION_MODE_HINT", "INFERENCE_PRECISION_HINT",
+    "ENABLE_CPU_PINNING", "ENABLE_HYPER_THREADING", "SCHEDULING_CORE_TYPE", "MODEL_DISTRIBUTION_POLICY",
+    "CPU_DENORMALS_OPTIMIZATION", "CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE", "TBB_PARTITIONER",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE", "ACTIVATIONS_SCALE_FACTOR", "MODEL_PRIORITY", "DEVICE_ID",
+    "MULTI_DEVICE_PRIORITIES", "KV_CACHE_PRECISION", "KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION",
+    "KEY_CACHE_GROUP_SIZE", "VALUE_CACHE_GROUP_SIZE",
+)  # fmt: skip
+"""The properties of OpenVINO that a client may set."""
+_DTYPES = {"f32": "float32", "f16": "float16", "f64": "float64", "bf16": "bfloat16", "boolean": "bool"}
+_INTEGER = re.compile(r"([iu])(8|16|32|64)")
+_FRONT_ENDS = {"onnx": "onnx", "tflite": "tflite"}
+_XML_STARTS = (b"<", b"\xef\xbb\xbf<")
+
+
+class OpenVinoDevice(HostedDevice):
+    """A device that runs files on OpenVINO."""
+
+    name = "openvino"
+    package = "openvino"
+    formats = ("openvino", "onnx", "tflite")
+    reserved_bytes = 512 << 20  # stacks and arenas of its threads
+
+    def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
+        """See `HostedDevice.open`."""
+        options.require_known("device", "config")
+        if options.signature is not None:
+            raise InvalidArgument("files on OpenVINO have no signatures")
+        device = options.options.get("device", "CPU")
+        config = _config(options.options.get("config", {}))
+        openvino = _imported()
+        model = _read(openvino, file)
+        _require_no_state(model)
+        if device == "CPU":
+            config |= {"INFERENCE_NUM_THREADS": options.threads, "NUM_STREAMS": 1}
+        compiled = openvino.Core().compile_model(model, device, config)
+        return _Model(openvino, compiled, file)
+
+
+def _imported() -> Any:
+    """Return the module. Its converter would report to its makers if their package is installed."""
+    if "openvino" not in sys.modules:
+        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # importing it fails
+    import openvino
+
+    return openvino
+
+
+def _config(given: object) -> dict[str, Any]:
+    """Return the properties that the client gave. Raises InvalidArgument if one is not allowed."""
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"config {given!r:.80}: properties of OpenVINO and their values are needed")
+    for name, value in given.items():
+        if name not in CONFIG:
+            raise InvalidArgument(f"config: a client may not set {name!r:.80}, only {', '.join(CONFIG)}")
+        if not isinstance(value, (str, int, float)):
+            raise InvalidArgument(f"config: {name} {value!r:.80} is no string, number or bool")
+    return dict(given)
+
+
+def _read(openvino: Any, file: HostedFile) -> Any:
+    """Return OpenVINO's model of a file, which only the front end of its format reads.
+
+    Raises:
+        InvalidArgument: If it needs other files than those given.
+    """
+    others = list(file.others.values())
+    if file.format in _FRONT_ENDS:
+        # OpenVINO would open external data below the current folder.
+        if others or (file.format == "onnx" and has_external_data(file.model)):
+            raise InvalidArgument(
+                "OpenVINO reads external data of ONNX files by path only, which a driver does not allow"
+            )
+        from openvino.frontend import FrontEndManager
+
+        front_end = FrontEndManager().load_by_framework(_FRONT_ENDS[file.format])
+        return front_end.convert(front_end.load(io.BytesIO(file.model)))
+    if len(others) > 1:
+        raise InvalidArgument(f"an OpenVINO model has 1 file of weights, {len(others)} were given")
+    text = bytes(file.model)
+    if not text.startswith(_XML_STARTS):  # or another front end might read it
+        raise InvalidArgument("an OpenVINO model is an XML file")
+    weights = np.frombuffer(others[0], np.uint8) if others else np.empty(0, np.uint8)
+    tensor = openvino.Tensor(weights, [weights.size], openvino.Type.u8)
+    return openvino.Core().read_model(text.decode(), tensor)
+
+
+def _require_no_state(model: Any) -> None:
+    sinks = [node for node in model.get_sinks() if node.get_type_name() == "Assign"]
+    if sinks:
+        names = ", ".join(repr(node.get_variable_id()) for node in sinks)
+        raise InvalidArgument(f"models with variables do not run on this device: {names}")
+
+
+class _Model(HostedModel):
+    is_thread_safe = True
+
+    def __init__(self, openvino: Any, compiled: Any, file: HostedFile) -> None:
+        self.openvino, self.compiled = openvino, compiled
+        self._file = file  # its memory has the weights
+        self.description = HostedDescription(
+            tuple(map(_tensor, compiled.inputs)), tuple(map(_tensor, compiled.outputs))
+        )
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
+        """See `HostedModel.bind`."""
+        request = self.compiled.create_infer_request()
+        for index, (port, array) in enumerate(zip(self.compiled.inputs, inputs, strict=True)):
+            request.set_input_tensor(index, self._in_place(port, array))
+        for index, (port, out) in enumerate(zip(self.compiled.outputs, outputs, strict=True)):
+            if out is not None:
+                request.set_output_tensor(index, self._in_place(port, out))
+        return _Run(request, inputs, outputs)
+
+    def _in_place(self, port: Any, array: Array) -> Any:
+        return self.openvino.Tensor(array, list(array.shape), port.get_element_type())
+
+
+class _Run(HostedRun):
+    def __init__(self, request: Any, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
+        self._request, self._inputs, self._outputs = request, inputs, outputs
+        self._returned = [index for index, out in enumerate(outputs) if out is None]
+        self._in_place: list[Array | None] = [None] * len(outputs)
+
+    def __call__(self) -> Sequence[Array | None]:
+        # infer() with one thread computes in the calling thread, where nothing can cancel it.
+        self._request.start_async()
+        self._request.wait()
+        if not self._returned:
+            return self._in_place
+        results = list(self._in_place)
+        for index in self._returned:
+            results[index] = self._request.get_output_tensor(index).data
+        return results
+
+    def abort(self) -> bool:
+        self._request.cancel()
+        return True
+
+
+def _tensor(port: Any) -> HostedTensor:
+    kind = port.get_element_type().to_string()
+    integer = _INTEGER.fullmatch(kind)
+    dtype = f"{'u' * (integer[1] == 'u')}int{integer[2]}" if integer else _DTYPES.get(kind, kind)
+    shape = port.get_partial_shape()
+    sizes = tuple(size.get_length() if size.is_static else None for size in shape) if shape.rank.is_static else None
+    return HostedTensor(port.get_any_name() if port.get_names() else port.node.get_friendly_name(), dtype, sizes)

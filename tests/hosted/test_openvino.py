@@ -1,0 +1,139 @@
+"""The device `openvino`, against what OpenVINO computes in a process of its own."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.drivers import Daemon
+from support.hosted_files import examples, made
+
+import nnfmq
+
+if find_spec("openvino") is None:
+    pytest.skip("openvino is not installed", allow_module_level=True)
+
+ONE_THREAD = {"threads": 1}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made("openvino_models", tmp_path_factory.mktemp("openvino"))
+
+
+@pytest.fixture(scope="module")
+def device(shared_client: nnfmq.Client) -> nnfmq.Device:
+    return shared_client.device("openvino")
+
+
+def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    assert [(array.dtype, array.shape) for array in found] == [(array.dtype, array.shape) for array in expected]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("vision.xml", "vision"), ("transformer.xml", "transformer"), ("transformer.xml", "transformer1"),
+        ("types.xml", "types"), ("found.xml", "found"), ("net.onnx", "onnx"),
+    ],
+)  # fmt: skip
+def test_a_file_computes_what_openvino_does_bit_for_bit(
+    device: nnfmq.Device, files: Path, name: str, case: str
+) -> None:
+    inputs, outputs = examples(files, case)
+    with device.prepare(files / name, runtime_options=ONE_THREAD) as model:
+        assert_equal(model.execute(*inputs), outputs)
+        assert_equal(model.execute(*inputs), outputs)
+
+
+@pytest.mark.parametrize("name", ["vision", "types"])
+def test_a_burst_computes_the_same(device: nnfmq.Device, files: Path, name: str) -> None:
+    inputs, outputs = examples(files, name)
+    with device.prepare(files / f"{name}.xml", runtime_options=ONE_THREAD) as model, model.burst() as burst:
+        burst.execute(*(np.zeros_like(array) for array in inputs))
+        for _ in range(3):
+            assert_equal(burst.execute(*inputs), outputs)
+
+
+def test_bfloat16_crosses_as_words(device: nnfmq.Device, files: Path) -> None:
+    with device.prepare(files / "half.xml") as model:
+        assert model.execute(np.uint16([0x3F80, 0xBF80, 0, 0x4000]))[0].tolist() == [0x3F80, 0, 0, 0x4000]
+
+
+def test_strings_and_variables_are_refused_by_name(device: nnfmq.Device, files: Path) -> None:
+    with pytest.raises(nnfmq.InvalidArgument, match="input 'words' has elements of type string"):
+        device.prepare(files / "text.xml")
+    with pytest.raises(nnfmq.InvalidArgument, match="models with variables do not run on this device: 'memory'"):
+        device.prepare(files / "stateful.xml")
+
+
+def test_a_deadline_cancels_the_execution_and_the_worker_stays(shared_daemon: Daemon, files: Path) -> None:
+    with shared_daemon.connect() as client:
+        device = client.device("openvino")
+        inputs, outputs = examples(files, "vision")
+        with (
+            device.prepare(files / "long.xml") as long,
+            device.prepare(files / "vision.xml", runtime_options=ONE_THREAD) as short,
+        ):
+            with pytest.raises(nnfmq.MissedDeadlineTransient):
+                long.execute(np.zeros((1200, 1200), np.float32), timeout=0.2)
+            assert_equal(short.execute(*inputs), outputs)
+            with pytest.raises(nnfmq.MissedDeadlineTransient):
+                long.execute(np.zeros((1200, 1200), np.float32), timeout=0.2)
+
+
+def test_two_clients_of_a_daemon_run_the_same_file(shared_daemon: Daemon, files: Path) -> None:
+    inputs, outputs = examples(files, "vision")
+    with shared_daemon.connect() as a, shared_daemon.connect() as b:
+        models = [
+            client.device("openvino").prepare(files / "vision.xml", runtime_options=ONE_THREAD) for client in (a, b)
+        ]
+        for model in models:
+            assert_equal(model.execute(*inputs), outputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": {"CACHE_DIR": "/tmp"}}, "a client may not set 'CACHE_DIR'"),
+        ({"config": {"EXECUTION_MODE_HINT": ["x"]}}, "EXECUTION_MODE_HINT ..x.. is no string"),
+        ({"config": "LATENCY"}, "properties of OpenVINO and their values"),
+        ({"device": "NO_SUCH"}, "openvino: .*NO_SUCH"),
+        ({"extension": "a.so"}, "runtime option 'extension' is not known; known are threads, device, config"),
+    ],
+)
+def test_an_option_that_is_not_allowed_is_refused(
+    device: nnfmq.Device, files: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(nnfmq.InvalidArgument, match=f"(?s){message}"):
+        device.prepare(files / "vision.xml", runtime_options=options)
+
+
+def test_allowed_properties_reach_openvino(device: nnfmq.Device, files: Path) -> None:
+    options = {"config": {"EXECUTION_MODE_HINT": "ACCURACY", "PERFORMANCE_HINT": "LATENCY"}}
+    with device.prepare(files / "vision.xml", runtime_options=options) as model:
+        assert model.execute(*examples(files, "vision")[0])[0].shape == (1, 5)
+    options["config"]["EXECUTION_MODE_HINT"] = "NONSENSE"
+    with pytest.raises(nnfmq.InvalidArgument, match="NONSENSE"):
+        device.prepare(files / "vision.xml", runtime_options=options)
+
+
+def test_a_truncated_file_and_missing_weights_get_openvino_s_own_text(
+    device: nnfmq.Device, files: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(nnfmq.InvalidArgument, match=r"(?s)openvino: .*weights"):
+        device.prepare((files / "vision.xml").read_bytes())
+    cut = tmp_path / "vision.xml"
+    cut.write_bytes((files / "vision.xml").read_bytes()[:900])
+    (tmp_path / "vision.bin").write_bytes((files / "vision.bin").read_bytes())
+    with pytest.raises(nnfmq.InvalidArgument, match=r"openvino: "):
+        device.prepare(cut)
+
+
+@pytest.mark.parametrize("name", ["external.onnx", "external_in_branch.onnx"])
+def test_external_data_in_the_driver_s_folder_are_never_opened(device: nnfmq.Device, files: Path, name: str) -> None:
+    with pytest.raises(nnfmq.InvalidArgument, match="external data of ONNX files by path only"):
+        device.prepare((files / name).read_bytes())
