@@ -14,7 +14,7 @@ EXAMPLES = """\
 examples:
   nnfmq serve                             # at the path that clients use by default
   nnfmq serve --socket /run/user/1000/nnfmq/lab.sock
-  nnfmq serve --extensions com.example.fibonacci
+  nnfmq serve --runtimes onnxruntime      # and no other runtime, whatever is installed
   nnfmq serve --models ~/models           # serve ~/models/NAME/VERSION/model.tflite by name
 
 Exit status 0 after SIGTERM or Ctrl-C; every client then gets DeadObject.
@@ -27,25 +27,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--socket",
         metavar="PATH",
         type=Path,
-        help="path of the socket (default: $NNFMQ_SOCKET, or nnfmq.sock in the runtime directory)",
+        help="path of the socket (default: $NNFMQ_SOCKET)",
     )
     parser.add_argument(
         "--models",
         metavar="DIR",
         type=Path,
-        help="serve the models of this directory by name (default: $NNFMQ_MODELS, or none)",
+        help="serve its models by name (default: $NNFMQ_MODELS)",
     )
     parser.add_argument(
         "--extensions",
         metavar="NAME",
         nargs="*",
-        help="offer only these extensions; none if no NAME follows (default: $NNFMQ_EXTENSIONS, or all installed)",
+        help="offer only these extensions, or none (default: $NNFMQ_EXTENSIONS, or all)",
     )
     parser.add_argument(
         "--runtimes",
         metavar="NAME",
         nargs="*",
-        help="host only these runtimes; none if no NAME follows (default: $NNFMQ_RUNTIMES, or all installed)",
+        help="host only these runtimes, or none (default: $NNFMQ_RUNTIMES, or all)",
     )
     parser.add_argument(
         "--devices",
@@ -57,14 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory",
         metavar="MIB",
         type=at_least_one,
-        help="what all clients together may take in the driver; one client may take half of it, see "
-        "$NNFMQ_CLIENT_MEMORY_MIB (default: $NNFMQ_MEMORY_MIB, or a quarter of the machine's)",
+        help="what all clients together may take; one may take half of it, see $NNFMQ_CLIENT_MEMORY_MIB (default: "
+        "$NNFMQ_MEMORY_MIB, or a quarter of the machine's)",
     )
     parser.add_argument(
         "--exit-with",
         metavar="PID",
         type=at_least_one,
-        help="exit as soon as the process PID, which must be the parent of this one, has exited",
+        help="exit as soon as the process PID, the parent of this one, has exited",
     )
     parser.add_argument(
         "--allow-device-status",

@@ -101,11 +101,18 @@ class ModelProblem(NamedTuple):
 
 
 class UnsupportedModel(InvalidArgument):
-    """INVALID_ARGUMENT: a model file uses what cannot be imported; `problems` has all operators concerned."""
+    """INVALID_ARGUMENT: nnfmq's own engine does not support a model; a hosted runtime may run it.
 
-    def __init__(self, message: str, problems: tuple[ModelProblem, ...] = ()) -> None:
-        super().__init__(message)
-        self.problems = problems
+    A file that is corrupt raises InvalidArgument instead.
+
+    Attributes:
+        problems: All operators and tensors concerned; empty if the whole file is.
+        advice: What the message ends with: how to run the model, or why hosted runtimes reject it.
+    """
+
+    def __init__(self, message: str, problems: tuple[ModelProblem, ...] = (), advice: str = "") -> None:
+        super().__init__(f"{message}\n{advice}" if advice else message)
+        self.problems, self.advice = problems, advice
 
 
 class ModelNotFound(InvalidArgument):

@@ -36,6 +36,7 @@ __all__ = [
     "HostedTensor",
     "decode_call",
     "is_file_name",
+    "is_runtime_name",
     "require_number_type",
     "runtimes_of",
 ]
@@ -80,6 +81,11 @@ RUNTIMES = (
     HostedRuntime("openvino", "openvino", ("openvino", "onnx", "tflite"), "nnfmq.hosted.openvino", "OpenVinoDevice"),
 )
 """The runtimes of this build, in the order in which they are tried for a file that names no device."""
+
+
+def is_runtime_name(name: str) -> bool:
+    """Return whether a device of this name hosts a runtime of this build."""
+    return any(runtime.name == name for runtime in RUNTIMES)
 
 
 def runtimes_of(format: str) -> tuple[HostedRuntime, ...]:

@@ -35,7 +35,8 @@ def load(
             gives them and sorted by these. Without it the file's first subgraph is loaded.
 
     Raises:
-        UnsupportedModel: If operators or tensors of the model are not supported; it lists all of them.
+        UnsupportedModel: If operators or tensors of the model are not supported, it lists all of them; or the format
+            or the opset. `Client.prepare` runs such a file on a hosted runtime, if the driver has one.
         InvalidArgument: If the file is no model, or is corrupt; the message says what the file is. If it has no such
             signature; the message lists those that it has.
         OSError: If the file cannot be read.

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct, field
 
 from nnfmq.base.memory import PrivateBytes
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 
 __all__ = [
     "TFLITE_IMPORTER", "FileContent", "ModelSource", "Shapes", "SourceArgument", "checked_shapes", "hosted_format",
@@ -63,6 +63,10 @@ _FIRST_BYTES = {
     b"<html": "an HTML page; the download has probably failed",
     b"ORTM": "an ONNX Runtime file (.ort)",
 }
+_ZIP, _TEXT = "a zip archive, such as a PyTorch, Keras or .npz file", "a text file"
+_UNKNOWN_FORMAT = "a file of an unknown format"
+_UNKNOWN = (_ZIP, _TEXT, _UNKNOWN_FORMAT)
+"""What may be a model of a plug-in's runtime."""
 _SHORTEST = 8
 _TEXT_BYTES = 16  # a file that begins with as many printable characters is text
 _LISTED_MEMBERS = 3
@@ -144,12 +148,14 @@ def importer_of(data: FileContent) -> str:
     """Return the name of the module that imports a file with this content.
 
     Raises:
-        InvalidArgument: If there is none; the message says what the file is.
+        UnsupportedModel: If there is none, and a hosted runtime may run the file.
+        InvalidArgument: If it is no model; the message says what the file is.
     """
     kind = _format_of(data)
     if kind in _IMPORTERS:
         return _IMPORTERS[kind]
-    raise InvalidArgument(f"this is {kind}; {_SUPPORTED}")
+    may_be_hosted = kind in _HOSTED_FORMATS or kind in _UNKNOWN
+    raise (UnsupportedModel if may_be_hosted else InvalidArgument)(f"this is {kind}; {_SUPPORTED}")
 
 
 def hosted_format(data: FileContent, path: Path | None) -> str:
@@ -189,7 +195,7 @@ def _format_of(data: FileContent) -> str:
     if len(data) < _SHORTEST:
         return f"a file of {len(data)} bytes, too short for a model and probably truncated"
     words = b"".join(bytes(data[:_TEXT_BYTES]).split())
-    return "a text file" if words.isascii() and words.decode().isprintable() else "a file of an unknown format"
+    return _TEXT if words.isascii() and words.decode().isprintable() else _UNKNOWN_FORMAT
 
 
 def _zip_archive(data: FileContent) -> str:
@@ -205,7 +211,7 @@ def _zip_archive(data: FileContent) -> str:
     if models:
         listed = ", ".join(repr(name[:80]) for name in models[:_LISTED_MEMBERS])
         return f"a zip archive with {listed}; extract it first"
-    return "a zip archive, such as a PyTorch, Keras or .npz file"
+    return _ZIP
 
 
 _ONNX_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}

@@ -41,7 +41,14 @@ from nnfmq.hal.types import (
     Subgraph,
 )
 from nnfmq.importers.companion_files import companion_files
-from nnfmq.importers.file_format import ModelSource, Shapes, SourceArgument, hosted_format, read_source
+from nnfmq.importers.file_format import (
+    ModelSource,
+    Shapes,
+    SourceArgument,
+    checked_shapes,
+    hosted_format,
+    read_source,
+)
 from nnfmq.importers.loaded_model import LoadedModel
 
 __all__ = ["Describe", "HostedSource", "hosted_model", "load_hosted", "read_hosted"]
@@ -58,10 +65,14 @@ _SCALED = (
 
 
 class HostedSource(Struct, frozen=True):
-    """A model file and those that belong to it, in sealed memories: the parts of each file, in order."""
+    """A model file and those that belong to it, in sealed memories: the parts of each file, in order.
+
+    `file_name` is the model file's, "" if it was given as bytes.
+    """
 
     format: str
     files: tuple[tuple[str, tuple[SharedConstants, ...]], ...]
+    file_name: str = ""
 
     @property
     def parts(self) -> tuple[SharedConstants, ...]:
@@ -70,7 +81,7 @@ class HostedSource(Struct, frozen=True):
 
 
 def load_hosted(
-    source: SourceArgument,
+    source: SourceArgument | HostedSource,
     describe: Describe,
     *,
     shapes: Shapes | None = None,
@@ -80,7 +91,7 @@ def load_hosted(
     """Return the model that runs a file on the runtime that `describe` asks.
 
     Args:
-        source: The path of the file, or its content.
+        source: The path of the file, or its content; or what `read_hosted` has returned.
         describe: Asks the device.
         shapes: Sizes of inputs that the file leaves open, by name or index. Without them they are given with each
             execution.
@@ -91,15 +102,15 @@ def load_hosted(
         InvalidArgument: If no runtime reads the file, the device rejects it, or an argument is not valid.
         OSError: If a file cannot be read.
     """
-    file = read_source(source, shapes, signature)
-    files = read_hosted(file)
+    sizes = checked_shapes({} if shapes is None else shapes)
+    files = source if isinstance(source, HostedSource) else read_hosted(read_source(source))
     call = HostedCall(
         files.format, tuple(FileParts(name, len(parts)) for name, parts in files.files), signature, dict(options or {})
     )
     description = describe(call, files.parts)
-    inputs = _with_shapes(description.inputs, file.shapes)
+    inputs = _with_shapes(description.inputs, sizes)
     loaded = hosted_model(replace(call, inputs=inputs, outputs=description.outputs), files.parts, description)
-    return replace(loaded, file_name=file.path.name if file.path else "")
+    return replace(loaded, file_name=files.file_name, data_files=tuple(name for name, _ in files.files[1:]))
 
 
 def read_hosted(file: ModelSource) -> HostedSource:
@@ -109,7 +120,7 @@ def read_hosted(file: ModelSource) -> HostedSource:
     files = [(name, _parts(memoryview(file.data)))]
     for other, data in companion_files(format, file).items():
         files.append((other, _parts(memoryview(data))))
-    return HostedSource(format, tuple(files))
+    return HostedSource(format, tuple(files), name if file.path is not None else "")
 
 
 def _parts(data: memoryview) -> tuple[SharedConstants, ...]:

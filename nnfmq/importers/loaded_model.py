@@ -218,12 +218,16 @@ class DeclaredInput(Struct, frozen=True):
 
 
 class UnknownShapes(InvalidArgument):
-    """INVALID_ARGUMENT: dimensions of inputs have no size. `inputs` has all inputs, `origin` begins the message."""
+    """INVALID_ARGUMENT: dimensions of inputs have no size. `inputs` has all inputs, `origin` begins the message.
 
-    def __init__(self, inputs: Sequence[DeclaredInput], origin: str = "") -> None:
-        self.inputs, self.origin = tuple(inputs), origin
+    `advice` ends it, as that of UnsupportedModel.
+    """
+
+    def __init__(self, inputs: Sequence[DeclaredInput], origin: str = "", advice: str = "") -> None:
+        self.inputs, self.origin, self.advice = tuple(inputs), origin, advice
         examples = ", ".join(f"{name!r}: {shape}" for name, shape in self.example_shapes().items())
-        super().__init__(f"{self.reason}; give them as `shapes`, for example shapes={{{examples}}}")
+        message = f"{self.reason}; give them as `shapes`, for example shapes={{{examples}}}"
+        super().__init__(f"{message}\n{advice}" if advice else message)
 
     @property
     def reason(self) -> str:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities, PerformanceInfo
-from nnfmq.hal.errors import InvalidArgument, NnfmqError
+from nnfmq.hal.errors import InvalidArgument, NnfmqError, UnsupportedModel
 from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.summaries import code_name, listed
 from nnfmq.hal.types import (
@@ -85,14 +85,14 @@ class DeviceAssignment:
         """Return a device's index, or INTERPRETED, for each operation of a subgraph; blocks while devices are asked.
 
         Raises:
-            InvalidArgument: If no device can execute an operation of the subgraph, or of one that it calls.
+            UnsupportedModel: If no device can execute an operation of the subgraph, or of one that it calls.
         """
         if subgraph not in self._chosen:
             graph = subgraph_of(self._model, subgraph)
             candidates = [self._candidates(subgraph, graph, index) for index in range(len(graph.operations))]
             nobody = [index for index, found in enumerate(candidates) if not found]
             if nobody:
-                raise InvalidArgument(self._unsupported(subgraph, graph, nobody))
+                raise UnsupportedModel(self._unsupported(subgraph, graph, nobody))
             self._chosen[subgraph] = tuple(
                 self._best(subgraph, graph, index, found) for index, found in enumerate(candidates)
             )

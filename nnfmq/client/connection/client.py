@@ -22,11 +22,11 @@ from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.device import Device
+from nnfmq.client.connection.hosted_choice import GivenModel
 from nnfmq.client.connection.open_connections import CLOSED
 from nnfmq.client.connection.prepare_arguments import (
     ModelArgument,
     PrepareOptions,
-    loaded_model,
     to_member,
     with_time_left,
 )
@@ -35,6 +35,7 @@ from nnfmq.client.waiting import SingleAttempt
 from nnfmq.hal.capabilities import MAX_NUMBER_OF_CACHE_FILES
 from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, InvalidArgument, ProtocolError
 from nnfmq.hal.extensions import is_extension_name
+from nnfmq.hal.hosted import is_runtime_name
 from nnfmq.hal.summaries import nearest
 from nnfmq.hal.types import DeviceStatus, Protection
 from nnfmq.serialize import messages
@@ -44,11 +45,9 @@ if TYPE_CHECKING:
     import subprocess
 
     from nnfmq.base.channel import Channel
-    from nnfmq.client.connection.prepare_arguments import NamedModel
     from nnfmq.client.model.compiled_model import CompiledModel
     from nnfmq.client.named.models import ConnectRepository, NamedModels, ServedModel
     from nnfmq.hal.preparation import DeviceChoice
-    from nnfmq.hal.types import Model
     from nnfmq.observe.driver_statistics import DriverStatistics
     from nnfmq.serialize.repository_protocol import ModelEntry
 
@@ -117,7 +116,7 @@ class Compilation(Protocol):
     """Prepares models on the devices that suit them, as `ClientCompilation`."""
 
     def prepare(
-        self, client: Client, infos: Sequence[DeviceInfo], model: Model | NamedModel, options: PrepareOptions
+        self, client: Client, infos: Sequence[DeviceInfo], given: GivenModel, options: PrepareOptions
     ) -> CompiledModel:
         """Return the prepared model; blocks."""
         ...
@@ -273,8 +272,29 @@ class Client(Closable):
         self._require_unchanged(name)
         if name not in infos:
             devices = ", ".join(sorted(infos))
-            raise InvalidArgument(f"there is no device {name!r}; this driver has: {devices}{nearest(name, infos)}")
+            absent = self.why_absent(name) if is_runtime_name(name) else ""
+            raise InvalidArgument(
+                absent or f"there is no device {name!r}; this driver has: {devices}{nearest(name, infos)}"
+            )
         return self.device_of(infos[name])
+
+    def why_absent(self, name: str, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> str:
+        """Return why the driver has no device of this name, and how to get it; "" if it has one. Blocks.
+
+        The driver says it, because a runtime that it hosts is installed in its environment.
+        """
+
+        def ask(connection: Connection, deadline_ns: int | None) -> None:
+            message = messages.GetCapabilities(connection.next_call_id(), name)
+            connection.call(message, messages.DeviceCapabilities, (), deadline_ns)
+
+        try:
+            self._call(ask, deadline_after(timeout))
+        except InvalidArgument as error:
+            return str(error)
+        except DeviceUnavailable:
+            return ""
+        return ""
 
     def device_of(self, info: DeviceInfo, choice: DeviceChoice = "application") -> Device:
         """Return the device that the driver has described by `info`; `choice` says who chose it, for observers."""
@@ -289,24 +309,30 @@ class Client(Closable):
         the log; devices of plug-ins that are faster at some operations execute these. If the devices fail, the CPU
         device executes the model, in an embedded driver (docs/how-to/partitioning.md). `device` chooses one device.
 
+        A file that these do not support, or whose sizes are not known, goes to the first device that hosts another
+        runtime and loads it; a line in the log says so, once (docs/how-to/hosted-runtimes.md). `runtime_options` are
+        for such devices, so with them no other one is tried.
+
         Takes the keyword arguments of `Device.prepare`. Cache files and hints need a model on one device; a timeout
         holds for all devices together.
 
         Raises:
+            UnsupportedModel: If no device supports the model file. The message lists the operators, and how to install
+                a runtime that may run it, or why the hosted ones reject it.
             InvalidArgument: If the model, its file or an option is not valid.
             OSError: If the model's file cannot be read.
             MissedDeadline: If the timeout passes.
             NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
         deadline_ns = deadline_after(options.get("timeout"))
-        loaded = loaded_model(model, options)  # while an embedded driver starts
+        given = GivenModel.of(model, options)  # while an embedded driver starts
         devices = self.devices(timeout=DEFAULT_TIMEOUT_S if deadline_ns is None else remaining_s(deadline_ns))
         if self._compilation is None:
             raise InvalidArgument("this client has no runtime: call nnfmq.connect(), or `device` to choose a device")
         for info in devices:
             self._known_devices.setdefault(info.name, info)
         usable = [info for info in devices if info.name not in self._lost_devices]
-        return self._compilation.prepare(self, usable, loaded, with_time_left(options, deadline_ns))
+        return self._compilation.prepare(self, usable, given, with_time_left(options, deadline_ns))
 
     # ------------------------------------------------------------------------------------------------ models by name
 

@@ -242,10 +242,11 @@ def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | No
 def connect_cpu_driver(deadline_ns: int | None) -> Client:
     """Start an embedded driver with the packaged devices, whichever the settings name; return its client.
 
-    The caller closes it. Blocks as `connect`.
+    It hosts no runtime. The caller closes it. Blocks as `connect`.
     """
     packaged = Path(__file__).parents[2] / "driver" / "devices" / "devices.toml"
-    return _connect_embedded(deadline_ns, False, _Options(variables={settings.DEVICES.variable: str(packaged)}))
+    variables = {settings.DEVICES.variable: str(packaged), settings.RUNTIMES.variable: ""}
+    return _connect_embedded(deadline_ns, False, _Options(variables=variables))
 
 
 def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Options) -> Client:

@@ -76,6 +76,9 @@ from nnfmq.validation.values import element_info, validate_capabilities
 
 if TYPE_CHECKING:
     from nnfmq.client.connection.cache_directory import CacheDirectory
+    from nnfmq.importers.file_format import SourceArgument
+    from nnfmq.importers.hosted import HostedSource
+    from nnfmq.importers.loaded_model import LoadedModel
 
 __all__ = ["Device", "DeviceInfo", "extension_types", "hosts_runtime", "model_signature"]
 
@@ -257,11 +260,9 @@ class Device(Struct, frozen=True):
         """Return the model; a file for a device that hosts a runtime is opened there."""
         is_hosting = hosts_runtime(self.info)
         if is_hosting and is_file(model):
-            from nnfmq.importers.hosted import load_hosted  # most applications have no such device
-
-            describe = partial(self._describe_file, deadline_ns)
+            left_s = remaining_s(deadline_ns)
             return FinishedModel.of(
-                load_hosted(model, describe, shapes=shapes, signature=signature, options=runtime_options)
+                self.load(model, shapes=shapes, signature=signature, runtime_options=runtime_options, timeout=left_s)
             )
         if runtime_options:
             raise InvalidArgument(
@@ -270,6 +271,31 @@ class Device(Struct, frozen=True):
                 else f"`runtime_options` are for a model file; this is a {type(model).__name__}, which has its own"
             )
         return to_model(model, shapes, signature)
+
+    def load(
+        self,
+        file: SourceArgument | HostedSource,
+        *,
+        shapes: Mapping[str | int, Sequence[int]] | None = None,
+        signature: str | None = None,
+        runtime_options: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> LoadedModel:
+        """Return the model that runs a file on this device, which hosts a runtime and opens the file; blocks.
+
+        It is for `prepare` on this device, or on another one that hosts the same runtime. `file` may be what
+        `importers.hosted.read_hosted` has returned; the other arguments are those of `prepare`.
+
+        Raises:
+            InvalidArgument: If the runtime rejects the file, an argument is not valid, or this device hosts no runtime.
+            OSError: If the file cannot be read.
+            MissedDeadline: If `timeout` (seconds; None = no limit) passes.
+            DeadObject: If the driver exits.
+        """
+        from nnfmq.importers.hosted import load_hosted  # most applications have no such device
+
+        describe = partial(self._describe_file, deadline_after(timeout))
+        return load_hosted(file, describe, shapes=shapes, signature=signature, options=runtime_options)
 
     def _describe_file(self, deadline_ns: int | None, call: HostedCall, parts: Sequence[Pool]) -> HostedDescription:
         """Return what the device finds in a file; blocks."""
@@ -427,6 +453,7 @@ class Device(Struct, frozen=True):
         states = () if isinstance(model, Model) else tuple(getattr(model, "states", ()))
         prepared = PreparedModel(connection, None, inputs, outputs, self.info.name, self._extension_names(), states)
         prepared.metadata = getattr(model, "metadata", None)
+        prepared.data_files = getattr(model, "data_files", ())
         preparation = self._observe(message, model, prepared)
         try:
             connection.call(

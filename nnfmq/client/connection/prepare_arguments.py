@@ -23,7 +23,6 @@ from nnfmq.hal.preparation import DeviceChoice
 from nnfmq.hal.summaries import nearest
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import (
-    DEFAULT_PREFERENCE,
     ExecutionPreference,
     ExtensionNameAndPrefix,
     Model,
@@ -45,7 +44,6 @@ __all__ = [
     "compile_notice",
     "has_vendor_operations",
     "is_file",
-    "loaded_model",
     "name_for_display",
     "to_hal_model",
     "to_member",
@@ -93,6 +91,8 @@ class FinishedModel(Struct, frozen=True):
     states: tuple[StateInfo, ...] = ()
     metadata: Any = None
     """What the file's author says of the model, an `nnfmq.ModelMetadata`, or None."""
+    data_files: tuple[str, ...] = ()
+    """Other files of the model file's folder that belong to it."""
 
     @classmethod
     def of(cls, model: NamedModel) -> Self:
@@ -103,7 +103,8 @@ class FinishedModel(Struct, frozen=True):
             InvalidArgument: If it is no model.
         """
         states, metadata = tuple(getattr(model, "states", ())), getattr(model, "metadata", None)
-        return cls(to_hal_model(model), model.inputs, model.outputs, states, metadata)
+        data_files = tuple(getattr(model, "data_files", ()))
+        return cls(to_hal_model(model), model.inputs, model.outputs, states, metadata, data_files)
 
 
 ModelArgument: TypeAlias = Model | NamedModel | str | os.PathLike[str] | bytes | bytearray | memoryview
@@ -317,17 +318,6 @@ class PrepareOptions(TypedDict, total=False):
     shapes: Mapping[str | int, Sequence[int]] | None
     signature: str | None
     runtime_options: Mapping[str, Any] | None
-
-
-def loaded_model(model: ModelArgument, options: PrepareOptions) -> Model | FinishedModel:
-    """Return the model that does not change any more, and make `options` those for it: its name, nothing of its file.
-
-    Raises as `to_model`, or InvalidArgument if the preference or the priority is none.
-    """
-    options["name"] = name_for_display(model, options.get("name"))
-    options["preference"] = to_preference(options.get("preference", DEFAULT_PREFERENCE))
-    options["priority"] = to_priority(options.get("priority", Priority.MEDIUM))
-    return to_model(model, options.pop("shapes", None), options.pop("signature", None))
 
 
 def with_time_left(options: PrepareOptions, deadline_ns: int | None) -> PrepareOptions:

@@ -72,6 +72,8 @@ class CompiledModel(Closable, HasState, ABC):
     """The model as the execution modes use it."""
     metadata: ModelMetadata | None = None
     """What the author of the model's file says of it; None if the file says nothing, or the model is no file's."""
+    data_files: tuple[str, ...] = ()
+    """Other files of the model file's folder that belong to it, as `nnfmq.load` names them."""
 
     def __init__(
         self,

@@ -24,14 +24,13 @@ from nnfmq.base.deadlines import deadline_after, has_passed
 from nnfmq.base.verbose_log import vlog, vlog_is_on
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.device import Device, DeviceInfo, hosts_runtime, model_signature
+from nnfmq.client.connection.hosted_choice import GivenModel, Host, Hosting
 from nnfmq.client.connection.prepare_arguments import (
-    ModelArgument,
     NamedModel,
     PrepareOptions,
     ProgressReport,
     compile_notice,
     has_vendor_operations,
-    loaded_model,
     name_for_display,
     to_hal_model,
     to_preference,
@@ -252,12 +251,15 @@ class DeviceSelection(Struct, frozen=True):
 
 
 def compile_model(
-    model: ModelArgument, selection: DeviceSelection, options: PrepareOptions, failure: NnfmqError | None = None
+    model: Model | NamedModel,
+    selection: DeviceSelection,
+    options: PrepareOptions,
+    failure: NnfmqError | None = None,
 ) -> CompiledModel:
     """Return a model that is prepared on one or several devices; blocks. The caller closes it.
 
     Args:
-        model: The model, or the path of a model file.
+        model: The model.
         selection: The devices.
         options: As for `Device.prepare`. Cache files and hints need a plan with one device. The timeout is that of the
             whole model: planning and each step get the time that is left.
@@ -269,16 +271,16 @@ def compile_model(
         NnfmqError: What a device raises, if the CPU device may not be used instead.
     """
     try:
-        compilation = _Compilation(loaded_model(model, options), selection, options, Switches.read())
+        compilation = _Compilation(model, selection, options, Switches.read())
         with recorded("[NN_LR_PC]compilation"):
             return compilation.run() if failure is None else compilation.run_after(failure)
     finally:
         del failure  # it may be raised, and this frame, to which it refers then, would keep it
 
 
-def plan_model(model: ModelArgument, selection: DeviceSelection, options: PrepareOptions) -> ExecutionPlan:
+def plan_model(model: Model | NamedModel, selection: DeviceSelection, options: PrepareOptions) -> ExecutionPlan:
     """Return the plan that `compile_model` would make first; blocks. Nothing is prepared. Raises as `compile_model`."""
-    return _Compilation(loaded_model(model, options), selection, options, Switches.read()).planned()[0]
+    return _Compilation(model, selection, options, Switches.read()).planned()[0]
 
 
 def valid_model(model: Model | NamedModel) -> Model:
@@ -460,6 +462,7 @@ class _Compilation:
         states = () if isinstance(self._loaded, Model) else tuple(getattr(self._loaded, "states", ()))
         prepared = PartitionedModel(plan, steps, fallback, inputs, outputs, states)
         prepared.metadata = getattr(self._loaded, "metadata", None)
+        prepared.data_files = getattr(self._loaded, "data_files", ())
         prepared.is_synchronous = self._switches.is_synchronous
         if observation is not None:
             prepared.handle.observed = observation.finish(prepared.handle.inputs, prepared.handle.outputs)
@@ -482,7 +485,7 @@ class _Compilation:
     def _prepare_step(self, index: int, step: ExecutionStep, device: RuntimeDevice) -> PreparedModel:
         options = with_time_left(self._options, self._deadline_ns)
         options["progress"] = self._notice
-        options["name"] = name_for_display(step.model, f"{self._options.get('name')}[{index}]")
+        options["name"] = name_for_display(step.model, f"{self._options.get('name') or ''}[{index}]")
         token = options.get("token")
         if token is not None:
             options["token"] = step_token(token, step, device, self._preference, self._priority)
@@ -528,24 +531,40 @@ class ClientCompilation:
         self._capabilities: dict[str, Capabilities] = {}
 
     def prepare(
-        self, client: Client, infos: Sequence[DeviceInfo], model: Model | NamedModel, options: PrepareOptions
+        self, client: Client, infos: Sequence[DeviceInfo], given: GivenModel, options: PrepareOptions
     ) -> CompiledModel:
         """Return the model, prepared on the best of the client's devices, or on several, or on the CPU device; blocks.
+
+        What these do not support is prepared on a device that hosts a runtime.
 
         Args:
             client: The client.
             infos: Its devices, as they are now.
-            model: The model. The caller closes the result.
+            given: The model. The caller closes the result.
             options: As for `Device.prepare`.
 
         Raises:
-            NnfmqError: As `compile_model`.
+            NnfmqError: As `Hosting.prepare`.
         """
-        switches, deadline_ns = Switches.read(), deadline_after(options.get("timeout"))
-        enabled = sorted(
-            (info for info in infos if switches.is_enabled(info.name) and not hosts_runtime(info)),
-            key=lambda info: info.name != _COMPILED,
+        switches = Switches.read()
+        enabled = [info for info in infos if switches.is_enabled(info.name)]
+        own = [info for info in enabled if not hosts_runtime(info)]
+        hosts = [] if switches.uses_only_cpu else [info for info in enabled if hosts_runtime(info)]
+        hosting = Hosting(
+            [Host.of(client.device_of(info, "best")) for info in hosts], client.why_absent, switches.is_synchronous
         )
+        return hosting.prepare(given, options, partial(self._prepare_own, client, own, switches))
+
+    def _prepare_own(
+        self,
+        client: Client,
+        infos: Sequence[DeviceInfo],
+        switches: Switches,
+        model: Model | NamedModel,
+        options: PrepareOptions,
+    ) -> CompiledModel:
+        deadline_ns = deadline_after(options.get("timeout"))
+        enabled = sorted(infos, key=lambda info: info.name != _COMPILED)
         best = None if switches.uses_only_cpu else self._best(client, enabled, options)
         if best is None:
             return self._compile(client, enabled, model, options)

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.ownership import Uncopyable
@@ -16,6 +17,7 @@ from nnfmq.base.packages import installed_version
 from nnfmq.client.connection.client import Client, is_same_device
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.device import Device, DeviceInfo
+from nnfmq.client.connection.hosted_choice import Host
 from nnfmq.client.connection.prepare_arguments import (
     ModelArgument,
     PrepareOptions,
@@ -40,6 +42,8 @@ from nnfmq.hal.types import DeviceStatus, DeviceType, OperationType
 
 if TYPE_CHECKING:
     from nnfmq.hal.preparation import DeviceChoice
+    from nnfmq.importers.hosted import HostedSource
+    from nnfmq.importers.loaded_model import LoadedModel
     from nnfmq.serialize.messages import ExtensionData
 
 __all__ = ["CPU_DEVICE_NAME", "ClientAccess", "CpuDevice", "DriverAccess", "RuntimeDevice"]
@@ -350,6 +354,20 @@ class RuntimeDevice:
         )
         prepared.device = self.name
         return prepared
+
+    def host(self, choice: DeviceChoice) -> Host:
+        """Return this device, which hosts a runtime, for the choice of one; `choice` as in `prepare_as`."""
+        return Host(self.name, self.info.name, self._load, self._supports_hosted, partial(self.prepare_as, choice))
+
+    def _load(self, file: HostedSource, **options: Any) -> LoadedModel:
+        return self._access.call(self._name_in_driver(), lambda device: device.load(file, **options))
+
+    def _supports_hosted(self, model: ModelArgument, *, timeout: float | None) -> Sequence[bool]:
+        return self.until(deadline_after(timeout)).supported_operations(model)
+
+    def why_absent(self, name: str) -> str:
+        """Return how to get a device that this one's driver does not have; blocks. See `Client.why_absent`."""
+        return self._access.client(self._query_limit_ns()).why_absent(name, timeout=self._access.timeout)
 
     def connected(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Device:
         """Return the driver's Device, of its current connection; blocks while it connects.

@@ -18,16 +18,20 @@ from nnfmq.base.paths import SOCKET_NAME, default_socket, runtime_directory
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connect import connect, connect_cpu_driver
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.client.connection.device import hosts_runtime
+from nnfmq.client.connection.hosted_choice import GivenModel, Hosting, is_hosted
 from nnfmq.client.connection.prepare_arguments import (
     ModelArgument,
     Preference,
     PrepareOptions,
+    to_hal_model,
     to_model,
     with_time_left,
 )
 from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.partitioned.compilation import (
     DeviceSelection,
+    Switches,
     compile_model,
     plan_model,
     supported_in_slice,
@@ -38,7 +42,7 @@ from nnfmq.hal.errors import BadState, DeviceUnavailable, InvalidArgument, Nnfmq
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.summaries import nearest
 from nnfmq.hal.types import DEFAULT_PREFERENCE
-from nnfmq.planning.plan import ExecutionPlan
+from nnfmq.planning.plan import ExecutionPlan, simple_plan
 
 __all__ = ["DeviceArgument", "DriverDiscovery", "Runtime", "listening_sockets"]
 
@@ -148,6 +152,10 @@ def _for_each(
 DeviceArgument: TypeAlias = str | RuntimeDevice
 """A device, or its name."""
 _RETRY_S = 0.02  # between two looks for a device that is not there yet
+
+
+def _has_own(selection: DeviceSelection) -> bool:
+    return any(not hosts_runtime(device.info) for device in selection.devices)
 
 
 class Runtime(Closable):
@@ -293,7 +301,8 @@ class Runtime(Closable):
         Args:
             model: As for `Device.prepare`.
             devices: The devices, or their names, that may be used; the CPU device is used only if it is listed. None =
-                all devices, and the CPU device if they fail.
+                all devices, and the CPU device if they fail. Those that host another runtime are used for hosted
+                models, for a file that the others do not support, and if no other one is listed.
             options: The keyword arguments of `Device.prepare`.
 
         Raises:
@@ -303,8 +312,11 @@ class Runtime(Closable):
             NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
         deadline_ns = deadline_after(options.get("timeout"))
-        selection = self._selection(devices)
-        return compile_model(model, selection, with_time_left(options, deadline_ns))
+        selection, hosting = self._selection(devices)
+        given = GivenModel.of(model, options, is_imported=_has_own(selection))
+        return hosting.prepare(
+            given, with_time_left(options, deadline_ns), lambda model, left: compile_model(model, selection, left)
+        )
 
     def plan(
         self,
@@ -317,11 +329,39 @@ class Runtime(Closable):
 
         Arguments and errors as for `prepare`. `nnfmq.planning.text.plan_text` describes a plan.
         """
-        return plan_model(model, self._selection(devices), {"preference": preference})
+        selection, hosting = self._selection(devices)
+        given, deadline_ns = GivenModel.of(model, {}, is_imported=_has_own(selection)), deadline_after(None)
+        if given.model is None:
+            return hosting.first(
+                given, given.refusal, deadline_ns, lambda host, loaded: simple_plan(loaded.model, host.name)
+            )
+        if is_hosted(to_hal_model(given.model)):
+            return simple_plan(to_hal_model(given.model), hosting.host_of(given.model, deadline_ns).name)
+        return plan_model(given.model, selection, {"preference": preference})
 
-    def _selection(self, devices: Sequence[DeviceArgument] | None) -> DeviceSelection:
+    def _selection(self, devices: Sequence[DeviceArgument] | None) -> tuple[DeviceSelection, Hosting]:
+        """Return the devices for what nnfmq's own engine supports, and those that host runtimes."""
+        is_explicit = devices is not None
         usable = self.devices() if devices is None else self.explicit_devices(devices)
-        return DeviceSelection(usable, self._cpu, devices is not None)
+        own = [device for device in usable if not hosts_runtime(device.info)]
+        switches = Switches.read()
+        hosts = [
+            device.host("application" if is_explicit else "best")
+            for device in usable
+            if hosts_runtime(device.info)
+            and (is_explicit or (switches.is_enabled(device.name) and not switches.uses_only_cpu))
+        ]
+        return (
+            DeviceSelection(own or usable, self._cpu, is_explicit),
+            Hosting(hosts, partial(self._why_absent, own), switches.is_synchronous),
+        )
+
+    def _why_absent(self, devices: Sequence[RuntimeDevice], runtime: str) -> str:
+        """Return how to get a runtime, in the words of the driver of the first of these devices."""
+        drivers = [device for device in devices if not device.is_cpu]
+        if drivers:
+            return drivers[0].why_absent(runtime)
+        return f"start a driver where it is installed: pip install 'nnfmq[{runtime}]'"
 
     def close(self) -> None:
         """Hang up; an embedded driver exits, and all models are closed. Idempotent."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from nnfmq.base import settings
 from nnfmq.driver.devices.builtin import CompiledDevice, InterpreterDevice
 from nnfmq.driver.devices.configuration import (
     DEVICES_MAX,
@@ -56,13 +59,13 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
         """Return the device with this name.
 
         Raises:
-            InvalidArgument: If there is none; the message lists all names.
+            InvalidArgument: If there is none; the message lists all names, or says how to get a runtime of this name.
         """
         try:
             return self._by_name[name]
         except KeyError:
-            known = ", ".join(sorted(self._by_name))
-            raise InvalidArgument(f"there is no device {name!r}; this driver has: {known}{_how_to_get(name)}") from None
+            reason = _how_to_get(name) or f"; this driver has: {', '.join(sorted(self._by_name))}"
+            raise InvalidArgument(f"there is no device {name!r}{reason}") from None
 
     def prefetch_imports(self) -> None:
         """Let each device import what its preparations need. Blocks for milliseconds."""
@@ -95,11 +98,17 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
 
 
 def _how_to_get(name: str) -> str:
-    """Return how to install the runtime that the device of this name hosts; empty if it is none of this build."""
+    """Return how to get the device of this name, which hosts a runtime; empty if it is none of this build."""
     runtime = next((runtime for runtime in RUNTIMES if runtime.name == name), None)
     if runtime is None:
         return ""
-    return f". It hosts a runtime: {sys.executable} -m pip install '{runtime.extra}', and start the driver again"
+    if find_spec(runtime.package) is None:
+        install = f"{shlex.quote(sys.executable)} -m pip install '{runtime.extra}'"
+        return f": its runtime is not installed in the driver's environment: {install}, and start the driver again"
+    allowed = settings.RUNTIMES.effective()
+    if allowed.value is not None and name not in allowed.value:
+        return f": {runtime.package} is installed, but {allowed.origin} does not allow the driver to host it"
+    return f": {runtime.package} is installed, but cannot be hosted; the driver's log says why"
 
 
 @cache

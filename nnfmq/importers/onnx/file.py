@@ -72,13 +72,14 @@ def read(source: ModelSource) -> OnnxFile:
     """Return the model of an ONNX file with its constants, those in other files of its folder included.
 
     Raises:
-        InvalidArgument: If the file is corrupt, its opset is not supported, or the package `onnx` is not installed.
+        UnsupportedModel: If its opset is not supported, or the package `onnx` is not installed.
+        InvalidArgument: If the file is corrupt.
     """
     try:
         import onnx
         from google.protobuf.message import DecodeError
     except ImportError:
-        raise InvalidArgument(
+        raise UnsupportedModel(
             "this is an ONNX model; reading it needs the package onnx: pip install 'nnfmq[onnx]'"
         ) from None
     try:

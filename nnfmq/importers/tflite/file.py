@@ -16,7 +16,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.hal.extensions import TENSOR_COMPLEX64, TENSOR_INT64
 from nnfmq.hal.types import ChannelQuant, OperandType, element_bytes
 from nnfmq.importers.file_format import FileContent
@@ -473,7 +473,7 @@ def read(data: FileContent, follows_tflite: bool = False) -> TfliteFile:
     `follows_tflite`: operations have TFLite's definition where the HAL's is another one.
     """
     if len(data) > _MAX_FILE_BYTES:
-        raise InvalidArgument(f"a file of {len(data)} bytes: flatbuffers end at {_MAX_FILE_BYTES}")
+        raise UnsupportedModel(f"a file of {len(data)} bytes: flatbuffers end at {_MAX_FILE_BYTES}")
     flatbuffers.verify(data, flatbuffers.MODEL, flatbuffers.IDENTIFIER)
     model = TableReader.root(data, flatbuffers.MODEL)
     if model.Version() != flatbuffers.VERSION:

@@ -68,7 +68,7 @@ CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
     + ("partitioned.handle",),
     ("execution", "burst", "partitioned.executions", "partitioned.fenced", "partitioned.burst"),
     ("model.compiled_model", "model.prepared_model", "model.buffer_allocation", "partitioned.model"),
-    ("connection.device", "model.cpu_fallback", "named.models"),
+    ("connection.device", "connection.hosted_choice", "model.cpu_fallback", "named.models"),
     ("connection.client", "partitioned.devices", "partitioned.compilation"),
     ("connection.connect", "partitioned.runtime", "run"),
 )

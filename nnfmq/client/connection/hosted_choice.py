@@ -1,0 +1,324 @@
+"""The choice of a hosted runtime: for a model file that nnfmq's own engine does not support, and for hosted models.
+
+nnfmq's own devices come first, because they are the fast default. What they refuse goes to the first device of the
+driver that hosts a runtime (`hal.hosted`) and prepares the file. `Client.prepare` and `nnfmq.Runtime` choose here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+
+from msgspec import Struct
+
+from nnfmq.base.deadlines import deadline_after, remaining_s
+from nnfmq.client.connection.device import Device
+from nnfmq.client.connection.prepare_arguments import (
+    FinishedModel,
+    ModelArgument,
+    NamedModel,
+    PrepareOptions,
+    is_file,
+    name_for_display,
+    to_hal_model,
+    to_model,
+    to_preference,
+    to_priority,
+    with_time_left,
+)
+from nnfmq.hal.errors import (
+    BadState,
+    DeviceUnavailable,
+    GeneralFailure,
+    HalError,
+    InvalidArgument,
+    UnsupportedModel,
+)
+from nnfmq.hal.hosted import NAME, RUNTIMES, decode_call, runtimes_of
+from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
+
+if TYPE_CHECKING:
+    from nnfmq.client.model.compiled_model import CompiledModel
+    from nnfmq.client.model.prepared_model import PreparedModel
+    from nnfmq.importers.file_format import SourceArgument
+    from nnfmq.importers.hosted import HostedSource
+    from nnfmq.importers.loaded_model import LoadedModel
+
+__all__ = ["FileOptions", "GivenModel", "Host", "Hosting", "is_hosted"]
+
+ResultT = TypeVar("ResultT")
+_log = logging.getLogger("nnfmq.client")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# GivenModel: the model of `prepare` after its import, or the file that was refused.
+
+
+class FileOptions(TypedDict):
+    """The keyword arguments of `Device.prepare` that are about a model file."""
+
+    shapes: Mapping[str | int, Sequence[int]] | None
+    signature: str | None
+    runtime_options: Mapping[str, Any] | None
+
+
+class GivenModel(Struct, frozen=True):
+    """A model as an application gave it: `model` is what was imported; None if the file is for a hosted runtime.
+
+    That is a file that the importer has refused: `refusal` is why; or one that came with options of a runtime.
+    """
+
+    model: Model | FinishedModel | None
+    file: SourceArgument | None
+    file_options: FileOptions
+    refusal: InvalidArgument | None = None
+
+    @classmethod
+    def of(cls, argument: ModelArgument, options: PrepareOptions, *, is_imported: bool = True) -> GivenModel:
+        """Return the model that does not change any more, and make `options` those for it: nothing of its file.
+
+        Unless `is_imported`, a file is for a hosted runtime in any case. Raises as `to_model`, if no hosted runtime can
+        help; or InvalidArgument if the preference or the priority is none.
+        """
+        options["name"] = name_for_display(argument, options.get("name"))
+        options["preference"] = to_preference(options.get("preference", DEFAULT_PREFERENCE))
+        options["priority"] = to_priority(options.get("priority", Priority.MEDIUM))
+        of_file = FileOptions(
+            shapes=options.pop("shapes", None),
+            signature=options.pop("signature", None),
+            runtime_options=options.pop("runtime_options", None),
+        )
+        if not is_file(argument):
+            if of_file["runtime_options"]:
+                raise InvalidArgument(f"`runtime_options` are for a model file, this is a {type(argument).__name__}")
+            return cls(to_model(argument, of_file["shapes"], of_file["signature"]), None, of_file)
+        if of_file["runtime_options"] or not is_imported:
+            return cls(None, argument, of_file)
+        try:
+            return cls(to_model(argument, of_file["shapes"], of_file["signature"]), argument, of_file)
+        except InvalidArgument as error:
+            if not _is_refusal(error):
+                raise
+            error.__context__ = None  # it refers to the importer's frames, and these to the content of the file
+            return cls(None, argument, of_file, error.with_traceback(None))
+
+    @property
+    def label(self) -> str:
+        """The file, for messages."""
+        file = self.file
+        return f"a model of {len(file):,} bytes" if isinstance(file, (bytes, bytearray, memoryview)) else str(file)
+
+
+def _is_refusal(error: InvalidArgument) -> bool:
+    from nnfmq.importers.loaded_model import UnknownShapes  # imported with the importer that has raised
+
+    return isinstance(error, (UnsupportedModel, UnknownShapes))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Hosting: the devices that host runtimes, in the order in which they are tried.
+
+
+class Host(NamedTuple):
+    """A device that hosts a runtime: its name for the application, its name in the driver, and its methods.
+
+    `load` and `supported_operations` are those of Device, `prepare` takes a model and options.
+    """
+
+    name: str
+    runtime: str
+    load: Callable[..., LoadedModel]
+    supported_operations: Callable[..., Sequence[bool]]
+    prepare: Callable[[Model | NamedModel, PrepareOptions], PreparedModel]
+
+    @classmethod
+    def of(cls, device: Device) -> Host:
+        """Return a device of one client."""
+        name = device.info.name
+        return cls(name, name, device.load, device.supported_operations, lambda model, to: device.prepare(model, **to))
+
+    def may_run(self, format: str) -> bool:
+        """Return whether files of this format are for this device, as far as the client knows its runtime."""
+        known = next((runtime for runtime in RUNTIMES if runtime.name == self.runtime), None)
+        return known is None or format in known.formats
+
+
+class Hosting(NamedTuple):
+    """The devices that host runtimes, in the order in which they are tried.
+
+    `why_absent` returns how to get a runtime of this name, in the words of the driver; "" if it has it.
+    `is_synchronous` is that of the models.
+    """
+
+    hosts: Sequence[Host]
+    why_absent: Callable[[str], str]
+    is_synchronous: bool = False
+
+    def prepare(
+        self,
+        given: GivenModel,
+        options: PrepareOptions,
+        prepare_own: Callable[[Model | FinishedModel, PrepareOptions], CompiledModel],
+    ) -> CompiledModel:
+        """Return the model, prepared by `prepare_own` on nnfmq's own devices, or on a hosted runtime; blocks.
+
+        Raises:
+            UnsupportedModel: If neither runs the model. The message has the reasons of both, or how to install a
+                runtime that would.
+            NnfmqError: What `prepare_own` raises; the error of the device, for a model that is hosted already.
+        """
+        deadline_ns = deadline_after(options.get("timeout"))
+
+        def prepare_hosted(host: Host, model: Model | NamedModel) -> PreparedModel:
+            prepared = host.prepare(model, with_time_left(options, deadline_ns))
+            prepared.planned_model = to_hal_model(model)
+            prepared.is_synchronous = self.is_synchronous
+            return prepared
+
+        if given.model is None:
+            return self.first(given, given.refusal, deadline_ns, prepare_hosted)
+        if is_hosted(to_hal_model(given.model)):
+            return prepare_hosted(self.host_of(given.model, deadline_ns), given.model)
+        try:
+            return prepare_own(given.model, options)
+        except (GeneralFailure, UnsupportedModel) as error:
+            if given.file is None:
+                raise
+            return self.first(given, error, deadline_ns, prepare_hosted)
+
+    def first(
+        self,
+        given: GivenModel,
+        refusal: InvalidArgument | GeneralFailure | None,
+        deadline_ns: int | None,
+        use: Callable[[Host, LoadedModel], ResultT],
+    ) -> ResultT:
+        """Return `use(host, loaded)` of the first device for which that and loading the file succeed; blocks.
+
+        Which one that is, is logged once. `refusal` is why nnfmq's own engine does not run the file; None if it was not
+        asked.
+
+        Raises:
+            UnsupportedModel: If none does; `UnknownShapes` and GeneralFailure if that is the refusal. Without one,
+                InvalidArgument, or the error of the only device.
+            OSError: If the file cannot be read.
+            MissedDeadline: If the deadline passes.
+            DeadObject: If the driver exits.
+        """
+        source = _read(given, refusal)
+        hosts = [host for host in self.hosts if host.may_run(source.format)] if source is not None else []
+        rejections: dict[str, str] = {}  # without the errors, which would refer to this frame
+        for host in hosts:
+            try:
+                loaded = host.load(source, **given.file_options, timeout=remaining_s(deadline_ns))
+                result = use(host, loaded)
+            except BadState:
+                raise
+            except (InvalidArgument, GeneralFailure, DeviceUnavailable) as error:
+                if refusal is None and len(hosts) == 1:
+                    raise
+                rejections[host.name] = str(error).removeprefix(f"{host.runtime}: ")
+            else:
+                _log_once(given.label, host.name, refusal)
+                return result
+        raise _with_advice(given, refusal, self._advice(source, rejections)) from None
+
+    def _advice(self, source: HostedSource | None, rejections: Mapping[str, str]) -> str:
+        """Return why no hosted runtime runs a file, or how to install one that may."""
+        if rejections:
+            return "\n".join(f"device {name!r} rejects it: {text}" for name, text in rejections.items())
+        runtimes = runtimes_of(source.format) if source is not None else ()
+        absent = self._absent(runtimes[0].name) if runtimes else ""
+        return f"a hosted runtime may run it: {absent}" if absent else ""
+
+    def _absent(self, name: str) -> str:
+        try:
+            return self.why_absent(name)
+        except HalError:  # the refusal is what the caller has to know
+            return ""
+
+    def host_of(self, model: Model | FinishedModel, deadline_ns: int | None) -> Host:
+        """Return the first device that supports a hosted model; blocks. Raises UnsupportedModel if none does."""
+        format = _format_of(to_hal_model(model))
+        for host in (host for host in self.hosts if host.may_run(format)):
+            if all(host.supported_operations(model, timeout=remaining_s(deadline_ns))):
+                return host
+        runtimes = runtimes_of(format)
+        absent = self._absent(runtimes[0].name) if runtimes else ""
+        reason = f"this is a hosted model, of the format {format!r}, and no device runs it"
+        raise UnsupportedModel(reason, (), absent)
+
+
+def is_hosted(model: Model) -> bool:
+    """Return whether a model runs a file on a hosted runtime."""
+    return any(entry.name == NAME for entry in model.extensions)
+
+
+def _format_of(model: Model) -> str:
+    """Return the format of a hosted model's file. Raises InvalidArgument if its operation has no such operand."""
+    operations = model.main.operations
+    if len(operations) != 1 or not operations[0].inputs:
+        raise InvalidArgument(f"a hosted model has one operation, of the extension {NAME}, with a constant operand")
+    location = model.main.operands[operations[0].inputs[0]].location
+    return decode_call(memoryview(model.operand_values)[location.offset : location.offset + location.length]).format
+
+
+def _read(given: GivenModel, refusal: Exception | None) -> HostedSource | None:
+    """Return the file in sealed memories; None if it is of no format that a runtime may run, which was refused."""
+    from nnfmq.importers.file_format import read_source  # most models need no hosted runtime
+    from nnfmq.importers.hosted import read_hosted
+
+    assert given.file is not None  # it is what was refused
+    try:
+        return read_hosted(read_source(given.file))
+    except InvalidArgument:
+        if refusal is None:
+            raise
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the application is told.
+
+
+_NAMES_MAX = 6
+_logged: dict[str, object] = {}
+
+
+def _log_once(label: str, device: str, refusal: Exception | None) -> None:
+    """Log, once in this process, which device executes a file that nnfmq's own engine refuses."""
+    if refusal is None:
+        return
+    line = f"{label} is executed by device {device!r}, {_reason(refusal)}; client.device({device!r}) chooses it at once"
+    mark = object()
+    if _logged.setdefault(line, mark) is mark:
+        _log.warning("%s", line)
+
+
+def _reason(refusal: Exception) -> str:
+    from nnfmq.importers.loaded_model import UnknownShapes  # imported already, with an importer
+
+    if isinstance(refusal, UnknownShapes):
+        listed = "; ".join(f"input {each.name!r} is {each.text()}" for each in refusal.inputs if not each.is_known)
+        return f"because sizes are not known: {listed}; with `shapes` nnfmq's own engine may execute it"
+    operators = list(
+        dict.fromkeys(problem.operator for problem in getattr(refusal, "problems", ()) if problem.operator)
+    )
+    if not operators:
+        return f"because nnfmq's own engine does not: {str(refusal).splitlines()[0]}"
+    more = f" and {len(operators) - _NAMES_MAX} more" if len(operators) > _NAMES_MAX else ""
+    return f"because nnfmq's own engine does not support {', '.join(operators[:_NAMES_MAX])}{more} as it is used there"
+
+
+def _with_advice(given: GivenModel, refusal: InvalidArgument | GeneralFailure | None, advice: str) -> HalError:
+    """Return the error for a file that nothing runs: another object, because `refusal` refers to its raiser."""
+    from nnfmq.importers.loaded_model import UnknownShapes  # imported already, with an importer
+
+    if isinstance(refusal, UnknownShapes):
+        return UnknownShapes(refusal.inputs, refusal.origin, advice)
+    if isinstance(refusal, UnsupportedModel):
+        return UnsupportedModel(str(refusal), refusal.problems, advice)
+    if refusal is not None:
+        return type(refusal)("\n".join([str(refusal), *([advice] if advice else [])]))
+    return InvalidArgument(f"{given.label}: {advice or 'no device of the driver runs files of this format'}")
