@@ -9,26 +9,26 @@ memory, and ends executions at their deadline.
 from __future__ import annotations
 
 import logging
-import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from hashlib import sha256
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from nnfmq.base.deadlines import has_passed
 from nnfmq.base.packages import InstalledPackages
-from nnfmq.base.processes import allowed_cpus
 from nnfmq.driver.cache.files import CacheContents, PackedConstants, decode_program, encode_program
 from nnfmq.driver.cache.programs import CacheEntry, entry_of
+from nnfmq.driver.compilation.jobs import current_prepare_context
 from nnfmq.driver.devices.device import DeviceBase
 from nnfmq.driver.devices.installation import installation, version_of
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.memory.quota import add_to_limit
-from nnfmq.engines import memory
 from nnfmq.engines.execution import (
     DEFAULT_RUN_OPTIONS,
     InputSpec,
@@ -37,11 +37,11 @@ from nnfmq.engines.execution import (
     check_inputs,
     copy_outputs,
 )
-from nnfmq.engines.memory import Charge
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
+    MissedDeadlineTransient,
     NnfmqError,
     ResourceExhaustedTransient,
 )
@@ -56,8 +56,10 @@ from nnfmq.hal.hosted import (
     decode_call,
     require_number_type,
 )
-from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Subgraph
-from nnfmq.hosted.watchdog import WATCHDOG
+from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Pool, Subgraph
+from nnfmq.hosted import watchdog
+from nnfmq.hosted.open_files import KeptFile, OpenFile, is_out_of_memory, opening_error, thread_count
+from nnfmq.hosted.watchdog import WATCHDOG, cannot_abort
 from nnfmq.operations.declaration import Array
 from nnfmq.operations.extensions import VendorExtension
 
@@ -181,8 +183,7 @@ class HostedDevice(DeviceBase):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
-        self._opened: tuple[object, HostedModel, int] | None = None  # for the preparation that follows a question
+        self._kept: KeptFile[HostedModel] = KeptFile()
         self._has_reserved = False
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
@@ -211,11 +212,11 @@ class HostedDevice(DeviceBase):
         if call.format not in self.formats:
             allowed = ", ".join(self.formats)
             raise InvalidArgument(f"device {self.name!r} runs files of the formats {allowed}, not {call.format!r}")
-        parts = [pool.view for pool in pools]
-        opened, size = self._open(call, parts)
-        with self._lock:
-            self._opened = (_key(call, parts), opened, size)
-        return opened.description
+        parts = [_Part.of(pool, 0, pool.size_bytes) for pool in pools]
+        key = _key(call, parts)
+        opened = self._kept.take(key) or self._open(call, parts)
+        self._kept.keep(key, opened, [part.data for part in parts])
+        return opened.model.description
 
     def compile(self, model: Model) -> PreparedProgram:
         """Return the program that runs the file.
@@ -231,38 +232,41 @@ class HostedDevice(DeviceBase):
         (operation,) = model.main.operations
         call = _call_of(model, model.main, operation)
         parts = [_part(model, model.main.operands[index]) for index in _file_operands(call, operation)]
-        with self._lock:
-            found, self._opened = self._opened, None
-        if found is not None and found[0] == _key(call, parts):
-            _, opened, size = found
-        else:
-            found = None
-            opened, size = self._open(call, parts, packed)
-        _require_same(call, opened.description)
-        return HostedProgram(self.name, model, opened, call, memory.charge(size))
+        key = _key(call, parts)
+        opened = self._kept.take(key)
+        if opened is None:
+            opened = self._open(call, parts, packed)
+            deadline_ns = current_prepare_context().deadline_ns
+            if has_passed(deadline_ns):
+                self._kept.keep(key, opened, [part.data for part in parts])  # the next attempt finds it
+                raise MissedDeadlineTransient(f"the deadline passed while {self.name} opened the file")
+        _require_same(call, opened.model.description)
+        return HostedProgram(self.name, model, opened, call)
 
-    def _open(
-        self, call: HostedCall, parts: Sequence[memoryview], packed: PackedConstants = ()
-    ) -> tuple[HostedModel, int]:
-        """Return the opened file, and how much private memory that took."""
+    def _open(self, call: HostedCall, parts: Sequence[_Part], packed: PackedConstants = ()) -> OpenFile[HostedModel]:
+        """Return the opened file. If that takes much longer than the deadline, the worker exits."""
         if not self._has_reserved:
             self._has_reserved = True
             add_to_limit(self.reserved_bytes)
         options = dict(call.options)
-        threads = _threads(options.pop("threads", None))
-        before = _private_bytes()
+        threads = thread_count(options.pop("threads", None))
+        file = _file(call, [part.data for part in parts])
+        open_options = OpenOptions(threads, call.signature, options)
+        deadline_ns = current_prepare_context().deadline_ns
+        token = None if deadline_ns is None else WATCHDOG.begin(deadline_ns, cannot_abort, watchdog.OPEN_GRACE_S)
         try:
-            opened = self._open_saved(_file(call, parts), OpenOptions(threads, call.signature, options), packed)
+            opened = OpenFile(threads, lambda: self._open_saved(file, open_options, packed))
         except NnfmqError:
             raise
-        except MemoryError as error:
-            raise ResourceExhaustedTransient(f"{self.name} has not enough memory for the file: {error}") from error
         except Exception as error:
-            raise InvalidArgument(f"{self.name}: {str(error) or repr(error)}") from error
-        description = opened.description
+            raise opening_error(self.name, error) from error
+        finally:
+            if token is not None:
+                WATCHDOG.end(token)
+        description = opened.model.description
         require_number_type("input", description.inputs)
         require_number_type("output", description.outputs)
-        return opened, max(_private_bytes() - before, 0)
+        return opened
 
     # -- caches: the file and what its runtime saves of it, in a client's cache files; the latter in the driver's cache
 
@@ -315,22 +319,6 @@ def _packed(saved: bytes | None) -> PackedConstants:
     return ((np.frombuffer(saved, np.uint8),),) if saved else ()
 
 
-def _threads(given: object) -> int:
-    """Return the number of threads of an execution: the option, at most the CPUs of this process."""
-    available = allowed_cpus()
-    if given is None:
-        return available
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise InvalidArgument(f"threads {given!r}: a number of at least 1 is needed")
-    return min(given, available)
-
-
-def _private_bytes() -> int:
-    """Return the private memory of this process that is in use."""
-    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The operands of a hosted model's operation.
 
@@ -349,7 +337,7 @@ def _call_of(model: Model, subgraph: Subgraph, operation: Operation) -> HostedCa
     is_whole = len(model.main.operations) == 1 and subgraph is model.main and not model.referenced
     if not is_whole or not operation.inputs:
         raise InvalidArgument(f"a hosted model has one operation, {NAME}.{RUN}, with the call as its first operand")
-    call = decode_call(_part(model, subgraph.operands[operation.inputs[0]]))
+    call = decode_call(_part(model, subgraph.operands[operation.inputs[0]]).data)
     inputs = operation.inputs[1 + sum(file.parts for file in call.files) :]
     for kind, indexes, tensors in (("input", inputs, call.inputs), ("output", operation.outputs, call.outputs)):
         model_indexes = subgraph.input_indexes if kind == "input" else subgraph.output_indexes
@@ -363,7 +351,27 @@ def _file_operands(call: HostedCall, operation: Operation) -> Sequence[int]:
     return operation.inputs[1 : 1 + sum(file.parts for file in call.files)]
 
 
-def _part(model: Model, operand: Operand) -> memoryview:
+class _Part(NamedTuple):
+    """Bytes of a file; `place` is what other bytes of the same file in sealed memory do not have, None for others."""
+
+    data: memoryview
+    place: object = None
+
+    @classmethod
+    def of(cls, pool: Pool, offset: int, length: int) -> _Part:
+        """Return bytes of a pool, without a copy."""
+        data = pool.view[offset : offset + length]
+        if isinstance(pool, ConstantPool) and pool.is_sealed and pool.identity is not None:
+            return cls(data, (pool.identity, pool.offset + offset, length))
+        return cls(data)
+
+    @property
+    def key(self) -> object:
+        """What equal bytes have in common, if the client sends them twice in the same way."""
+        return self.place or sha256(self.data).digest()
+
+
+def _part(model: Model, operand: Operand) -> _Part:
     """Return the bytes of a constant operand, without a copy.
 
     Raises:
@@ -371,12 +379,10 @@ def _part(model: Model, operand: Operand) -> memoryview:
     """
     location = operand.location
     if operand.lifetime is LifeTime.CONSTANT_COPY:
-        source = memoryview(model.operand_values)
-    elif operand.lifetime is LifeTime.CONSTANT_REFERENCE:
-        source = model.pools[location.pool_index].view
-    else:
-        raise InvalidArgument("the call and the files of a hosted model are constants")
-    return source[location.offset : location.offset + location.length]
+        return _Part(memoryview(model.operand_values)[location.offset : location.offset + location.length])
+    if operand.lifetime is LifeTime.CONSTANT_REFERENCE:
+        return _Part.of(model.pools[location.pool_index], location.offset, location.length)
+    raise InvalidArgument("the call and the files of a hosted model are constants")
 
 
 def _file(call: HostedCall, parts: Sequence[memoryview]) -> HostedFile:
@@ -389,29 +395,9 @@ def _file(call: HostedCall, parts: Sequence[memoryview]) -> HostedFile:
     return HostedFile(call.format, files)
 
 
-def _key(call: HostedCall, parts: Sequence[memoryview]) -> object:
-    """Return what two questions about the same file have in common.
-
-    Equal bytes of the same files: clients send the same sealed memory twice, so the comparison is that of addresses if
-    both are mapped alike, otherwise of the contents.
-    """
-    return call.format, call.files, call.signature, dict(call.options), [_SameBytes(part) for part in parts]
-
-
-class _SameBytes:
-    """Bytes, equal to the same bytes."""
-
-    def __init__(self, data: memoryview) -> None:
-        self.data = data
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _SameBytes) and np.array_equal(_bytes(self.data), _bytes(other.data))
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _bytes(data: memoryview) -> Array:
-    return np.frombuffer(data, np.uint8)
+def _key(call: HostedCall, parts: Sequence[_Part]) -> object:
+    """Return what two questions about the same files have in common."""
+    return call.format, call.files, call.signature, dict(call.options), [part.key for part in parts]
 
 
 def _require_same(call: HostedCall, description: HostedDescription) -> None:
@@ -444,13 +430,12 @@ def _is_case(ours: Shape | None, theirs: Shape | None) -> bool:
 class HostedProgram:
     """A prepared hosted model. Thread-safe."""
 
-    def __init__(self, device: str, model: Model, opened: HostedModel, call: HostedCall, charge: Charge | None) -> None:
+    def __init__(self, device: str, model: Model, file: OpenFile[HostedModel], call: HostedCall) -> None:
         main = model.main
-        self.device, self.opened, self.call = device, opened, call
-        self.charge = charge  # as long as this object exists
+        self.device, self.file, self.opened, self.call = device, file, file.model, call
         self.inputs = [InputSpec.of(main, index, False) for index in main.input_indexes]
         self.output_dtypes = [InputSpec.of(main, index, True).dtype for index in main.output_indexes]
-        self.lock = None if opened.is_thread_safe else threading.Lock()
+        self.lock = None if self.opened.is_thread_safe else threading.Lock()
 
     def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> HostedExecution:
         """See `PreparedProgram.bind`."""
@@ -463,24 +448,26 @@ def _required(array: Array | None) -> Array:
     return array
 
 
+_UNBOUND = HostedRun()
+
+
 class HostedExecution:
     """A program that is bound to the buffers of one request. One thread runs it at a time."""
 
-    __slots__ = ("_copies", "_is_direct", "_outputs", "_program", "_run", "_shapes")
+    __slots__ = ("_copies", "_is_direct", "_outputs", "_program", "_run", "_shapes", "_targets", "_views")
 
     def __init__(self, program: HostedProgram, inputs: Sequence[Array], outputs: Sequence[Any]) -> None:
         self._program, self._outputs = program, outputs
         call = program.call
         self._copies: list[tuple[Array, Array]] = []
-        views = [self._private(_declared(array, tensor)) for array, tensor in zip(inputs, call.inputs, strict=True)]
-        targets = [_target(out, tensor) for out, tensor in zip(outputs, call.outputs, strict=True)]
-        self._is_direct = all(target is not None for target in targets)
+        self._views = [
+            self._private(_declared(array, tensor)) for array, tensor in zip(inputs, call.inputs, strict=True)
+        ]
+        self._targets = [_target(out, tensor) for out, tensor in zip(outputs, call.outputs, strict=True)]
+        self._is_direct = all(target is not None for target in self._targets)
         self._shapes = tuple(OutputShape(tensor.dimensions) for tensor in call.outputs)
-        if program.lock is None:
-            self._run = program.opened.bind(views, targets)
-        else:
-            with program.lock:
-                self._run = program.opened.bind(views, targets)
+        # If the runtime takes one thread at a time, another one may have it now: the first run binds, by its deadline.
+        self._run = program.opened.bind(self._views, self._targets) if program.lock is None else _UNBOUND
 
     def _private(self, array: Array) -> Array:
         """Return what the runtime reads: integers, which may be indices or sizes, are copied before each run."""
@@ -501,11 +488,16 @@ class HostedExecution:
         return self._copied(results)
 
     def _results(self, options: RunOptions) -> Sequence[Array | None]:
-        program = self._program
-        if program.lock is not None:
-            with program.lock:
-                return self._run_until(options)
-        return self._run_until(options)
+        lock = self._program.lock
+        if lock is None:
+            return self._run_until(options)
+        _acquire(lock, options.deadline_ns)
+        try:
+            if self._run is _UNBOUND:
+                self._run = self._program.opened.bind(self._views, self._targets)
+            return self._run_until(options)
+        finally:
+            lock.release()
 
     def _run_until(self, options: RunOptions) -> Sequence[Array | None]:
         if options.deadline_ns is None:
@@ -517,30 +509,47 @@ class HostedExecution:
             WATCHDOG.end(token)
 
     def _called(self, options: RunOptions) -> Sequence[Array | None]:
+        file = self._program.file
         try:
-            return self._run()
+            if file.is_charged:
+                return self._run()
+            file.begin_first_run()
+            results = self._run()
         except NnfmqError:
             raise
-        except MemoryError as error:
-            raise ResourceExhaustedTransient(f"{self._program.device} has not enough memory: {error}") from error
         except Exception as error:
             options.check()  # the runtime was told to stop at the deadline
-            raise GeneralFailure(f"{self._program.device}: {str(error) or repr(error)}") from error
+            raise _execution_error(self._program.device, error) from error
+        file.end_first_run()
+        return results
 
     def _copied(self, results: Sequence[Array | None]) -> tuple[OutputShape, ...]:
         """Copy what the runtime returned to the buffers. Raises OutputInsufficientSize."""
         program = self._program
-        arrays = []
-        for result, out, tensor, dtype in zip(
-            results, self._outputs, program.call.outputs, program.output_dtypes, strict=True
-        ):
-            if result is None:
-                arrays.append(out)  # filled in place
-                continue
-            if result.dtype.itemsize != dtype.itemsize:
-                raise GeneralFailure(f"{program.device} computed {result.dtype} for {tensor.name!r}, not {dtype}")
-            arrays.append(_crossing(result.view(dtype) if result.dtype != dtype else result, tensor))
+        declared = program.call.outputs
+        if len(results) != len(declared):
+            raise GeneralFailure(f"{program.device} returned {len(results)} results for {len(declared)} outputs")
+        arrays = [
+            out if result is None else _crossing(program.device, result, tensor, dtype)  # None: filled in place
+            for result, out, tensor, dtype in zip(results, self._outputs, declared, program.output_dtypes, strict=True)
+        ]
         return copy_outputs(arrays, self._outputs)
+
+
+def _acquire(lock: threading.Lock, deadline_ns: int | None) -> None:
+    """Acquire the lock of a runtime that executes a file on one thread at a time. Raises MissedDeadlineTransient."""
+    if lock.acquire(blocking=False):
+        return
+    left_s = (
+        -1.0 if deadline_ns is None else min(max(deadline_ns - time.monotonic_ns(), 0) / 1e9, threading.TIMEOUT_MAX)
+    )
+    if not lock.acquire(timeout=left_s):
+        raise MissedDeadlineTransient("the deadline passed while another execution of the model ran")
+
+
+def _execution_error(device: str, error: Exception) -> NnfmqError:
+    text = f"{device}: {str(error) or repr(error)}"
+    return ResourceExhaustedTransient(text) if is_out_of_memory(error) else GeneralFailure(text)
 
 
 def _declared(array: Array, tensor: HostedTensor) -> Array:
@@ -559,8 +568,17 @@ def _target(out: Any, tensor: HostedTensor) -> Array | None:
     return None if tensor.is_empty else _declared(out, tensor)
 
 
-def _crossing(result: Array, tensor: HostedTensor) -> Array:
-    """Return a result in the form of its operand: one element for rank 0, and for no elements if that is declared."""
+def _crossing(device: str, result: Array, tensor: HostedTensor, dtype: np.dtype[Any]) -> Array:
+    """Return a result in the form of its operand: one element for rank 0, and for no elements if that is declared.
+
+    Raises:
+        GeneralFailure: If it is not what the file declares.
+    """
+    expected = "uint16" if tensor.dtype == "bfloat16" else tensor.dtype
+    if not isinstance(result, np.ndarray) or result.dtype != expected or not _is_case(result.shape, tensor.shape):
+        found = f"{result.dtype} {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
+        text = f"{device} returned {found} for output {tensor.name!r}, which is {expected} {tensor.shape} in its file"
+        raise GeneralFailure(text)
     if tensor.is_empty:
-        return np.zeros(1, result.dtype)
-    return result.reshape(1) if tensor.is_rank_0 and result.ndim == 0 else result
+        return np.zeros(1, dtype)
+    return (result.reshape(1) if tensor.is_rank_0 else result).view(dtype)

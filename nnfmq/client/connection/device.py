@@ -302,7 +302,13 @@ class Device(Struct, frozen=True):
 
         def ask(connection: Connection) -> messages.FileDescribed:
             pools = tuple(map(messages.memory_to_data, parts))
-            message = messages.DescribeFile(connection.next_call_id(), self.info.name, call.encode(), pools)
+            message = messages.DescribeFile(
+                connection.next_call_id(),
+                self.info.name,
+                to_wire_deadline(connection, deadline_ns),
+                call.encode(),
+                pools,
+            )
             return connection.call(message, messages.FileDescribed, memory_fds(parts), deadline_ns)
 
         try:

@@ -31,12 +31,14 @@ class ConstantPool(Struct, frozen=True):
         data: The bytes: a copy, or a view of sealed memory.
         identity: The file from which they came (see `memory.file_identity`), None if that cannot be identified.
         offset: Where in the file they begin.
+        is_sealed: Whether the bytes are a view of sealed memory, so that a file never has others.
         is_private: No other process can write to them.
     """
 
     data: bytes | memoryview
     identity: tuple[int, int] | None = None
     offset: int = 0
+    is_sealed: bool = False
     is_private: ClassVar[bool] = True
 
     @property
@@ -68,7 +70,7 @@ def copy_constant_pools(memories: Sequence[FileMemory], check: Callable[[], None
             with memory:
                 is_sealed = sealed_size(memory.fileno()) is not None
                 data = _mapped(memory) if is_sealed else _copied(memory, check)
-                pools.append(ConstantPool(data, file_identity(memory.fileno()), memory.offset))
+                pools.append(ConstantPool(data, file_identity(memory.fileno()), memory.offset, is_sealed))
     return tuple(pools)
 
 

@@ -179,10 +179,11 @@ def describe_file(session: Session, message: messages.DescribeFile, fds: list[in
             files.callback(memory.close)
         charge = session.quota.charge(sum(memory.size_bytes for memory in memories))
         with closing(charge):
-            pools = copy_constant_pools(memories, Checkpoint(session))
+            pools = copy_constant_pools(memories, Checkpoint(session, message.deadline_ns))
             device = session.devices.find(message.device)
             device.require_available()
-            with errors_to_status("opening the file"):
+            context = PrepareContext(from_limit_field(message.deadline_ns))
+            with errors_to_status("opening the file"), prepare_context(context):
                 description = device.describe_file(decode_call(message.file), pools)
     reply = messages.FileDescribed(message.call, ErrorStatus.NONE, "", msgspec.json.encode(description))
     session.send(reply)

@@ -79,11 +79,12 @@ class SupportedOperations(Call, frozen=True):
 class DescribeFile(Call, frozen=True):
     """Ask what a device of `nnfmq.hosted` finds in a model file, whose bytes are the pools, in order.
 
-    `file` is the JSON of a `hal.hosted.HostedCall` without inputs and outputs.
+    `file` is the JSON of a `hal.hosted.HostedCall` without inputs and outputs. `deadline_ns` -1 = none.
     """
 
     trace_phase: ClassVar = "PC"
     device: Name
+    deadline_ns: I64
     file: bytes
     pools: MemoryList = ()
 

@@ -1,0 +1,163 @@
+"""Files that a runtime has opened in this worker: what its client is charged for them, and the one that is kept.
+
+The memory of a runtime is its own: nobody charges it before it is taken. So the client is charged with what the
+process's private memory in use has grown by while the file was opened, and again in the first execution, in which
+runtimes allocate their arenas. The first file of a runtime pays for what importing that takes as well, and of two files
+that are opened at the same time each may pay for both. What a quota cannot see before, RLIMIT_DATA ends: an allocation
+beyond the client's limit fails (`driver.memory.quota`).
+
+That limit counts memory when it is reserved, not when it is used, so it is raised by the stacks of the threads of each
+open file.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from nnfmq.base.processes import allowed_cpus
+from nnfmq.driver.memory.quota import add_to_limit
+from nnfmq.engines import memory
+from nnfmq.engines.memory import Charge
+from nnfmq.hal.errors import InvalidArgument, NnfmqError, ResourceExhausted, ResourceExhaustedTransient
+
+__all__ = ["KeptFile", "OpenFile", "is_out_of_memory", "opening_error", "thread_count"]
+
+ModelT = TypeVar("ModelT")
+_STACK_BYTES_MAX = 64 << 20  # of a thread that a runtime starts; usually 8 MiB
+_OUT_OF_MEMORY = (
+    "bad_alloc", "bad allocation", "cannot allocate memory", "failed to allocate", "not enough memory",
+    "out of memory", "resource_exhausted",
+)  # fmt: skip
+
+
+def thread_count(given: object) -> int:
+    """Return the number of threads of an execution: the option, at most the CPUs of this process.
+
+    Raises:
+        InvalidArgument: If the option is not a number of at least 1.
+    """
+    available = allowed_cpus()
+    if given is None:
+        return available
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise InvalidArgument(f"threads {given!r}: a number of at least 1 is needed")
+    return min(given, available)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a runtime says by an error that memory is missing."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(phrase in text for phrase in _OUT_OF_MEMORY)
+
+
+def opening_error(device: str, error: Exception) -> NnfmqError:
+    """Return the error of a client whose file a runtime has not opened."""
+    text = f"{device}: {str(error) or repr(error)}"
+    return ResourceExhaustedTransient(text) if is_out_of_memory(error) else InvalidArgument(text)
+
+
+class OpenFile(Generic[ModelT]):
+    """An open file, and what its client is charged for it, until the last reference is dropped.
+
+    Attributes:
+        model: What the runtime has opened.
+        is_charged: Whether everything is charged, also what the first execution took.
+    """
+
+    def __init__(self, threads: int, open_file: Callable[[], ModelT]) -> None:
+        """Open a file.
+
+        Raises:
+            ResourceExhausted: If the client's limit does not allow the memory.
+            Exception: What `open_file` raises.
+        """
+        self.is_charged = False
+        self._charges: list[Charge | None] = []
+        self._before_run: int | None = None
+        self._stack_bytes = (threads - 1) * _stack_bytes()
+        add_to_limit(self._stack_bytes)
+        before = _private_bytes()
+        self.model = open_file()
+        self._charge(before)
+
+    def begin_first_run(self) -> None:
+        """Remember what memory the process has before the first execution."""
+        if self._before_run is None:
+            self._before_run = _private_bytes()
+
+    def end_first_run(self) -> None:
+        """Charge what the first execution took.
+
+        Raises:
+            ResourceExhausted: If the client's limit does not allow it; the next execution is then the first again.
+        """
+        assert self._before_run is not None
+        self._charge(self._before_run)
+        self.is_charged = True
+
+    def _charge(self, before: int) -> None:
+        self._charges.append(memory.charge(max(_private_bytes() - before, 0)))
+
+    def __del__(self) -> None:
+        self.__dict__.pop("model", None)  # first: its threads end
+        add_to_limit(-self._stack_bytes)
+
+
+def _stack_bytes() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return _STACK_BYTES_MAX if soft == resource.RLIM_INFINITY else min(soft, _STACK_BYTES_MAX)
+
+
+def _private_bytes() -> int:
+    """Return the private memory of this process that is in use."""
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Kept(NamedTuple, Generic[ModelT]):
+    key: object
+    opened: OpenFile[ModelT]
+    parts: Sequence[memoryview]  # mapped as long as the key may be compared with that of another file
+    charge: Charge | None
+
+
+class KeptFile(Generic[ModelT]):
+    """At most one open file, for the preparation that follows a question about it. Thread-safe.
+
+    An idle worker drops it, and so does one whose client reaches its limit.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: _Kept[ModelT] | None = None
+        memory.register(self)
+
+    def keep(self, key: object, opened: OpenFile[ModelT], parts: Sequence[memoryview]) -> None:
+        """Keep an open file, unless the client's limit does not allow its parts; they are charged meanwhile."""
+        with suppress(ResourceExhausted):
+            charge = memory.charge(sum(len(part) for part in parts))
+            self._exchange(_Kept(key, opened, parts, charge))
+
+    def take(self, key: object) -> OpenFile[ModelT] | None:
+        """Return the open file with this key, which is then not kept any more; None if another one is kept."""
+        with self._lock:
+            found = self._kept
+            if found is None or found.key != key:
+                return None
+            self._kept = None
+        return found.opened
+
+    def trim(self) -> None:
+        """Drop the file (`engines.memory.Trimmable`)."""
+        self._exchange(None)
+
+    def _exchange(self, kept: _Kept[ModelT] | None) -> None:
+        with self._lock:
+            previous, self._kept = self._kept, kept
+        del previous  # outside of the lock: a runtime may take long to close a file
