@@ -15,6 +15,9 @@ measure of float differences. That of an .onnx file is ONNX Runtime with one thr
 results, with all of them for the time and as the measure. The driver's worker may use one CPU. nnfmq runs a model in a
 burst; a model whose shapes or conditions depend on values of inputs runs in a session of nnfmq.compat.onnxruntime,
 which binds such values.
+
+Each model is also forced onto the device that hosts its peer. There it must have the bits of the peer as people use it,
+with one thread; unless the peer itself has other bits the next time.
 """
 
 from __future__ import annotations
@@ -257,6 +260,8 @@ def _examine(job: Mapping[str, Any], result: dict[str, Any]) -> None:
     steps = inputs_of(peer, job["values"])
     expected = [peer.run(step) for step in steps]
     result["peer"] = True
+    result |= _hosted(path, shapes, peer, steps)
+    result["device"] = _chosen(path, peer)
     with _ours(path, peer, job["device"], result) as run:
         found = [[array.copy() for array in run(step)] for step in steps]
         result["runs"] = True
@@ -267,15 +272,68 @@ def _examine(job: Mapping[str, Any], result: dict[str, Any]) -> None:
             result |= _timed(lambda: run(steps[0]), lambda: peer.timed(steps[0]))
 
 
+HOSTS = {".tflite": "litert", ".onnx": "onnxruntime"}
+"""The device that hosts the peer, by the file's suffix."""
+
+
+def _hosted(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], peer: Peer, steps: Sequence[list[Array]]
+) -> dict[str, str]:
+    """Return whether the device that hosts the peer gives the peer's bits: "same bits", or what is wrong."""
+
+    def in_process() -> list[list[Array]]:
+        run = opened_peer(path, shapes).timed  # another one, whose states are the first ones
+        return [run(step) for step in steps]
+
+    try:
+        expected, found = in_process(), _on_host(path, peer, steps)
+    except Exception as error:  # noqa: BLE001  the device says what the peer raises
+        return {"hosted": f"{type(error).__name__}: {error}"}
+    if _bits(found) == _bits(expected):
+        return {"hosted": "same bits"}
+    return {"hosted": "other bits" if _bits(in_process()) == _bits(expected) else "the peer varies"}
+
+
+def _on_host(path: Path, peer: Peer, steps: Sequence[list[Array]]) -> list[list[Array]]:
+    """Return the results of each step on the device that hosts the peer, with one thread: of a burst, if it can be."""
+    import nnfmq
+
+    with nnfmq.connect(embedded=True) as client:
+        device = client.device(HOSTS[path.suffix])
+        bound = _bound(peer) if path.suffix == ".onnx" else None
+        with device.prepare(path, shapes=bound, runtime_options={"threads": 1}, timeout=120) as model:
+            if any(info.has_unknown_shape for info in (*model.inputs, *model.outputs)):
+                return [[array.copy() for array in model.execute(*step, timeout=60)] for step in steps]
+            with model.burst() as burst:
+                return [[array.copy() for array in burst.execute(*step, timeout=60)] for step in steps]
+
+
+def _chosen(path: Path, peer: Peer) -> str:
+    """Return the device that nnfmq chooses for the file."""
+    import nnfmq
+
+    bound = _bound(peer) if path.suffix == ".onnx" else None
+    with nnfmq.connect(embedded=True) as client, client.prepare(path, shapes=bound, timeout=120) as model:
+        return str(model.device)
+
+
+def _bits(results: Sequence[Sequence[Array]]) -> list[list[tuple[object, ...]]]:
+    arrays = [[np.asarray(array) for array in step] for step in results]
+    return [[(array.dtype, array.shape, array.tobytes()) for array in step] for step in arrays]
+
+
+def _bound(peer: Peer) -> dict[str | int, tuple[int, ...]]:
+    return {name: shape for name, shape, _ in peer.inputs if shape}
+
+
 @contextmanager
 def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterator[Callable[[Sequence[Array]], Any]]:
     """Load the model and yield the function that runs it; its results are valid until the next call."""
     import nnfmq
     from nnfmq.hal.preparation import require_machine_code
 
-    bound: dict[str | int, tuple[int, ...]] = {name: shape for name, shape, _ in peer.inputs if shape}
     try:
-        loaded = nnfmq.load(path, shapes=bound if path.suffix == ".onnx" else None)
+        loaded = nnfmq.load(path, shapes=_bound(peer) if path.suffix == ".onnx" else None)
     except nnfmq.UnsupportedModel:
         if path.suffix != ".onnx":
             raise
@@ -350,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print(results)
     if arguments.page:
         write_page(results)
-    return 0 if all(result["state"] in ("equal", "not counted") for result in results) else 1
+    return 0 if all(result["state"] in ("equal", "hosted", "not counted") for result in results) else 1
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -368,7 +426,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def examine(entry: ZooEntry, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what was found of a model, with its state: equal, different, not run, or not counted."""
+    """Return what was found of a model, with its state: equal, different, hosted, not run, or not counted."""
     described = {"package": entry.package, "file": entry.file, "format": entry.format}
     try:
         data = content(entry, arguments.cache)
@@ -401,7 +459,7 @@ def state_of(result: dict[str, Any]) -> str:
     if not result.get("peer"):
         return "not counted"
     if not result.get("runs"):
-        return "not run"
+        return "hosted" if result.get("hosted") in ("same bits", "the peer varies") else "not run"
     limit = max(FLOAT_LIMIT, 2 * result.get("rival", 0.0)) if result["float"] else 0.0
     return "equal" if result["difference"] <= limit else "different"
 
@@ -418,13 +476,22 @@ def _cells(result: dict[str, Any]) -> list[str]:
     rival = f" ({result['rival']:.2g})" if "rival" in result else ""
     ratio = f"{result['us']:.0f} / {result['peer_us']:.0f} = {result['ratio']:.2f}" if "ratio" in result else ""
     reason = " ".join(_FOLDER.sub("", result.get("reason", "")).split())
-    return [name, result["state"], shown + rival, ratio, reason]
+    hosted = " ".join(_FOLDER.sub("", result.get("hosted", "")).split())
+    return [name, result["state"], result.get("device", ""), hosted, shown + rival, ratio, reason]
 
 
 _LONG_US = 50  # below it, the fixed cost of a burst decides
 _MUCH_SLOWER = 1.5
 _FOLDER = re.compile(r"/\S*/(?=\S)")
-_HEADINGS = ("model", "result", "difference (the peer's)", "µs / the peer's", "reason")
+_HEADINGS = (
+    "model",
+    "result",
+    "runs on",
+    "forced onto its runtime",
+    "difference (the peer's)",
+    "µs / the peer's",
+    "reason",
+)
 
 
 def _print(results: Sequence[dict[str, Any]]) -> None:
@@ -451,6 +518,12 @@ def _sentences(results: Sequence[dict[str, Any]]) -> list[str]:
         f".{kind}: " + ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         for kind, counts in totals(results).items()
     ]
+    forced = Counter(result["hosted"] for result in results if result["state"] != "not counted" and "hosted" in result)
+    same, varying = forced.pop("same bits", 0), forced.pop("the peer varies", 0)
+    sentences.append(
+        f"forced onto the device of their runtime: {same} have its bits, {varying} are files for which it repeats its "
+        f"own bits not even itself, {forced.total()} differ or do not run"
+    )
     ratios = [result["ratio"] for result in results if result.get("peer_us", 0) > _LONG_US]
     if ratios:
         no_slower, much_slower = sum(r <= 1 for r in ratios), sum(r > _MUCH_SLOWER for r in ratios)

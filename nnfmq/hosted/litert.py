@@ -14,7 +14,7 @@ Options: `threads`, and those arguments of LiteRT's `Interpreter` in `_FLAGS`, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,7 +52,7 @@ class LiteRtDevice(HostedDevice):
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
         content = bytes(file.model)
-        arguments = _arguments(options.options, OpResolverType) | {"num_threads": options.threads}
+        arguments = _arguments(options, OpResolverType)
         interpreter = Interpreter(model_content=content, **arguments)  # verifies the file
         file_model = schema.Model.GetRootAs(content)
         access, names = with_access(content, file_model, schema)
@@ -61,20 +61,15 @@ class LiteRtDevice(HostedDevice):
         return _Model(interpreter, file_model, schema, options.signature, names)
 
 
-def _arguments(options: Mapping[str, Any], resolvers: Any) -> dict[str, Any]:
+def _arguments(options: OpenOptions, resolvers: Any) -> dict[str, Any]:
     """Return arguments of the interpreter. Raises InvalidArgument if an option is none of them."""
-    arguments: dict[str, Any] = {}
-    for name, value in options.items():
-        if name == _RESOLVER and value in resolvers.__members__:
-            arguments[name] = resolvers[value]
-        elif name in _FLAGS and isinstance(value, bool):
-            arguments[name] = value
-        elif name in _FLAGS or name == _RESOLVER:
-            allowed = ", ".join(resolvers.__members__) if name == _RESOLVER else "true, false"
-            raise InvalidArgument(f"option {name}: {value!r} is not one of {allowed}")
-        else:
-            allowed = ", ".join(("threads", _RESOLVER, *_FLAGS))
-            raise InvalidArgument(f"there is no option {name!r}; those of litert: {allowed}")
+    options.require_known(_RESOLVER, *_FLAGS)
+    arguments: dict[str, Any] = {"num_threads": options.threads}
+    for name, value in options.options.items():
+        allowed = dict(resolvers.__members__) if name == _RESOLVER else {True: True, False: False}
+        if not isinstance(value, str if name == _RESOLVER else bool) or value not in allowed:
+            raise InvalidArgument(f"runtime option {name}: {value!r:.80} is not one of {', '.join(map(str, allowed))}")
+        arguments[name] = allowed[value]
     return arguments
 
 

@@ -73,6 +73,9 @@ RAN = {"peer": True, "runs": True, "float": True}
     [
         ({}, "not counted"),
         ({"peer": True}, "not run"),
+        ({"peer": True, "hosted": "same bits"}, "hosted"),
+        ({"peer": True, "hosted": "the peer varies"}, "hosted"),
+        ({"peer": True, "hosted": "other bits"}, "not run"),
         (RAN | {"difference": 1e-5}, "equal"),
         (RAN | {"difference": 2e-5}, "different"),
         (RAN | {"difference": 2e-5, "rival": 1e-5}, "equal"),
@@ -83,6 +86,25 @@ RAN = {"peer": True, "runs": True, "float": True}
 )
 def test_the_state_of_a_model_follows_from_its_differences(result: dict[str, Any], state: str) -> None:
     assert model_zoo.state_of(result) == state
+
+
+@pytest.mark.parametrize(
+    ("again", "found"), [([1.0], "other bits"), ([-0.0], "the peer varies")], ids=["repeatable", "not repeatable"]
+)
+def test_results_of_the_host_are_compared_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: list[float], found: str
+) -> None:
+    runs = iter([[1.0], again, [1.0], [1.0]])
+
+    def opened(*_: object) -> model_zoo.Peer:
+        return model_zoo.Peer((), lambda _: [], lambda _: [np.float32(result) for result in [next(runs)]])
+
+    monkeypatch.setattr(model_zoo, "opened_peer", opened)
+    monkeypatch.setattr(model_zoo, "_on_host", lambda *_: [[np.float32([0.0])]])
+    hosted = lambda: model_zoo._hosted(tmp_path / "a.onnx", {}, opened(), [[]])  # noqa: E731
+    assert hosted() == {"hosted": found}
+    monkeypatch.setattr(model_zoo, "_on_host", lambda *_: [[np.float32([1.0])]])
+    assert hosted() == {"hosted": "same bits"}
 
 
 def test_both_sides_get_the_same_inputs_in_every_run() -> None:
@@ -124,7 +146,7 @@ def test_models_run_and_the_page_shows_them(
     assert [model["state"] for model in found["models"]] == ["not counted", "equal", "equal"]
     assert found["totals"] == {"tflite": {"not counted": 1, "equal": 2}}
     written = page.read_text()
-    assert "| digits_quant.tflite | equal | 0 |" in written
+    assert "| digits_quant.tflite | equal | compiled | same bits | 0 |" in written
     assert "old" not in written
     assert written.startswith("before\n")
     assert written.endswith("after\n")
