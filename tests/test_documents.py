@@ -115,6 +115,25 @@ def onnx_classifier_and_photo(folder: PageFolder) -> AbstractContextManager[None
     return nullcontext()
 
 
+def onnx_detector(folder: PageFolder) -> AbstractContextManager[None]:
+    """Make an ONNX file with an operator that nnfmq's engine does not have."""
+    onnx = pytest.importorskip("onnx", reason="ONNX is not installed")
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    make, kinds = onnx.helper.make_tensor_value_info, onnx.TensorProto
+    nodes = [onnx.helper.make_node("NonMaxSuppression", ["boxes", "scores", "count"], ["found"])]
+    inputs = [
+        make("boxes", kinds.FLOAT, [1, 6, 4]),
+        make("scores", kinds.FLOAT, [1, 2, 6]),
+        make("count", kinds.INT64, []),
+    ]
+    graph = onnx.helper.make_graph(nodes, "detector", inputs, [make("found", kinds.INT64, [None, 3])])
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
+        folder.path / "detector.onnx",
+    )
+    return nullcontext()
+
+
 def tools(folder: PageFolder) -> AbstractContextManager[None]:
     """Show the page the folder `tools`, as in a source tree."""
     (folder.path / "tools").symlink_to(ROOT / "tools")
@@ -130,6 +149,7 @@ def model_and_calibration_inputs(folder: PageFolder) -> AbstractContextManager[N
 
 
 SETUPS: dict[str, Setup] = {
+    "docs/how-to/hosted-runtimes.md": onnx_detector,
     "docs/how-to/models-by-name.md": serving("faces", _FACES),
     "docs/how-to/move-an-onnx-runtime-script.md": onnx_classifier_and_photo,
     "docs/how-to/quantize.md": model_and_calibration_inputs,
