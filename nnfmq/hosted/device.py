@@ -159,6 +159,16 @@ class HostedModel:
         """
         raise NotImplementedError
 
+    def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
+        """Return what is in the file if its inputs have these sizes; some may still be open. May block.
+
+        A runtime that infers shapes tells those of the outputs here: outputs of known shapes are filled in place.
+
+        Raises:
+            Exception: If inputs cannot have these sizes.
+        """
+        return self.description
+
     def save(self) -> bytes | None:
         """Return what makes opening the file again faster (`OpenOptions.saved`), or None; also if it was opened so."""
         return None
@@ -206,8 +216,10 @@ class HostedDevice(DeviceBase):
     def describe_file(self, call: HostedCall, pools: Sequence[ConstantPool]) -> HostedDescription:
         """Return what is in a file; the preparation that follows finds it open. Blocks.
 
+        If the call has inputs, their sizes are those that the caller chose.
+
         Raises:
-            InvalidArgument: If the runtime does not run this format, or rejects the file or an option.
+            InvalidArgument: If the runtime does not run this format, or rejects the file, an option or a size.
         """
         if call.format not in self.formats:
             allowed = ", ".join(self.formats)
@@ -216,7 +228,15 @@ class HostedDevice(DeviceBase):
         key = _key(call, parts)
         opened = self._kept.take(key) or self._open(call, parts)
         self._kept.keep(key, opened, [part.data for part in parts])
-        return opened.model.description
+        if not call.inputs:
+            return opened.model.description
+        _require_same(replace(call, outputs=opened.model.description.outputs), opened.model.description)
+        try:
+            return opened.model.resolve(call.inputs)
+        except NnfmqError:
+            raise
+        except Exception as error:
+            raise opening_error(self.name, error) from error
 
     def compile(self, model: Model) -> PreparedProgram:
         """Return the program that runs the file.

@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.hosted import OPERAND_TYPES, HostedDescription, HostedTensor
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
-from nnfmq.hosted.resource_variables import with_access
+from nnfmq.hosted.resource_variables import initialize, with_access
 from nnfmq.operations.declaration import Array
 
 __all__ = ["LiteRtDevice"]
@@ -36,6 +37,7 @@ _FLAGS = (
 _RESOLVER = "experimental_op_resolver_type"
 _Place: TypeAlias = tuple[int, int]
 """The indexes of a tensor and of its subgraph."""
+_Sizes: TypeAlias = tuple[int | None, ...]
 _Named: TypeAlias = tuple[str, _Place]
 
 
@@ -101,7 +103,7 @@ class _Model(HostedModel):
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self._allocate_first(graph)
         if names:
-            self._prepare_access(reader, len(names))
+            initialize(self.calls, reader, len(names))
         state_names = [*(name for name, _ in variables), *names]
         states = [self._state(*pair) for pair in zip(state_names, self.outputs[len(outputs) :], strict=True)]
         self.description = HostedDescription(
@@ -145,30 +147,16 @@ class _Model(HostedModel):
         else:
             self.shapes = tuple(tuple(self.calls.TensorSize(*self.inputs[i]).tolist()) for i in self.open_inputs)
 
-    def _prepare_access(self, reader: int, count: int) -> None:
-        """Compute the initial values of resource variables: zeros unless the file has others; allocate memory."""
-        calls, targets = self.calls, self.inputs[-count:]
-        calls.AllocateTensors(reader + 1)
-        for place in targets:
-            calls.tensor(calls, *place)[...] = 0
-        calls.Invoke(reader + 1)
-        calls.AllocateTensors(reader)
-        calls.Invoke(reader)
-        for place, target in zip(self.outputs[-count:], targets, strict=True):
-            calls.ResizeInputTensor(target[0], calls.TensorSize(*place), False, target[1])
-        calls.AllocateTensors(reader + 1)
-
-    def _sizes(self, place: _Place) -> tuple[int | None, ...]:
+    def _sizes(self, place: _Place) -> _Sizes:
         return tuple(None if size < 0 else size for size in self.calls.TensorSizeSignature(*place).tolist())
 
-    def _result(self, place: _Place) -> tuple[int | None, ...] | None:
-        """Return the shape of an output. One that has no memory before an execution gets its shape by that."""
-        sizes = self._sizes(place)
+    def _has_memory(self, place: _Place) -> bool:
+        """Return whether an output has memory before an execution; otherwise that decides its shape."""
         try:
             self.calls.tensor(self.calls, *place)
         except (RuntimeError, ValueError):
-            return (None,) * len(sizes) or None
-        return sizes
+            return False
+        return True
 
     def _declared(self, name: str, place: _Place, *, is_result: bool = False) -> HostedTensor:
         number = self._file.Subgraphs(place[1]).Tensors(place[0]).Type()
@@ -177,7 +165,9 @@ class _Model(HostedModel):
             raise InvalidArgument(
                 f"tensor {name!r} has elements of type {kind}: they do not cross, or LiteRT lacks them"
             )
-        shape = self._result(place) if is_result else self._sizes(place)
+        shape: _Sizes | None = self._sizes(place)
+        if is_result and shape is not None and not self._has_memory(place):
+            shape = (None,) * len(shape) or None
         return HostedTensor(name, kind.lower(), shape, *self._quantization(place))
 
     def _quantization(self, place: _Place) -> tuple[float, int]:
@@ -188,6 +178,21 @@ class _Model(HostedModel):
         """Return a state, and its value at first."""
         value = self.calls.GetTensor(*place)
         return HostedTensor(name, value.dtype.name, value.shape, *self._quantization(place)), value.tobytes()
+
+    def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
+        """See `HostedModel.resolve`."""
+        shapes = [
+            shape for shape in (inputs[position].known_shape for position in self.open_inputs) if shape is not None
+        ]
+        if len(shapes) < len(self.open_inputs):
+            return self.description
+        self.resize(tuple(shapes))
+        pairs = zip(self.description.outputs, self.outputs, strict=True)
+        outputs = (self._resolved(tensor, place) if self._has_memory(place) else tensor for tensor, place in pairs)
+        return replace(self.description, outputs=tuple(outputs))
+
+    def _resolved(self, tensor: HostedTensor, place: _Place) -> HostedTensor:
+        return replace(tensor, shape=tuple(self.calls.TensorSize(*place).tolist()))
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
         """See `HostedModel.bind`."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nnfmq.hal.errors import InvalidArgument
 
-__all__ = ["with_access"]
+__all__ = ["initialize", "with_access"]
 
 
 class _Variable(NamedTuple):
@@ -56,6 +56,26 @@ def with_access(content: bytes, file: Any, schema: Any) -> tuple[bytes, list[str
     builder = flatbuffers.Builder(len(content))
     builder.Finish(model.Pack(builder), b"TFL3")
     return bytes(builder.Output()), [name.decode("utf-8", "replace") for _, name in variables]
+
+
+def initialize(calls: Any, reader: int, count: int) -> None:
+    """Compute the first values of all variables, zeros unless the file has others, and allocate memory for new ones.
+
+    Args:
+        calls: The functions of an interpreter of a file that `with_access` made.
+        reader: The first subgraph that was added; its outputs are the first values.
+        count: How many variables there are.
+    """
+    writer, values = reader + 1, range(1, 2 * count, 2)
+    calls.AllocateTensors(writer)
+    for value in values:
+        calls.tensor(calls, value, writer)[...] = 0  # LiteRT reads what was not assigned from memory that is not set
+    calls.Invoke(writer)
+    calls.AllocateTensors(reader)
+    calls.Invoke(reader)
+    for value in values:
+        calls.ResizeInputTensor(value, calls.TensorSize(value, reader), False, writer)
+    calls.AllocateTensors(writer)
 
 
 def _code(model: Any, schema: Any, name: str) -> int:

@@ -54,7 +54,8 @@ from nnfmq.importers.loaded_model import LoadedModel
 __all__ = ["Describe", "HostedSource", "hosted_model", "load_hosted", "read_hosted"]
 
 Describe: TypeAlias = Callable[[HostedCall, Sequence[SharedConstants]], HostedDescription]
-"""Returns what a device finds in a file, given a call without inputs and outputs and the parts of the files."""
+"""Returns what a device finds in a file, given a call and the parts of the files. The call has no outputs, and inputs
+only if the application chose their sizes, which may decide those of the outputs."""
 _PREFIX = TYPES_PREFIX + 1
 _SCALED = (
     OperandType.TENSOR_QUANT8_ASYMM,
@@ -109,6 +110,8 @@ def load_hosted(
     )
     description = describe(call, files.parts)
     inputs = _with_shapes(description.inputs, sizes)
+    if sizes:
+        description = describe(replace(call, inputs=inputs), files.parts)
     loaded = hosted_model(replace(call, inputs=inputs, outputs=description.outputs), files.parts, description)
     return replace(loaded, file_name=files.file_name, data_files=tuple(name for name, _ in files.files[1:]))
 

@@ -160,6 +160,30 @@ def test_executions_of_one_model_with_different_shapes_do_not_mix(device: nnfmq.
         assert_same(model.execute(arrays[1]), expected(arrays[1]))
 
 
+def test_sizes_that_are_chosen_decide_those_of_the_outputs(device: nnfmq.Device) -> None:
+    expected, x = InProcess(softmax_rows()), random_array((4, 3))
+    with device.prepare(softmax_rows(), shapes={"x": (4, 3)}, runtime_options=ONE_THREAD) as model:
+        assert [info.shape for info in (*model.inputs, *model.outputs)] == [(4, 3), (4, 3)]
+        with model.burst() as burst:
+            assert_same(burst.execute(x), expected(x))
+
+
+def matrix_product() -> bytes:
+    """Return x @ x, for an x of any size."""
+    sizes = {"shape": (1, 1), "signature": (-1, -1)}
+    product = Operator("BATCH_MATMUL", (0, 0), (1,), "BatchMatMulOptions")
+    return one_operator(Tensor("x", **sizes), Tensor("y", **sizes), product)
+
+
+def test_sizes_that_an_operator_refuses_are_refused_with_its_text(device: nnfmq.Device) -> None:
+    with pytest.raises(nnfmq.InvalidArgument, match=r"litert: inputs of the shapes \(\(2, 3\),\): .*failed to prepare"):
+        device.prepare(matrix_product(), shapes={"x": (2, 3)})
+    with device.prepare(matrix_product()) as model:
+        with pytest.raises(nnfmq.InvalidArgument, match="failed to prepare"):
+            model.execute(random_array((2, 3)))
+        assert model.execute(np.eye(3, dtype=np.float32))[0].tolist() == np.eye(3).tolist()
+
+
 def test_an_output_of_unknown_size_comes_in_its_size(device: nnfmq.Device) -> None:
     where = Operator("WHERE", (0,), (1,))
     content = one_operator(Tensor("x", (4,), "BOOL"), Tensor("y", (1, 1), "INT64", signature=(-1, 1)), where)
