@@ -106,6 +106,18 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     ),
     (
         CLIENT,
+        {"call": 3, "device": "litert", "deadline_ns": -1, "file": b"{}", "pools": [MEMORY_WIRE] * 2},
+        messages.DescribeFile(3, "litert", -1, b"{}", (MEMORY,) * 2),
+        2,
+    ),
+    (
+        DRIVER,
+        {"call": 3, "status": 0, "message": "", "description": b"{}"},
+        messages.FileDescribed(3, ErrorStatus.NONE, "", b"{}"),
+        0,
+    ),
+    (
+        CLIENT,
         {
             "call": 3, "device": "reference", "preference": 99, "priority": -1, "deadline_ns": -1, "model": b"m",
             "pools": [MEMORY_WIRE], "consumers": [[1, 2]], "caches": [b"tk", 2, 1], "hints": [[0x10001, b"h"]],
@@ -391,6 +403,7 @@ MAY_BE_ABSENT = {
     ("GetSupportedOperations", "consumers"),
     ("PrepareModel", "consumers"),
     ("DeviceCapabilities", "capabilities"),
+    ("FileDescribed", "description"),
     ("PrepareModel", "hints"),
     ("PrepareModel", "extensions"),
     ("PrepareModel", "tells_progress"),
