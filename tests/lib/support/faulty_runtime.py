@@ -44,7 +44,7 @@ kept = []
 
 
 def reserve():
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
     kept.append(mmap.mmap(-1, 64 << 30, flags=flags))
 
 
