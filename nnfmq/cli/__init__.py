@@ -162,11 +162,13 @@ def _failed(line: str) -> int:
 
 
 def _unsupported(error: UnsupportedModel) -> int:
-    """Print the first line of a model's problems and, if there are more, a table of all."""
-    first, *more = str(error).splitlines()
+    """Print the first line of a model's problems; if there are more, a table of all; and how to run the model."""
+    first, *more = str(error).removesuffix(error.advice).splitlines()
     _failed(first)
     if more:
         _print_problems(error)
+    for line in error.advice.splitlines():
+        print(f"nnfmq: {line}", file=sys.stderr)
     return 1
 
 

@@ -26,7 +26,7 @@ from nnfmq.cli.console import (
     short_microseconds,
     table,
 )
-from nnfmq.cli.model_file import add_model_arguments, load_model, shapes_of
+from nnfmq.cli.model_file import ModelFile, SizesNeeded, add_model_arguments, add_runtime_option, shapes_of
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import nearest
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nnfmq.cli.inputs import Array
     from nnfmq.importers import LoadedModel
     from nnfmq.lab.bench.measurement import LoadMeasurements, LoadPlan
+    from nnfmq.lab.bench.runner import HostedFile
 
 EXAMPLES = """\
 examples:
@@ -85,7 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.hidden("--percentile", choices=_PERCENTILES, default="99")
     add("--input-data", metavar="DATA", action="append", default=[], help="random, zero, or a file for each input")
     add.hidden("--seed", "--random-seed", type=from_zero, default=0)
-    add("--device", metavar="NAME", help="default: compiled if it is available")
+    add("--device", metavar="NAME", help="default: compiled, or a hosted runtime if needed")
+    add_runtime_option(parser, is_listed=False)
     add("--threads", "--num_threads", metavar="N", type=_threads, help="computing threads (default: all CPUs)")
     add("--baseline", metavar="FILE", type=Path, help="compare with an earlier --json; status 1 if slower")
     add.hidden("--tolerance", type=_not_negative, default=5.0)
@@ -209,6 +211,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     1: a measurement failed, or no load is within --latency-threshold, or a result is slower than the baseline.
     """
+    from nnfmq.importers.loaded_model import UnknownShapes
     from nnfmq.lab.bench.measurement import measure_plan
     from nnfmq.lab.bench.report import build_report, compare_runners, compare_with_baseline, machine
     from nnfmq.lab.child_processes import BenchmarkFailed
@@ -217,8 +220,13 @@ def execute(arguments: argparse.Namespace) -> int:
         allowed = " and ".join(_PROFILED)
         raise InvalidArgument(f"--enable_op_profiling: only {allowed} can be profiled, not {arguments.device}")
     baseline = None if arguments.baseline is None else _read_baseline(arguments.baseline)
-    model = load_model(arguments)
-    plan = _plan(arguments, model)
+    file = ModelFile.read(arguments)
+    if isinstance(file.refusal, UnknownShapes):  # a hosted runtime would take any, but the inputs have to have some
+        raise SizesNeeded(file.refusal)
+    device, model = (arguments.device, file.loaded) if file.loaded is not None else file.hosted(arguments)
+    plan = _plan(arguments, model, device, hosted_file(arguments, model) if file.loaded is None else None)
+    if arguments.enable_op_profiling and plan.hosted is not None:
+        raise InvalidArgument(f"--enable_op_profiling: {device} executes the model, and does not tell its operations")
     conditions = machine() | {"threads": arguments.threads, "inputs": arguments.input_data or ["random"]}
     try:
         with shown_progress(arguments.no_color) as progress:
@@ -250,7 +258,14 @@ def _read_baseline(path: Path) -> Any:
         raise InvalidArgument(f"{path} is no report of nnfmq bench --json: {error}") from error
 
 
-def _plan(arguments: argparse.Namespace, model: LoadedModel) -> LoadPlan:
+def hosted_file(arguments: argparse.Namespace, model: LoadedModel) -> HostedFile:
+    """Return what the runners need to know of a model that a hosted runtime has opened."""
+    from nnfmq.lab.bench.runner import HostedFile
+
+    return HostedFile(dict(arguments.runtime_option), model.inputs, model.outputs, model.states)
+
+
+def _plan(arguments: argparse.Namespace, model: LoadedModel, device: str | None, hosted: HostedFile | None) -> LoadPlan:
     from nnfmq.lab.bench.measurement import LoadPlan
 
     count, threshold = arguments.count, arguments.latency_threshold
@@ -271,9 +286,10 @@ def _plan(arguments: argparse.Namespace, model: LoadedModel) -> LoadPlan:
         stability=arguments.stability,
         percentile=f"p{arguments.percentile}",
         threshold_ns=None if threshold is None else round(threshold * 1e6),
-        device=arguments.device,
+        device=device,
         threads=arguments.threads,
         connect=arguments.connect,
+        hosted=hosted,
     )
 
 

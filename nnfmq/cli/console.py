@@ -226,6 +226,6 @@ def short_microseconds(duration_ns: float) -> str:
     return microseconds(duration_ns) if duration_ns < 999_950 else f"{duration_ns / 1000:,.0f}"
 
 
-def shape_text(shape: Iterable[int]) -> str:
+def shape_text(shape: Iterable[int | str]) -> str:
     """Return a shape as 1x224x224x3, an empty one as `scalar`."""
     return "x".join(map(str, shape)) or "scalar"

@@ -171,11 +171,25 @@ def _describe(
         "status": _name(DeviceStatus, info.status),
         "unavailable_reason": reason,
         "extensions": [_describe_extension(extension) for extension in info.extensions],
+        "runs_files": _formats(info),
         "cache_files": {"model": info.model_cache_files, "data": info.data_cache_files},
     }
     if with_capabilities:
         device["capabilities"] = None if capabilities is None else _describe_capabilities(capabilities)
     return device
+
+
+def _formats(info: DeviceInfo) -> list[str] | None:
+    """Return the formats of files that a device runs on the runtime that it hosts; None if it hosts none.
+
+    The list is empty for a runtime of a plug-in: only the driver knows what it runs.
+    """
+    from nnfmq.client.connection.device import hosts_runtime
+    from nnfmq.hal.hosted import RUNTIMES
+
+    if not hosts_runtime(info):
+        return None
+    return [format for runtime in RUNTIMES if runtime.name == info.name.split("@")[0] for format in runtime.formats]
 
 
 def query_capabilities(client: Client, info: DeviceInfo) -> tuple[Capabilities | None, str | None]:
@@ -232,6 +246,8 @@ def _print_table(devices: list[dict[str, Any]], no_color: bool) -> None:
     columns = ("name", *drivers, "type", "version", "feature_level", "status")
     for device in devices:
         extensions = "\n".join(extension["name"] for extension in device["extensions"])
+        if device["runs_files"]:
+            extensions += f"\nruns {', '.join(device['runs_files'])} files"
         shown = device | {"driver": "-" if device["is_cpu"] else device["driver"]}  # it has none before its first model
         listing.add_row(*(str(shown[column]) for column in columns), extensions or "none")
     listing.columns[0].no_wrap = True  # users copy it

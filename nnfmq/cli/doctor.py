@@ -64,8 +64,6 @@ _EXTRAS = {  # distribution → extra, purpose, state if it is not installed
     "llvmlite": ("compiled", "device `compiled`, which runs models as machine code", FindingState.LIMITED),
     "Pillow": ("images", "`nnfmq run` on photos", FindingState.OK),
     "pytest": ("test", "the project's own tests", FindingState.OK),
-    "ai-edge-litert": ("bench", "comparison with LiteRT", FindingState.OK),
-    "onnxruntime": ("bench", "comparison with ONNX Runtime", FindingState.OK),
 }
 
 
@@ -91,7 +89,7 @@ def examine(progress: Callable[[int, int], None] | None = None) -> list[Finding]
 
     `progress` receives the number of completed checks, and of all.
     """
-    checks = (_settings, _core, _python, _kernel, _limits, _numpy, _extras, _driver, _cache)
+    checks = (_settings, _core, _python, _kernel, _limits, _numpy, _extras, _runtimes, _driver, _cache)
     findings: list[Finding] = []
     for done, check in enumerate(checks):
         if progress is not None:
@@ -270,6 +268,23 @@ def _extras() -> Iterator[Finding]:
             yield Finding("optional", distribution, version)
         else:
             yield Finding("optional", distribution, "not installed", state, f"{purpose}: pip install 'nnfmq[{extra}]'")
+
+
+def _runtimes() -> Iterator[Finding]:
+    """The runtimes that a driver of this environment hosts, or would."""
+    from nnfmq.hal.hosted import RUNTIMES
+
+    allowed = settings.RUNTIMES.effective()
+    for runtime in RUNTIMES:
+        version = installed_version(runtime.package.replace("_", "-"))
+        purpose = f"device `{runtime.name}`, which runs {', '.join(runtime.formats)} files"
+        if not version:
+            remedy = f"{purpose}: pip install '{runtime.extra}'"
+            yield Finding("runtimes", runtime.name, "not installed", remedy=remedy)
+        elif allowed.value is not None and runtime.name not in allowed.value:
+            yield Finding("runtimes", runtime.name, f"{version}, not hosted", remedy=f"{purpose}: {allowed.origin}")
+        else:
+            yield Finding("runtimes", runtime.name, version)
 
 
 def _driver() -> Iterator[Finding]:

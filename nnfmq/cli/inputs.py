@@ -53,7 +53,22 @@ def _read(path: Path, tensor: TensorInfo, normalization: Normalization) -> Array
         return read_photo(path, tensor, mean=mean, std=std)
     if suffix in audio.SUFFIXES:
         return audio.read_audio(path, tensor)
+    if tensor.has_unknown_shape:
+        return _read_open(path, tensor)
     return read_input(path, tensor.shape, np.dtype(tensor.dtype))
+
+
+def _read_open(path: Path, tensor: TensorInfo) -> Array:
+    """Return the array of a .npy file for an input with open sizes."""
+    if path.suffix.lower() != ".npy":
+        raise InvalidArgument(
+            f"{path}: the model leaves sizes of input {tensor.name!r} open: give a .npy file, or --shape"
+        )
+    array = _read_array(path)
+    known = [size in (0, given) for size, given in zip(tensor.shape, array.shape, strict=False)]
+    if tensor.shape and not (len(tensor.shape) == array.ndim and all(known)):
+        return _checked(path, array, tensor.shape, np.dtype(tensor.dtype))
+    return _checked(path, array, array.shape, np.dtype(tensor.dtype))
 
 
 def read_steps(
@@ -85,17 +100,28 @@ def read_input(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 
 def _read_npy(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    return _checked(path, _read_array(path), shape, dtype)
+
+
+def _read_array(path: Path) -> Array:
     with path.open("rb") as file:
         try:
             array: Array = np.lib.format.read_array(file, allow_pickle=False)
         except (ValueError, EOFError, SyntaxError, MemoryError) as bad:
             raise InvalidArgument(f"{path} is not a complete .npy array: {bad}") from bad
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _checked(path: Path, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array for an input of this shape, where 0 is an open size, and dtype."""
     if array.dtype == np.float64 and dtype == np.float32:
         array = array.astype(np.float32)
     array = with_batch_dimension(array, shape)
     if array.dtype != dtype or array.shape != shape:
-        actual, expected = f"{shape_text(array.shape)} {array.dtype}", f"{shape_text(shape)} {dtype}"
+        actual, expected = (
+            f"{shape_text(array.shape)} {array.dtype}",
+            f"{shape_text(size or '?' for size in shape)} {dtype}",
+        )
         raise InvalidArgument(f"{path} is an array of {actual}; the input needs {expected}")
     return np.asarray(array, order="C")  # keeps rank 0, which ascontiguousarray does not
 

@@ -8,6 +8,7 @@ The report is made in `profile_report`, its page in `profile_page`.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from nnfmq.cli.console import (
     progress_bar,
 )
 from nnfmq.cli.model_file import add_model_arguments, load_model
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `profile`."""
     parser.usage = "%(prog)s [options] MODEL.tflite"
     add_model_arguments(parser)
-    parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="default: compiled")
+    parser.add_argument("--device", type=_device, choices=DEVICES, default=DEVICES[0], help="default: compiled")
     parser.add_argument(
         "--threads", metavar="N", type=at_least_one, help="threads of the device compiled (default: all CPUs)"
     )
@@ -77,6 +78,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _device(name: str) -> str:
+    """Argparse type: a device of nnfmq's own engines."""
+    if name not in DEVICES:
+        from nnfmq.hal.hosted import is_runtime_name
+
+        if is_runtime_name(name):
+            raise argparse.ArgumentTypeError(
+                f"{name} hosts a runtime, which does not tell the time of each operation; "
+                f"`nnfmq bench --device {name}` measures the whole model"
+            )
+    return name
+
+
 def execute(arguments: argparse.Namespace) -> int:
     """Read the files, measure, write and print the report; return the exit status."""
     if problem := _misuse(arguments):
@@ -87,7 +101,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from nnfmq.client.model.handle import initial_values
     from nnfmq.validation import validate_model
 
-    model = load_model(arguments)
+    model = _own_model(arguments)
     validate_model(model.model)
     inputs = [*_inputs(arguments, model.inputs), *initial_values(model.states)]
     report = profile_report(arguments, model, inputs)
@@ -100,6 +114,19 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         _print(console(arguments.no_color), report, arguments)
     return 0
+
+
+def _own_model(arguments: argparse.Namespace) -> LoadedModel:
+    try:
+        return load_model(arguments)
+    except UnsupportedModel as error:
+        if not error.problems:
+            raise
+        advice = (
+            "a hosted runtime may run it, which does not tell the time of each operation: "
+            f"`nnfmq bench {shlex.quote(str(arguments.model))}` measures the whole model"
+        )
+        raise UnsupportedModel(str(error), error.problems, advice) from None
 
 
 def _misuse(arguments: argparse.Namespace) -> str:

@@ -1,9 +1,9 @@
 """`nnfmq run`: execute one model over a burst and print the top classes and the time of each stage.
 
-Files are read and checked before a driver is contacted. If all elements of an output are along its last dimension, they
-are taken as class scores; other outputs are summarized by their range. Quantized scores are printed as real values;
-`--output` saves the elements unchanged. A model with states takes several sets of input files, one for each step; the
-outputs of the last step are printed and saved.
+Files are read and checked before a driver is contacted, unless a hosted runtime has to open the model. If all elements
+of an output are along its last dimension, they are taken as class scores; other outputs are summarized by their range.
+Quantized scores are printed as real values; `--output` saves the elements unchanged. A model with states takes several
+sets of input files, one for each step; the outputs of the last step are printed and saved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ from nnfmq.cli.console import (
     shape_text,
     table,
 )
-from nnfmq.cli.model_file import add_model_arguments, load_model, what_ran, what_ran_text
+from nnfmq.cli.model_file import (
+    ModelFile,
+    add_model_arguments,
+    add_runtime_option,
+    file_options,
+    sizes_as_options,
+    what_ran,
+    what_ran_text,
+)
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import counted
 
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nnfmq.cli.inputs import Array
+    from nnfmq.client.connection.hosted_choice import FileOptions
     from nnfmq.client.model.compiled_model import CompiledModel
     from nnfmq.importers import LoadedModel
     from nnfmq.media.images import Normalization
@@ -49,7 +58,7 @@ examples:
   nnfmq run mobilenet.tflite --input photo.jpg --labels labels.txt
   nnfmq run mobilenet.tflite --input array.npy --repeat 200 --json
   nnfmq run mobilenet.tflite --shape 4x224x224x3 --input batch.npy
-  nnfmq run model.tflite --input raw.bin --output scores.npy --connect embedded
+  nnfmq run detector.onnx --input image.npy --device onnxruntime
   nnfmq run speech.tflite --input step.npy --output step.npz
 
 States of recurrent models start at zero, unless there is an --input for each.
@@ -72,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
         "--input", metavar="FILE", type=Path, action="append", required=True,
-        help="photo, .wav, .npy array, or raw elements; for each input of the model; again for each step with states",
+        help="photo, .wav, .npy or raw; for each input (and step)",
     )  # fmt: skip
     parser.add_argument("--labels", metavar="FILE", type=Path, help="one class name per line (default: the model's)")
     parser.add_argument(
@@ -85,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="NAME",
         help="or several, as NAME,NAME (default: the best)",
     )  # fmt: skip
+    add_runtime_option(parser)
     parser.add_argument(
         "--repeat",
         metavar="N",
@@ -107,14 +117,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Read the files, execute the model, print the result; return the exit status."""
-    from nnfmq.cli.inputs import read_steps
     from nnfmq.media.class_scores import metadata_labels, read_labels
 
-    model = load_model(arguments)
-    normalizations = photo_normalizations(model, arguments.normalize)
-    steps = read_steps(arguments.input, model.inputs, normalizations, has_states=bool(model.states))
+    file = ModelFile.read(arguments)
+    steps = None if file.loaded is None else _steps(arguments, file.loaded)
     labels = None if arguments.labels is None else read_labels(arguments.labels)
-    ran, outputs, times = _burst(arguments, model, steps)
+    ran, model, outputs, times = _burst(arguments, file, steps)
     results = list(zip(outputs, model.outputs, strict=True))
     if arguments.output is not None:
         _save(arguments.output, outputs)
@@ -135,7 +143,16 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def photo_normalizations(model: LoadedModel, normalization: Normalization = None) -> list[Normalization]:
+def _steps(arguments: argparse.Namespace, model: LoadedModel | CompiledModel) -> list[list[Array]]:
+    from nnfmq.cli.inputs import read_steps
+
+    normalizations = photo_normalizations(model, arguments.normalize)
+    return read_steps(arguments.input, model.inputs, normalizations, has_states=bool(model.states))
+
+
+def photo_normalizations(
+    model: LoadedModel | CompiledModel, normalization: Normalization = None
+) -> list[Normalization]:
     """Return the normalization of each input: `normalization`, else that of the file's metadata, if any."""
     if normalization is not None:
         return [normalization] * len(model.inputs)
@@ -154,16 +171,18 @@ def _mean_and_std(text: str) -> tuple[list[float], list[float]]:
 
 
 def _burst(
-    arguments: argparse.Namespace, model: Any, steps: Sequence[Sequence[Array]]
-) -> tuple[dict[str, Any], tuple[Array, ...], dict[str, int]]:
-    """Return what executed the model, the last outputs, and the p50 of each stage over all executions."""
+    arguments: argparse.Namespace, file: ModelFile, steps: Sequence[Sequence[Array]] | None
+) -> tuple[dict[str, Any], LoadedModel | CompiledModel, tuple[Array, ...], dict[str, int]]:
+    """Return what executed the model, the model, the last outputs, and the p50 of each stage over all executions."""
     with ExitStack() as stack:
-        prepare = _prepare_function(arguments, stack)
+        prepare = _prepare_function(arguments, file, stack)
         begin_ns = time.monotonic_ns()
         with compiling(arguments.no_color, arguments.model.name) as progress:
-            prepared = prepare(model, progress=progress, timeout=arguments.timeout)
+            prepared = prepare(progress=progress, timeout=arguments.timeout)
         ran = what_ran(prepared, time.monotonic_ns() - begin_ns)
         stack.enter_context(prepared)
+        if steps is None:
+            steps = _steps(arguments, prepared)
         timeout = _EXECUTION_S if arguments.timeout is None else arguments.timeout
         burst = prepared.burst()
         stack.enter_context(burst)
@@ -177,19 +196,39 @@ def _burst(
                     progress(len(executions), arguments.repeat * len(steps))
     return (
         ran,
+        prepared if file.loaded is None else file.loaded,
         outputs,
         {name: median_low(getattr(last, f"{name}_ns") for last in executions) for name in _STAGES},
     )
 
 
-def _prepare_function(arguments: argparse.Namespace, stack: ExitStack) -> Callable[..., CompiledModel]:
-    """Return the function that prepares a model on the devices that --device names; by default on the best one."""
+def _prepare_function(arguments: argparse.Namespace, file: ModelFile, stack: ExitStack) -> Callable[..., CompiledModel]:
+    """Return the function that prepares the model on the devices that --device names; by default on the best one.
+
+    A file that nnfmq's own engine does not take is given as such: a hosted runtime opens it.
+    """
+    from nnfmq.client.connection.device import hosts_runtime
+
+    unopened = partial(_prepare_file, arguments.model, file_options(arguments))
     names = (arguments.device or "").split(",")
     if len(names) > 1 or names == [_CPU]:
         runtime = stack.enter_context(open_runtime(arguments.connect))
-        return partial(runtime.prepare, devices=names)
+        prepare = partial(runtime.prepare, devices=names)
+        return partial(unopened, prepare) if file.loaded is None else partial(prepare, file.loaded)
     client = stack.enter_context(open_client(arguments.connect))
-    return client.prepare if arguments.device is None else client.device(arguments.device).prepare
+    if arguments.device is None:
+        return partial(unopened, client.prepare) if file.loaded is None else partial(client.prepare, file.loaded)
+    device = client.device(arguments.device)
+    if file.loaded is None or hosts_runtime(device.info):
+        return partial(unopened, device.prepare)
+    return partial(device.prepare, file.loaded)
+
+
+def _prepare_file(
+    path: Path, of_file: FileOptions, prepare: Callable[..., CompiledModel], **options: Any
+) -> CompiledModel:
+    with sizes_as_options():
+        return prepare(path, **of_file, **options)
 
 
 def _save(path: Path, outputs: Sequence[Array]) -> None:

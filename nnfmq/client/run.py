@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.client.connection.connect import connect
@@ -37,13 +37,14 @@ def run(
     *inputs: InputValue,
     shapes: _Shapes | None = None,
     signature: str | None = None,
+    runtime_options: Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> Outputs:
     """Run a model once and return its outputs; blocks. Nothing has to be closed.
 
     The first call connects, as `nnfmq.connect()` does, and prepares the model; later calls of this process use both
-    again. Thread-safe. Use `nnfmq.connect` to choose a device or an execution mode, or to free resources before the
-    exit.
+    again. Thread-safe. A file that nnfmq's own engine does not support runs on a hosted runtime, as with
+    `Client.prepare`. Use `nnfmq.connect` to choose a device or an execution mode, or to free resources before the exit.
 
     Args:
         model: The path of a model file, its content, or a model. The 8 that were used last remain prepared. A path
@@ -51,9 +52,11 @@ def run(
         inputs: An array for each input, in order, or one mapping with all of them by name.
         shapes: The shapes of inputs of a model file, as for `nnfmq.load`.
         signature: A signature of a .tflite file, as for `nnfmq.load`.
+        runtime_options: Options of a hosted runtime, which executes the file then, as for `Client.prepare`.
         timeout: In seconds, of preparing and executing together; None = no limit.
 
     Raises:
+        UnsupportedModel: If neither nnfmq's own engine nor a hosted runtime supports the model's file.
         InvalidArgument: If the model, its file or an input is not valid.
         OSError: If the model's file cannot be read.
         DeviceUnavailable: If no driver can be reached or started.
@@ -64,7 +67,8 @@ def run(
     if prepared is not None:
         return prepared.execute(*inputs, timeout=timeout)
     deadline_ns = deadline_after(timeout)
-    with _process.kept.borrowed(cast("ModelArgument", model), shapes or {}, signature, deadline_ns) as kept:
+    options = _Options(shapes or {}, signature, runtime_options or {})
+    with _process.kept.borrowed(cast("ModelArgument", model), options, deadline_ns) as kept:
         return kept.execute(*inputs, timeout=remaining_s(deadline_ns))
 
 
@@ -77,6 +81,14 @@ def close_kept() -> None:
     """Close the models that `run` keeps, and its client; the next call makes new ones. Blocks."""
     kept, _process.kept = _process.kept, _Kept()
     kept.close()
+
+
+class _Options(NamedTuple):
+    """The arguments about a model file."""
+
+    shapes: _Shapes
+    signature: str | None
+    runtime_options: Mapping[str, Any]
 
 
 class _KeptModel:
@@ -109,15 +121,13 @@ class _Kept:
         self._models: dict[_Key, _KeptModel] = {}
 
     @contextmanager
-    def borrowed(
-        self, model: ModelArgument, shapes: _Shapes, signature: str | None, deadline_ns: int | None
-    ) -> Iterator[CompiledModel]:
+    def borrowed(self, model: ModelArgument, options: _Options, deadline_ns: int | None) -> Iterator[CompiledModel]:
         """Give the prepared model, which is not closed in the block."""
-        key = _key(model, shapes, signature)
+        key = _key(model, options)
         kept = self._take(key)
         if kept is None:
             with self._preparation(deadline_ns):
-                kept = self._take(key) or self._keep(key, self._prepare(model, shapes, signature, deadline_ns))
+                kept = self._take(key) or self._keep(key, self._prepare(model, options, deadline_ns))
         try:
             yield kept.prepared
         finally:
@@ -162,19 +172,14 @@ class _Kept:
         finally:
             self._preparing.release()
 
-    def _prepare(
-        self, model: ModelArgument, shapes: _Shapes, signature: str | None, deadline_ns: int | None
-    ) -> _KeptModel:
+    def _prepare(self, model: ModelArgument, options: _Options, deadline_ns: int | None) -> _KeptModel:
         if self._client is None:
             self._client = connect(recover=True)
-        loaded, data_files = model, {}
+        prepared = self._client.prepare(model, **options._asdict(), timeout=remaining_s(deadline_ns))
+        data_files = {}
         if isinstance(model, (str, os.PathLike)):
-            from nnfmq.importers import load  # while an embedded driver starts
-
-            loaded = load(model, shapes=shapes, signature=signature)
-            data_files = {path: _identity(path) for path in (Path(model).parent / name for name in loaded.data_files)}
-            shapes, signature = {}, None
-        prepared = self._client.prepare(loaded, shapes=shapes, signature=signature, timeout=remaining_s(deadline_ns))
+            paths = (Path(model).parent / name for name in prepared.data_files)
+            data_files = {path: _identity(path) for path in paths}
         return _KeptModel(prepared, model, data_files)
 
     def close(self) -> None:
@@ -185,9 +190,9 @@ class _Kept:
             client.close()
 
 
-def _key(model: ModelArgument, shapes: _Shapes, signature: str | None) -> _Key:
+def _key(model: ModelArgument, options: _Options) -> _Key:
     """Return what identifies a model: the file as it is now, the content, or the object."""
-    form = (*_checked(shapes).items(), signature)
+    form = (*_checked(options.shapes).items(), options.signature, repr(options.runtime_options))
     if isinstance(model, (bytes, bytearray, memoryview)):
         from hashlib import sha256  # few applications need it
 

@@ -56,6 +56,7 @@ def test_json_contains_every_field(fake: Any, capsys: pytest.CaptureFixture[str]
         "status": "AVAILABLE",
         "unavailable_reason": None,
         "extensions": [],
+        "runs_files": None,
         "cache_files": {"model": 1, "data": 2},
     }
     assert json.loads(capsys.readouterr().out) == {"devices": [expected]}

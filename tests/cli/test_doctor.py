@@ -38,7 +38,7 @@ class TestReport:
         report = json.loads(capsys.readouterr().out)
         assert report["usable"] is True
         assert {finding["part"] for finding in report["findings"]} == {
-            "settings", "core", "python", "kernel", "limits", "numpy", "optional", "driver",
+            "settings", "core", "python", "kernel", "limits", "numpy", "optional", "runtimes", "driver",
         }  # fmt: skip
 
     def test_the_active_core_is_named(self) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import console, open_client, print_json, table
 from nnfmq.cli.model.inspection import InspectedModel, describe_declared, plan_of, read_inspected, shareable
-from nnfmq.cli.model_file import SizesNeeded
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.cli.model_file import SizesNeeded, shapes_of
+from nnfmq.client.connection.device import hosts_runtime
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name
 from nnfmq.hal.summaries import code_name
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, Subgraph
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nnfmq.hal.tensor_info import TensorInfo
+    from nnfmq.importers.loaded_model import LoadedModel
     from nnfmq.planning.plan import ExecutionPlan
 
 __all__ = ["describe_model", "show"]
@@ -115,15 +117,60 @@ def show(arguments: argparse.Namespace) -> int:
     except SizesNeeded as needed:
         _print_declared(arguments, describe_declared(arguments, needed))
         return 0
+    except UnsupportedModel as refusal:
+        _print_hosted(arguments, refusal, *_hosted(arguments, refusal))
+        return 0
     with ExitStack() as resources:
         model = shareable(inspected.model, resources)
-        report = describe_model(inspected, _supported(arguments, model))
+        supported, hosts = _asked(arguments, model)
+        report = describe_model(inspected, supported) | {"hosts": hosts}
         plan = plan_of(arguments, model)
         if arguments.json:
             print_json(report | _planned(plan))
         else:
             _print(console(arguments.no_color), report, plan)
     return 0
+
+
+def _hosted(arguments: argparse.Namespace, refusal: UnsupportedModel) -> tuple[str, LoadedModel]:
+    """Return the device that hosts a runtime and opens a file, of those given if there are any, and what it finds.
+
+    Raises:
+        UnsupportedModel: If there is none; the message says why, and what to install.
+    """
+    options = {"shapes": shapes_of(arguments), "signature": arguments.signature}
+    with open_client(arguments.connect) as client:
+        if not arguments.device:
+            return client.load_hosted(arguments.model, refusal, **options)
+        name = arguments.device[0]
+        if not hosts_runtime(client.device(name).info):
+            raise refusal
+        return name, client.device(name).load(arguments.model, **options)
+
+
+def _print_hosted(arguments: argparse.Namespace, refusal: UnsupportedModel, device: str, loaded: LoadedModel) -> None:
+    """Print what nnfmq's own engine does not support of a model, and which device runs it."""
+    from nnfmq.importers.loaded_model import grouped
+
+    report = {
+        "model": arguments.model.name,
+        **{kind: [_tensor(info) for info in getattr(loaded, kind)] for kind in ("inputs", "outputs")},
+        "states": [_tensor(state.tensor) for state in loaded.states],
+        "signatures": list(loaded.signatures),
+        "problems": [problem._asdict() for problem in refusal.problems] or [{"reason": str(refusal)}],
+        "device": device,
+    }
+    if arguments.json:
+        print_json(report)
+        return
+    screen = console(arguments.no_color)
+    screen.print(_tensors(report))
+    rows = table("not supported", ">count", "types", "reason")
+    for group in grouped(refusal.problems):
+        name, count = group.problem.operator or "(whole model)", str(len(group.indexes))
+        rows.add_row(name, count, group.problem.types, group.reason)
+    screen.print(rows if refusal.problems else str(refusal))
+    screen.print(f"nnfmq's own engine does not run this model. Device {device} does, which hosts a runtime.")
 
 
 def _print_declared(arguments: argparse.Namespace, declared: dict[str, Any]) -> None:
@@ -138,7 +185,7 @@ def _print_declared(arguments: argparse.Namespace, declared: dict[str, Any]) -> 
             shape = "unknown rank" if tensor["shape"] is None else _symbols(tensor["shape"])
             rows.add_row(f"{kind.removesuffix('s')} {number}", tensor["name"], tensor["dtype"], shape)
     screen.print(rows)
-    screen.print("The file leaves sizes of inputs open. To see the operations, or to run the model, give them:")
+    screen.print("The file leaves sizes of inputs open. To see the operations, or for nnfmq's own engine, give them:")
     screen.print(f"nnfmq model show {shlex.quote(str(arguments.model))} {declared['shape_options']}", soft_wrap=True)
 
 
@@ -148,13 +195,27 @@ def _planned(plan: ExecutionPlan | None) -> dict[str, Any]:
     return {} if plan is None else {"plan": plan_dict(plan)}
 
 
-def _supported(arguments: argparse.Namespace, model: Model) -> dict[str, list[bool]]:
-    """Ask the devices of --device which operations they support."""
+def _asked(arguments: argparse.Namespace, model: Model) -> tuple[dict[str, list[bool]], dict[str, str | None]]:
+    """Ask the devices of --device which operations they support; those that host runtimes, whether they open the file.
+
+    For each of these: None, or why it rejects the file.
+    """
+    supported: dict[str, list[bool]] = {}
+    hosts: dict[str, str | None] = {}
     if not arguments.device:
-        return {}
+        return supported, hosts
+    options = {"shapes": shapes_of(arguments), "signature": arguments.signature}
     with open_client(arguments.connect) as client:
-        devices = [client.device(name) for name in dict.fromkeys(arguments.device)]
-        return {device.info.name: device.supported_operations(model) for device in devices}
+        for device in [client.device(name) for name in dict.fromkeys(arguments.device)]:
+            if not hosts_runtime(device.info):
+                supported[device.info.name] = device.supported_operations(model)
+                continue
+            try:
+                device.load(arguments.model, **options)
+                hosts[device.info.name] = None
+            except InvalidArgument as error:
+                hosts[device.info.name] = str(error)
+    return supported, hosts
 
 
 def _print(screen: Console, report: Mapping[str, Any], plan: ExecutionPlan | None) -> None:
@@ -225,6 +286,8 @@ def _facts(report: Mapping[str, Any]) -> list[str]:
         facts.append(
             f"The file leaves sizes open: {name} is {_symbols(shape)}; resize it with --shape {name}={example}."
         )
+    for name, reason in report["hosts"].items():
+        facts.append(f"{name}, which hosts a runtime, {f'rejects the file: {reason}' if reason else 'runs the file'}.")
     for name, found in report["devices"].items():
         facts.append(f"{name} supports {found['supported']} of {found['of']} operations.")
     return facts

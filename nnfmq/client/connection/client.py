@@ -22,7 +22,7 @@ from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.device import Device
-from nnfmq.client.connection.hosted_choice import GivenModel
+from nnfmq.client.connection.hosted_choice import FileOptions, GivenModel, Hosting
 from nnfmq.client.connection.open_connections import CLOSED
 from nnfmq.client.connection.prepare_arguments import (
     ModelArgument,
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from nnfmq.client.model.compiled_model import CompiledModel
     from nnfmq.client.named.models import ConnectRepository, NamedModels, ServedModel
     from nnfmq.hal.preparation import DeviceChoice
+    from nnfmq.importers.file_format import SourceArgument
+    from nnfmq.importers.loaded_model import LoadedModel
     from nnfmq.observe.driver_statistics import DriverStatistics
     from nnfmq.serialize.repository_protocol import ModelEntry
 
@@ -119,6 +121,10 @@ class Compilation(Protocol):
         self, client: Client, infos: Sequence[DeviceInfo], given: GivenModel, options: PrepareOptions
     ) -> CompiledModel:
         """Return the prepared model; blocks."""
+        ...
+
+    def hosting(self, client: Client, infos: Sequence[DeviceInfo]) -> Hosting:
+        """Return the devices that host runtimes."""
         ...
 
     def close(self) -> None:
@@ -326,13 +332,36 @@ class Client(Closable):
         """
         deadline_ns = deadline_after(options.get("timeout"))
         given = GivenModel.of(model, options)  # while an embedded driver starts
+        devices, compilation = self._usable_devices(deadline_ns)
+        return compilation.prepare(self, devices, given, with_time_left(options, deadline_ns))
+
+    def load_hosted(
+        self,
+        file: SourceArgument,
+        refusal: InvalidArgument | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[FileOptions],
+    ) -> tuple[str, LoadedModel]:
+        """Return the first device that hosts a runtime and loads a file, by name, and the model for it; blocks.
+
+        `refusal` is the error of `nnfmq.load`, which the error begins with if there is no such device; `options` are
+        `shapes`, `signature` and `runtime_options`, as for `Device.prepare`. Raises as `prepare`.
+        """
+        deadline_ns = deadline_after(timeout)
+        devices, compilation = self._usable_devices(deadline_ns)
+        given = GivenModel(None, file, options, refusal)
+        return compilation.hosting(self, devices).first(
+            given, refusal, deadline_ns, lambda host, loaded: (host.name, loaded)
+        )
+
+    def _usable_devices(self, deadline_ns: int | None) -> tuple[list[DeviceInfo], Compilation]:
         devices = self.devices(timeout=DEFAULT_TIMEOUT_S if deadline_ns is None else remaining_s(deadline_ns))
         if self._compilation is None:
             raise InvalidArgument("this client has no runtime: call nnfmq.connect(), or `device` to choose a device")
         for info in devices:
             self._known_devices.setdefault(info.name, info)
-        usable = [info for info in devices if info.name not in self._lost_devices]
-        return self._compilation.prepare(self, usable, given, with_time_left(options, deadline_ns))
+        return [info for info in devices if info.name not in self._lost_devices], self._compilation
 
     # ------------------------------------------------------------------------------------------------ models by name
 

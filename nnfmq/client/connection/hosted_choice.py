@@ -55,7 +55,7 @@ _log = logging.getLogger("nnfmq.client")
 # GivenModel: the model of `prepare` after its import, or the file that was refused.
 
 
-class FileOptions(TypedDict):
+class FileOptions(TypedDict, total=False):
     """The keyword arguments of `Device.prepare` that are about a model file."""
 
     shapes: Mapping[str | int, Sequence[int]] | None
@@ -163,6 +163,8 @@ class Hosting(NamedTuple):
     ) -> CompiledModel:
         """Return the model, prepared by `prepare_own` on nnfmq's own devices, or on a hosted runtime; blocks.
 
+        Which device runs a file that nnfmq's own do not, is logged once.
+
         Raises:
             UnsupportedModel: If neither runs the model. The message has the reasons of both, or how to install a
                 runtime that would.
@@ -176,8 +178,16 @@ class Hosting(NamedTuple):
             prepared.is_synchronous = self.is_synchronous
             return prepared
 
+        def prepare_file(refusal: InvalidArgument | GeneralFailure | None) -> PreparedModel:
+            def use(host: Host, loaded: LoadedModel) -> PreparedModel:
+                prepared = prepare_hosted(host, loaded)
+                _log_once(given.label, host.name, refusal)
+                return prepared
+
+            return self.first(given, refusal, deadline_ns, use)
+
         if given.model is None:
-            return self.first(given, given.refusal, deadline_ns, prepare_hosted)
+            return prepare_file(given.refusal)
         if is_hosted(to_hal_model(given.model)):
             return prepare_hosted(self.host_of(given.model, deadline_ns), given.model)
         try:
@@ -185,7 +195,7 @@ class Hosting(NamedTuple):
         except (GeneralFailure, UnsupportedModel) as error:
             if given.file is None:
                 raise
-            return self.first(given, error, deadline_ns, prepare_hosted)
+            return prepare_file(error)
 
     def first(
         self,
@@ -196,8 +206,7 @@ class Hosting(NamedTuple):
     ) -> ResultT:
         """Return `use(host, loaded)` of the first device for which that and loading the file succeed; blocks.
 
-        Which one that is, is logged once. `refusal` is why nnfmq's own engine does not run the file; None if it was not
-        asked.
+        `refusal` is why nnfmq's own engine does not run the file; None if it was not asked.
 
         Raises:
             UnsupportedModel: If none does; `UnknownShapes` and GeneralFailure if that is the refusal. Without one,
@@ -212,16 +221,13 @@ class Hosting(NamedTuple):
         for host in hosts:
             try:
                 loaded = host.load(source, **given.file_options, timeout=remaining_s(deadline_ns))
-                result = use(host, loaded)
+                return use(host, loaded)
             except BadState:
                 raise
             except (InvalidArgument, GeneralFailure, DeviceUnavailable) as error:
                 if refusal is None and len(hosts) == 1:
                     raise
                 rejections[host.name] = str(error).removeprefix(f"{host.runtime}: ")
-            else:
-                _log_once(given.label, host.name, refusal)
-                return result
         raise _with_advice(given, refusal, self._advice(source, rejections)) from None
 
     def _advice(self, source: HostedSource | None, rejections: Mapping[str, str]) -> str:

@@ -547,13 +547,19 @@ class ClientCompilation:
             NnfmqError: As `Hosting.prepare`.
         """
         switches = Switches.read()
-        enabled = [info for info in infos if switches.is_enabled(info.name)]
-        own = [info for info in enabled if not hosts_runtime(info)]
-        hosts = [] if switches.uses_only_cpu else [info for info in enabled if hosts_runtime(info)]
-        hosting = Hosting(
-            [Host.of(client.device_of(info, "best")) for info in hosts], client.why_absent, switches.is_synchronous
+        own = [info for info in infos if switches.is_enabled(info.name) and not hosts_runtime(info)]
+        prepare_own = partial(self._prepare_own, client, own, switches)
+        return self.hosting(client, infos).prepare(given, options, prepare_own)
+
+    def hosting(self, client: Client, infos: Sequence[DeviceInfo]) -> Hosting:
+        """Return those of the client's devices that host runtimes."""
+        switches = Switches.read()
+        hosts = [info for info in infos if hosts_runtime(info) and switches.is_enabled(info.name)]
+        return Hosting(
+            [Host.of(client.device_of(info, "best")) for info in hosts if not switches.uses_only_cpu],
+            client.why_absent,
+            switches.is_synchronous,
         )
-        return hosting.prepare(given, options, partial(self._prepare_own, client, own, switches))
 
     def _prepare_own(
         self,

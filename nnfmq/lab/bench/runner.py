@@ -22,8 +22,10 @@ import numpy.typing as npt
 from nnfmq.base.processes import allowed_cpus
 from nnfmq.client.connection.connect import connect
 from nnfmq.client.model.prepared_model import PreparedModel
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.preparation import require_machine_code
-from nnfmq.hal.types import ExecutionPreference
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
+from nnfmq.hal.types import ExecutionPreference, Model
 from nnfmq.importers import load
 from nnfmq.lab import placement
 from nnfmq.lab.bench.loops import RequestTimes, closed_loop, intended_starts, open_loop
@@ -31,7 +33,17 @@ from nnfmq.lab.bench.peers import PEERS, PeerJob, opened_peer
 from nnfmq.lab.bench.steps import STAGES, Array, Stages, Step, fastest_variant, opened_mode
 from nnfmq.lab.child_processes import BenchmarkFailed, ChildEnded, FunctionProcess, set_time_limit, started_child
 
-__all__ = ["Load", "LoadResult", "OpenRunner", "OwnRunner", "RunnerGroup", "RunnerJob", "Trial", "started_group"]
+__all__ = [
+    "HostedFile",
+    "Load",
+    "LoadResult",
+    "OpenRunner",
+    "OwnRunner",
+    "RunnerGroup",
+    "RunnerJob",
+    "Trial",
+    "started_group",
+]
 
 Times = npt.NDArray[np.int64]
 Tick = Callable[[], object]
@@ -47,6 +59,24 @@ TRIAL_LIMIT_S = 60.0
 """How much longer than its load a trial may take: the backlog of an open loop, and the last request."""
 BACKLOG_S = 20.0
 """For how long the backlog of an open loop is executed after the last intended start."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedFile:
+    """A model file that a hosted runtime opens, with these options, and what that found in it.
+
+    Stands for the model that `nnfmq.load` returns, but has no operations.
+    """
+
+    runtime_options: Mapping[str, Any]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    states: tuple[StateInfo, ...] = ()
+
+    @property
+    def model(self) -> Model:
+        """Raises InvalidArgument: a peer that does not read the file gets no export of it."""
+        raise InvalidArgument("it does not read such files, and what a hosted runtime opens cannot be exported")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +96,8 @@ class RunnerJob:
     threads: int | None
     connect: str | None
     own: OwnRunner | None = None
+    hosted: HostedFile | None = None
+    """Set if `device` hosts the runtime that opens the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +279,7 @@ def _opened_own(job: RunnerJob, own: OwnRunner) -> Iterator[OpenRunner]:
 
 
 def _loaded(job: RunnerJob) -> Any:
-    return load(job.model, shapes=job.shapes, signature=job.signature)
+    return job.hosted or load(job.model, shapes=job.shapes, signature=job.signature)
 
 
 @contextmanager
@@ -270,6 +302,10 @@ def _opened_driver(job: RunnerJob) -> Iterator[OpenRunner]:
         worker, begin = client.worker_pid, time.perf_counter()
         with _limited(worker, job.threads):  # the size of its thread pool follows its affinity
             target = client if job.device is None else client.device(job.device)
+            if job.hosted is not None:
+                model = client.device(str(job.device)).load(
+                    job.model, shapes=job.shapes, signature=job.signature, runtime_options=job.hosted.runtime_options
+                )
             prepared = stack.enter_context(target.prepare(model, preference=_SUSTAINED, timeout=_PREPARE_S))
             if isinstance(prepared, PreparedModel):
                 require_machine_code(prepared.device, prepared.program, prepared.compiled_operations)
