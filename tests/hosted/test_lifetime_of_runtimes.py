@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,18 +42,23 @@ def onnx_loop() -> Example:
     return Example(content, {"n": np.array(ENDLESS), "x": ones}, content, {"n": np.array(2), "x": ones})
 
 
-def tflite_pool() -> Example:
-    """Return an average over 256 × 256 elements for each of 512 × 512."""
-    from support.tflite_files import Tensor, single
+def tflite_convolution() -> Example:
+    """Return a convolution of 40 billion multiplications."""
+    from support.tflite_files import CONV, Tensor, single
 
-    shape = (1, 512, 512, 1)
-    options = {"Padding": 0, "StrideW": 1, "StrideH": 1, "FilterWidth": 256, "FilterHeight": 256}
-    content = single("AVERAGE_POOL_2D", [Tensor("x", shape), Tensor("y", shape)], "Pool2DOptions", options)
+    shape, weights = (1, 256, 256, 64), (64, 12, 12, 64)
+    tensors = [
+        Tensor("x", shape),
+        Tensor("w", weights, data=bytes(4 * math.prod(weights))),
+        Tensor("b", (64,), data=bytes(4 * 64)),
+        Tensor("y", shape),
+    ]
+    content = single("CONV_2D", tensors, "Conv2DOptions", CONV)
     short = Path(nnfmq.example_path("digits.tflite")).read_bytes()
     return Example(content, {"x": np.ones(shape, np.float32)}, short, {"image": np.zeros((1, 8, 8, 1), np.float32)})
 
 
-RUNTIMES: dict[str, Callable[[], Example]] = {"onnxruntime": onnx_loop, "litert": tflite_pool}
+RUNTIMES: dict[str, Callable[[], Example]] = {"onnxruntime": onnx_loop, "litert": tflite_convolution}
 
 
 @pytest.fixture(params=RUNTIMES)
