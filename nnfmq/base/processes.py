@@ -22,7 +22,9 @@ __all__ = [
     "cpu_quota",
     "descendants",
     "process_usage",
+    "raise_in_thread",
     "request_signal_at_parent_exit",
+    "set_default_variables",
     "use_one_blas_thread",
 ]
 
@@ -34,6 +36,12 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 def use_one_blas_thread() -> None:
     """Let BLAS start no threads in this process. Call it before NumPy is imported, and with it BLAS."""
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+
+
+def set_default_variables(variables: Mapping[str, str]) -> None:
+    """Set those variables of this process's environment that are not set. Libraries read them when they are loaded."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 def child_environment(variables: Mapping[str, str] = _NONE) -> dict[str, str]:
@@ -60,6 +68,18 @@ def child_environment(variables: Mapping[str, str] = _NONE) -> dict[str, str]:
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+
+
+_raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in_thread.argtypes = [ctypes.c_ulong, ctypes.py_object]
+
+
+def raise_in_thread(thread: int, exception: type[BaseException]) -> None:
+    """Let another thread raise an exception as soon as it executes Python code; `thread` is its `get_ident()`.
+
+    The caller must know that the thread is in code that handles it.
+    """
+    _raise_in_thread(thread, exception)
 
 
 def request_signal_at_parent_exit(number: signal.Signals) -> None:

@@ -428,6 +428,10 @@ RUNTIMES: Setting[list[str] | None] = Setting(
     "NNFMQ_RUNTIMES", NAMES, None, reader="driver", meaning="the runtimes that the driver hosts as devices",
     default_text="all installed", options="nnfmq serve --runtimes",
 )  # fmt: skip
+TRUSTED_FILES: Setting[list[str] | None] = Setting(
+    "NNFMQ_TRUSTED_FILES", NAMES, None, reader="driver",
+    meaning="SHA-256, in hexadecimal, of model files that hosted runtimes may run code of", default_text="none",
+)  # fmt: skip
 EXTENSIONS: Setting[list[str] | None] = Setting(
     "NNFMQ_EXTENSIONS", NAMES, None, reader="driver", meaning="the extensions on offer",
     default_text="all installed", options="nnfmq serve --extensions",

@@ -79,6 +79,7 @@ RUNTIMES = (
     HostedRuntime("litert", "ai_edge_litert", ("tflite",), "nnfmq.hosted.litert", "LiteRtDevice"),
     HostedRuntime("onnxruntime", "onnxruntime", ("onnx",), "nnfmq.hosted.onnxruntime", "OnnxRuntimeDevice"),
     HostedRuntime("openvino", "openvino", ("openvino", "onnx", "tflite"), "nnfmq.hosted.openvino", "OpenVinoDevice"),
+    HostedRuntime("torch", "torch", ("pt2",), "nnfmq.hosted.torch", "TorchDevice"),
 )
 """The runtimes of this build, in the order in which they are tried for a file that names no device."""
 

@@ -42,6 +42,7 @@ _HOSTED_FORMATS = {
     "a TensorFlow Lite file": "tflite",
     "an ONNX model": "onnx",
     "an OpenVINO model": "openvino",
+    "an archive of torch.export": "pt2",
 }
 """The formats that devices of `nnfmq.hosted` run, as these name them."""
 _SUPPORTED = "models are read from TensorFlow Lite files (.tflite) and ONNX files (.onnx)"
@@ -207,6 +208,8 @@ def _zip_archive(data: FileContent) -> str:
             names = archive.namelist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
         return "a truncated or corrupt zip archive"
+    if any(name.partition("/")[2] == "models/model.json" for name in names):
+        return "an archive of torch.export"
     models = [name for name in names if name.endswith((".tflite", ".onnx"))]
     if models:
         listed = ", ".join(repr(name[:80]) for name in models[:_LISTED_MEMBERS])

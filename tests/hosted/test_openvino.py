@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.drivers import Daemon
-from support.hosted_files import examples, made
+from support.hosted_files import assert_equal, examples, made
 
 import nnfmq
 
@@ -26,11 +26,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def device(shared_client: nnfmq.Client) -> nnfmq.Device:
     return shared_client.device("openvino")
-
-
-def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    assert [(array.dtype, array.shape) for array in found] == [(array.dtype, array.shape) for array in expected]
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(

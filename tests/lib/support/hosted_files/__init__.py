@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 HERE = Path(__file__).parent
-Arrays = dict[str, np.ndarray]
 
 
 def made(program: str, folder: Path) -> Path:
@@ -22,6 +22,12 @@ def made(program: str, folder: Path) -> Path:
     )
     assert ended.returncode == 0, ended.stderr
     return folder
+
+
+def assert_equal(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+    """Check that arrays have the same element types, shapes and bits."""
+    assert [(array.dtype, array.shape) for array in found] == [(array.dtype, array.shape) for array in expected]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(found, expected, strict=True))
 
 
 def examples(folder: Path, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
