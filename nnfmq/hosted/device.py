@@ -162,11 +162,15 @@ class HostedModel:
     def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
         """Return what is in the file if its inputs have these sizes; some may still be open. May block.
 
-        A runtime that infers shapes tells those of the outputs here: outputs of known shapes are filled in place.
+        It is called before `bind`. A runtime that infers shapes tells those of the outputs here: outputs of known
+        shapes are filled in place. It may also take other sizes than those that the file states.
 
         Raises:
             Exception: If inputs cannot have these sizes.
         """
+        for given, found in zip(inputs, self.description.inputs, strict=True):
+            if not _is_case(given.shape, found.shape):
+                raise InvalidArgument(f"input {given.name!r} is {found.shape} in the file, not {given.shape}")
         return self.description
 
     def save(self) -> bytes | None:
@@ -228,11 +232,15 @@ class HostedDevice(DeviceBase):
         key = _key(call, parts)
         opened = self._kept.take(key) or self._open(call, parts)
         self._kept.keep(key, opened, [part.data for part in parts])
-        if not call.inputs:
-            return opened.model.description
-        _require_same(replace(call, outputs=opened.model.description.outputs), opened.model.description)
+        return self._resolved(opened.model, call) if call.inputs else opened.model.description
+
+    def _resolved(self, model: HostedModel, call: HostedCall) -> HostedDescription:
+        """Return what is in an open file for the sizes of a call's inputs. Raises InvalidArgument."""
+        count = len(model.description.inputs)
+        if len(call.inputs) != count:
+            raise InvalidArgument(f"the model declares {len(call.inputs)} inputs, its file has {count}")
         try:
-            return opened.model.resolve(call.inputs)
+            return model.resolve(call.inputs)
         except NnfmqError:
             raise
         except Exception as error:
@@ -260,7 +268,7 @@ class HostedDevice(DeviceBase):
             if has_passed(deadline_ns):
                 self._kept.keep(key, opened, [part.data for part in parts])  # the next attempt finds it
                 raise MissedDeadlineTransient(f"the deadline passed while {self.name} opened the file")
-        _require_same(call, opened.model.description)
+        _require_same(call, self._resolved(opened.model, call))
         return HostedProgram(self.name, model, opened, call)
 
     def _open(self, call: HostedCall, parts: Sequence[_Part], packed: PackedConstants = ()) -> OpenFile[HostedModel]:

@@ -14,7 +14,7 @@ Options: `threads`, and those arguments of LiteRT's `Interpreter` in `_FLAGS`, t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -56,11 +56,11 @@ class LiteRtDevice(HostedDevice):
         content = bytes(file.model)
         arguments = _arguments(options, OpResolverType)
         interpreter = Interpreter(model_content=content, **arguments)  # verifies the file
-        file_model = schema.Model.GetRootAs(content)
-        access, names = with_access(content, file_model, schema)
+        parsed = schema.Model.GetRootAs(content)
+        access, names = with_access(content, parsed, schema)
         if names:
             interpreter = Interpreter(model_content=access, **arguments)
-        return _Model(interpreter, file_model, schema, options.signature, names)
+        return _Model(interpreter, parsed, schema, options.signature, names)
 
 
 def _arguments(options: OpenOptions, resolvers: Any) -> dict[str, Any]:
@@ -91,21 +91,20 @@ class _Model(HostedModel):
         self._interpreter = interpreter  # owns the file's content
         self._file, self._schema = file, schema
         self.calls = interpreter._interpreter
-        graph, inputs, outputs = self._interface(key)
-        variables = self._variable_tensors(graph)
+        self._graph, inputs, outputs = self._interface(key)
+        variables = self._variable_tensors(self._graph)
         reader = file.SubgraphsLength()  # the first subgraph of `with_access`; the other one follows
-        self.inputs = [place for _, place in (*inputs, *variables)]
-        self.outputs = [place for _, place in (*outputs, *variables)]
-        self.inputs += [(2 * position + 1, reader + 1) for position in range(len(names))]
-        self.outputs += [(2 * position + 1, reader) for position in range(len(names))]
-        self.subgraphs = (reader + 1, graph, reader) if names else (graph,)
+        values = range(1, 2 * len(names), 2)
+        self.inputs = [*(place for _, place in (*inputs, *variables)), *((value, reader + 1) for value in values)]
+        self.outputs = [*(place for _, place in (*outputs, *variables)), *((value, reader) for value in values)]
+        self.subgraphs = (reader + 1, self._graph, reader) if names else (self._graph,)
         self.open_inputs = [i for i, (_, place) in enumerate(inputs) if None in self._sizes(place)]
         self.shapes: tuple[tuple[int, ...], ...] | None = None
-        self._allocate_first(graph)
+        self._allocate_first()
         if names:
             initialize(self.calls, reader, len(names))
-        state_names = [*(name for name, _ in variables), *names]
-        states = [self._state(*pair) for pair in zip(state_names, self.outputs[len(outputs) :], strict=True)]
+        state_names = (*(name for name, _ in variables), *names)
+        states = list(map(self._state, state_names, self.outputs[len(outputs) :]))
         self.description = HostedDescription(
             (*(self._declared(name, place) for name, place in inputs), *(s for s, _ in states)),
             (*(self._declared(name, place, is_result=True) for name, place in outputs), *(s for s, _ in states)),
@@ -126,26 +125,26 @@ class _Model(HostedModel):
             known = ", ".join(map(repr, signatures)) or "none"
             raise InvalidArgument(f"there is no signature {key!r}; those of the file: {known}")
         graph = self.calls.GetSubgraphIndexFromSignature(key)
-        inputs, outputs = (
-            [(name, (int(index), graph)) for name, index in signatures[key][kind].items()]
-            for kind in ("inputs", "outputs")
-        )
-        return graph, inputs, outputs
+        inputs, outputs = (signatures[key][kind].items() for kind in ("inputs", "outputs"))
+        return graph, [(name, (int(i), graph)) for name, i in inputs], [(name, (int(i), graph)) for name, i in outputs]
 
     def _variable_tensors(self, graph: int) -> list[_Named]:
         tensors = self._file.Subgraphs(graph)
         indexes = [index for index in range(tensors.TensorsLength()) if tensors.Tensors(index).IsVariable()]
         return [(self.calls.TensorName(index, graph), (index, graph)) for index in indexes]
 
-    def _allocate_first(self, graph: int) -> None:
+    def _allocate_first(self) -> None:
         """Allocate memory for the shapes that the file states, which may be impossible if it leaves some open."""
         try:
-            self.calls.AllocateTensors(graph)
+            self.calls.AllocateTensors(self._graph)
         except (RuntimeError, ValueError):
             if not self.open_inputs:
                 raise
         else:
-            self.shapes = tuple(tuple(self.calls.TensorSize(*self.inputs[i]).tolist()) for i in self.open_inputs)
+            self.shapes = tuple(self._size(self.inputs[position]) for position in self.open_inputs)
+
+    def _size(self, place: _Place) -> tuple[int, ...]:
+        return tuple(self.calls.TensorSize(*place).tolist())
 
     def _sizes(self, place: _Place) -> _Sizes:
         return tuple(None if size < 0 else size for size in self.calls.TensorSizeSignature(*place).tolist())
@@ -168,6 +167,8 @@ class _Model(HostedModel):
         shape: _Sizes | None = self._sizes(place)
         if is_result and shape is not None and not self._has_memory(place):
             shape = (None,) * len(shape) or None
+        elif is_result and not self.open_inputs:
+            shape = self._size(place)
         return HostedTensor(name, kind.lower(), shape, *self._quantization(place))
 
     def _quantization(self, place: _Place) -> tuple[float, int]:
@@ -180,35 +181,32 @@ class _Model(HostedModel):
         return HostedTensor(name, value.dtype.name, value.shape, *self._quantization(place)), value.tobytes()
 
     def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
-        """See `HostedModel.resolve`."""
-        shapes = [
-            shape for shape in (inputs[position].known_shape for position in self.open_inputs) if shape is not None
-        ]
-        if len(shapes) < len(self.open_inputs):
-            return self.description
-        self.resize(tuple(shapes))
+        """See `HostedModel.resolve`. LiteRT also takes other sizes than those that the file states."""
+        shapes = [tensor.known_shape for tensor in inputs[: len(inputs) - self.description.states]]
+        self.resize({position: shape for position, shape in enumerate(shapes) if shape is not None})
+        if self.shapes is None:  # some sizes are still open
+            return super().resolve(inputs)
         pairs = zip(self.description.outputs, self.outputs, strict=True)
-        outputs = (self._resolved(tensor, place) if self._has_memory(place) else tensor for tensor, place in pairs)
-        return replace(self.description, outputs=tuple(outputs))
-
-    def _resolved(self, tensor: HostedTensor, place: _Place) -> HostedTensor:
-        return replace(tensor, shape=tuple(self.calls.TensorSize(*place).tolist()))
+        outputs = (replace(tensor, shape=self._size(at)) if self._has_memory(at) else tensor for tensor, at in pairs)
+        return replace(self.description, inputs=tuple(inputs), outputs=tuple(outputs))
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
         """See `HostedModel.bind`."""
         return _Run(self, inputs, outputs)
 
-    def resize(self, shapes: tuple[tuple[int, ...], ...]) -> None:
-        """Allocate memory for other shapes of the inputs that the file leaves open. Raises InvalidArgument."""
+    def resize(self, shapes: Mapping[int, tuple[int, ...]]) -> None:
+        """Set the shapes of inputs, and allocate memory unless other shapes are open. Raises InvalidArgument."""
         self.shapes = None
         try:
-            for position, shape in zip(self.open_inputs, shapes, strict=True):
+            for position, shape in shapes.items():
                 index, graph = self.inputs[position]
                 self.calls.ResizeInputTensor(index, np.array(shape, np.int32), False, graph)
-            self.calls.AllocateTensors(graph)
+            if not all(position in shapes for position in self.open_inputs):
+                return
+            self.calls.AllocateTensors(self._graph)
         except (RuntimeError, ValueError) as error:
-            raise InvalidArgument(f"litert: inputs of the shapes {shapes}: {error}") from error
-        self.shapes = shapes
+            raise InvalidArgument(f"litert: inputs of {', '.join(map(str, shapes.values()))}: {error}") from error
+        self.shapes = tuple(shapes[position] for position in self.open_inputs)
 
 
 class _Run(HostedRun):
@@ -228,7 +226,7 @@ class _Run(HostedRun):
         """See `HostedRun.__call__`."""
         calls = self._calls
         if self._model.shapes != self._shapes:
-            self._model.resize(self._shapes)
+            self._model.resize(dict(zip(self._model.open_inputs, self._shapes, strict=True)))
         for index, graph, array in self._inputs:
             calls.SetTensor(index, array, graph)
         for graph in self._model.subgraphs:

@@ -141,11 +141,6 @@ def _with_shapes(inputs: Sequence[HostedTensor], shapes: Shapes) -> tuple[Hosted
             names = ", ".join(repr(tensor.name) for tensor in inputs)
             raise InvalidArgument(f"shapes: there is no input {key!r}; the inputs are {names}")
         tensor = inputs[matches[0]]
-        known = tensor.shape
-        if known is not None and (
-            len(known) != len(shape) or any(isinstance(k, int) and k != s for k, s in zip(known, shape, strict=True))
-        ):
-            raise InvalidArgument(f"shapes: input {tensor.name!r} is {known} in the file, not {tuple(shape)}")
         found[matches[0]] = replace(tensor, shape=tuple(shape))
     return tuple(found)
 

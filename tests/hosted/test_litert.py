@@ -168,6 +168,15 @@ def test_sizes_that_are_chosen_decide_those_of_the_outputs(device: nnfmq.Device)
             assert_same(burst.execute(x), expected(x))
 
 
+def test_sizes_that_the_file_states_are_changed_as_litert_changes_them(device: nnfmq.Device) -> None:
+    path = Path(nnfmq.example_path("digits.tflite"))
+    expected, x = InProcess(path.read_bytes()), random_array((3, 8, 8, 1))
+    with device.prepare(path, shapes={"image": x.shape}, runtime_options=ONE_THREAD) as model, model.burst() as burst:
+        assert_same(burst.execute(x), expected(x))
+    with device.prepare(path, runtime_options=ONE_THREAD) as model:
+        assert_same(model.execute(x[:1]), expected(x[:1]))
+
+
 def matrix_product() -> bytes:
     """Return x @ x, for an x of any size."""
     sizes = {"shape": (1, 1), "signature": (-1, -1)}
@@ -176,7 +185,7 @@ def matrix_product() -> bytes:
 
 
 def test_sizes_that_an_operator_refuses_are_refused_with_its_text(device: nnfmq.Device) -> None:
-    with pytest.raises(nnfmq.InvalidArgument, match=r"litert: inputs of the shapes \(\(2, 3\),\): .*failed to prepare"):
+    with pytest.raises(nnfmq.InvalidArgument, match=r"litert: inputs of \(2, 3\): .*failed to prepare"):
         device.prepare(matrix_product(), shapes={"x": (2, 3)})
     with device.prepare(matrix_product()) as model:
         with pytest.raises(nnfmq.InvalidArgument, match="failed to prepare"):
