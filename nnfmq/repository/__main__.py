@@ -1,7 +1,7 @@
 """`python -P -m nnfmq.repository`: the model repository, or with `--import` the import of one version.
 
     --serve FD SOCKET DIRECTORY    FD: the listening socket of the repository; SOCKET: that of the driver
-    --import FD DIRECTORY          FD: the connection to the repository; DIRECTORY: the version's
+    --import FD DIRECTORY SOCKET   FD: the connection to the repository; DIRECTORY: the version's; SOCKET: the driver's
 
 Only a driver and its repository start it.
 """
@@ -16,7 +16,8 @@ def _start(arguments: list[str]) -> None:
     if arguments[0] == "--import":
         from nnfmq.repository.version_import import import_in_child
 
-        import_in_child(int(arguments[1]), Path(arguments[2]))
+        _, fd, directory, socket = arguments
+        import_in_child(int(fd), Path(directory), Path(socket) if socket else None)
         return
     from nnfmq.base.channel import Listener
     from nnfmq.repository.models import DriverModels, ModelDirectory

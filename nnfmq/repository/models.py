@@ -18,6 +18,7 @@ from typing import NamedTuple
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connect import connect
+from nnfmq.client.connection.device import hosts_runtime
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
@@ -137,7 +138,7 @@ class DriverModels:
     """
 
     def __init__(self, socket: Path) -> None:
-        self._socket = socket
+        self.socket = socket
         self._lock = threading.Lock()
         self._client: Client | None = None
 
@@ -176,7 +177,7 @@ class DriverModels:
         if client is None or not client.connection.is_open:
             if client is not None:
                 client.close()
-            self._client = client = connect(self._socket, timeout=CONNECT_S)
+            self._client = client = connect(self.socket, timeout=CONNECT_S)
         return client
 
     def close(self) -> None:
@@ -188,7 +189,11 @@ class DriverModels:
 
 def _best_device(client: Client) -> str:
     """Return the name of the best device that is available. Raises DeviceUnavailable if none is."""
-    available = [info.name for info in client.devices() if info.status is DeviceStatus.AVAILABLE]
+    available = [
+        info.name
+        for info in client.devices()
+        if info.status is DeviceStatus.AVAILABLE and not hosts_runtime(info)  # the import has chosen such a device
+    ]
     found = [name for name in _BEST if name in available] or available
     if not found:
         raise DeviceUnavailable("no device of the driver is available")

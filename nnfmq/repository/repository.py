@@ -345,7 +345,7 @@ class ModelRepository:
         self._results.put((load, result))
 
     def _loaded(self, load: _Load) -> _Loaded:
-        imported = import_in_process(self._directory.version_path(load.name, load.version))
+        imported = import_in_process(self._directory.version_path(load.name, load.version), self._driver.socket)
         try:
             return _Loaded(imported, self._driver.prepare(load.name, load.version, imported.model, imported.memories))
         except BaseException:

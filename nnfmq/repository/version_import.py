@@ -1,9 +1,10 @@
 """Import of a version in a child process: its files to the HAL's model, with all constants in one memory.
 
-    python -P -m nnfmq.repository --import FD DIRECTORY
+    python -P -m nnfmq.repository --import FD DIRECTORY SOCKET
 
 The child sends one message over the connection FD, ImportedModel with the fds of its memories or ImportFailed, and
-exits. It exits also when the connection hangs up, in the middle of the import.
+exits. It exits also when the connection hangs up, in the middle of the import. A file that nnfmq's own engine does not
+support is opened by a device of the driver at SOCKET that hosts another runtime.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta
@@ -27,8 +28,9 @@ from msgspec.structs import replace
 from nnfmq.base.channel import Channel
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.file_memory import FileMemory
-from nnfmq.base.memory import Memory, sealed_size, write_all
+from nnfmq.base.memory import sealed_size
 from nnfmq.base.processes import child_environment, request_signal_at_parent_exit
+from nnfmq.base.shared_constants import SharedConstants
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -36,17 +38,33 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     NnfmqError,
     ProtocolError,
+    UnsupportedModel,
     error_for_status,
     status_for_error,
 )
+from nnfmq.hal.hosted import is_runtime_name
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
-from nnfmq.hal.types import DEFAULT_PREFERENCE, ExecutionPreference, LifeTime, Model, Priority, Protection, Subgraph
+from nnfmq.hal.types import (
+    DEFAULT_PREFERENCE,
+    ExecutionPreference,
+    LifeTime,
+    Model,
+    Priority,
+    Protection,
+    SharedPool,
+    Subgraph,
+)
 from nnfmq.importers import LoadedModel, load
 from nnfmq.importers.file_format import Shapes
+from nnfmq.importers.loaded_model import UnknownShapes
 from nnfmq.serialize.message_codec import MessageCodec
 from nnfmq.serialize.messages import MAX_TEXT
 from nnfmq.serialize.messages.common import MemoryData, MemoryList
 from nnfmq.serialize.models import encode_model
+
+if TYPE_CHECKING:
+    from nnfmq.client.connection.client import Client
+    from nnfmq.client.connection.hosted_choice import Host
 
 __all__ = [
     "FILE_NAME",
@@ -79,7 +97,8 @@ class VersionOptions(msgspec.Struct, frozen=True):
     """What a version's `model.toml` sets, or the defaults.
 
     `device` is empty for the best available one. `signature` is None for a file's first subgraph. `shapes` has new
-    shapes of inputs, by name. `batch` is 1 unless the model's inputs get this first dimension.
+    shapes of inputs, by name. `batch` is 1 unless the model's inputs get this first dimension. `runtime_options` are
+    those of a hosted runtime, which then executes the model.
     """
 
     device: str = ""
@@ -88,6 +107,7 @@ class VersionOptions(msgspec.Struct, frozen=True):
     batch: int = 1
     signature: str | None = None
     shapes: dict[str, tuple[int, ...]] = {}
+    runtime_options: dict[str, Any] = {}
 
 
 class _Key(NamedTuple):
@@ -130,6 +150,16 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and 1 <= value <= _SIZE_MAX  # a bool is no size
 
 
+def _runtime_options(value: Any) -> object:
+    return value if isinstance(value, dict) and value and _is_json(value) else None
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_json, value.values()))
+    return all(map(_is_json, value)) if isinstance(value, list) else isinstance(value, (str, int, float, bool))
+
+
 def _one_of(names: Mapping[str, int]) -> _Key:
     return _Key(", ".join(map(repr, names)), lambda value: names.get(value) if isinstance(value, str) else None)
 
@@ -141,6 +171,7 @@ _KEYS: dict[str, _Key] = {
     "batch": _Key(f"an integer from 1 to {_BATCH_MAX}", _batch),
     "signature": _Key("the name of a signature of the model file", _text),
     "shapes": _Key("a table of shapes by the names of inputs, each an array of integers of at least 1", _shapes),
+    "runtime_options": _Key("a table of options of a hosted runtime, values of JSON", _runtime_options),
 }
 
 
@@ -179,7 +210,8 @@ def _checked(name: str, value: object) -> Any:
 # Import of a version: its files to the HAL's model, with all constants in one memory. Runs in a child process.
 
 
-MODEL_FILES = ("model.tflite", "model.onnx")
+MODEL_FILES = ("model.tflite", "model.onnx", "model.xml", "model.pt2", "model.jax")
+CONNECT_S = 30.0
 _OOM_SCORE_ADJ = "500"  # of 1000: if memory runs out, the kernel kills this process before the others of the driver
 _log = logging.getLogger("nnfmq.repository")
 
@@ -220,7 +252,7 @@ _codec: MessageCodec[ImportResult] = MessageCodec(
 # ------------------------------------------------------------------------------------------------ the child
 
 
-def import_in_child(fd: int, folder: Path) -> None:
+def import_in_child(fd: int, folder: Path, socket: Path | None = None) -> None:
     """Import the version in `folder` and send the result over the connection `fd`, which this takes ownership of.
 
     The kernel kills this process when the parent's thread that started it exits.
@@ -228,10 +260,10 @@ def import_in_child(fd: int, folder: Path) -> None:
     request_signal_at_parent_exit(signal.SIGKILL)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_OOM_SCORE_ADJ)
-    with Channel.adopt(fd) as channel, ExitStack() as stack, suppress(DeadObject):
+    with Channel.adopt(fd) as channel, suppress(DeadObject):
         if _has_hung_up(channel.fileno()):
             return  # the parent exited before the kernel was asked
-        result, memories = _result(folder, stack)
+        result, memories = _result(folder, socket)
         channel.send(_codec.encode(result), [memory.fileno() for memory in memories])
 
 
@@ -241,9 +273,9 @@ def _has_hung_up(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _result(folder: Path, stack: ExitStack) -> tuple[ImportResult, list[Memory]]:
+def _result(folder: Path, socket: Path | None) -> tuple[ImportResult, Sequence[SharedPool]]:
     try:
-        imported, memories = import_version(folder)
+        return import_version(folder, socket)
     except NnfmqError as error:
         return _failed(status_for_error(error), str(error).replace(f"{folder}{os.sep}", "")), []
     except OSError as error:
@@ -253,48 +285,107 @@ def _result(folder: Path, stack: ExitStack) -> tuple[ImportResult, list[Memory]]
     except Exception as error:  # noqa: BLE001  a bug of an importer fails this version
         _log.exception("the import of %s failed", folder)
         return _failed(ErrorStatus.GENERAL_FAILURE, f"the import failed: {error!r}"), []
-    for memory in memories:
-        stack.enter_context(memory)
-    return imported, memories
 
 
 def _failed(status: ErrorStatus, text: str) -> ImportFailed:
     return ImportFailed(status, text[:MAX_TEXT])
 
 
-def import_version(folder: Path) -> tuple[ImportedModel, list[Memory]]:
-    """Return the model in `folder` and its memories, which the caller closes. Blocks.
+def import_version(folder: Path, socket: Path | None = None) -> tuple[ImportedModel, Sequence[SharedPool]]:
+    """Return the model in `folder` and its memories. Blocks.
+
+    `socket` is that of the driver; None: no hosted runtime is asked.
 
     Raises:
         InvalidArgument: If there is not exactly one model file, or it, or an option, is not valid.
+        DeviceUnavailable: If the driver cannot be reached.
         ResourceExhausted: If there is not enough memory for the constants.
         OSError: If a file cannot be read.
     """
     options = read_options(folder)
-    loaded = _load(_model_file(folder), options)
-    model, memories = _with_shared_constants(loaded.model)
-    data, pools = encode_model(model)
+    loaded, device = _load(_model_file(folder), options, socket)
+    data, pools = encode_model(_with_shared_constants(loaded.model))
     described = tuple(MemoryData(pool.size_bytes, 0, int(Protection.READ)) for pool in pools)
-    return ImportedModel(options, data, described, loaded.inputs, loaded.outputs, loaded.states), memories
+    options = replace(options, device=device)
+    imported = ImportedModel(options, data, described, loaded.inputs, loaded.outputs, loaded.states)
+    return imported, cast("Sequence[SharedPool]", pools)
 
 
 def _model_file(folder: Path) -> Path:
+    """Return the only file with one of the names of model files; without one, the only `model.*` of another format."""
     found = [name for name in MODEL_FILES if (folder / name).is_file()]
+    if not found:  # of the format of a plug-in's runtime
+        found = sorted(path.name for path in folder.glob("model.*") if path.is_file() and path.name != FILE_NAME)
     if len(found) != 1:
         has = f"has both {' and '.join(found)}" if found else "has no model"
         raise InvalidArgument(f"the version {has}; it needs one file, {' or '.join(MODEL_FILES)}")
     return folder / found[0]
 
 
-def _load(file: Path, options: VersionOptions) -> LoadedModel:
+def _load(file: Path, options: VersionOptions, socket: Path | None) -> tuple[LoadedModel, str]:
+    """Return the model, and the device of the options, or the one that runs a file which nnfmq's engine refuses."""
+    refusal = None
+    if not options.runtime_options and not is_runtime_name(options.device):
+        try:
+            loaded = _batched(lambda shapes: load(file, shapes=shapes, signature=options.signature), options)
+            return loaded, options.device
+        except (UnsupportedModel, UnknownShapes) as error:
+            if socket is None:
+                raise
+            refusal = error
+    if socket is None:
+        raise InvalidArgument(f"device {options.device!r} hosts a runtime: only a driver opens the file")
+    return _load_hosted(file, options, refusal, socket)
+
+
+def _load_hosted(
+    file: Path, options: VersionOptions, refusal: InvalidArgument | None, socket: Path
+) -> tuple[LoadedModel, str]:
+    """Return the model that runs a file on a hosted runtime of the driver, and the device."""
+    from nnfmq.client.connection.connect import connect
+    from nnfmq.client.connection.hosted_choice import FileOptions, GivenModel, Hosting
+
     shapes: Shapes = {name: tuple(shape) for name, shape in options.shapes.items()}
-    loaded = load(file, shapes=shapes, signature=options.signature)
+    of_file = FileOptions(shapes=shapes, signature=options.signature, runtime_options=options.runtime_options or None)
+
+    def batched(host: Host, loaded: LoadedModel) -> tuple[LoadedModel, str]:
+        def load_again(shapes: Shapes) -> LoadedModel:
+            given = FileOptions(**{**of_file, "shapes": shapes})
+            return loaded if shapes == of_file["shapes"] else host.load(file, **given)
+
+        return _batched(load_again, options), host.name
+
+    with connect(socket, timeout=CONNECT_S, recover=False) as client:
+        hosting = Hosting(_hosts(client, options.device), client.why_absent)
+        if options.device and not hosting.hosts:
+            assert refusal is not None  # otherwise the device hosts a runtime, or the driver has none of that name
+            raise refusal
+        return hosting.first(GivenModel(None, file, of_file, refusal), refusal, None, batched)
+
+
+def _hosts(client: Client, name: str) -> list[Host]:
+    """Return the devices of the driver that host a runtime; of a name, that one or nothing.
+
+    Raises:
+        InvalidArgument: If there is no device of that name.
+    """
+    from nnfmq.client.connection.device import hosts_runtime
+    from nnfmq.client.connection.hosted_choice import Host
+
+    infos = [client.device(name).info] if name else client.devices()
+    return [Host.of(client.device_of(info)) for info in infos if hosts_runtime(info)]
+
+
+def _batched(load: Callable[[Shapes], LoadedModel], options: VersionOptions) -> LoadedModel:
+    """Return what `load` returns for the shapes of the options, with a batch if they have one."""
+    shapes: Shapes = {name: tuple(shape) for name, shape in options.shapes.items()}
+    loaded = load(shapes)
     if options.batch == 1:
         return loaded
     if loaded.states:
         raise InvalidArgument("batch: the model has states, which the rows of a batch would share")
     shapes = {index: (options.batch, *_row_shape(info)) for index, info in enumerate(loaded.inputs)}
-    batched = load(file, shapes=shapes, signature=options.signature)
+    batched = load(shapes)
     _check_rows(loaded.outputs, batched.outputs, options.batch)
     return batched
 
@@ -315,21 +406,28 @@ def _check_rows(before: Sequence[TensorInfo], after: Sequence[TensorInfo], batch
             )
 
 
-def _with_shared_constants(model: Model) -> tuple[Model, list[Memory]]:
-    """Return the model with its constants in a memory that nobody can change, and that memory, if it has constants."""
+def _with_shared_constants(model: Model) -> Model:
+    """Return the model with its constants in a memory that nobody can change, its last pool, if it has constants.
+
+    The files of a hosted model are in such memories already.
+    """
     values = model.operand_values
     if not values:
-        return model, []
-    memory = Memory.create_constant(len(values), lambda fd: write_all(fd, values), "nnfmq-constants")
-    graphs = [_referring(graph) for graph in (model.main, *model.referenced)]
-    shared = replace(model, main=graphs[0], referenced=tuple(graphs[1:]), operand_values=b"", pools=(memory,))
-    return shared, [memory]
+        return model
+    memory, _ = SharedConstants.of_values([memoryview(values)])
+    graphs = [_referring(graph, len(model.pools)) for graph in (model.main, *model.referenced)]
+    pools = (*model.pools, memory)
+    return replace(model, main=graphs[0], referenced=tuple(graphs[1:]), operand_values=b"", pools=pools)
 
 
-def _referring(graph: Subgraph) -> Subgraph:
-    """Return a subgraph whose constants are in the first pool, at the same offsets."""
+def _referring(graph: Subgraph, pool: int) -> Subgraph:
+    """Return a subgraph whose constants are in a pool of this index, at the same offsets."""
     operands = (
-        replace(operand, lifetime=LifeTime.CONSTANT_REFERENCE)
+        replace(
+            operand,
+            lifetime=LifeTime.CONSTANT_REFERENCE,
+            location=replace(operand.location, pool_index=pool),
+        )
         if operand.lifetime == LifeTime.CONSTANT_COPY
         else operand
         for operand in graph.operands
@@ -362,15 +460,17 @@ class ImportedVersion(NamedTuple):
             memory.close()
 
 
-def import_in_process(folder: Path) -> ImportedVersion:
+def import_in_process(folder: Path, socket: Path | None = None) -> ImportedVersion:
     """Import the version in `folder` in a child process; blocks until that has ended. The caller closes the result.
+
+    `socket` is that of the driver whose hosted runtimes may open the file; None: none is asked.
 
     Raises:
         NnfmqError: Why the version cannot be imported.
         ImportCrashed: If the process ends without a result, or takes longer than TIMEOUT_S.
         OSError: If the process cannot be started.
     """
-    with _child(folder) as (channel, process):
+    with _child(folder, socket) as (channel, process):
         try:
             result, memories = _receive(channel)
         except DeadObject:
@@ -385,14 +485,14 @@ def import_in_process(folder: Path) -> ImportedVersion:
 
 
 @contextmanager
-def _child(folder: Path) -> Iterator[tuple[Channel, subprocess.Popen[bytes]]]:
+def _child(folder: Path, socket: Path | None) -> Iterator[tuple[Channel, subprocess.Popen[bytes]]]:
     """Start the process; yield the connection to it. At the end it is killed, if it still runs, and reaped."""
     parent_end, child_end = Channel.pair()
     with parent_end:
         with child_end:
             fd = child_end.fileno()
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "nnfmq.repository", "--import", str(fd), str(folder)],
+                [sys.executable, "-P", "-m", "nnfmq.repository", "--import", str(fd), str(folder), str(socket or "")],
                 pass_fds=[fd],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -27,6 +27,7 @@ from support.plugins import path_with
 from support.tflite_files import Tensor, single
 
 import nnfmq
+from nnfmq.base import settings
 from nnfmq.base.paths import models_socket
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.serialize.repository_protocol import ListModels, ModelState, OpenModel, VersionChanged
@@ -38,7 +39,7 @@ ORDERS = """
 import os, signal, sys
 if "--import" in sys.orig_argv:
     from nnfmq.repository import version_import
-    def import_version(folder, real=version_import.import_version):
+    def import_version(folder, socket, real=version_import.import_version):
         orders = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
         names = os.listdir(folder)
         with open("/proc/self/comm", "w") as file:
@@ -48,7 +49,7 @@ if "--import" in sys.orig_argv:
                 os.kill(os.getpid(), orders[name])
             if name == "hang":
                 signal.pause()
-        return real(folder)
+        return real(folder, socket)
     version_import.import_version = import_version
 if "--serve" in sys.orig_argv:
     from nnfmq.repository import repository
@@ -72,10 +73,10 @@ def models(folder: Path) -> Path:
 
 @pytest.fixture
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a driver whose processes follow `ORDERS`."""
+    """Return the environment of a driver whose processes follow `ORDERS`, and that hosts no runtime."""
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(ORDERS)
-    return path_with(folder / "site")
+    return {**path_with(folder / "site"), settings.RUNTIMES.variable: ""}
 
 
 @pytest.fixture

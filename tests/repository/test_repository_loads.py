@@ -39,6 +39,8 @@ class FakePrepared(FakeMemory):
 class FakeDriver:
     """Prepares every model, unless `error` is set."""
 
+    socket = Path("/no/driver")
+
     def __init__(self) -> None:
         self.is_connected = True
         self.prepared: list[tuple[str, FakePrepared]] = []
@@ -90,7 +92,8 @@ class Setup:
         directory = ModelDirectory(path)
         self.repository = ModelRepository(directory, self.driver, self.server)  # type: ignore[arg-type]
 
-    def _import(self, folder: Path) -> ImportedVersion:
+    def _import(self, folder: Path, socket: Path) -> ImportedVersion:
+        assert socket == self.driver.socket
         key = f"{folder.parent.name}/{folder.name}"
         with self._lock:
             self.running.append(key)

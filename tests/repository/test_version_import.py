@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from nnfmq.base.memory import CONSTANT_SEALS, Memory
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
-from nnfmq.hal.types import LifeTime, Model, Protection
+from nnfmq.hal.types import LifeTime, Model, Protection, SharedPool
 from nnfmq.importers import LoadedModel
 from nnfmq.repository import version_import
 from nnfmq.repository.version_import import (
@@ -42,13 +42,8 @@ def version(folder: Path, content: bytes, options: str = "") -> Path:
 
 
 @contextmanager
-def imported(folder: Path) -> Iterator[tuple[ImportedModel, list[Memory]]]:
-    model, memories = import_version(folder)
-    try:
-        yield model, memories
-    finally:
-        for memory in memories:
-            memory.close()
+def imported(folder: Path) -> Iterator[tuple[ImportedModel, Sequence[SharedPool]]]:
+    yield import_version(folder)
 
 
 def computed(model: Model, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -171,7 +166,7 @@ def test_a_model_that_is_no_file_does_not_count(tmp_path: Path, make: Callable[[
 
 def test_a_model_without_constants_has_no_memory(tmp_path: Path) -> None:
     with imported(version(tmp_path, single("ABS", [Tensor("x", (1, 2)), Tensor("y", (1, 2))]))) as (sent, memories):
-        assert (memories, sent.pools) == ([], ())
+        assert (memories, sent.pools) == ((), ())
 
 
 # ---------------------------------------------------------------------------------------------------------- the child
@@ -196,7 +191,7 @@ def test_the_child_reports_why_there_is_no_model(tmp_path: Path) -> None:
 def fail_with(error: BaseException) -> ImportFailed:
     """Return what a child sends whose import raises `error`."""
 
-    def fail(_folder: Path) -> None:
+    def fail(_folder: Path, _socket: Path | None) -> None:
         raise error
 
     near, far = Channel.pair()
@@ -233,11 +228,11 @@ def test_each_error_of_an_import_has_its_status(error: Exception, status: ErrorS
 
 
 def run_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Let the child be a program of the test; its arguments are the fd and the folder."""
+    """Let the child be a program of the test; its arguments are the fd, the folder and the socket."""
     start = version_import.subprocess.Popen
 
     def popen(words: list[str], **options: object) -> object:
-        return start([words[0], "-P", "-c", code, *words[-2:]], **options)  # type: ignore[call-overload]
+        return start([words[0], "-P", "-c", code, *words[-3:]], **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(version_import.subprocess, "Popen", popen)
 
@@ -308,7 +303,7 @@ def test_a_child_imports_nothing_for_a_parent_that_has_exited() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(version_import, "request_signal_at_parent_exit", lambda number: None)
         patch.setattr("builtins.open", refuse)
-        patch.setattr(version_import, "import_version", lambda folder: pytest.fail("it imports"))
+        patch.setattr(version_import, "import_version", lambda folder, socket: pytest.fail("it imports"))
         version_import.import_in_child(far.detach(), Path("/models/m/1"))
 
 
@@ -316,7 +311,7 @@ def test_a_child_imports_nothing_for_a_parent_that_has_exited() -> None:
 def test_a_child_ends_with_its_parent_in_the_middle_of_an_import(is_stopped: bool, tmp_path: Path) -> None:
     child = (
         "import sys, signal\nfrom pathlib import Path\nfrom nnfmq.repository import version_import as v\n"
-        "v.import_version = lambda folder: print('importing', flush=True) or signal.pause()\n"
+        "v.import_version = lambda folder, socket: print('importing', flush=True) or signal.pause()\n"
         "v.import_in_child(int(sys.argv[1]), Path(sys.argv[2]))"
     )
     parent = (

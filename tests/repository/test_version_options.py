@@ -28,6 +28,8 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     )
     assert options(tmp_path, 'preference = "fast_single_answer"').preference == ExecutionPreference.FAST_SINGLE_ANSWER
     assert options(tmp_path, 'priority = "low"').priority == Priority.LOW
+    given = options(tmp_path, "[runtime_options]\nthreads = 1\nproviders = ['CPUExecutionProvider']")
+    assert given.runtime_options == {"threads": 1, "providers": ["CPUExecutionProvider"]}
     assert options(tmp_path, "shapes = { x = [1, 4], scalar = [] }").shapes == {"x": (1, 4), "scalar": ()}
 
 
@@ -64,6 +66,10 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         ("batch = 65537", "batch is 65537; allowed: an integer from 1 to 65536"),
         ("batch = true", "batch is True; allowed: an integer from 1 to 65536"),
         ("batch = 2.0", "batch is 2.0; allowed: an integer from 1 to 65536"),
+        *[
+            (f"runtime_options = {wrong}", "allowed: a table of options of a hosted runtime, values of JSON")
+            for wrong in ("1", "{}", "{ a = 1979-05-27 }", "{ a = [{ b = 07:32:00 }] }")
+        ],
         ("device = ", "model.toml is no TOML: "),
         (b"device = '\xff'", "model.toml is no TOML: "),
         ("a = " + "[" * 5000, "model.toml is no TOML: "),
