@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import TENSOR_COMPLEX64, TENSOR_FLOAT64, TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64
@@ -39,6 +40,7 @@ __all__ = [
     "is_runtime_name",
     "require_number_type",
     "runtimes_of",
+    "with_sizes",
 ]
 
 NAME = "nnfmq.hosted"
@@ -150,6 +152,22 @@ class HostedDescription(Struct, frozen=True):
     signatures: tuple[str, ...] = ()
     states: int = 0
     initial: tuple[bytes, ...] = ()
+
+
+def with_sizes(description: HostedDescription, inputs: Sequence[HostedTensor]) -> HostedDescription:
+    """Return a description whose outputs have the sizes that `inputs` give to symbols, unless they differ."""
+    found = dict[Dimension, set[Dimension]]()
+    for tensor, given in zip(description.inputs, inputs, strict=True):
+        for symbol, size in zip(tensor.shape or (), given.shape or (), strict=False):
+            found.setdefault(symbol, set()).add(size)
+    sizes: dict[Dimension, Dimension] = {
+        symbol: given.pop() for symbol, given in found.items() if isinstance(symbol, str) and len(given) == 1
+    }
+    outputs = tuple(
+        replace(tensor, shape=tuple(sizes.get(size, size) for size in tensor.shape)) if tensor.shape else tensor
+        for tensor in description.outputs
+    )
+    return replace(description, outputs=outputs)
 
 
 class FileParts(Struct, frozen=True, array_like=True):

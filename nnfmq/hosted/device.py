@@ -55,6 +55,7 @@ from nnfmq.hal.hosted import (
     HostedTensor,
     decode_call,
     require_number_type,
+    with_sizes,
 )
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Pool, Subgraph
 from nnfmq.hosted import watchdog
@@ -163,7 +164,8 @@ class HostedModel:
         """Return what is in the file if its inputs have these sizes; some may still be open. May block.
 
         It is called before `bind`. A runtime that infers shapes tells those of the outputs here: outputs of known
-        shapes are filled in place. It may also take other sizes than those that the file states.
+        shapes are filled in place. It may also take other sizes than those that the file states. By default outputs
+        have the sizes that the inputs give to symbols of the file.
 
         Raises:
             Exception: If inputs cannot have these sizes.
@@ -171,7 +173,7 @@ class HostedModel:
         for given, found in zip(inputs, self.description.inputs, strict=True):
             if not _is_case(given.shape, found.shape):
                 raise InvalidArgument(f"input {given.name!r} is {found.shape} in the file, not {given.shape}")
-        return self.description
+        return with_sizes(self.description, inputs)
 
     def save(self) -> bytes | None:
         """Return what makes opening the file again faster (`OpenOptions.saved`), or None; also if it was opened so."""
