@@ -43,6 +43,6 @@ def ray(session: nox.Session) -> None:
 @nox.session
 def frameworks(session: nox.Session) -> None:
     """Install what CI does without, for the CPU only, and run the tests of the devices that host it."""
-    session.install("torch>=2.8", "--index-url", "https://download.pytorch.org/whl/cpu")
-    session.install(".[test]", "openvino>=2025.0")
+    session.install("torch>=2.13", "--index-url", "https://download.pytorch.org/whl/cpu")
+    session.install(".[test]", "openvino>=2025.0", "jax>=0.10")
     session.run("pytest", *(session.posargs or ["--tier", "full"]), "tests/hosted")

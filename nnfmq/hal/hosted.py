@@ -82,6 +82,7 @@ RUNTIMES = (
     HostedRuntime("onnxruntime", "onnxruntime", ("onnx",), "nnfmq.hosted.onnxruntime", "OnnxRuntimeDevice"),
     HostedRuntime("openvino", "openvino", ("openvino", "onnx", "tflite"), "nnfmq.hosted.openvino", "OpenVinoDevice"),
     HostedRuntime("torch", "torch", ("pt2",), "nnfmq.hosted.torch", "TorchDevice"),
+    HostedRuntime("jax", "jax", ("jax",), "nnfmq.hosted.jax", "JaxDevice"),
 )
 """The runtimes of this build, in the order in which they are tried for a file that names no device."""
 

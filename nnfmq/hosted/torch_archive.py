@@ -75,7 +75,7 @@ def safe_archive(data: memoryview, is_known: Callable[[str], bool]) -> io.BytesI
     members = _members(data)
     if _MODEL not in members:
         raise InvalidArgument(
-            "not an archive of torch.export.save, or one of a PyTorch before 2.8: save it with a newer one"
+            "not an archive of torch.export.save, or one of an older PyTorch: save it with a newer one"
         )
     described = [members[name] for name in _CONFIGS if name in members]
     for config in described:

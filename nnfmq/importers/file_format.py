@@ -43,6 +43,7 @@ _HOSTED_FORMATS = {
     "an ONNX model": "onnx",
     "an OpenVINO model": "openvino",
     "an archive of torch.export": "pt2",
+    "a function of jax.export": "jax",
 }
 """The formats that devices of `nnfmq.hosted` run, as these name them."""
 _SUPPORTED = "models are read from TensorFlow Lite files (.tflite) and ONNX files (.onnx)"
@@ -193,6 +194,8 @@ def _format_of(data: FileContent) -> str:
         return "a safetensors file, which has weights but no model"
     if _is_onnx(data):
         return "an ONNX model"
+    if _is_jax_export(data):
+        return "a function of jax.export"
     if len(data) < _SHORTEST:
         return f"a file of {len(data)} bytes, too short for a model and probably truncated"
     words = b"".join(bytes(data[:_TEXT_BYTES]).split())
@@ -215,6 +218,23 @@ def _zip_archive(data: FileContent) -> str:
         listed = ", ".join(repr(name[:80]) for name in models[:_LISTED_MEMBERS])
         return f"a zip archive with {listed}; extract it first"
     return _ZIP
+
+
+_STABLEHLO_FIELD = 30  # of the table of jax.export, in bytes: mlir_module_serialized
+_STABLEHLO_START = b"ML\xefR"  # of MLIR's bytecode
+
+
+def _is_jax_export(data: FileContent) -> bool:
+    """Return True if `data` is a FlatBuffer whose table has MLIR's bytecode where `jax.export` puts it."""
+
+    def number(at: int, size: int = 4) -> int:
+        return int.from_bytes(data[at : at + size], "little", signed=size == 4) if 0 <= at < len(data) else 0
+
+    table = number(0)
+    fields = table - number(table)
+    vector = table + number(fields + _STABLEHLO_FIELD, 2)
+    start = vector + number(vector) + 4
+    return number(fields, 2) > _STABLEHLO_FIELD and start > 0 and data[start : start + 4] == _STABLEHLO_START
 
 
 _ONNX_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
