@@ -419,7 +419,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("compiled", "reference"), default="compiled")
     parser.add_argument("--cache", metavar="DIR", type=Path, default=cache, help=f"of packages (default: {cache})")
     parser.add_argument("--limit", metavar="S", type=float, default=300, help="of each model (default: 300)")
-    parser.add_argument("--no-time", action="store_true", help="compare results only")
+    parser.add_argument("--no-time", action="store_true", help="compare results only; the page keeps its times")
     parser.add_argument("--page", action="store_true", help="write the page of the documentation")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(argv)
@@ -459,7 +459,8 @@ def state_of(result: dict[str, Any]) -> str:
     if not result.get("peer"):
         return "not counted"
     if not result.get("runs"):
-        return "hosted" if result.get("hosted") in ("same bits", "the peer varies") else "not run"
+        is_right = result.get("hosted") in ("same bits", "the peer varies")
+        return "hosted" if is_right and result.get("device") in HOSTS.values() else "not run"
     limit = max(FLOAT_LIMIT, 2 * result.get("rival", 0.0)) if result["float"] else 0.0
     return "equal" if result["difference"] <= limit else "different"
 
@@ -505,11 +506,19 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
 
 
 def write_page(results: Sequence[dict[str, Any]]) -> None:
-    """Replace the results in the page of the documentation."""
+    """Replace the results in the page of the documentation. A model that was not timed keeps its times there."""
+    page = PAGE.read_text(encoding="utf-8")
+    results = [_times_in(page, result) | result for result in results]
     rows = [[cell.replace("|", "\\|")[:240] for cell in _cells(result)] for result in results]
     sentences = "\n".join(f"* {sentence}" for sentence in _sentences(results))
     text = f"{sentences}\n\n{markdown_table(_HEADINGS, rows)}"
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), text, _BEGIN), encoding="utf-8")
+    PAGE.write_text(replaced(page, text, _BEGIN), encoding="utf-8")
+
+
+def _times_in(page: str, result: dict[str, Any]) -> dict[str, float]:
+    """Return the times of a model in the page's table."""
+    row = re.search(rf"^\| {re.escape(_cells(result)[0])} \|.*\| (\d+) / (\d+) = ([\d.]+) \|", page, re.MULTILINE)
+    return dict(zip(("us", "peer_us", "ratio"), map(float, row.groups()), strict=True)) if row else {}
 
 
 def _sentences(results: Sequence[dict[str, Any]]) -> list[str]:

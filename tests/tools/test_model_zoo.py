@@ -73,9 +73,10 @@ RAN = {"peer": True, "runs": True, "float": True}
     [
         ({}, "not counted"),
         ({"peer": True}, "not run"),
-        ({"peer": True, "hosted": "same bits"}, "hosted"),
-        ({"peer": True, "hosted": "the peer varies"}, "hosted"),
-        ({"peer": True, "hosted": "other bits"}, "not run"),
+        ({"peer": True, "hosted": "same bits", "device": "litert"}, "hosted"),
+        ({"peer": True, "hosted": "the peer varies", "device": "onnxruntime"}, "hosted"),
+        ({"peer": True, "hosted": "other bits", "device": "litert"}, "not run"),
+        ({"peer": True, "hosted": "same bits", "device": "compiled"}, "not run"),
         (RAN | {"difference": 1e-5}, "equal"),
         (RAN | {"difference": 2e-5}, "different"),
         (RAN | {"difference": 2e-5, "rival": 1e-5}, "equal"),
@@ -138,7 +139,8 @@ def test_models_run_and_the_page_shows_them(
         (models / f"{name}.tflite").write_bytes(Path(nnfmq.example_path(f"{name}.tflite")).read_bytes())
     (models / "broken.tflite").write_bytes(b"TFL3")
     page = tmp_path / "page.md"
-    page.write_text("before\n" + model_zoo._BEGIN + "\nold\n" + END + "\nafter\n")
+    old = "old\n| digits.tflite | equal | 0 | 12 / 24 = 0.50 |  |"
+    page.write_text("before\n" + model_zoo._BEGIN + "\n" + old + "\n" + END + "\nafter\n")
     monkeypatch.setattr(model_zoo, "PAGE", page)
     words = ["--folder", str(models), "--device", "reference", "--no-time", "--json", "--page"]
     assert model_zoo.main(words) == 0
@@ -147,6 +149,7 @@ def test_models_run_and_the_page_shows_them(
     assert found["totals"] == {"tflite": {"not counted": 1, "equal": 2}}
     written = page.read_text()
     assert "| digits_quant.tflite | equal | compiled | same bits | 0 |" in written
+    assert re.search(r"digits\.tflite \| equal \| compiled \| same bits \| [^|]+ \| 12 / 24 = 0\.50 \|", written)
     assert "old" not in written
     assert written.startswith("before\n")
     assert written.endswith("after\n")
