@@ -54,15 +54,24 @@ class _Model(HostedModel):
                 binding.bind_output(tensor.name, "cpu")
             else:
                 binding.bind_output(tensor.name, "cpu", 0, out.dtype, out.shape, out.ctypes.data)
-        return _Run(self.session, binding, (inputs, outputs))
+        allocated = [tensor.name for tensor, out in zip(self.description.outputs, outputs, strict=True) if out is None]
+        return _Run(self.session, binding, (inputs, outputs), allocated)
 
 
 class _Run(HostedRun):
-    def __init__(self, session: Any, binding: Any, arrays: tuple[Sequence[Array], Sequence[Array | None]]) -> None:
-        self._session, self._binding, self._arrays = session, binding, arrays
+    def __init__(
+        self,
+        session: Any,
+        binding: Any,
+        arrays: tuple[Sequence[Array], Sequence[Array | None]],
+        allocated: Sequence[str],
+    ) -> None:
+        self._session, self._binding, self._arrays, self._allocated = session, binding, arrays, allocated
         self._is_direct = all(out is not None for out in arrays[1])
 
     def __call__(self) -> Sequence[Array | None]:
+        for name in self._allocated:  # otherwise a run takes the memory of the last results, whatever their shapes
+            self._binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(self._binding)
         if self._is_direct:
             return self._arrays[1]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from nnfmq.base.memory import Memory
 from nnfmq.client.connection.client import Client
-from nnfmq.client.model.array_request import ArrayRequest
+from nnfmq.client.model.array_request import ArrayRequest, has_unknown_shapes
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.observation import ObservedModel
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument, NnfmqError
@@ -66,15 +66,13 @@ Arrays: TypeAlias = tuple[NDArray[Any], ...]
 ExecutionCall: TypeAlias = Callable[[Sequence[NDArray[Any]], float | None], Arrays]
 """Inputs, and a timeout in seconds (None = no limit), to outputs; blocks."""
 
-_FIXED_SHAPES = (HalExecutionMode.BURST, HalExecutionMode.REUSABLE, HalExecutionMode.AIDL_BURST)
-
 
 def execution_call(model: PreparedModel, mode: HalExecutionMode, resources: ExitStack) -> ExecutionCall:
     """Return a function that executes the model in a mode; `resources` closes what it needs.
 
-    Modes that need fixed shapes are replaced by the synchronous one if a shape of the model is unknown.
+    An AIDL burst is replaced by the synchronous mode if a shape of the model is unknown: its requests are made once.
     """
-    if mode in _FIXED_SHAPES and any(info.has_unknown_shape for info in (*model.inputs, *model.outputs)):
+    if mode is HalExecutionMode.AIDL_BURST and has_unknown_shapes(model.handle):
         mode = HalExecutionMode.SYNCHRONOUS
     if mode is HalExecutionMode.BURST:
         burst = resources.enter_context(model.burst())

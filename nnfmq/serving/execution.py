@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from nnfmq.base.deadlines import has_passed, remaining_s
+from nnfmq.client.model.arrays import require_fixed_shapes
 from nnfmq.client.waiting import BlockingWait
 from nnfmq.hal.errors import (
     DeadObject,
@@ -427,6 +428,8 @@ class ExecutableModel:
         """
         with ExitStack() as resources:
             resources.callback(model.prepared.close)
+            require_fixed_shapes("input", model.prepared.inputs, "a served model")
+            require_fixed_shapes("output", model.prepared.outputs, "a served model")
             bursts = [resources.enter_context(model.prepared.burst()) for _ in range(lanes)]
             batcher = None
             if model.batch > 1:

@@ -30,7 +30,7 @@ TOKENS = TensorInfo("tokens", (2,), "int32")
         (IMAGE, np.zeros((1, 2, 6), np.float32)[:, :, ::2]),
         (PIXELS, np.zeros(5, np.uint8)),
         (OPEN, np.zeros((9, 3), np.float32)),
-        (FACTOR, 2.5),
+        (SCALAR, 2),
         (TOKENS, np.array([-(2**31), 2**31 - 1], np.int64)),
         (TOKENS, np.array([0, 65535], np.uint16)),
     ],

@@ -189,13 +189,6 @@ def test_several_bursts_of_one_model_are_independent(adding: PreparedModel) -> N
         assert (first.inputs[0] == 5).all()
 
 
-@pytest.mark.parametrize("model", [models.unsized_relu_model()], ids=["output"])
-def test_a_model_whose_shapes_are_not_known_has_no_burst(model: Any, client: Client) -> None:
-    prepared = client.device("reference").prepare(model)
-    with pytest.raises(InvalidArgument, match=r"output 'output 0'.*not fully known"):
-        prepared.burst()
-
-
 def test_API_11_BUR_16_a_second_thread_is_rejected_while_one_executes(
     held: Held, adding: PreparedModel, start: Start
 ) -> None:

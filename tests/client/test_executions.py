@@ -462,12 +462,6 @@ def test_RUX_4_limits_are_those_of_the_run(adding: PreparedModel, own: Fence) ->
         assert execution.compute(ONE, TEN)[0].tolist() == SUM
 
 
-def test_a_model_of_unknown_shapes_has_no_reusable_execution_with_arrays(device: Device) -> None:
-    model = device.prepare(models.unsized_relu_model((4,)))
-    with pytest.raises(InvalidArgument, match="a reusable execution needs fixed shapes"):
-        model.create_reusable_execution()
-
-
 def test_a_HAL_request_is_run_repeatedly(adding: PreparedModel, resources: ExitStack) -> None:
     pools = [resources.enter_context(Memory.create(100)) for _ in range(2)]
     request = models.request_for(ADD, pools)

@@ -53,7 +53,7 @@ OTHERS = {
 
 
 def records_of(burst: nnfmq.Burst) -> list[bytes]:
-    packet = burst._cached_requests[MeasureTiming.NO].packet
+    packet = burst._arrays.prepared[MeasureTiming.NO].packet
     return [packet[at : at + DATUM_BYTES] for at in range(0, len(packet), DATUM_BYTES)]
 
 

@@ -342,11 +342,11 @@ def put_in_slot(client: nnfmq.Client, burst: nnfmq.Burst, memory: Memory | Annou
 def test_the_same_packet_is_rejected_when_its_slot_names_smaller_memory(
     client: nnfmq.Client, burst: nnfmq.Burst, short: Memory
 ) -> None:
-    packet = burst._cached_requests[MeasureTiming.NO].packet
+    packet = burst._arrays.prepared[MeasureTiming.NO].packet
     put_in_slot(client, burst, short)
     with pytest.raises(nnfmq.InvalidArgument):
         burst.execute(one(2))
-    assert burst._cached_requests[MeasureTiming.NO].packet is packet
+    assert burst._arrays.prepared[MeasureTiming.NO].packet is packet
     put_in_slot(client, burst, burst._arrays.memories[1])
     assert burst.execute(one(3)) == (one(3),)
 

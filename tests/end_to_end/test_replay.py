@@ -131,13 +131,14 @@ def test_unknown_shapes_are_replayed_with_the_recorded_ones(client: nnfmq.Client
         assert [done.is_equal for done in replay(client, recording, FAST).executions] == [True]
 
 
-def test_a_burst_over_unknown_shapes_is_replayed_synchronously(client: nnfmq.Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [HalExecutionMode.BURST, HalExecutionMode.REUSABLE, HalExecutionMode.AIDL_BURST])
+def test_unknown_shapes_are_replayed_in_every_mode(
+    mode: HalExecutionMode, client: nnfmq.Client, tmp_path: Path
+) -> None:
     info = (TensorInfo("x", (4,), "float32"),), (TensorInfo("y", (0,), "float32"),)
     model = replace(preparation(unsized_relu_model()), inputs=info[0], outputs=info[1])
     values = tensors([-1, 2, -3, 4]), tensors([0, 2, 0, 4])
-    path = write_recording(
-        tmp_path / "a.nnrec", [execution(mode=HalExecutionMode.BURST, inputs=values[0], outputs=values[1])], model
-    )
+    path = write_recording(tmp_path / "a.nnrec", [execution(mode=mode, inputs=values[0], outputs=values[1])], model)
     assert [done.is_equal for done in replayed(client, path).executions] == [True]
 
 

@@ -29,15 +29,14 @@ from msgspec.structs import replace
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.ownership import CLAIM, Claims, Closable, exclusive, release
-from nnfmq.base.verbose_log import vlog
 from nnfmq.base.watcher import DeathRecipients
 from nnfmq.client.burst.channel import BurstChannel, SlotAllocator
-from nnfmq.client.connection.garbage import ClosedWhenDropped, catch_up
+from nnfmq.client.connection.garbage import ClosedWhenDropped
 from nnfmq.client.execution.asynchronous import AsyncRequest, start_arrays
 from nnfmq.client.execution.requests import make_execution_config, validate_result
 from nnfmq.client.execution.synchronous import execute_arrays, execute_on_cpu, execute_request, model_on_cpu
 from nnfmq.client.model import arrays as array_checks
-from nnfmq.client.model.array_request import ArrayRequest, MappedArrays
+from nnfmq.client.model.array_request import IN_PLACE, ArrayRequest, MappedArrays, with_prepared
 from nnfmq.client.model.arrays import (
     Array,
     ExecutionInfo,
@@ -47,6 +46,7 @@ from nnfmq.client.model.arrays import (
     check_out,
     no_inputs_error,
 )
+from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.handle import HasState, ModelHandle
 from nnfmq.hal.errors import BadState, DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import clipped
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from nnfmq.client.observation import BurstObservation
     from nnfmq.client.waiting import BlockingWait
 
-__all__ = ["Burst", "CachedRequest", "Inputs", "ModelBurst", "Targets", "configure_burst"]
+__all__ = ["Burst", "CachedRequest", "Inputs", "ModelBurst", "Targets", "cached_requests"]
 
 Inputs: TypeAlias = Sequence[InputValue]
 Targets: TypeAlias = Sequence[Array] | None
@@ -308,20 +308,21 @@ class ModelBurst(HasState, ClosedWhenDropped, Closable, ABC):
         arrays.check_out(out)
         return arrays
 
-    def _write_inputs(self, arrays: MappedArrays, inputs: Inputs) -> None:
-        """Write the inputs, none at all leaves them as they are, and the states."""
-        arrays.copy_in(inputs)
+    def _write_inputs(self, arrays: MappedArrays, inputs: Inputs) -> MappedArrays:
+        """Write the inputs, none at all leaves them as they are, and the states; return the arrays that have them."""
+        arrays = arrays.copy_in(inputs)
         self._has_inputs |= bool(inputs)
         if arrays.state is not None:
             arrays.state.begin()
+        return arrays
 
     def _take_arrays(self, arrays: MappedArrays) -> None:
         self._arrays, self._inputs, self.outputs, self._state = arrays, arrays.inputs, arrays.outputs, arrays.state
 
     def _release(self) -> None:
         """Release what the burst owns, and keep nothing that would keep its memory mapped. Idempotent."""
-        self._inputs, self.outputs, self._arrays = (), Outputs(), None
         self._detach_state()
+        self._inputs, self.outputs, self._arrays = (), Outputs(), None
         self._resources.close()
 
 
@@ -335,7 +336,7 @@ _IS_MEASURED = 1  # as HAS_DEADLINE, a summand of an index of a burst's cached r
 
 
 class CachedRequest(Struct):
-    """The burst's request over its own memory, encoded once for each combination of `measure` and "has a deadline"."""
+    """A burst's request over its own memory, encoded once for each combination of `measure` and "has a deadline"."""
 
     packet: bytes
     output_args: tuple[RequestArgument, ...]
@@ -344,11 +345,23 @@ class CachedRequest(Struct):
     """The last reply that was decoded, validated, successful and without times. No reply is empty."""
 
 
+def cached_requests(slots: SlotAllocator, request: Request) -> tuple[CachedRequest, ...]:
+    """Return a burst's request in all its forms, by `HAS_DEADLINE` and `_IS_MEASURED`; gives its memories slots."""
+    numbers = [slots.find_or_add(pool) for pool in request.pools if not isinstance(pool, BufferToken)]
+    inputs, outputs = request.inputs, request.outputs
+    packets = [encode_request(inputs, outputs, numbers, measure) for measure in (MeasureTiming.NO, MeasureTiming.YES)]
+    packets += [marked(packet) for packet in packets]
+    return tuple(
+        CachedRequest(packet, outputs, is_measured)
+        for packet, is_measured in zip(packets, (False, True, False, True), strict=True)
+    )
+
+
 class Burst(ModelBurst):
     """A burst of one device; otherwise as `ModelBurst` says."""
 
     __slots__ = (
-        "_begin_ns", "_cached_requests", "_is_served", "_model", "_slots", "_timing", "_window_ns", "channel",
+        "_begin_ns", "_is_repeating", "_is_served", "_model", "_slots", "_timing", "_window_ns", "channel",
     )  # fmt: skip
 
     def __init__(self, model: ModelHandle, window_ns: int) -> None:
@@ -356,7 +369,7 @@ class Burst(ModelBurst):
         self._model, self._window_ns = model, window_ns
         self._is_served = bool(model.location.version)  # it may move to a newer version
         self._slots = SlotAllocator()
-        self._cached_requests: tuple[CachedRequest, ...] = ()  # see `HAS_DEADLINE`; empty without own memory
+        self._is_repeating = False  # an execution whose outputs were larger than their memory
         self._begin_ns, self._timing = 0, NO_TIMING  # of the last execution
         self.channel = BurstChannel(model.connection, self._slots, window_ns)
         self._is_closed = False
@@ -377,7 +390,7 @@ class Burst(ModelBurst):
         died, and the CPU executes until the model is prepared again, the burst is configured then.
 
         Raises:
-            InvalidArgument: If the burst needs memory, and a shape is not fully known.
+            InvalidArgument: If the burst needs memory, a shape is not fully known, and this is no `UnfixedBurst`.
             NnfmqError: The error of the driver's reply.
         """
         burst = cls(model, PollingWindow.controller(polling_window_us).ns)
@@ -387,23 +400,16 @@ class Burst(ModelBurst):
 
                 burst._observation = BurstObservation(model.observed)
             if with_memory:
-                burst._use_memory(arrays or MappedArrays.create(model, burst._resources, "a burst"))
+                burst._use_memory(arrays)
             burst._open_if_alive(deadline_ns)
         except BaseException:
             burst.close()
             raise
         return burst
 
-    def _use_memory(self, arrays: MappedArrays) -> None:
-        self._take_arrays(arrays)
-        slots = [self._slots.add(memory) for memory in arrays.memories]
-        inputs, outputs = arrays.request.inputs, arrays.request.outputs
-        packets = [encode_request(inputs, outputs, slots, measure) for measure in (MeasureTiming.NO, MeasureTiming.YES)]
-        packets += [marked(packet) for packet in packets]
-        self._cached_requests = tuple(
-            CachedRequest(packet, outputs, is_measured)
-            for packet, is_measured in zip(packets, (False, True, False, True), strict=True)
-        )
+    def _use_memory(self, arrays: MappedArrays | None) -> None:
+        arrays = arrays or MappedArrays.create(self._model, self._resources, "a burst")
+        self._take_arrays(with_prepared(arrays, cached_requests(self._slots, arrays.request)))
 
     def __repr__(self) -> str:
         kind = "" if self._arrays is not None or self._is_closed else ", without memory"
@@ -527,23 +533,26 @@ class Burst(ModelBurst):
             raise self._no_memory_error()
         if not inputs and not self._has_inputs and arrays.inputs:
             raise no_inputs_error(arrays.input_infos, "burst.execute")
-        if out is not None and out is not arrays.outputs:
-            check_out(arrays.output_infos, out)
+        if out is not None and out is not IN_PLACE:
+            if out is arrays.outputs:
+                out = IN_PLACE
+            else:
+                check_out(arrays.output_infos, out)
         kind = _IS_MEASURED if measure else 0
         if deadline_ns is not None:
             kind += channel.store_deadline(deadline_ns)
         if channel.in_flight:
             channel.drain(deadline_ns)
         if inputs:
-            arrays.copy_in(inputs)
+            arrays = arrays.copy_in(inputs)
             self._has_inputs = True
         state = arrays.state
         if state is not None:
             state.begin()
-        request, begin_ns = self._cached_requests[kind], monotonic_ns()
+        request, begin_ns = arrays.prepared[kind], monotonic_ns()
         reply = channel.exchange(request.packet, deadline_ns, begin_ns)
         if reply is None:
-            self._execute_synchronously(self._model, arrays, request.is_measured, begin_ns, deadline_ns)
+            arrays = self._execute_synchronously(self._model, arrays, request.is_measured, begin_ns, deadline_ns)
         elif reply == request.valid_reply:  # as in `_execute_in_task`: an equal reply needs no decoding
             self._latency_ns, self._begin_ns = monotonic_ns() - begin_ns, begin_ns
             self._timing, self._info = NO_TIMING, None
@@ -552,10 +561,13 @@ class Burst(ModelBurst):
             if result.status is not ErrorStatus.NONE:
                 if trace is not None:
                     trace.end(begin_ns, self._latency_ns)
+                if self._grow(arrays, result):
+                    return self._repeat(out, measure, deadline_ns)
                 channel.raise_error(result, deadline_ns)
+            arrays = self._show(arrays, result)
         if state is not None:
             state.advance()
-        outputs = arrays.outputs if out is arrays.outputs else arrays.copy_out(out)
+        outputs = arrays.outputs if out is IN_PLACE else arrays.copy_out(out)
         if trace is not None and reply is not None:
             trace.end(begin_ns, self._latency_ns)
         if self._observation is not None:
@@ -575,16 +587,18 @@ class Burst(ModelBurst):
         if trace is not None:
             trace.begin()
         arrays = self._checked_arrays(inputs, out)
+        if out is arrays.outputs:
+            out = IN_PLACE
         if channel.in_flight:
             await channel.drain_in_task(deadline_ns)
         kind = _IS_MEASURED if measure else 0
         if deadline_ns is not None:
             kind += channel.store_deadline(deadline_ns)
-        self._write_inputs(arrays, inputs)
-        request, begin_ns = self._cached_requests[kind], monotonic_ns()
+        arrays = self._write_inputs(arrays, inputs)
+        request, begin_ns = arrays.prepared[kind], monotonic_ns()
         reply = await channel.exchange_in_task(request.packet, deadline_ns, begin_ns, blocking)
         if reply is None:
-            await self._execute_over_control_channel(arrays, request.is_measured, begin_ns, deadline_ns)
+            arrays = await self._execute_over_control_channel(arrays, request.is_measured, begin_ns, deadline_ns)
         elif reply == request.valid_reply:
             self._latency_ns, self._begin_ns = monotonic_ns() - begin_ns, begin_ns
             self._timing, self._info = NO_TIMING, None
@@ -593,7 +607,10 @@ class Burst(ModelBurst):
             if result.status is not ErrorStatus.NONE:
                 if trace is not None:
                     trace.end(begin_ns, self._latency_ns)
+                if self._grow(arrays, result):
+                    return await self._repeat_in_task(out, measure, deadline_ns, blocking)
                 await channel.raise_error_in_task(result, deadline_ns)
+            arrays = self._show(arrays, result)
         if arrays.state is not None:
             arrays.state.advance()
         outputs = arrays.copy_out(out)
@@ -623,26 +640,59 @@ class Burst(ModelBurst):
         self._timing, self._info = result.timing, None
         return result
 
+    def _grow(self, arrays: MappedArrays, result: ResultPacket) -> bool:
+        """Return whether the outputs have more space now, because they were larger than their memory."""
+        return False
+
+    def _repeat(self, out: Targets, measure: bool, deadline_ns: int | None) -> Outputs:
+        """Execute again, once, with the inputs that are in the memory; blocks."""
+        self._is_repeating = True
+        try:
+            return self._execute((), out, measure, deadline_ns)
+        finally:
+            self._is_repeating = False
+
+    async def _repeat_in_task(
+        self, out: Targets, measure: bool, deadline_ns: int | None, blocking: BlockingWait | None
+    ) -> Outputs:
+        """As `_repeat`; other tasks run while this one waits."""
+        self._is_repeating = True
+        try:
+            return await self._execute_in_task((), out, measure, deadline_ns, blocking)
+        finally:
+            self._is_repeating = False
+
+    def _show(self, arrays: MappedArrays, result: ResultPacket) -> MappedArrays:
+        """Return the arrays with outputs of the shapes that a successful execution has reported."""
+        return arrays
+
     def _execute_synchronously(
         self, model: ModelHandle, arrays: MappedArrays, is_measured: bool, begin_ns: int, deadline_ns: int | None
-    ) -> None:
+    ) -> MappedArrays:
         """Execute over a control channel: the packet could not be sent (BUR-17), or `model` is that of the CPU.
 
         Uses other memory: an execution that continues after its deadline must not write into the burst's memory.
+        Returns the arrays with the outputs.
         """
         config = make_execution_config(is_measured, None)
-        _, timing = execute_arrays(model, arrays.all_inputs, arrays.all_outputs, config, deadline_ns)
+        results, timing = execute_arrays(model, arrays.all_inputs, None, config, deadline_ns)
         self._keep_times(begin_ns, timing)
+        return self._store(arrays, [result for result in results if not isinstance(result, Buffer)])
 
     async def _execute_over_control_channel(
         self, arrays: MappedArrays, is_measured: bool, begin_ns: int, deadline_ns: int | None
-    ) -> None:
+    ) -> MappedArrays:
         """As `_execute_synchronously`; other tasks run while this one waits."""
         timings: list[Timing] = []
         request = AsyncRequest(self._model, make_execution_config(is_measured, None), deadline_ns)
         results = await start_arrays(request, ArrayRequest.create(self._model, arrays.all_inputs), timings.append)
-        array_checks.copy_out(arrays.all_outputs, results)
         self._keep_times(begin_ns, timings[-1])
+        return self._store(arrays, results)
+
+    def _store(self, arrays: MappedArrays, results: Sequence[Array]) -> MappedArrays:
+        """Copy the outputs of an execution over a control channel; return the arrays that have them."""
+        array_checks.copy_out(arrays.all_outputs, results)
+        return arrays
 
     def _note_failure(self, error: NnfmqError, deadline_ns: int | None) -> bool:
         if self._observation is not None:
@@ -671,8 +721,10 @@ class Burst(ModelBurst):
         finally:
             del error  # this frame, to which it refers, would keep it
         arrays = self._checked_arrays(inputs, out)
-        self._write_inputs(arrays, inputs)
-        self._execute_synchronously(cpu, arrays, measure, begin_ns, deadline_ns)
+        if out is arrays.outputs:
+            out = IN_PLACE
+        arrays = self._write_inputs(arrays, inputs)
+        arrays = self._execute_synchronously(cpu, arrays, measure, begin_ns, deadline_ns)
         if arrays.state is not None:
             arrays.state.advance()
         return arrays.copy_out(out)
@@ -771,42 +823,3 @@ class Burst(ModelBurst):
 
     def _is_of_process(self) -> bool:
         return not self.channel.connection.is_abandoned  # closing the client is enough
-
-
-def configure_burst(
-    model: ModelHandle,
-    polling_window_us: float | None,
-    deadline_ns: int | None,
-    *,
-    with_memory: bool = True,
-    arrays: MappedArrays | None = None,
-) -> Burst:
-    """Configure a burst and return it, which the caller closes; blocks. Arguments and errors of `Burst.configure`.
-
-    If the driver has died, the model is prepared again in the one that has replaced it; otherwise, or if that fails,
-    the burst is one of the model on the CPU device, if the model has a fallback.
-    """
-    catch_up()
-
-    def configure(target: ModelHandle) -> Burst:
-        vlog("execution", "a burst on %s: its executions are not logged", target.device)
-        return Burst.configure(target, polling_window_us, deadline_ns, with_memory=with_memory, arrays=arrays)
-
-    error: NnfmqError | None = None
-    try:
-        try:
-            return configure(model)
-        except NnfmqError as failure:
-            if not model.can_execute_again(failure, deadline_ns):
-                raise
-            error = failure
-        if model.can_recover(error):
-            try:
-                model.recover(error, deadline_ns)
-                return configure(model)
-            except NnfmqError as failure:
-                error = failure
-        cpu = model_on_cpu(model, error, deadline_ns)
-    finally:
-        del error  # this frame, to which it refers, would keep it
-    return configure(cpu)

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from nnfmq.base import watcher
@@ -128,6 +128,7 @@ class TokenAllocator(SlotAllocator):
 QUEUE_RECORDS = 1024  # of each queue, as in NNAPI's ExecutionBurstController
 HAS_DEADLINE = 2  # a summand of an index of a burst's cached requests
 _TIMED_OUT = "the timeout passed before the driver replied"
+_SEND_TIMEOUT_NS = 1_000_000_000  # as `Connection.post`
 _CLOSE_TIMEOUT_NS = 5_000_000_000  # the driver finishes the execution in progress first
 
 
@@ -352,6 +353,16 @@ class BurstChannel:
         self.connection.exchange(self._error_call(), messages.BurstError, (), deadline_ns)
         for slot in slots:
             self._slots.free(slot)
+
+    def forget_memories(self, memories: Sequence[Pool]) -> None:
+        """Make the driver unmap memories that the burst does not use any more; does not wait for it.
+
+        Their slots are not reused before `free_slots` frees them: see there. If the driver has exited, nothing is to be
+        done.
+        """
+        for slot in [slot for memory in memories if (slot := self._slots.find(memory)) is not None]:
+            with suppress(BadState, DeadObject, MissedDeadlineTransient):
+                self.connection.send(messages.FreeMemory(self.burst_id, slot), time.monotonic_ns() + _SEND_TIMEOUT_NS)
 
     def end(self) -> None:
         """Close the burst in the driver, which ends the execution in progress first; blocks up to 5 s. Idempotent."""

@@ -100,7 +100,7 @@ class BurstPool(Closable):
         """Configure `count` bursts of `model`; blocks. `configure_burst` returns one: a Burst or a CompoundBurst.
 
         Raises:
-            InvalidArgument: If `count` is less than 1, or a shape is not fully known.
+            InvalidArgument: If `count` is less than 1, or as `configure_burst`.
             NnfmqError: The error of the driver's reply.
         """
         if count < 1:

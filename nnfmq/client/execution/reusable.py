@@ -13,9 +13,9 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from nnfmq.base.deadlines import deadline_after
+from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.fence import Fence, HasFileno
 from nnfmq.base.ownership import Claims, Closable, exclusive
 from nnfmq.client.connection.garbage import ClosedWhenDropped
@@ -30,14 +30,23 @@ from nnfmq.client.execution.fenced import (
 )
 from nnfmq.client.execution.requests import RequestRun, memory_fds, to_wire_config
 from nnfmq.client.execution.synchronous import exchange_execution, execute_after_failure, execute_request
-from nnfmq.client.model.array_request import MappedArrays
-from nnfmq.client.model.arrays import Array, ExecutionResult, InputValue, Outputs, no_inputs_error
+from nnfmq.client.model.array_request import IN_PLACE, MappedArrays, has_unknown_shapes, with_prepared
+from nnfmq.client.model.arrays import (
+    Array,
+    ExecutionResult,
+    InputValue,
+    Outputs,
+    no_inputs_error,
+)
 from nnfmq.client.model.handle import CompiledHandle, HasState, MappedState, ModelHandle, require_no_state
-from nnfmq.hal.errors import BadState, NnfmqError, ProtocolError
+from nnfmq.hal.errors import BadState, NnfmqError, OutputInsufficientSize, ProtocolError
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
-from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
+from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, OutputShape, Request
 from nnfmq.serialize import messages
+
+if TYPE_CHECKING:
+    from nnfmq.client.model.array_layouts import ArrayLayouts, LaidOutArrays, Shape
 
 ResultT = TypeVar("ResultT")
 
@@ -214,6 +223,9 @@ class ResentRequest(BoundRequest):
 class Execution(ClosedWhenDropped, Closable, HasState):
     """An execution with its own arrays. Close it, or use `with`. One computation at a time.
 
+    If the model leaves shapes open, a computation whose inputs have other shapes than the last four combinations makes
+    the driver bind another request. If an output is then larger than its memory, the driver computes twice.
+
     A reusable one computes any number of times and, with AIDL v4, outlives its model. Any other computes once, and its
     model must not be closed before.
 
@@ -230,11 +242,9 @@ class Execution(ClosedWhenDropped, Closable, HasState):
         self._resources = ExitStack()
         self._last_fence: Fence | None = None  # of the last fenced computation
         self._arrays: MappedArrays | None = None
+        self._layouts: ArrayLayouts | None = None  # if the model leaves shapes open
         self._state = None
-        self._request: BoundRequest
-        self._inputs: tuple[Array, ...] = ()
         self._has_inputs = False
-        self.outputs = Outputs()
         self.last_timing = Timing()
 
     @classmethod
@@ -242,16 +252,23 @@ class Execution(ClosedWhenDropped, Closable, HasState):
         """Allocate the arrays, and bind a request over them with `bind`; blocks.
 
         Raises:
-            InvalidArgument: If a shape is not fully known.
+            InvalidArgument: If a shape is not fully known, and the model is on several devices.
             NnfmqError: The error that a driver replied.
         """
         execution = cls(is_reusable)
         try:
-            execution._arrays = arrays = MappedArrays.create(model, execution._resources, "a reusable execution")
-            execution._inputs, execution.outputs = arrays.inputs, arrays.outputs
-            execution._state = arrays.state
-            execution._request = bind(arrays.request)
-            execution._resources.callback(execution._request.close)
+            if isinstance(model, ModelHandle) and has_unknown_shapes(model):
+                from nnfmq.client.model.array_layouts import ArrayLayouts  # few models
+
+                layouts = execution._layouts = ArrayLayouts(model, execution, bind, BoundRequest.close)
+                execution._resources.callback(layouts.close)
+                execution._take_layout(layouts.first())
+            else:
+                execution._arrays = MappedArrays.create(model, execution._resources, "a reusable execution")
+                execution._state = execution._arrays.state
+                request = bind(execution._arrays.request)
+                execution._resources.callback(request.close)
+                execution._arrays = with_prepared(execution._arrays, request)
         except BaseException:
             execution.close()
             raise
@@ -265,9 +282,33 @@ class Execution(ClosedWhenDropped, Closable, HasState):
 
     @property
     def inputs(self) -> tuple[Array, ...]:
-        """The input arrays over the shared memory; empty once closed."""
+        """The input arrays over the shared memory; empty once closed.
+
+        Raises:
+            InvalidArgument: Before the first computation, if the model leaves the shape of an input open.
+        """
+        if self._arrays is None:
+            return ()
+        self._arrays.require_laid_out()
         self._has_inputs = True  # what the application does with the arrays cannot be seen from here
-        return self._inputs
+        return self._arrays.inputs
+
+    @property
+    def outputs(self) -> Outputs:
+        """The output arrays over the shared memory; empty once closed, and until there is a first of open shape."""
+        return Outputs() if self._arrays is None else self._arrays.outputs
+
+    def lay_out(self, shapes: tuple[Shape, ...]) -> LaidOutArrays:
+        """Replace the arrays by those for inputs of these shapes, and return them; for `LaidOutArrays`."""
+        assert self._layouts is not None
+        arrays = self._layouts.lay_out(shapes, self._arrays)
+        self._take_layout(arrays)
+        return arrays
+
+    def _take_layout(self, arrays: LaidOutArrays) -> None:
+        assert self._layouts is not None
+        self._arrays, self._state = arrays, arrays.state
+        self._layouts.close_replaced()
 
     @exclusive
     def compute(self, *inputs: InputValue, out: Sequence[Array] | None = None, timeout: float | None = None) -> Outputs:
@@ -288,14 +329,39 @@ class Execution(ClosedWhenDropped, Closable, HasState):
         """
         self._require_computable()
         self._open_arrays.check_out(out)
+        if out is self._open_arrays.outputs:
+            out = IN_PLACE
         self._copy_in(inputs)
         self._was_computed = True
-        if isinstance(self._state, MappedState):
-            self._state.begin()
-        self.last_timing = self._request.compute(timeout=timeout).timing
+        self._begin_states()
+        self.last_timing = self._compute(deadline_after(timeout)).timing
         if isinstance(self._state, MappedState):
             self._state.advance()
         return self._open_arrays.copy_out(out)
+
+    def _compute(self, deadline_ns: int | None) -> ExecutionResult:
+        """Compute once, or twice if an output needs more memory; the arrays then show the outputs."""
+        try:
+            result = self._request.compute(timeout=remaining_s(deadline_ns))
+        except OutputInsufficientSize as error:
+            if not self._grow(error.output_shapes):
+                raise
+            result = None
+        if result is None:
+            result = self._request.compute(timeout=remaining_s(deadline_ns))
+        if self._layouts is not None:
+            self._take_layout(self._layouts.show(self._open_arrays, result.shapes, lambda request: request))
+        return result
+
+    def _grow(self, reported: Sequence[OutputShape]) -> bool:
+        """Return whether the outputs have more space now."""
+        if self._layouts is None:
+            return False
+        larger = self._layouts.grow(self._open_arrays, reported)
+        if larger is not None:
+            self._take_layout(larger)
+            self._begin_states()
+        return larger is not None
 
     @exclusive
     def compute_fenced(
@@ -324,6 +390,15 @@ class Execution(ClosedWhenDropped, Closable, HasState):
             raise no_inputs_error(self._open_arrays.input_infos, "execution.compute")
         self._open_arrays.copy_in(inputs)
         self._has_inputs = True
+
+    def _begin_states(self) -> None:
+        if isinstance(self._state, MappedState):
+            self._state.begin()
+
+    @property
+    def _request(self) -> BoundRequest:
+        request: BoundRequest = self._open_arrays.prepared
+        return request
 
     @property
     def _open_arrays(self) -> MappedArrays:
@@ -357,7 +432,6 @@ class Execution(ClosedWhenDropped, Closable, HasState):
 
     def close(self) -> None:
         """Release the execution here and in the driver; a computation in progress continues. Idempotent."""
-        self._inputs, self.outputs = (), Outputs()
         self._detach_state()
         self._arrays = None  # its arrays would keep the memory mapped
         self._close_last_fence()

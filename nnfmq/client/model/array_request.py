@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -31,15 +31,26 @@ from nnfmq.client.model.arrays import (
     view,
 )
 from nnfmq.client.model.buffers import Buffer
-from nnfmq.client.model.handle import CompiledHandle, MappedState, ModelHandle
+from nnfmq.client.model.handle import CompiledHandle, MappedState, ModelHandle, mapped_state
 from nnfmq.hal.errors import InvalidArgument, OutputInsufficientSize
 from nnfmq.hal.summaries import counted
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, OutputShape, Pool, Request, RequestArgument
 
-__all__ = ["ArrayRequest", "CallArguments", "MappedArrays", "check_targets", "checked_arguments"]
+__all__ = [
+    "IN_PLACE",
+    "ArrayRequest",
+    "CallArguments",
+    "MappedArrays",
+    "check_targets",
+    "checked_arguments",
+    "has_unknown_shapes",
+    "with_prepared",
+]
 
 Shapes = Sequence[tuple[int, ...]]
+IN_PLACE = Outputs()
+"""Stands for the `outputs` of a burst or an execution object as `out`: an execution of other shapes replaces those."""
 
 
 def checked_arguments(infos: Sequence[TensorInfo], values: Sequence[InputValue | Buffer]) -> list[Array | Buffer]:
@@ -186,7 +197,8 @@ class ArrayRequest(Closable):
         """
         reported = [shape.dimensions for shape in error.output_shapes]
         check_reported_shapes(self._model.outputs, reported)
-        if reported == self._shapes or any(0 in shape for shape in reported):
+        are_known = all(shape.is_sufficient or 0 not in shape.dimensions for shape in error.output_shapes)
+        if reported == self._shapes or not are_known:
             try:
                 raise error
             finally:
@@ -236,7 +248,8 @@ class MappedArrays(Uncopyable):
     """Input arrays over one memory, output arrays over another, and the request over both.
 
     The driver cannot write the inputs' memory. `inputs` and `outputs` are the caller's; `all_inputs` and `all_outputs`
-    have the model's states, too. `copies` has for each of `outputs` what copies it.
+    have the model's states, too. `copies` has for each of `outputs` what copies it. `prepared` is what the arrays' user
+    has made of the request: a burst its packets, an execution object what sends it.
     """
 
     input_infos: tuple[TensorInfo, ...]
@@ -249,6 +262,7 @@ class MappedArrays(Uncopyable):
     state: MappedState | None
     request: Request
     memories: tuple[Pool, ...]
+    prepared: Any = None
 
     @classmethod
     def create(cls, model: CompiledHandle, resources: ExitStack, user: str) -> MappedArrays:
@@ -267,8 +281,8 @@ class MappedArrays(Uncopyable):
         input_count, output_count = len(model.caller_inputs), len(model.caller_outputs)
         state = None
         if model.states:
-            before, after = _range(source, input_args[input_count:]), _range(sink, output_args[output_count:])
-            state = MappedState(model.states, inputs[input_count:], before, after)
+            places = (source, input_args[input_count:]), (sink, output_args[output_count:])
+            state = mapped_state(model.states, inputs[input_count:], *places)
         own_outputs = outputs_type(names_of(model.caller_outputs))(outputs[:output_count])
         return cls(
             model.caller_inputs,
@@ -300,19 +314,24 @@ class MappedArrays(Uncopyable):
             model.inputs, model.outputs, inputs, own_outputs, copies, inputs, outputs, None, request, tuple(pools)
         )  # fmt: skip
 
+    def require_laid_out(self) -> None:
+        """Raise InvalidArgument if there are no input arrays yet."""
+
     def check_out(self, out: Sequence[Array] | None) -> None:
-        """Raise InvalidArgument unless `out` is None, `outputs` itself, or arrays that can take the outputs."""
-        if out is not None and out is not self.outputs:
+        """Raise InvalidArgument unless `out` is None, IN_PLACE, `outputs`, or arrays that can take the outputs."""
+        if out is not None and out is not self.outputs and out is not IN_PLACE:
             check_out(self.output_infos, out)
 
-    def copy_in(self, values: Sequence[InputValue]) -> None:
+    def copy_in(self, values: Sequence[InputValue]) -> MappedArrays:
         """Copy an execution's inputs, in order or by name, into the memory; no values at all leave it as it is.
+
+        Returns the arrays that have them now: these, unless their shapes depend on the values.
 
         Raises:
             InvalidArgument: If their number, a name, a shape or a dtype is wrong.
         """
         if not values:
-            return
+            return self
         inputs = self.inputs
         if len(values) != len(inputs):
             values = in_order(self.input_infos, values)
@@ -322,13 +341,17 @@ class MappedArrays(Uncopyable):
                 break
             target[...] = value
         else:
-            return
-        arrays = checked_arrays(self.input_infos, values)
-        for target, array in zip(inputs, arrays, strict=True):
-            np.copyto(target, array, casting="same_kind")
+            return self
+        return self.take(checked_arrays(self.input_infos, values))
+
+    def take(self, values: Sequence[Array]) -> MappedArrays:
+        """Copy inputs that were checked; otherwise as `copy_in`."""
+        for target, value in zip(self.inputs, values, strict=True):
+            np.copyto(target, value, casting="same_kind")
+        return self
 
     def copy_out(self, out: Sequence[Array] | None) -> Outputs:
-        """Return the outputs: new arrays if `out` is None, `outputs` itself, or the filled arrays of `out`."""
+        """Return the outputs: new arrays if `out` is None, `outputs` or in place, else the filled arrays of `out`."""
         outputs = self.outputs
         if out is None:
             copies = self.copies
@@ -337,16 +360,20 @@ class MappedArrays(Uncopyable):
             if len(copies) == 2:
                 return outputs.__class__((copies[0](), copies[1]()))
             return outputs.__class__([copy() for copy in copies])
-        if out is outputs:
+        if out is outputs or out is IN_PLACE:
             return outputs
         copy_out(out, outputs)
         return outputs.__class__(out)
 
 
-def _range(memory: Memory, args: Sequence[RequestArgument]) -> Array:
-    """Return the bytes from the first argument's begin to the last one's end."""
-    first, last = args[0].location, args[-1].location
-    return np.frombuffer(memory.view[first.offset : last.offset + last.length], np.uint8)
+def has_unknown_shapes(model: CompiledHandle) -> bool:
+    """Return whether a shape is not fully known, so that the arrays are laid out for each execution."""
+    return any(info.has_unknown_shape for info in (*model.inputs, *model.outputs))
+
+
+def with_prepared(arrays: MappedArrays, prepared: object) -> MappedArrays:
+    """Return the same arrays with what their user has made of the request."""
+    return replace(arrays, prepared=prepared)
 
 
 def _views(memory: Memory, args: Sequence[RequestArgument], infos: Sequence[TensorInfo]) -> tuple[Array, ...]:

@@ -24,6 +24,7 @@ from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import DataLocation, OutputShape, Pool, RequestArgument
 
 __all__ = [
+    "LENGTH_MAX",
     "ExecutionInfo",
     "ExecutionResult",
     "MemoryPreference",
@@ -95,16 +96,20 @@ def callers_shape(info: TensorInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def layout(
-    infos: Sequence[TensorInfo], shapes: Sequence[tuple[int, ...]], pool_index: int
+    infos: Sequence[TensorInfo],
+    shapes: Sequence[tuple[int, ...]],
+    pool_index: int,
+    least_bytes: Sequence[int] | None = None,
 ) -> tuple[tuple[RequestArgument, ...], int]:
     """Return the request arguments of tensors placed one after the other in a pool, and the pool's size in bytes.
 
-    A tensor of unknown size gets one byte: the driver then replies OUTPUT_INSUFFICIENT_SIZE with its shape.
+    A tensor of unknown size gets `least_bytes`, by default one byte: if that is too little, the driver replies
+    OUTPUT_INSUFFICIENT_SIZE with its shape.
     """
     arguments, end = [], 0
-    for info, shape in zip(infos, shapes, strict=True):
+    for info, shape, least in zip(infos, shapes, least_bytes or [1] * len(infos), strict=True):
         offset = -(-end // ALIGNMENT) * ALIGNMENT
-        length = max(space_bytes(info, shape), 1)
+        length = max(space_bytes(info, shape), least)
         # Dimensions are sent only if they add to what the model specifies.
         dimensions = shape if shape != info.shape else ()
         arguments.append(RequestArgument(False, DataLocation(pool_index, offset, length), dimensions))
@@ -291,9 +296,26 @@ def checked_array(info: TensorInfo, value: InputValue) -> Array:
         wanted_text, text = format_tensor_shape(info), format_array_shape(shape)
         advice = _shape_advice(info, shape)
         raise InvalidArgument(f"input {info.name!r} has shape {wanted_text}; the given array has {text}{advice}")
+    if info.has_unknown_shape:
+        _check_bound_shape(info, shape)
     if array.dtype != info.dtype:
         _check_conversion(info, array)
     return array
+
+
+def _check_bound_shape(info: TensorInfo, shape: tuple[int, ...]) -> None:
+    """Raise InvalidArgument if a request cannot specify `shape` for an input of unknown shape (N-RQX-7)."""
+    if not shape:
+        raise InvalidArgument(
+            f"input {info.name!r} has an unknown rank; the given array is a scalar, for which the HAL has no "
+            "dimensions: give an array of one dimension or more (N-RQX-7)"
+        )
+    if 0 in shape:
+        raise InvalidArgument(
+            f"input {info.name!r} has shape {format_shape(info.shape)}; the given array has "
+            f"{format_array_shape(shape)}: to the HAL 0 is an unknown size, so an input has no elements only if the "
+            "model says so (N-RQX-7)"
+        )
 
 
 def _shape_advice(info: TensorInfo, shape: tuple[int, ...]) -> str:
@@ -366,7 +388,7 @@ def no_inputs_error(infos: Sequence[TensorInfo], call: str) -> InvalidArgument:
 
 
 def require_fixed_shapes(kind: str, infos: Sequence[TensorInfo], user: str = "a burst") -> None:
-    """Raise InvalidArgument if a shape is not fully known: `user` lays out its memory only once."""
+    """Raise InvalidArgument if a shape is not fully known, which `user` needs."""
     for info in infos:
         if info.has_unknown_shape:
             raise InvalidArgument(
@@ -413,7 +435,7 @@ def copy_out(targets: Sequence[Array], results: Sequence[Array]) -> None:
 # Checks of the shapes that a driver reports, before anything is read in them: it is not trusted (VAL-7).
 
 
-_LENGTH_MAX = 2**32 - 1  # of a DataLocation
+LENGTH_MAX = 2**32 - 1  # of a DataLocation
 
 
 def check_reported_shapes(infos: Sequence[TensorInfo], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -422,7 +444,7 @@ def check_reported_shapes(infos: Sequence[TensorInfo], shapes: Sequence[tuple[in
         raise ProtocolError(f"the driver reports the shapes of {len(shapes)} outputs, the model has {len(infos)}")
     for info, shape in zip(infos, shapes, strict=True):
         wanted = (1,) if info.is_empty else info.shape
-        if (wanted and not _fits(shape, wanted)) or size_bytes(info, shape) > _LENGTH_MAX:
+        if (wanted and not _fits(shape, wanted)) or size_bytes(info, shape) > LENGTH_MAX:
             raise ProtocolError(
                 f"the driver reports the shape {format_shape(shape)} for output {info.name!r} "
                 f"of shape {format_shape(info.shape)}"

@@ -268,12 +268,13 @@ class CompiledModel(Closable, HasState, ABC):
     ) -> Execution:
         """Return an execution with its own arrays that can be computed many times; blocks. The caller closes it.
 
-        All shapes must be known. It outlives this model, unless the interface version is older than AIDL v4: each
+        If the model leaves shapes open, it binds a request for those of each new combination of arrays, for which this
+        model must not be closed. It outlives this model, unless the interface version is older than AIDL v4: each
         computation then sends the request. `loop_timeout` as for `execute`. `timeout` (seconds; None = no limit) bounds
         only the creation.
 
         Raises:
-            InvalidArgument: If a shape is not fully known.
+            InvalidArgument: If a shape is not fully known, and the model is on several devices.
             BadState: If the model is closed.
             DeadObject: If the driver exits.
         """
@@ -297,7 +298,9 @@ class CompiledModel(Closable, HasState, ABC):
     def burst(self, *, polling_window_us: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S) -> ModelBurst:
         """Configure a burst: queues and memory for the arrays, for a series of fast executions. Blocks.
 
-        The caller closes it. On several devices it is a burst for each step, over memory that they share.
+        The caller closes it. On several devices it is a burst for each step, over memory that they share. If the model
+        leaves shapes open, executions with other shapes lay out the memory again, and one with an output that is larger
+        than its memory executes the model twice.
 
         Args:
             polling_window_us: How long a call polls before it sleeps, in µs; 0 = sleep immediately. The default is
@@ -384,7 +387,7 @@ class CompiledModel(Closable, HasState, ABC):
 
     @abstractmethod
     def request_burst(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> ModelBurst:
-        """Configure a burst that only has `execute_request`: without its own memory, so shapes may be unknown.
+        """Configure a burst that only has `execute_request`: without its own memory.
 
         Blocks up to `timeout` seconds (None = no limit). The caller closes the burst.
         """

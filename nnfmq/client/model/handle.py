@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import ArrayLike
 
+from nnfmq.base.memory import Memory
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.garbage import ClosedWhenDropped
 from nnfmq.client.model.arrays import Array, checked_arrays
@@ -20,6 +21,7 @@ from nnfmq.hal.errors import BadState, DeadObject, ErrorStatus, InvalidArgument,
 from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.summaries import counted, signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
+from nnfmq.hal.types import RequestArgument
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
@@ -34,10 +36,13 @@ __all__ = [
     "ModelLocation",
     "StateValues",
     "initial_values",
+    "mapped_state",
     "release_in_driver",
     "require_no_state",
 ]
 
+Place: TypeAlias = tuple[Memory, Sequence[RequestArgument]]
+"""The arguments of states, and the memory in which they are."""
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 
@@ -476,6 +481,17 @@ class MappedState:
         values = StateValues(self.states)
         values.set(self.get())
         return values
+
+
+def mapped_state(states: Sequence[StateInfo], inputs: Sequence[Array], before: Place, after: Place) -> MappedState:
+    """Return the states whose arguments `before` in the inputs' memory and `after` in the outputs' are given."""
+    return MappedState(states, inputs, _bytes(*before), _bytes(*after))
+
+
+def _bytes(memory: Memory, args: Sequence[RequestArgument]) -> Array:
+    """Return the bytes from the first argument's begin to the last one's end."""
+    first, last = args[0].location, args[-1].location
+    return np.frombuffer(memory.view[first.offset : last.offset + last.length], np.uint8)
 
 
 def require_no_state(states: Sequence[StateInfo], method: str) -> None:

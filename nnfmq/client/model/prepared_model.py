@@ -13,7 +13,14 @@ from nnfmq.client.execution.asynchronous import AsyncRequest, PendingExecution, 
 from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits, launch_fenced
 from nnfmq.client.execution.reusable import BoundRequest, RequestExecution, ResentRequest
 from nnfmq.client.model.array_request import ArrayRequest
-from nnfmq.client.model.arrays import PADDING, Array, ExecutionResult, InputValue, Outputs, checked_arrays
+from nnfmq.client.model.arrays import (
+    PADDING,
+    Array,
+    ExecutionResult,
+    InputValue,
+    Outputs,
+    checked_arrays,
+)
 from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.model.handle import ModelFallback, ModelHandle
@@ -142,7 +149,7 @@ class PreparedModel(CompiledModel):
     def _configure_burst(
         self, polling_window_us: float | None, deadline_ns: int | None, *, with_memory: bool = True
     ) -> Burst:
-        from nnfmq.client.burst.burst import configure_burst  # with the queues' core, when it is first used
+        from nnfmq.client.burst.configuration import configure_burst  # with the queues' core, when it is first used
 
         return configure_burst(self.handle, polling_window_us, deadline_ns, with_memory=with_memory)
 

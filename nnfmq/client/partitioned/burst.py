@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Self
 from nnfmq.base.deadlines import remaining_s
 from nnfmq.base.ownership import exclusive
 from nnfmq.base.watcher import Wakeable
-from nnfmq.client.burst.burst import Burst, Inputs, ModelBurst, Targets, configure_burst
+from nnfmq.client.burst.burst import Burst, Inputs, ModelBurst, Targets
+from nnfmq.client.burst.configuration import configure_burst
 from nnfmq.client.model.array_request import MappedArrays
 from nnfmq.client.model.arrays import ExecutionInfo, ExecutionResult, Outputs
 from nnfmq.client.partitioned.executions import (

@@ -64,7 +64,14 @@ CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
         "named.repository",
     ),
     ("model.arrays", "model.buffers", "observation"),
-    ("model.handle", "model.array_request", "connection.recovery", "partitioned.plan", "partitioned.memory")
+    (
+        "model.handle",
+        "model.array_request",
+        "model.array_layouts",
+        "connection.recovery",
+        "partitioned.plan",
+        "partitioned.memory",
+    )
     + ("partitioned.handle",),
     ("execution", "burst", "partitioned.executions", "partitioned.fenced", "partitioned.burst"),
     ("model.compiled_model", "model.prepared_model", "model.buffer_allocation", "partitioned.model"),

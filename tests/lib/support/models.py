@@ -165,6 +165,50 @@ def unsized_relu_model(shape: Shape = (4,)) -> Model:
     return builder.model()
 
 
+def tile_model(shape: Shape = (0,)) -> Model:
+    """TILE of floats by an integer for each dimension, of another input: their values decide the size."""
+    builder = _Builder()
+    given, multiples, result = (
+        builder.input(shape),
+        builder.integer_input((len(shape),)),
+        builder.output((0,) * len(shape)),
+    )
+    builder.operation(OperationType.TILE, [given, multiples], [result])
+    return builder.model()
+
+
+def counting_tile_model() -> Model:
+    """TILE of a state of four floats by an input, and the state plus one."""
+    builder = _Builder()
+    multiples, state, result, after = (
+        builder.integer_input((1,)),
+        builder.input((4,)),
+        builder.output((0,)),
+        builder.output((4,)),
+    )
+    builder.operation(OperationType.TILE, [state, multiples], [result])
+    builder.operation(OperationType.ADD, [state, builder.floats((4,), 1.0), builder.scalar(0)], [after])
+    return builder.model()
+
+
+def add_and_count_model() -> Model:
+    """RELU of any number of floats; and a state of four floats plus one."""
+    builder = _Builder()
+    given, state, result, after = builder.input((0,)), builder.input((4,)), builder.output((0,)), builder.output((4,))
+    builder.operation(OperationType.RELU, [given], [result])
+    builder.operation(OperationType.ADD, [state, builder.floats((4,), 1.0), builder.scalar(0)], [after])
+    return builder.model()
+
+
+def reduced_model() -> Model:
+    """REDUCE_SUM of any number of rows of four floats to one."""
+    builder = _Builder()
+    given, result = builder.input((0, 4)), builder.output((1,))
+    keeps = builder._constant(OperandType.BOOL, (), b"\0")
+    builder.operation(OperationType.REDUCE_SUM, [given, builder.integers([0, 1]), keeps], [result])
+    return builder.model()
+
+
 def gather_model() -> Model:
     """GATHER from four floats by one index, which an input holds: an index out of range fails the execution."""
     builder = _Builder()
