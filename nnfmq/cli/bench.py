@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nnfmq.cli.inputs import Array
     from nnfmq.importers import LoadedModel
     from nnfmq.lab.bench.measurement import LoadMeasurements, LoadPlan
-    from nnfmq.lab.bench.runner import HostedFile
+    from nnfmq.lab.bench.runner import OpenedFile
 
 EXAMPLES = """\
 examples:
@@ -258,14 +258,14 @@ def _read_baseline(path: Path) -> Any:
         raise InvalidArgument(f"{path} is no report of nnfmq bench --json: {error}") from error
 
 
-def hosted_file(arguments: argparse.Namespace, model: LoadedModel) -> HostedFile:
+def hosted_file(arguments: argparse.Namespace, model: LoadedModel) -> OpenedFile:
     """Return what the runners need to know of a model that a hosted runtime has opened."""
-    from nnfmq.lab.bench.runner import HostedFile
+    from nnfmq.lab.bench.runner import OpenedFile
 
-    return HostedFile(dict(arguments.runtime_option), model.inputs, model.outputs, model.states)
+    return OpenedFile(dict(arguments.runtime_option), model.inputs, model.outputs, model.states)
 
 
-def _plan(arguments: argparse.Namespace, model: LoadedModel, device: str | None, hosted: HostedFile | None) -> LoadPlan:
+def _plan(arguments: argparse.Namespace, model: LoadedModel, device: str | None, hosted: OpenedFile | None) -> LoadPlan:
     from nnfmq.lab.bench.measurement import LoadPlan
 
     count, threshold = arguments.count, arguments.latency_threshold

@@ -182,7 +182,7 @@ def _describe(
 def _formats(info: DeviceInfo) -> list[str] | None:
     """Return the formats of files that a device runs on the runtime that it hosts; None if it hosts none.
 
-    The list is empty for a runtime of a plug-in: only the driver knows what it runs.
+    X
     """
     from nnfmq.client.connection.device import hosts_runtime
     from nnfmq.hal.hosted import RUNTIMES

@@ -87,7 +87,7 @@ class ModelFile(NamedTuple):
     """
 
     loaded: LoadedModel | None
-    refusal: UnsupportedModel | UnknownShapes | None = None
+    refusal: InvalidArgument | None = None
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> ModelFile:
@@ -96,9 +96,11 @@ class ModelFile(NamedTuple):
 
         if arguments.runtime_option or is_runtime_name(arguments.device or ""):
             return cls(None)
+        from nnfmq.importers.file_format import UnknownFormat
+
         try:
             return cls(load_model(arguments))
-        except UnsupportedModel as error:
+        except (UnsupportedModel, UnknownFormat) as error:
             return cls(None, error)
         except SizesNeeded as error:
             return cls(None, error.refusal)

@@ -10,7 +10,14 @@ from msgspec.structs import replace
 
 from nnfmq.data import example_path
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
-from nnfmq.importers.file_format import TFLITE_IMPORTER, ModelSource, SourceArgument, importer_of, read_source
+from nnfmq.importers.file_format import (
+    TFLITE_IMPORTER,
+    ModelSource,
+    SourceArgument,
+    UnknownFormat,
+    importer_of,
+    read_source,
+)
 from nnfmq.importers.loaded_model import LoadedModel, ModelMetadata, TensorMetadata, UnknownShapes
 
 __all__ = ["LoadedModel", "ModelMetadata", "SourceArgument", "TensorMetadata", "example_path", "load", "load_source"]
@@ -55,6 +62,8 @@ def load_source(file: ModelSource) -> LoadedModel:
         raise UnknownShapes(error.inputs, _origin(file)) from None
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{_origin(file)}{error}{_given(file)}", error.problems) from None
+    except UnknownFormat as error:
+        raise UnknownFormat(f"{_origin(file)}{error}") from None
     except InvalidArgument as error:
         raise InvalidArgument(f"{_origin(file)}{error}") from None
     return replace(loaded, file_name=file.path.name) if file.path else loaded

@@ -20,10 +20,17 @@ from nnfmq.base.memory import PrivateBytes
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 
 __all__ = [
-    "TFLITE_IMPORTER", "FileContent", "ModelSource", "Shapes", "SourceArgument", "checked_shapes", "hosted_format",
+    "TFLITE_IMPORTER",
+    "FileContent",
+    "ModelSource",
+    "Shapes",
+    "SourceArgument",
+    "UnknownFormat",
+    "checked_shapes",
+    "hosted_format",
     "importer_of",
     "read_source",
-]  # fmt: skip
+]
 
 FileContent: TypeAlias = bytes | PrivateBytes
 """The bytes of a file. A slice is a copy; a view of them is a memoryview."""
@@ -74,6 +81,10 @@ _TEXT_BYTES = 16  # a file that begins with as many printable characters is text
 _LISTED_MEMBERS = 3
 _XML_STARTS = (b"<?xml", b"<net", b"\xef\xbb\xbf<")
 _XML_PROLOGUE_BYTES = 512  # declaration and comments before the root element
+
+
+class UnknownFormat(InvalidArgument):
+    """INVALID_ARGUMENT: a file may be a model, but none of a format that this build knows."""
 
 
 class ModelSource(Struct, frozen=True):
@@ -150,14 +161,17 @@ def importer_of(data: FileContent) -> str:
     """Return the name of the module that imports a file with this content.
 
     Raises:
-        UnsupportedModel: If there is none, and a hosted runtime may run the file.
+        UnsupportedModel: If there is none, and the file has a format of a runtime that can be hosted.
+        UnknownFormat: If a plug-in's runtime may run the file.
         InvalidArgument: If it is no model; the message says what the file is.
     """
     kind = _format_of(data)
     if kind in _IMPORTERS:
         return _IMPORTERS[kind]
-    may_be_hosted = kind in _HOSTED_FORMATS or kind in _UNKNOWN
-    raise (UnsupportedModel if may_be_hosted else InvalidArgument)(f"this is {kind}; {_SUPPORTED}")
+    problem = f"this is {kind}; {_SUPPORTED}"
+    if kind in _HOSTED_FORMATS:
+        raise UnsupportedModel(problem)
+    raise UnknownFormat(problem) if kind in _UNKNOWN else InvalidArgument(problem)
 
 
 def hosted_format(data: FileContent, path: Path | None) -> str:

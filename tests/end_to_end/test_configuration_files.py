@@ -51,7 +51,7 @@ def test_driver_and_client_find_each_other_by_the_socket_in_a_file(
 ) -> None:
     socket = folder / "lab.sock"
     (folder / "devices.toml").write_text(DEVICES, encoding="utf-8")
-    path = written(folder, f'socket = "{socket}"\ndevices = "{folder}/devices.toml"')
+    path = written(folder, f'socket = "{socket}"\ndevices = "{folder}/devices.toml"\nruntimes = []')
     arguments = ["-P", "-m", "nnfmq", "--config", path, "serve"]
     with running_daemon(socket, arguments=arguments), settings.CONFIG.exported(str(path)):
         monkeypatch.delenv("NNFMQ_SOCKET", raising=False)

@@ -140,6 +140,7 @@ def test_CAP_7_measured_figures_in_the_configuration_are_the_device_s(
         "TENSOR_FLOAT32 = { exec_time = 0.25, power_usage = 1.5 }\n"
     )
     monkeypatch.setenv("NNFMQ_DEVICES", str(path))
+    monkeypatch.setenv("NNFMQ_RUNTIMES", "")
     with nnfmq.connect(embedded=True) as client:
         assert [info.name for info in client.devices()] == ["test-measured"]
         found = client.device("test-measured").capabilities()

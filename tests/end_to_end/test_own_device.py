@@ -76,7 +76,7 @@ def test_TST_1_conformance_passes_for_the_supported_operations(driver: Daemon, t
 def test_workers_have_the_devices_that_were_configured_when_their_driver_started(tmp_path: Path) -> None:
     listed = tmp_path / "devices.toml"
     listed.write_text('[[device]]\nname = "test-first"\n')
-    variables = {"NNFMQ_DEVICES": str(listed)}
+    variables = {"NNFMQ_DEVICES": str(listed), "NNFMQ_RUNTIMES": ""}
     with short_folder() as made, running_daemon(made / "d.sock", environment=variables) as daemon:
         listed.write_text('[[device]]\nname = "test-second"\n')
         with daemon.connect() as client:

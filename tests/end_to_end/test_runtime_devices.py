@@ -41,11 +41,11 @@ def sockets(folder: Path) -> Path:
 
 
 def with_devices(folder: Path, *names: str, exec_time: float = 1.0) -> dict[str, str]:
-    """Return the environment of a driver that has reference devices of these names."""
+    """Return the environment of a driver that has reference devices of these names, and hosts no runtime."""
     performance = f"[device.performance]\nall = {{ exec_time = {exec_time}, power_usage = 1.0 }}\n"
     path = folder / f"{'-'.join(names)}-{exec_time}.toml"
     path.write_text("".join(f'[[device]]\nname = "{name}"\n{performance}' for name in names))
-    return {"NNFMQ_DEVICES": str(path)}
+    return {"NNFMQ_DEVICES": str(path), "NNFMQ_RUNTIMES": ""}
 
 
 @pytest.fixture(scope="module")

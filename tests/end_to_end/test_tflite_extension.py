@@ -38,7 +38,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     file.write_text(DEVICES)
     with (
         short_folder() as made,
-        running_daemon(made / "d.sock", environment={"NNFMQ_DEVICES": str(file)}) as daemon,
+        running_daemon(made / "d.sock", environment={"NNFMQ_DEVICES": str(file), "NNFMQ_RUNTIMES": ""}) as daemon,
     ):
         yield daemon
 

@@ -134,13 +134,17 @@ def test_the_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["run", "--input", "x.npy"], ["profile"]], ids=["run", "profile"])
-def test_the_commands_print_a_table(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_print_a_table(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNFMQ_RUNTIMES", "")
     path = tmp_path / "m.tflite"
     path.write_bytes(chain("CONCAT_EMBEDDINGS", "RELU", "CONCAT_EMBEDDINGS", "SKIP_GRAM"))
     assert main([*words, str(path)]) == 1
     printed = capsys.readouterr()
-    first, *table = printed.err.splitlines()
+    first, *table, last = printed.err.splitlines()
     assert (printed.out, first) == ("", f"nnfmq: error: {path}: 3 operators are not supported:")
+    assert last.startswith("nnfmq: a hosted runtime may run it")
     rows = [line.split() for line in table if line.strip()]
     assert rows[0] == ["operator", "count", "indexes", "types", "reason"]
     assert rows[2:] == [

@@ -111,9 +111,10 @@ class GivenModel(Struct, frozen=True):
 
 
 def _is_refusal(error: InvalidArgument) -> bool:
-    from nnfmq.importers.loaded_model import UnknownShapes  # imported with the importer that has raised
+    from nnfmq.importers.file_format import UnknownFormat  # imported by what has raised
+    from nnfmq.importers.loaded_model import UnknownShapes
 
-    return isinstance(error, (UnsupportedModel, UnknownShapes))
+    return isinstance(error, (UnsupportedModel, UnknownShapes, UnknownFormat))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 
 from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import DeviceUnavailable
-from nnfmq.lab.bench.runner import HostedFile, Load, LoadResult, OwnRunner, RunnerGroup, RunnerJob, started_group
+from nnfmq.lab.bench.runner import Load, LoadResult, OpenedFile, OwnRunner, RunnerGroup, RunnerJob, started_group
 from nnfmq.lab.bench.steps import Array
 from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
 from nnfmq.lab.listening_driver import started_daemon
@@ -66,7 +66,7 @@ class LoadPlan:
     threads: int | None = None
     connect: str | None = None
     own: Mapping[str, OwnRunner] = field(default_factory=dict)
-    hosted: HostedFile | None = None
+    hosted: OpenedFile | None = None
 
     def __post_init__(self) -> None:
         assert self.percentile in REPORTED

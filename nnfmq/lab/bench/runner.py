@@ -34,10 +34,10 @@ from nnfmq.lab.bench.steps import STAGES, Array, Stages, Step, fastest_variant, 
 from nnfmq.lab.child_processes import BenchmarkFailed, ChildEnded, FunctionProcess, set_time_limit, started_child
 
 __all__ = [
-    "HostedFile",
     "Load",
     "LoadResult",
     "OpenRunner",
+    "OpenedFile",
     "OwnRunner",
     "RunnerGroup",
     "RunnerJob",
@@ -62,7 +62,7 @@ BACKLOG_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class HostedFile:
+class OpenedFile:
     """A model file that a hosted runtime opens, with these options, and what that found in it.
 
     Stands for the model that `nnfmq.load` returns, but has no operations.
@@ -96,7 +96,7 @@ class RunnerJob:
     threads: int | None
     connect: str | None
     own: OwnRunner | None = None
-    hosted: HostedFile | None = None
+    hosted: OpenedFile | None = None
     """Set if `device` hosts the runtime that opens the file."""
 
 
