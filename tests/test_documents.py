@@ -221,11 +221,14 @@ def test_the_commands_of_tutorials_and_guides_are_in_blocks(page: Path) -> None:
     assert set(indented) <= {"python ask_fibonacci.py 10"}
 
 
-def test_the_example_of_the_options_of_a_version_is_valid(tmp_path: Path) -> None:
-    (example,) = [block.code for block in blocks(ROOT / "docs/reference/model-options.md") if block.language == "toml"]
-    (tmp_path / "model.toml").write_text(example, encoding="utf-8")
+def test_the_examples_of_the_options_of_a_version_are_valid(tmp_path: Path) -> None:
+    page = blocks(ROOT / "docs/reference/model-options.md")
+    own, hosted = (block.code for block in page if block.language == "toml")
+    (tmp_path / "model.toml").write_text(own, encoding="utf-8")
     options = read_options(tmp_path)
     assert (options.device, options.batch, options.shapes) == ("compiled", 8, {"image": (1, 224, 224, 3)})
+    (tmp_path / "model.toml").write_text(hosted, encoding="utf-8")
+    assert read_options(tmp_path).device == "onnxruntime"
 
 
 def test_extras_can_be_added_where_nnfmq_is_installed() -> None:
