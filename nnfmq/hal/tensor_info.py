@@ -41,7 +41,10 @@ _DTYPES: dict[OperandType, str] = {
 
 
 class TensorInfo(Struct, frozen=True):
-    """One input or output of a model: real value = scale × (element − zero_point); scale 0.0 means not quantized."""
+    """One input or output of a model: real value = scale × (element − zero_point); scale 0.0 means not quantized.
+
+    `is_bfloat16`: the elements are bfloat16, which NumPy lacks: `dtype` is "uint16", and has their bits.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -50,6 +53,7 @@ class TensorInfo(Struct, frozen=True):
     zero_point: int = 0
     is_scalar: bool = False
     is_empty: bool = False
+    is_bfloat16: bool = False
 
     @property
     def has_unknown_shape(self) -> bool:
@@ -61,6 +65,7 @@ class TensorInfo(Struct, frozen=True):
         given += [f"scale {self.scale:g}, zero point {self.zero_point}"] if self.scale else []
         given += ["scalar"] if self.is_scalar else []
         given += ["empty"] if self.is_empty else []
+        given += ["bfloat16"] if self.is_bfloat16 else []
         return f"<TensorInfo: {', '.join(given)}>"
 
 

@@ -201,9 +201,10 @@ def _operand(tensor: HostedTensor, lifetime: LifeTime) -> Operand:
 
 
 def _info(tensor: HostedTensor) -> TensorInfo:
-    dtype = "uint16" if tensor.dtype == "bfloat16" else tensor.dtype
+    is_bfloat16 = tensor.dtype == "bfloat16"
+    dtype = "uint16" if is_bfloat16 else tensor.dtype
     shape = tensor.known_shape if tensor.is_rank_0 or tensor.is_empty else tensor.dimensions
     return TensorInfo(
         tensor.name, shape or (), dtype, tensor.scale, tensor.zero_point,
-        is_scalar=tensor.is_rank_0, is_empty=tensor.is_empty,
+        is_scalar=tensor.is_rank_0, is_empty=tensor.is_empty, is_bfloat16=is_bfloat16,
     )  # fmt: skip

@@ -365,17 +365,33 @@ def _checked(info: TensorInfo, array: Any, batch: int) -> Array:
         fits = array.ndim == len(info.shape) and 1 <= len(array) <= batch and array.shape[1:] == info.shape[1:]
         wanted = f"1 to {batch} rows of shape {list(info.shape[1:])}"
     else:
-        fits, wanted = array.shape == info.shape, f"the shape {list(info.shape)}"
+        fits, wanted = array.shape == info.shape or _is_case(array.shape, info), f"the shape {_served_shape(info)}"
     if not fits:
         raise InvalidArgument(f"input {info.name!r} has {wanted}; the given array has {list(array.shape)}")
     return array
 
 
+def _is_case(shape: tuple[int, ...], info: TensorInfo) -> bool:
+    """Return whether a shape is that of a tensor of open sizes, or of open rank."""
+    if not info.has_unknown_shape:
+        return False
+    pairs = zip(shape, info.shape, strict=False)
+    return not info.shape or (len(shape) == len(info.shape) and all(known in (0, size) for size, known in pairs))
+
+
+def _served_shape(info: TensorInfo) -> list[int]:
+    """Return a shape with -1 for a size that each request decides; [-1] for any rank."""
+    if not info.has_unknown_shape:
+        return list(info.shape)
+    return [size or -1 for size in info.shape] or [-1]
+
+
 def _tensor_metadata(info: TensorInfo, batch: int) -> InferenceTensorMetadata:
     """Return the metadata of an input or output. Its first dimension is -1 if the model computes batches."""
-    shape = info.shape if batch == 1 else (-1, *info.shape[1:])
+    shape = _served_shape(info) if batch == 1 else [-1, *info.shape[1:]]
     quantization = {"scale": info.scale, "zero_point": info.zero_point} if info.scale else {}
-    return InferenceTensorMetadata(info.name, info.dtype, shape, quantization)
+    dtype = "bfloat16" if info.is_bfloat16 else info.dtype
+    return InferenceTensorMetadata(info.name, dtype, tuple(shape), quantization)
 
 
 def _names(infos: Sequence[TensorInfo]) -> str:
@@ -406,6 +422,7 @@ class ExecutableModel:
         self._model, self._lanes, self._batcher = model, lanes, batcher
         self._inputs = model.prepared.inputs
         self._arrays = RequestArrays(self._inputs, model.prepared.outputs, model.batch)
+        self._bfloat16 = frozenset(info.name for info in model.prepared.outputs if info.is_bfloat16)
         self._resources = ExitStack()
 
     @classmethod
@@ -423,13 +440,14 @@ class ExecutableModel:
         `blocking` decides when a request may wait on the event loop's thread; None = never.
 
         Raises:
-            InvalidArgument: If a shape is not fully known.
+            InvalidArgument: If the model computes batches, and has states, or a shape is not fully known.
             NnfmqError: The error of the driver's reply.
         """
         with ExitStack() as resources:
             resources.callback(model.prepared.close)
-            require_fixed_shapes("input", model.prepared.inputs, "a served model")
-            require_fixed_shapes("output", model.prepared.outputs, "a served model")
+            if model.batch > 1:
+                require_fixed_shapes("input", model.prepared.inputs, "a model that computes batches")
+                require_fixed_shapes("output", model.prepared.outputs, "a model that computes batches")
             bursts = [resources.enter_context(model.prepared.burst()) for _ in range(lanes)]
             batcher = None
             if model.batch > 1:
@@ -471,7 +489,7 @@ class ExecutableModel:
         else:
             outputs, version = await self._execute(arrays, deadline_ns)
         named = {name: outputs[index] for name, index in wanted.items()}
-        return InferResponse(request.model, str(version), named, request.id)
+        return InferResponse(request.model, str(version), named, request.id, self._bfloat16)
 
     async def _execute(self, arrays: Sequence[Array], deadline_ns: int | None) -> tuple[tuple[Array, ...], int]:
         burst = await self._lanes.take(deadline_ns)

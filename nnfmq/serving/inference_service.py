@@ -28,7 +28,10 @@ Parameters: TypeAlias = Mapping[str, bool | int | float | str]
 
 
 class InferenceTensorMetadata(Struct, frozen=True):
-    """One input or output of a model: its name, dtype (NumPy's name) and shape; -1 = any size."""
+    """One input or output of a model: its name, dtype (NumPy's name, or "bfloat16") and shape; -1 = any size.
+
+    The shape of a tensor of any rank is (-1,), because the protocol has no other.
+    """
 
     name: str
     dtype: str
@@ -82,12 +85,20 @@ class InferRequest(Struct, frozen=True):
 
 
 class InferResponse(Struct, frozen=True):
-    """The result of a request: arrays by output name, in order, and the version that computed them."""
+    """The result of a request: arrays by output name, in order, and the version that computed them.
+
+    `bfloat16` are the names of outputs whose arrays have the bits of bfloat16, as uint16.
+    """
 
     model: str
     version: str
     outputs: Mapping[str, Array]
     id: str = ""
+    bfloat16: frozenset[str] = frozenset()
+
+    def dtype_of(self, name: str) -> np.dtype[Any] | str:
+        """Return the dtype of an output, or "bfloat16"."""
+        return "bfloat16" if name in self.bfloat16 else self.outputs[name].dtype
 
 
 class InferenceService(Protocol):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nnfmq.client.connection.device import hosts_runtime
+from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, ModelNotFound, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.types import DeviceStatus
@@ -14,7 +16,7 @@ from nnfmq.serving.inference_service import ModelIndexEntry
 
 if TYPE_CHECKING:
     from nnfmq.client.connection.client import Client
-    from nnfmq.client.model.prepared_model import PreparedModel
+    from nnfmq.client.connection.prepare_arguments import PrepareOptions
 
 __all__ = ["ModelFiles", "ModelProvider", "ProvidedModel", "RepositoryModels", "to_version"]
 
@@ -77,8 +79,9 @@ class RepositoryModels:
 class ModelFiles:
     """Models from files, for a driver without a model repository, as an embedded one. Each has the version 1.
 
-    Borrows the client. A model runs on the device `compiled` if it is available, otherwise on `reference`, and never on
-    another one: what was sent is not executed again elsewhere.
+    Borrows the client. A model runs on the device `compiled` if it is available, otherwise on `reference`; one that
+    these do not support on the first hosted runtime that loads its file. It never changes to another device: what was
+    sent is not executed again elsewhere.
     """
 
     def __init__(self, client: Client, files: Mapping[str, str | os.PathLike[str]]) -> None:
@@ -90,16 +93,25 @@ class ModelFiles:
         if name not in self._files or version not in (0, 1):
             known = ", ".join(sorted(self._files)) or "none"
             raise ModelNotFound(f"there is no model {_shown(name, version)}; models: {known}")
-        devices = {info.name for info in self._client.devices() if info.status is DeviceStatus.AVAILABLE}
-        device = next((device for device in _DEVICES if device in devices), None)
+        from nnfmq.client.connection.hosted_choice import GivenModel, Host, Hosting  # a repository chooses by itself
+
+        infos = [info for info in self._client.devices() if info.status is DeviceStatus.AVAILABLE]
+        devices = {info.name: self._client.device_of(info) for info in infos}
+        device = next((devices[name] for name in _DEVICES if name in devices), None)
         if device is None:
             raise DeviceUnavailable(f"the driver has none of the devices {', '.join(_DEVICES)} available")
+        hosts = [Host.of(each) for each in devices.values() if hosts_runtime(each.info)]
+        options: PrepareOptions = {"timeout": timeout, "name": name}
         try:
-            prepared = self._client.device(device).prepare(self._files[name], timeout=timeout, name=name)
+            given = GivenModel.of(self._files[name], options)
+            prepared = Hosting(hosts, self._client.why_absent).prepare(
+                given, options, lambda model, left: device.prepare(model, **left)
+            )
         except OSError as error:
             if isinstance(error, NnfmqError):  # DeadObject and MissedDeadline are OSErrors, too
                 raise
             raise GeneralFailure(f"the file of model {name!r} cannot be read: {error}") from error
+        assert isinstance(prepared, PreparedModel)  # each device has prepared it whole
         return ProvidedModel(prepared, 1, lambda _burst: 1)
 
     def entries(self) -> list[ModelIndexEntry]:

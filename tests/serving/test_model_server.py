@@ -190,7 +190,7 @@ def test_a_model_that_does_not_exist_is_not_remembered(client: nnfmq.Client) -> 
     served(client, test, models=models)
 
 
-def test_a_model_whose_shapes_are_unknown_cannot_be_served_and_leaves_nothing(client: nnfmq.Client) -> None:
+def test_a_model_whose_shapes_are_unknown_computes_no_batches_and_leaves_nothing(client: nnfmq.Client) -> None:
     model = named(unsized_relu_model((3,)), {"x": (3,)}, {"y": (0,)})
 
     async def test(server: ModelServer) -> None:
@@ -199,7 +199,7 @@ def test_a_model_whose_shapes_are_unknown_cannot_be_served_and_leaves_nothing(cl
         (own,) = (each for each in client.statistics().clients if each.worker_pid == client.worker_pid)
         assert not own.models
 
-    served(client, test, models=ModelsInMemory(client, {"unsized": TestModel(model)}))
+    served(client, test, models=ModelsInMemory(client, {"unsized": TestModel(model, batch=3)}))
 
 
 def test_a_closed_model_has_no_bursts_in_the_driver_and_is_opened_again(client: nnfmq.Client) -> None:

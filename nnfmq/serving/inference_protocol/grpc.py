@@ -380,7 +380,7 @@ def encode_infer_message(response: InferResponse) -> SerializedMessage:
     )
     pieces = list[bytes | memoryview]()
     for name, array in response.outputs.items():
-        message.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
+        message.outputs.add(name=name, datatype=datatype_of(response.dtype_of(name)), shape=array.shape)
         pieces += bytes_field(_RAW_OUTPUTS, tensor_bytes(array))
     return SerializedMessage(b"".join([message.SerializeToString(), *pieces]))
 

@@ -30,6 +30,7 @@ from nnfmq.serving.inference_protocol.errors import (
     quoted,
 )
 from nnfmq.serving.inference_protocol.tensors import (
+    BFLOAT16,
     MAX_DIMENSION,
     MAX_TENSORS,
     DType,
@@ -432,6 +433,8 @@ def _inputs(entries: Iterable[_InputJson], binary: memoryview) -> dict[str, Arra
                 f"input {quoted(entry.name)} must have either `data` or the parameter `binary_data_size`"
             )
         dtype = dtype_of(entry.datatype)
+        if length is None and entry.datatype == BFLOAT16:
+            raise InvalidArgument(f"input {quoted(entry.name)} is {BFLOAT16}, which only binary data can have")
         if length is None:
             arrays[entry.name] = array_from_json(entry.name, dtype, entry.shape, entry.data)
         else:
@@ -441,6 +444,11 @@ def _inputs(entries: Iterable[_InputJson], binary: memoryview) -> dict[str, Arra
     if offset != len(binary):
         raise InvalidArgument(f"the body has {len(binary)} bytes after its JSON; the inputs have {offset}")
     return arrays
+
+
+def _widened(array: Array) -> Array:
+    """Return the float32 values of bfloat16, whose bits are the upper halves of theirs."""
+    return (array.astype(np.uint32) << 16).view(np.float32)
 
 
 def _formats(decoded: _RequestJson) -> OutputFormats:
@@ -460,13 +468,14 @@ def encode_infer_response(response: InferResponse, formats: OutputFormats) -> Re
     """
     binary, entries = list[memoryview](), list[dict[str, Any]]()
     for name, array in response.outputs.items():
-        entry: dict[str, Any] = {"name": name, "datatype": datatype_of(array.dtype), "shape": array.shape}
+        datatype = datatype_of(response.dtype_of(name))
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
         if formats.is_binary(name):
             data = tensor_bytes(array)
             entry["parameters"] = {"binary_data_size": len(data)}
             binary.append(data)
         else:
-            entry["data"] = json_values(name, array)
+            entry["data"] = json_values(name, _widened(array) if datatype == BFLOAT16 else array)
         entries.append(entry)
     fields: dict[str, Any] = {"model_name": response.model, "model_version": response.version, "outputs": entries}
     header = msgspec.json.encode({**fields, "id": response.id} if response.id else fields)

@@ -19,6 +19,7 @@ from nnfmq.serving.inference_protocol.errors import quoted
 from nnfmq.serving.inference_service import Array
 
 __all__ = [
+    "BFLOAT16",
     "DATATYPES",
     "MAX_DIMENSION",
     "MAX_RANK",
@@ -57,6 +58,7 @@ def _row(dtype: str, typed_field: str) -> _Datatype:
     return _Datatype(np.dtype(dtype).newbyteorder("<"), typed_field)
 
 
+BFLOAT16 = "BF16"
 DATATYPES: Mapping[str, _Datatype] = MappingProxyType(
     {
         "BOOL": _row("bool", "bool_contents"),
@@ -71,12 +73,12 @@ DATATYPES: Mapping[str, _Datatype] = MappingProxyType(
         "FP16": _row("float16", ""),
         "FP32": _row("float32", "fp32_contents"),
         "FP64": _row("float64", "fp64_contents"),
+        BFLOAT16: _row("uint16", ""),  # NumPy lacks it: its bits
     }
 )
-_NAMES: Mapping[DType, str] = {row.dtype.newbyteorder("="): name for name, row in DATATYPES.items()}
+_NAMES: Mapping[DType, str] = {row.dtype.newbyteorder("="): name for name, row in DATATYPES.items() if name != BFLOAT16}
 _UNSUPPORTED = {
     "BYTES": "models have no strings: decode images or text first, and send numbers",
-    "BF16": "NumPy has no such type: send FP32",
 }
 
 
@@ -94,11 +96,13 @@ def dtype_of(datatype: str) -> DType:
 
 
 def datatype_of(dtype: DType | str) -> str:
-    """Return the protocol's name of a NumPy dtype.
+    """Return the protocol's name of a NumPy dtype, or of "bfloat16".
 
     Raises:
         InvalidArgument: If the protocol has none.
     """
+    if dtype == "bfloat16":
+        return BFLOAT16
     wanted = np.dtype(dtype).newbyteorder("=")
     name = _NAMES.get(wanted)
     if name is None:
