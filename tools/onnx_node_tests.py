@@ -1,6 +1,6 @@
 """Run the node tests of the package onnx through nnfmq's importer and interpreter, and count the results.
 
-    python3 tools/onnx_node_tests.py [--refused] [--reasons]
+    python3 tools/onnx_node_tests.py [--refused] [--reasons] [--device onnxruntime]
 
 Inputs are bound by value, as sessions of nnfmq.compat.onnxruntime do, if the importer needs constants: integers, and
 then floats, of up to 16 elements. Inputs of unknown shapes get those of the test. The share is that of tests that have
@@ -9,11 +9,17 @@ only tensors of numbers and no operator of strings, sequences, optionals, traini
 A test passes if the importer accepts the model and each output is within 1e-5 of the largest element (float16 and
 bfloat16: 1e-2) of the expected one; from numbers that a test states with 4 decimals, one unit of the last. It is
 refused if the importer rejects the model with a reason. Everything else is a failure: then the exit status is 1.
+
+With --device, an embedded driver runs the models on this device, which hosts ONNX Runtime, by call and by burst. A test
+passes if the bits of all outputs are those of ONNX Runtime in this process, with one thread each. It is refused if the
+device says which input or output is no tensor of numbers, and left out if ONNX Runtime itself does not run it here.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import math
 import re
 import sys
 import warnings
@@ -34,6 +40,7 @@ from nnfmq.validation import validate_model
 _SEED = 1
 _SHORT = ("float16", "bfloat16")
 _DECIMALS = 4
+_NUMBERS = r"tensor\((float|double|float16|bfloat16|bool|u?int(8|16|32|64))\)"
 _NOT_NUMERIC = ("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer", "ImageDecoder")
 
 
@@ -42,7 +49,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--refused", action="store_true", help="print the reason of each refusal")
     parser.add_argument("--reasons", action="store_true", help="print how often each operator is refused, and why")
+    parser.add_argument("--device", help="compare this device, which hosts ONNX Runtime, with ONNX Runtime")
     arguments = parser.parse_args()
+    if arguments.device is not None:
+        return _compare_with_onnxruntime(arguments.device, arguments.refused)
     counts: Counter[str] = Counter()
     numeric: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
@@ -181,6 +191,113 @@ def _difference(found: Any, expected: Any) -> str:
         tolerance = max(tolerance, 10**-_DECIMALS)  # the test states rounded numbers
     close = np.isclose(found.astype(float), wanted, rtol=0, atol=tolerance, equal_nan=True)
     return "" if close.all() else f"{int((~close).sum())} of {close.size} elements differ"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A device that hosts ONNX Runtime, compared with ONNX Runtime in this process.
+
+
+def _compare_with_onnxruntime(device: str, shows_refused: bool) -> int:
+    """Print the counts and the failures; return the exit status."""
+    counts: Counter[str] = Counter()
+    with nnfmq.connect(embedded=True) as client:
+        for case in node_cases():
+            status, reason = hosted_outcome(client.device(device), case)
+            counts[status] += 1
+            if status == "failed" or (status != "passed" and shows_refused):
+                print(f"{status}: {case.name}: {reason}")
+    print(", ".join(f"{counts[status]} {status}" for status in ("passed", "refused", "failed", "left out")))
+    total = counts["passed"] + counts["failed"]
+    print(f"of those that ONNX Runtime runs, with tensors of numbers: {counts['passed']} of {total}")
+    return 1 if counts["failed"] else 0
+
+
+def hosted_outcome(device: nnfmq.Device, case: Any) -> tuple[str, str]:
+    """Return "passed", "refused", "failed" or "left out", and the reason."""
+    data = case.model.SerializeToString()
+    given = {info.name: value for info, value in zip(case.model.graph.input, case.data_sets[0][0], strict=True)}
+    try:
+        expected = _own_results(data, given)
+    except Exception as error:  # noqa: BLE001  whatever ONNX Runtime raises
+        return "left out", str(error)
+    try:
+        found = _hosted_results(device, data, given)
+    except NnfmqError as error:
+        is_clear = isinstance(error, InvalidArgument) and "put '" in str(error) and "has elements of type" in str(error)
+        return "refused" if expected is None and is_clear else "failed", str(error)
+    if expected is None:
+        return "failed", "it runs, although not all inputs and outputs are tensors of numbers"
+    for form, results in found.items():
+        for index, (result, wanted) in enumerate(zip(results, expected[_EXECUTIONS[form]], strict=True)):
+            if (result.dtype, result.shape) != (wanted.dtype, wanted.shape):
+                return "failed", f"{form}: output {index} is {result.dtype} {result.shape}, not {wanted.shape}"
+            if result.tobytes() != wanted.tobytes():
+                return "failed", f"{form}: output {index} has other bits"
+    return "passed", ""
+
+
+_EXECUTIONS = {"call": 0, "burst": 2}
+"""Which execution of the model has the results of a form: random numbers differ from one to the next."""
+
+
+def _own_results(data: bytes, given: dict[str, Any]) -> list[list[Any]] | None:
+    """Return the results of ONNX Runtime in this process, of three executions.
+
+    None if not all inputs and outputs are tensors of numbers.
+
+    Raises:
+        Exception: If ONNX Runtime does not run the model.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    if not all(re.fullmatch(_NUMBERS, info.type) for info in (*session.get_inputs(), *session.get_outputs())):
+        return None
+    feeds = {info.name: _ort_value(_words(given[info.name]), info.type) for info in session.get_inputs()}
+    return [[_values_of(value) for value in session.run_with_ort_values(None, feeds)] for _ in range(3)]
+
+
+def _hosted_results(device: nnfmq.Device, data: bytes, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of a call and of the second execution of a burst."""
+    sizes = {name: np.shape(_array(value)) for name, value in given.items()}
+    # A request cannot say that a tensor has rank 0, or no elements: the preparation does.
+    shapes: Any = {name: shape for name, shape in sizes.items() if not all(shape or (0,))}
+    options: dict[str, Any] = {"runtime_options": {"threads": 1}}
+    try:
+        prepared = device.prepare(data, shapes=shapes, **options)
+    except InvalidArgument as error:
+        if "shapes: there is no input" not in str(error):  # an initializer is no input
+            raise
+        prepared = device.prepare(data, **options)
+    with prepared as model:
+        arrays = [_words(given[info.name]) for info in model.inputs]
+        found: dict[str, Any] = {"call": model.execute(*arrays)}
+        with model.burst() as burst:
+            burst.execute(*arrays)
+            found["burst"] = tuple(map(np.copy, burst.execute(*arrays)))
+    return found
+
+
+def _words(value: Any) -> Any:
+    """Return an input as nnfmq takes it: bfloat16 as its words."""
+    array = np.ascontiguousarray(_array(value)).reshape(np.shape(_array(value)))
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _ort_value(array: Any, kind: str) -> Any:
+    import onnxruntime as ort
+
+    if kind == "tensor(bfloat16)":
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, 16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _values_of(value: Any) -> Any:
+    if value.data_type() != "tensor(bfloat16)":
+        return value.numpy()
+    return np.array((ctypes.c_uint16 * math.prod(value.shape())).from_address(value.data_ptr())).reshape(value.shape())
 
 
 if __name__ == "__main__":

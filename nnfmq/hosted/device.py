@@ -128,13 +128,20 @@ class OpenOptions(Struct, frozen=True):
 class HostedRun:
     """What executes an opened file with the arrays to which it is bound. One thread calls it at a time."""
 
-    def __call__(self) -> Sequence[Array | None]:
-        """Execute once; blocks. Return an array for each output that was bound to None, and None for the others."""
+    def __call__(self) -> Sequence[Array | None] | None:
+        """Execute once; blocks. Return an array for each output that was bound to None, and None for the others.
+
+        An array is also returned for what could not be filled in place, such as an output of another shape than the
+        file declares; it is copied before the next call. None, or an empty sequence: all outputs were filled.
+        """
         raise NotImplementedError
 
     def abort(self) -> bool:
         """End the running call, which then raises; another thread calls this. Return False if the runtime cannot."""
         return False
+
+    def resume(self) -> None:
+        """Allow calls again after `abort`, which may have come when the call had just ended."""
 
 
 class HostedModel:
@@ -484,7 +491,7 @@ _UNBOUND = HostedRun()
 class HostedExecution:
     """A program that is bound to the buffers of one request. One thread runs it at a time."""
 
-    __slots__ = ("_copies", "_is_direct", "_outputs", "_program", "_run", "_shapes", "_targets", "_views")
+    __slots__ = ("_copies", "_outputs", "_program", "_run", "_shapes", "_targets", "_views")
 
     def __init__(self, program: HostedProgram, inputs: Sequence[Array], outputs: Sequence[Any]) -> None:
         self._program, self._outputs = program, outputs
@@ -494,7 +501,6 @@ class HostedExecution:
             self._private(_declared(array, tensor)) for array, tensor in zip(inputs, call.inputs, strict=True)
         ]
         self._targets = [_target(out, tensor) for out, tensor in zip(outputs, call.outputs, strict=True)]
-        self._is_direct = all(target is not None for target in self._targets)
         self._shapes = tuple(OutputShape(tensor.dimensions) for tensor in call.outputs)
         # If the runtime takes one thread at a time, another one may have it now: the first run binds, by its deadline.
         self._run = program.opened.bind(self._views, self._targets) if program.lock is None else _UNBOUND
@@ -513,11 +519,9 @@ class HostedExecution:
         for copy, array in self._copies:
             np.copyto(copy, array)
         results = self._results(options)
-        if self._is_direct:
-            return self._shapes
-        return self._copied(results)
+        return self._copied(results) if results else self._shapes
 
-    def _results(self, options: RunOptions) -> Sequence[Array | None]:
+    def _results(self, options: RunOptions) -> Sequence[Array | None] | None:
         lock = self._program.lock
         if lock is None:
             return self._run_until(options)
@@ -529,16 +533,17 @@ class HostedExecution:
         finally:
             lock.release()
 
-    def _run_until(self, options: RunOptions) -> Sequence[Array | None]:
+    def _run_until(self, options: RunOptions) -> Sequence[Array | None] | None:
         if options.deadline_ns is None:
             return self._called(options)
         token = WATCHDOG.begin(options.deadline_ns, self._run.abort)
         try:
             return self._called(options)
         finally:
-            WATCHDOG.end(token)
+            if WATCHDOG.end(token):
+                self._run.resume()
 
-    def _called(self, options: RunOptions) -> Sequence[Array | None]:
+    def _called(self, options: RunOptions) -> Sequence[Array | None] | None:
         file = self._program.file
         try:
             if file.is_charged:

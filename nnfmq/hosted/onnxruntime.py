@@ -1,19 +1,29 @@
 """The device `onnxruntime`: ONNX files on ONNX Runtime, with any of its execution providers.
 
-Options: `providers` and `provider_options`, as for `onnxruntime.InferenceSession`; `threads`.
+Options, as in ONNX Runtime's own interface but values of JSON: `providers` and `provider_options`; of `SessionOptions`
+those in `_OPTIONS`, enumerations by name. ONNX Runtime's compiled module is called without the Python layer above it,
+which keeps the file in memory, and adds 1 to 38 us to each execution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
+from nnfmq.base.onnx_fields import require_files, with_external_data, without_dimensions
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import HostedDescription, HostedTensor
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
 from nnfmq.operations.declaration import Array
 
 __all__ = ["OnnxRuntimeDevice"]
 
+_CPU = "CPUExecutionProvider"
+_BFLOAT16 = 16  # of onnx.TensorProto.DataType: NumPy has no such type
+_LOG_FATAL = 4  # errors are raised; ONNX Runtime would also write them to stderr
 _DTYPES = {"float": "float32", "double": "float64"}
 
 
@@ -28,59 +38,213 @@ class OnnxRuntimeDevice(HostedDevice):
         """See `HostedDevice.open`."""
         import onnxruntime
 
-        session_options = onnxruntime.SessionOptions()
-        session_options.intra_op_num_threads = options.threads
-        session_options.inter_op_num_threads = 1
-        providers = options.options.get("providers", ["CPUExecutionProvider"])
-        return _Model(onnxruntime.InferenceSession(bytes(file.model), session_options, providers=providers))
+        onnxruntime.disable_telemetry_events()
+        onnxruntime.set_default_logger_severity(_LOG_FATAL)
+        session_options = _session_options(onnxruntime, options)
+        providers = _providers(onnxruntime, options.options)
+        content = _content(session_options, file)
+        if list(providers) != [_CPU] and b"EPContext" in content:
+            raise InvalidArgument("what a provider has compiled (EPContext) is not loaded: it is code, or names files")
+        session = onnxruntime.InferenceSession(content, session_options, list(providers.items()), enable_fallback=0)
+        return _Model(onnxruntime, session._sess, without_dimensions(file.model))  # `session` would keep the content
+
+
+def _content(session_options: Any, file: HostedFile) -> bytes:
+    """Return the model, and give ONNX Runtime the files with its tensors: it opens none itself.
+
+    It takes files in memory only for the main graph's initializers; for others it would look into its current folder.
+    """
+    require_files(file.model, file.others)
+    if file.others:
+        views = list(file.others.values())
+        session_options.add_external_initializers_from_files_in_memory(list(file.others), views, list(map(len, views)))
+    return bytes(with_external_data(file.model, file.others, is_nested_only=True))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options. A client must not make the worker open a file by its path, or load a library: no other entries are taken.
+
+
+_FLAGS = ("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "use_deterministic_compute")
+_ENUMS = {"graph_optimization_level": "GraphOptimizationLevel", "execution_mode": "ExecutionMode"}
+_OPTIONS = ("threads", "providers", "provider_options", *_ENUMS, *_FLAGS, "session_config_entries")
+_CONFIG_ENTRIES = (
+    "mlas.enable_gemm_fastmath_arm64_bfloat16", "optimization.disable_specified_optimizers",
+    "optimization.enable_cast_chain_elimination", "optimization.enable_gelu_approximation",
+    "session.disable_cpu_ep_fallback", "session.disable_double_qdq_remover", "session.disable_prepacking",
+    "session.disable_quant_qdq", "session.enable_dq_matmulnbits_fusion", "session.enable_quant_qdq_cleanup",
+    "session.graph_optimizations_loop_level", "session.qdq_matmulnbits_accuracy_level", "session.qdqisint8allowed",
+    "session.set_denormal_as_zero", "session.use_device_allocator_for_initializers", "session.x64quantprecision",
+)  # fmt: skip
+_PROVIDER_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "CUDAExecutionProvider": (
+        "arena_extend_strategy", "cudnn_conv1d_pad_to_nc1d", "cudnn_conv_algo_search", "cudnn_conv_use_max_workspace",
+        "device_id", "do_copy_in_default_stream", "enable_skip_layer_norm_strict_mode", "fuse_conv_bias",
+        "gpu_mem_limit", "prefer_nhwc", "sdpa_kernel", "use_tf32",
+    ),
+    "OpenVINOExecutionProvider": (
+        "device_type", "disable_dynamic_shapes", "enable_qdq_optimizer", "model_priority", "num_of_threads",
+        "num_streams", "precision",
+    ),
+    "TensorrtExecutionProvider": (
+        "device_id", "trt_bf16_enable", "trt_builder_optimization_level", "trt_fp16_enable",
+        "trt_max_partition_iterations", "trt_max_workspace_size", "trt_min_subgraph_size",
+    ),
+}  # fmt: skip
+
+
+def _session_options(onnxruntime: Any, options: OpenOptions) -> Any:
+    """Return the session's options: those of the driver, then those of the client."""
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = _LOG_FATAL
+    made.intra_op_num_threads, made.inter_op_num_threads = options.threads, 1
+    made.add_session_config_entry("session.load_model_format", "ONNX")  # whatever the bytes look like
+    made.add_session_config_entry("session.force_spinning_stop", "1")
+    for key, value in options.options.items():
+        _require_one_of("runtime option", key, _OPTIONS)
+        if key in _ENUMS:
+            _require_one_of(key, value, getattr(onnxruntime, _ENUMS[key]).__members__)
+            setattr(made, key, getattr(getattr(onnxruntime, _ENUMS[key]), value))
+        elif key in _FLAGS:
+            _require_one_of(key, value, (True, False))
+            setattr(made, key, bool(value))
+        elif key == "session_config_entries":
+            for name, entry in _table(key, value).items():
+                _require_one_of("session config entry", name, _CONFIG_ENTRIES)
+                made.add_session_config_entry(name, entry)
+    if made.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:  # nodes share the threads: two pools would add up
+        made.intra_op_num_threads, made.inter_op_num_threads = 1, options.threads
+    return made
+
+
+def _providers(onnxruntime: Any, given: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the options of each provider, in the order of their precedence. Raises InvalidArgument."""
+    entries, own = given.get("providers") or [_CPU], given.get("provider_options") or []
+    if not isinstance(entries, list) or not isinstance(own, list) or len(own) not in (0, len(entries)):
+        raise InvalidArgument("providers and provider_options are lists of the same length")
+    found: dict[str, dict[str, str]] = {}
+    for entry, more in zip(entries, own or [{}] * len(entries), strict=True):
+        name, setting = entry if isinstance(entry, list) and len(entry) == 2 else (entry, {})
+        _require_one_of("provider", name, onnxruntime.get_available_providers())
+        found[name] = {**_table(name, setting), **_table(name, more)}
+        for key in found[name]:
+            _require_one_of(f"{name} option", key, _PROVIDER_OPTIONS.get(name, ()))
+    return found
+
+
+def _table(key: object, value: object) -> dict[str, str]:
+    """Return settings by name, as texts. Raises InvalidArgument if they are none."""
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"{key!r:.80} has settings by name, not {value!r:.80}")
+    return {name: str(setting) for name, setting in value.items()}
+
+
+def _require_one_of(what: str, value: object, allowed: Iterable[object]) -> None:
+    if value not in list(allowed):
+        raise InvalidArgument(f"{what} {value!r:.80}: allowed are {', '.join(map(str, allowed)) or 'none'}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# An open file, and its executions.
 
 
 class _Model(HostedModel):
     is_thread_safe = True
 
-    def __init__(self, session: Any) -> None:
-        self.session = session
+    def __init__(self, onnxruntime: Any, session: Any, without_dimensions: frozenset[str]) -> None:
+        self.session, self.onnxruntime = session, onnxruntime
+        self.cpu = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
         self.description = HostedDescription(
-            tuple(map(_tensor, session.get_inputs())), tuple(map(_tensor, session.get_outputs()))
+            tuple(_tensor(node, without_dimensions) for node in session.inputs_meta),
+            tuple(_tensor(node, without_dimensions) for node in session.outputs_meta),
         )
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
         """See `HostedModel.bind`."""
-        binding = self.session.io_binding()
-        for tensor, array in zip(self.description.inputs, inputs, strict=True):
-            binding.bind_input(tensor.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        for tensor, out in zip(self.description.outputs, outputs, strict=True):
-            if out is None:
-                binding.bind_output(tensor.name, "cpu")
-            else:
-                binding.bind_output(tensor.name, "cpu", 0, out.dtype, out.shape, out.ctypes.data)
-        allocated = [tensor.name for tensor, out in zip(self.description.outputs, outputs, strict=True) if out is None]
-        return _Run(self.session, binding, (inputs, outputs), allocated)
+        return _Run(self, inputs, outputs)
 
 
 class _Run(HostedRun):
-    def __init__(
-        self,
-        session: Any,
-        binding: Any,
-        arrays: tuple[Sequence[Array], Sequence[Array | None]],
-        allocated: Sequence[str],
-    ) -> None:
-        self._session, self._binding, self._arrays, self._allocated = session, binding, arrays, allocated
-        self._is_direct = all(out is not None for out in arrays[1])
+    """Executes with inputs and outputs in the client's memory, where ONNX Runtime takes it.
 
-    def __call__(self) -> Sequence[Array | None]:
-        for name in self._allocated:  # otherwise a run takes the memory of the last results, whatever their shapes
-            self._binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(self._binding)
-        if self._is_direct:
-            return self._arrays[1]
+    The first run looks where the results are: ONNX Runtime leaves the memory of an output alone that is an input, too,
+    or has the name of another one. It refuses an output of another shape than the file declares.
+    """
+
+    def __init__(self, model: _Model, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
+        onnxruntime, tensors = model.onnxruntime, model.description.outputs
+        self._run, self._cpu = model.session.run_with_iobinding, model.cpu
+        self._tensors, self._arrays = tensors, (inputs, outputs)  # the arrays live as long as this
+        self._options = onnxruntime.RunOptions()
+        self._binding = onnxruntime.capi.onnxruntime_pybind11_state.SessionIOBinding(model.session)
+        for tensor, array in zip(model.description.inputs, inputs, strict=True):
+            self._binding.bind_input(tensor.name, self._cpu, _element(tensor), array.shape, array.ctypes.data)
+        for tensor, out in zip(tensors, outputs, strict=True):
+            if out is None:
+                self._binding.bind_output(tensor.name, self._cpu)  # it allocates memory
+            else:
+                self._binding.bind_output(tensor.name, self._cpu, _element(tensor), out.shape, out.ctypes.data)
+        self._addresses = [None if out is None else out.ctypes.data for out in outputs]
+        self._allocated = {place for place, out in enumerate(outputs) if out is None}
+        names = list(dict.fromkeys(tensor.name for tensor in tensors))
+        self._places = [names.index(tensor.name) for tensor in tensors]  # in the binding
+        self._is_in_place = False  # until a run has shown that all outputs are
+
+    def __call__(self) -> Sequence[Array | None] | None:
+        """See `HostedRun.__call__`."""
+        if not self._is_in_place:
+            return self._results()
+        try:
+            self._run(self._binding, self._options)
+        except Exception:
+            if self._options.terminate:
+                raise
+            return self._reallocated()
+        return None
+
+    def _results(self) -> Sequence[Array | None]:
+        for place in self._allocated:  # otherwise it would take the memory of the last results
+            self._binding.bind_output(self._tensors[place].name, self._cpu)
+        try:
+            self._run(self._binding, self._options)
+        except Exception:
+            if self._options.terminate or len(self._allocated) == len(self._tensors):
+                raise
+            return self._reallocated()
         values = self._binding.get_outputs()
-        return [value.numpy() if out is None else None for value, out in zip(values, self._arrays[1], strict=True)]
+        found = [values[place] for place in self._places]
+        self._allocated |= {i for i, value in enumerate(found) if value.data_ptr() != self._addresses[i]}
+        self._is_in_place = not self._allocated
+        return [_view(v, self._tensors[i]) if i in self._allocated else None for i, v in enumerate(found)]
+
+    def _reallocated(self) -> Sequence[Array | None]:
+        """Execute again, with outputs that ONNX Runtime allocates in whatever shapes."""
+        self._allocated, self._is_in_place = set(range(len(self._tensors))), False
+        return self._results()
+
+    def abort(self) -> bool:
+        """See `HostedRun.abort`."""
+        self._options.terminate = True
+        return True
+
+    def resume(self) -> None:
+        """See `HostedRun.resume`."""
+        self._options.terminate = False
 
 
-def _tensor(node: Any) -> HostedTensor:
-    kind = node.type.removeprefix("tensor(").removesuffix(")")
-    dtype = _DTYPES.get(kind, kind)
-    shape = tuple(node.shape) if node.shape is not None else None
-    return HostedTensor(node.name, dtype, shape)
+def _view(value: Any, tensor: HostedTensor) -> Array:
+    """Return an array over a result of ONNX Runtime, valid until the next run."""
+    dtype = np.dtype("uint16" if tensor.dtype == "bfloat16" else tensor.dtype)
+    place = {"version": 3, "typestr": dtype.str, "shape": tuple(value.shape()), "data": (value.data_ptr(), True)}
+    return np.asarray(SimpleNamespace(__array_interface__=place))
+
+
+def _element(tensor: HostedTensor) -> Any:
+    return _BFLOAT16 if tensor.dtype == "bfloat16" else np.dtype(tensor.dtype)
+
+
+def _tensor(node: Any, without_dimensions: frozenset[str]) -> HostedTensor:
+    """Return an input or output as ONNX Runtime reports it; it has no dimensions for an unknown rank, too."""
+    kind = node.type[7:-1] if node.type.startswith("tensor(") else node.type
+    shape = tuple(node.shape) or (() if node.name in without_dimensions else None)
+    return HostedTensor(node.name, _DTYPES.get(kind, kind), shape)

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from nnfmq.base.onnx_fields import require_files, with_external_data
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import HostedDescription, HostedTensor
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
-from nnfmq.hosted.onnx_files import has_external_data
 from nnfmq.operations.declaration import Array
 
 __all__ = ["CONFIG", "OpenVinoDevice"]
@@ -94,15 +94,14 @@ def _read(openvino: Any, file: HostedFile) -> Any:
     """
     others = list(file.others.values())
     if file.format in _FRONT_ENDS:
-        # OpenVINO would open external data below the current folder.
-        if others or (file.format == "onnx" and has_external_data(file.model)):
-            raise InvalidArgument(
-                "OpenVINO reads external data of ONNX files by path only, which a driver does not allow"
-            )
+        content: bytes | memoryview = file.model
+        if file.format == "onnx":  # OpenVINO would open external data below the current folder
+            require_files(file.model, file.others)
+            content = with_external_data(file.model, file.others)
         from openvino.frontend import FrontEndManager
 
         front_end = FrontEndManager().load_by_framework(_FRONT_ENDS[file.format])
-        return front_end.convert(front_end.load(io.BytesIO(file.model)))
+        return front_end.convert(front_end.load(io.BytesIO(content)))
     if len(others) > 1:
         raise InvalidArgument(f"an OpenVINO model has 1 file of weights, {len(others)} were given")
     text = bytes(file.model)

@@ -88,11 +88,13 @@ class Watchdog:
             self._wake(token, late_ns)
         return token
 
-    def end(self, token: int) -> None:
-        """Stop watching what has ended."""
-        if self._running.pop(token, None) is None:  # the thread tells it to stop, or has done so
-            with self._condition:
-                self._end_ns.pop(token, None)
+    def end(self, token: int) -> bool:
+        """Stop watching what has ended; return whether it was told to stop, perhaps too late."""
+        if self._running.pop(token, None) is not None:
+            return False
+        with self._condition:  # the thread tells it to stop, or has done so
+            self._end_ns.pop(token, None)
+        return True
 
     def look(self, now_ns: int) -> int:
         """End what is late, and return when to look again. The caller has the lock."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from nnfmq.base.onnx_fields import external_files
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.hosted import is_file_name
 from nnfmq.importers.file_format import FileContent, ModelSource, read_source
 
 __all__ = ["companion_files"]
@@ -19,4 +22,14 @@ def companion_files(format: str, file: ModelSource) -> Mapping[str, FileContent]
     if format == "openvino" and file.path is not None:
         weights = file.path.with_suffix(".bin")
         return {weights.name: read_source(weights).data} if weights.exists() else {}
-    return {}
+    return _external_data(file) if format == "onnx" else {}
+
+
+def _external_data(file: ModelSource) -> Mapping[str, FileContent]:
+    names = external_files(memoryview(file.data).cast("B"))
+    for name in names:
+        if not is_file_name(name):
+            raise InvalidArgument(f"the model has tensors in {name!r:.80}: only files of its own folder are read")
+    if names and file.path is None:
+        raise InvalidArgument(f"the model has tensors in {names[0]!r}: give its path instead of its content")
+    return {name: read_source(file.path.parent / name).data for name in names if file.path is not None}

@@ -129,6 +129,19 @@ def test_a_truncated_file_and_missing_weights_get_openvino_s_own_text(
 
 
 @pytest.mark.parametrize("name", ["external.onnx", "external_in_branch.onnx"])
-def test_external_data_in_the_driver_s_folder_are_never_opened(device: nnfmq.Device, files: Path, name: str) -> None:
-    with pytest.raises(nnfmq.InvalidArgument, match="external data of ONNX files by path only"):
+def test_external_data_cross_with_the_model(device: nnfmq.Device, files: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "pyproject.toml").write_bytes(np.float32([1, 2, 3]).tobytes())  # the name in the file
+    (tmp_path / name).write_bytes((files / name).read_bytes())
+    with device.prepare(tmp_path / name) as model:
+        given = {"x": np.ones((2, 3), np.float32), "b": np.array(True)}
+        found = model.execute(*(given[info.name] for info in model.inputs))
+        assert_equal(found, [np.float32([[2, 3, 4], [2, 3, 4]])])
+
+
+@pytest.mark.parametrize("name", ["external.onnx", "external_in_branch.onnx"])
+def test_external_data_in_the_driver_s_folder_are_never_opened(
+    device: nnfmq.Device, files: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("nnfmq.importers.hosted.companion_files", lambda *_: {})  # a client that gives no files
+    with pytest.raises(nnfmq.InvalidArgument, match="which is not one of the files given"):
         device.prepare((files / name).read_bytes())

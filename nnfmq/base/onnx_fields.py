@@ -1,0 +1,232 @@
+"""What an ONNX file refers to, read from its protocol buffer without the package onnx and without a runtime.
+
+A client reads the files beside the model that have its external data, and a driver that hosts a runtime checks that
+the model names no others: what a runtime would open by its path. The file is not trusted. What readers of protocol
+buffers understand in different ways, such as a message that is given twice and merged, is refused; where a file is
+truncated, reading ends, as the runtime will reject it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from nnfmq.hal.errors import InvalidArgument
+
+__all__ = ["external_files", "require_files", "with_external_data", "without_dimensions"]
+
+_TREE: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+}
+"""The messages within which tensors are, by the fields of their parents (onnx.proto)."""
+_SINGLE = {("model", 7), ("training", 1), ("training", 2), ("attribute", 5), ("attribute", 6), ("attribute", 22),
+           ("sparse", 1), ("sparse", 2)}  # fmt: skip
+"""Fields that occur once. If they occurred twice, their parts would be read as one message."""
+_RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 9, 13, 14, 1  # of TensorProto
+_INT_BITS = 2**32 - 1
+_DEPTH_MAX = 100  # readers of protocol buffers refuse more
+_SEARCHED_BYTES = 1 << 16  # in a message of at most as many bytes, finding a word is faster than reading the fields
+
+_Replace: TypeAlias = Callable[[memoryview], bytes | memoryview]
+
+
+class _Field(NamedTuple):
+    """A field: its number, its value (None: of a fixed size), and where it is in the message."""
+
+    number: int
+    value: int | memoryview | None
+    begin: int
+    end: int
+
+
+def external_files(model: memoryview) -> tuple[str, ...]:
+    """Return the names of the files that have tensors of an ONNX model, in the order in which it names them.
+
+    Raises:
+        InvalidArgument: If the file cannot be read without doubt.
+    """
+    names: dict[str, None] = {}
+
+    def note(tensor: memoryview) -> memoryview:
+        location = _external_data(tensor).get("location")
+        if location is not None:
+            names.setdefault(location)
+        return tensor
+
+    _replaced(model, "model", note)
+    return tuple(names)
+
+
+def require_files(model: memoryview, files: Container[str]) -> None:
+    """Require that the tensors of an ONNX model are in no other files than these. Raises InvalidArgument."""
+    for name in external_files(model):
+        if name not in files:
+            raise InvalidArgument(f"the model has tensors in {name!r:.80}, which is not one of the files given")
+
+
+def with_external_data(
+    model: memoryview, files: Mapping[str, memoryview], *, is_nested_only: bool = False
+) -> bytes | memoryview:
+    """Return the model with the tensors that are in the files, which `require_files` has found to be complete.
+
+    The result is `model` itself if there are none. If `is_nested_only`, the initializers of the main graph stay where
+    they are.
+
+    Raises:
+        InvalidArgument: If a tensor's data are not within the file.
+    """
+
+    def include(tensor: memoryview) -> bytes | memoryview:
+        external = _external_data(tensor)
+        places = [field.value for field in _fields(tensor) if field.number == _DATA_LOCATION]
+        if "location" not in external or not places or not isinstance(places[-1], int):
+            return tensor
+        if places[-1] & _INT_BITS != _EXTERNAL:
+            return tensor
+        kept = [tensor[f.begin : f.end] for f in _fields(tensor) if f.number not in (_EXTERNAL_DATA, _DATA_LOCATION)]
+        data = _range(files, external)
+        return b"".join([*kept, _tag(_RAW_DATA), _encoded(len(data)), data])
+
+    return _replaced(model, "model", include, is_nested_only)
+
+
+def without_dimensions(model: memoryview) -> frozenset[str]:
+    """Return the names of inputs and outputs that the file declares with rank 0, as opposed to an unknown rank."""
+    names: set[str] = set()
+    for graph in _values(model, 7):
+        for number in (11, 12):
+            for info in _values(graph, number):
+                shapes = [
+                    shape for kind in _values(info, 2) for tensor in _values(kind, 1) for shape in _values(tensor, 2)
+                ]
+                if shapes and not any(any(True for _ in _values(shape, 1)) for shape in shapes):
+                    names.update(str(name, "utf-8", "replace") for name in _values(info, 1))
+    return frozenset(names)
+
+
+def _replaced(
+    data: memoryview, kind: str, replace: _Replace, is_nested_only: bool = False, depth: int = 0
+) -> bytes | memoryview:
+    """Return a message in which `replace` has replaced each tensor; `data` itself if all are the same."""
+    if depth > _DEPTH_MAX:
+        raise InvalidArgument(f"the ONNX model has graphs that are nested more than {_DEPTH_MAX} messages deep")
+    if len(data) <= _SEARCHED_BYTES and b"location" not in bytes(data):
+        return data
+    parts: list[bytes | memoryview] = []
+    is_changed, seen = False, set()
+    for field in _fields(data):
+        inner, old = _TREE[kind].get(field.number), field.value
+        if inner is None or not isinstance(old, memoryview):
+            parts.append(data[field.begin : field.end])
+            continue
+        if (kind, field.number) in _SINGLE and field.number in seen:
+            raise InvalidArgument(f"the ONNX model is ambiguous: field {field.number} of a {kind} is given twice")
+        seen.add(field.number)
+        if inner != "tensor":
+            new = _replaced(old, inner, replace, is_nested_only, depth + 1)
+        else:
+            new = old if is_nested_only and depth == 1 and kind == "graph" else replace(old)
+        if new is old:
+            parts.append(data[field.begin : field.end])
+        else:
+            parts += [_tag(field.number), _encoded(len(new)), new]
+            is_changed = True
+    return b"".join(parts) if is_changed else data
+
+
+def _external_data(tensor: memoryview) -> dict[str, str]:
+    """Return where a tensor says that its data are; keys are "location", "offset", "length". Empty: within it."""
+    entries: dict[str, str] = {}
+    for entry in _values(tensor, _EXTERNAL_DATA):
+        (key, value) = (b"".join(_values(entry, number)[-1:]).decode("utf-8", "replace") for number in (1, 2))
+        if key in entries:
+            raise InvalidArgument(f"the ONNX model is ambiguous: a tensor's external data has {key!r:.80} twice")
+        entries[key] = value
+    return entries
+
+
+def _range(files: Mapping[str, memoryview], external: Mapping[str, str]) -> memoryview:
+    """Return the bytes of a tensor in another file."""
+    name = external["location"]
+    data = files[name]
+    try:
+        offset = int(external.get("offset", "0"))
+        length = int(external.get("length", str(len(data) - offset)))
+    except ValueError:
+        raise InvalidArgument(f"a tensor's external data in {name!r:.80} has no valid range") from None
+    if not 0 <= offset <= offset + length <= len(data):
+        raise InvalidArgument(f"{name!r:.80} has {len(data)} bytes; a tensor's data are {length} bytes at {offset}")
+    return data[offset : offset + length]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The fields of a message.
+
+
+def _values(data: memoryview, number: int) -> Sequence[memoryview]:
+    """Return the messages, strings or bytes of a field."""
+    return [field.value for field in _fields(data) if field.number == number and isinstance(field.value, memoryview)]
+
+
+def _fields(data: memoryview) -> Iterator[_Field]:
+    """Yield the fields of a message. A truncated one, with what follows it, has the number 0.
+
+    Raises:
+        InvalidArgument: If a field is of a kind that ONNX does not have.
+    """
+    at = 0
+    while at < len(data):
+        begin = at
+        tag, at = _decoded(data, at)
+        number, wire_type = tag >> 3, tag & 7
+        if tag > _INT_BITS:
+            raise InvalidArgument(f"a truncated or corrupt ONNX model: a field has the number {number}")
+        value: int | memoryview | None = None
+        if wire_type == 0:
+            value, at = _decoded(data, at)
+        elif wire_type == 1:
+            at += 8
+        elif wire_type == 5:
+            at += 4
+        elif wire_type == 2:
+            size, start = _decoded(data, at)
+            at = start + size
+            value = data[start:at]
+        else:
+            raise InvalidArgument(f"a truncated or corrupt ONNX model: a field has the wire type {wire_type}")
+        if at > len(data):
+            yield _Field(0, None, begin, len(data))
+            return
+        yield _Field(number, value, begin, at)
+
+
+def _decoded(data: memoryview, at: int) -> tuple[int, int]:
+    """Return the number at `at` and the position after it, which is beyond the end if it is truncated."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            return 0, len(data) + 1
+        byte = data[at]
+        value, at = value | (byte & 127) << shift, at + 1
+        if byte < 128:
+            return value, at
+    raise InvalidArgument("a truncated or corrupt ONNX model: a number of more than 10 bytes")
+
+
+def _encoded(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _tag(number: int) -> bytes:
+    return _encoded(number << 3 | 2)
