@@ -89,6 +89,9 @@ def test_an_input_with_open_sizes_takes_an_array_of_any_and_rejects_other_files(
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
     model = tmp_path / "open.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), model)
+    np.save(tmp_path / "x.npy", np.full((3, 4), -1, np.float32))
+    assert main(["run", str(model), "--input", f"{tmp_path}/x.npy", "--connect", str(hosting.path), "--json"]) == 0
+    assert report(capsys)["outputs"][0]["shape"] == [3, 4]
     np.save(tmp_path / "wrong.npy", np.zeros((2, 5), np.float32))
     (tmp_path / "raw.bin").write_bytes(bytes(16))
     for name, problem in (

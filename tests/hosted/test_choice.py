@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import Daemon, running_daemon, short_folder
+from support.drivers import Daemon, kill_worker, running_daemon, short_folder
 
 import nnfmq
 from nnfmq.client.connection.hosted_choice import GivenModel, Host, Hosting
@@ -172,6 +172,21 @@ def test_a_hosted_model_goes_to_its_runtime_and_its_error_to_the_caller(
             model.execute(np.zeros(3, np.float32))
     with without.connect() as client, pytest.raises(nnfmq.UnsupportedModel, match="hosted model, of the format 'onnx'"):
         client.prepare(loaded)
+
+
+def test_after_the_death_of_the_worker_a_hosted_model_is_dead_or_prepared_again_and_never_executed_by_the_cpu(
+    hosting: Daemon, suppression: Path
+) -> None:
+    with hosting.connect() as client, client.prepare(suppression) as model:
+        kill_worker(client)
+        with pytest.raises(nnfmq.DeadObject):
+            model.execute(BOXES, SCORES)
+        assert model.cpu_executions == 0
+    with hosting.connect(recover=True) as client, client.prepare(suppression) as model:
+        before = model.execute(BOXES, SCORES)[0].tolist()
+        kill_worker(client)
+        assert model.execute(BOXES, SCORES)[0].tolist() == before
+        assert (model.device, model.cpu_executions) == ("onnxruntime", 0)
 
 
 def test_a_runtime_of_all_drivers_chooses_alike_and_asks_hosting_devices_only_about_what_they_host(

@@ -46,6 +46,16 @@ def test_a_file_runs_by_call_and_by_burst(driver: Daemon, layers: Path) -> None:
             assert open_model.execute(np.float32([[1, 2], [0, 0]]))[0].tolist() == [[5.5, 0], [0.5, 0]]
 
 
+def test_a_file_of_the_format_is_prepared_without_a_device_s_name(driver: Daemon, layers: Path, tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("no model")
+    with driver.connect() as client:
+        with client.prepare(layers, shapes={"x": (1, 2)}) as model:
+            assert model.device == "layers"
+        with pytest.raises(nnfmq.InvalidArgument, match=r"this is a text file; .*\ndevice 'layers' rejects it: "):
+            client.prepare(text)
+
+
 def test_what_the_runtime_says_of_a_bad_file_reaches_the_caller_and_the_device_lives_on(
     driver: Daemon, layers: Path, tmp_path: Path
 ) -> None:

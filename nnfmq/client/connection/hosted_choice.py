@@ -33,6 +33,7 @@ from nnfmq.hal.errors import (
     GeneralFailure,
     HalError,
     InvalidArgument,
+    NnfmqError,
     UnsupportedModel,
 )
 from nnfmq.hal.hosted import NAME, RUNTIMES, decode_call, runtimes_of
@@ -242,7 +243,7 @@ class Hosting(NamedTuple):
     def _absent(self, name: str) -> str:
         try:
             return self.why_absent(name)
-        except HalError:  # the refusal is what the caller has to know
+        except NnfmqError:  # the refusal is what the caller has to know
             return ""
 
     def host_of(self, model: Model | FinishedModel, deadline_ns: int | None) -> Host:
