@@ -295,17 +295,15 @@ def _hosted(
 
 
 def _on_host(path: Path, peer: Peer, steps: Sequence[list[Array]]) -> list[list[Array]]:
-    """Return the results of each step on the device that hosts the peer, with one thread: of a burst, if it can be."""
+    """Return the results of each step of a burst on the device that hosts the peer, with one thread."""
     import nnfmq
 
     with nnfmq.connect(embedded=True) as client:
         device = client.device(HOSTS[path.suffix])
         bound = _bound(peer) if path.suffix == ".onnx" else None
-        with device.prepare(path, shapes=bound, runtime_options={"threads": 1}, timeout=120) as model:
-            if any(info.has_unknown_shape for info in (*model.inputs, *model.outputs)):
-                return [[array.copy() for array in model.execute(*step, timeout=60)] for step in steps]
-            with model.burst() as burst:
-                return [[array.copy() for array in burst.execute(*step, timeout=60)] for step in steps]
+        prepared = device.prepare(path, shapes=bound, runtime_options={"threads": 1}, timeout=120)
+        with prepared as model, model.burst() as burst:
+            return [[array.copy() for array in burst.execute(*step, timeout=60)] for step in steps]
 
 
 def _chosen(path: Path, peer: Peer) -> str:
@@ -330,7 +328,7 @@ def _bound(peer: Peer) -> dict[str | int, tuple[int, ...]]:
 def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterator[Callable[[Sequence[Array]], Any]]:
     """Load the model and yield the function that runs it; its results are valid until the next call."""
     import nnfmq
-    from nnfmq.hal.preparation import require_machine_code
+    from nnfmq.hal.preparation import require_compiler_s_program
 
     try:
         loaded = nnfmq.load(path, shapes=_bound(peer) if path.suffix == ".onnx" else None)
@@ -348,7 +346,7 @@ def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterat
         with suppress(OSError):
             os.sched_setaffinity(client.worker_pid, {max(os.sched_getaffinity(0))})
         prepared = client.device(device).prepare(loaded, preference="sustained_speed", timeout=120)
-        require_machine_code(device, prepared.program, prepared.compiled_operations)
+        require_compiler_s_program(device, prepared.program)
         result |= {"program": prepared.program.name.lower(), "compiled_operations": prepared.compiled_operations}
         with prepared as model, model.burst() as burst:
             yield lambda arrays: burst.execute(*arrays, out=burst.outputs, timeout=60)
@@ -530,8 +528,8 @@ def _sentences(results: Sequence[dict[str, Any]]) -> list[str]:
     forced = Counter(result["hosted"] for result in results if result["state"] != "not counted" and "hosted" in result)
     same, varying = forced.pop("same bits", 0), forced.pop("the peer varies", 0)
     sentences.append(
-        f"forced onto the device of their runtime: {same} have its bits, {varying} are files for which it repeats its "
-        f"own bits not even itself, {forced.total()} differ or do not run"
+        f"forced onto the device of its runtime: {same} with the same bits, {forced.total()} that differ or do not run"
+        + f", {varying} whose runtime varies" * bool(varying)
     )
     ratios = [result["ratio"] for result in results if result.get("peer_us", 0) > _LONG_US]
     if ratios:

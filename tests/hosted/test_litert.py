@@ -155,6 +155,10 @@ def test_executions_of_one_model_with_different_shapes_do_not_mix(device: nnfmq.
         assert [info.shape for info in (*model.inputs, *model.outputs)] == [(0, 3), (0, 3)]
         for x in (*arrays, *arrays):
             assert_same(model.execute(x), expected(x))
+        with model.burst() as one, model.burst() as other:
+            for first, second in zip(arrays, (*arrays[1:], arrays[0]), strict=True):
+                assert_same(one.execute(first), expected(first))
+                assert_same(other.execute(second), expected(second))
         with pytest.raises(nnfmq.InvalidArgument, match="x"):
             model.execute(random_array((2, 4)))
         assert_same(model.execute(arrays[1]), expected(arrays[1]))
@@ -198,8 +202,11 @@ def test_an_output_of_unknown_size_comes_in_its_size(device: nnfmq.Device) -> No
     content = one_operator(Tensor("x", (4,), "BOOL"), Tensor("y", (1, 1), "INT64", signature=(-1, 1)), where)
     expected = InProcess(content)
     with device.prepare(content, runtime_options=ONE_THREAD) as model:
-        for x in np.bool_([[1, 0, 1, 1], [0, 0, 0, 1]]):
+        for x in np.bool_([[0, 0, 0, 1], [1, 0, 1, 1]]):
             assert_same(model.execute(x), expected(x))
+            with model.burst() as burst:
+                assert_same(burst.execute(x), expected(x))
+                assert_same(burst.execute(~x), expected(~x))
         assert_same(model.execute(np.zeros(4, bool)), [np.zeros((0, 1), np.int64)])
 
 
