@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from nnfmq.hal.hosted import NAME as HOSTED
 from nnfmq.hal.types import Model, Subgraph
 
 __all__ = ["aligned_offset", "alignment_for", "model_architecture_hash", "round_up", "without_unused_operands"]
@@ -17,12 +18,14 @@ def model_architecture_hash(model: Model) -> str:
     """Return a SHA-256 of operands and operations without the values of constants, in hexadecimal.
 
     Retraining a model does not change it. Equal text means an equal sequence of operand types, dimensions,
-    quantizations, lifetimes and operations in each subgraph.
+    quantizations, lifetimes and operations in each subgraph. Of a hosted model the sizes of its files count, not the
+    description of the call, which has the files' names and the options of the runtime.
     """
-    digest = hashlib.sha256()
+    digest, call = hashlib.sha256(), _hosted_call(model)
     for subgraph in (model.main, *model.referenced):
-        for operand in subgraph.operands:
-            digest.update(_numbers((operand.type, operand.lifetime, operand.zero_point, *operand.dimensions)))
+        for index, operand in enumerate(subgraph.operands):
+            dimensions = () if index == call else operand.dimensions
+            digest.update(_numbers((operand.type, operand.lifetime, operand.zero_point, *dimensions)))
             digest.update(struct.pack("<d", operand.scale))
             channels = operand.channel_quant
             if channels is not None:
@@ -32,6 +35,13 @@ def model_architecture_hash(model: Model) -> str:
             digest.update(_numbers((operation.type,)) + _numbers(operation.inputs) + _numbers(operation.outputs))
         digest.update(_numbers(subgraph.input_indexes) + _numbers(subgraph.output_indexes))
     return digest.hexdigest()
+
+
+def _hosted_call(model: Model) -> int | None:
+    """Return the index of the operand that describes the call of a hosted model; None for another model."""
+    if not any(entry.name == HOSTED for entry in model.extensions):
+        return None
+    return next((operation.inputs[0] for operation in model.main.operations if operation.inputs), None)
 
 
 def _numbers(values: Sequence[int]) -> bytes:

@@ -32,6 +32,7 @@ from nnfmq.hal.extensions import (
     named_code,
 )
 from nnfmq.hal.hosted import NAME as HOSTED_NAME
+from nnfmq.hal.hosted import RUN
 from nnfmq.hal.types import EXTENSION_TYPES, ExtensionNameAndPrefix, Model, OperandType, OperationType, Subgraph
 from nnfmq.operations.declaration import NUMPY_TYPES, REGISTRY, Declaration, ParameterType
 
@@ -49,6 +50,7 @@ __all__ = [
 
 _OWN_PREFIX = 1  # prefix of an extension's codes in the module that declares it
 _PREFIX_MAX = (1 << HIDL_PREFIX_BITS) - 1
+_HOSTED_NAMES = {RUN: "RUN"}  # of its operations, which no declaration names
 _NUMERIC_KINDS = "biufc"  # dtype.kind of bool, int, unsigned int, float, complex
 
 
@@ -172,8 +174,11 @@ class _LocalPrefix(Struct, frozen=True):
         """Return an extension code with this process's prefix; a code of the HAL unchanged."""
         if not is_extension(code):
             return code
-        here = self._here(code)
-        return named_code(type(code), here, _names.get((type(code), here), f"{self.name}.{extension_type(code)}"))
+        here, number = self._here(code), extension_type(code)
+        known = _names.get((type(code), here))
+        if known is None:
+            known = f"{self.name}.{_HOSTED_NAMES.get(number, number) if self.name == HOSTED_NAME else number}"
+        return named_code(type(code), here, known)
 
     def register(self, own: Code) -> Code:
         """Register the name of a code that the extension declares; return the code with this process's prefix."""
