@@ -152,6 +152,8 @@ class HostedModel:
     """
 
     is_thread_safe: ClassVar[bool] = False
+    copies_floats: bool = False
+    """Whether floats are private, too: the runtime sorts or branches on them in a way that must not see them change."""
     description: HostedDescription
     """What is in the file."""
 
@@ -507,7 +509,8 @@ class HostedExecution:
 
     def _private(self, array: Array) -> Array:
         """Return what the runtime reads: integers, which may be indices or sizes, are copied before each run."""
-        if array.dtype.kind not in _COPIED_KINDS or not array.size:
+        is_copied = array.dtype.kind in _COPIED_KINDS or self._program.opened.copies_floats
+        if not is_copied or not array.size:
             return array
         copy = np.empty_like(array)
         self._copies.append((copy, array))

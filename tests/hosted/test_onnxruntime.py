@@ -18,6 +18,8 @@ from support.onnx_runtime import onnx, runtime
 from support.oracles import Array
 
 import nnfmq
+from nnfmq.hosted.device import HostedFile, OpenOptions
+from nnfmq.hosted.onnxruntime import OnnxRuntimeDevice
 
 ONE_THREAD = {"threads": 1}
 EXTERNAL = "w.bin"
@@ -256,6 +258,14 @@ def test_options_of_sessions_are_taken(device: nnfmq.Device) -> None:
     }  # fmt: skip
     with device.prepare(ADD, runtime_options=options) as model:
         assert model.execute(np.float32([1, 2]))[0].tolist() == [2, 4]
+
+
+def test_floats_are_private_if_an_operator_sorts_by_them() -> None:
+    top = file_of([node("TopK", ["x", "k"], ["y", "i"])], [info("x", [4])], [info("y", [2])],
+                  [onnx.helper.make_tensor("k", 7, [1], [2])])  # fmt: skip
+    for content, is_private in ((top, True), (ADD, False)):
+        opened = OnnxRuntimeDevice().open(HostedFile("onnx", {"net.onnx": memoryview(content)}), OpenOptions())
+        assert opened.copies_floats is is_private
 
 
 # ---- external data
