@@ -126,7 +126,12 @@ class OpenOptions(Struct, frozen=True):
 
 
 class HostedRun:
-    """What executes an opened file with the arrays to which it is bound. One thread calls it at a time."""
+    """What executes an opened file with the arrays to which it is bound. One thread calls it at a time.
+
+    `may_abort` is True during a call that `abort` may end; any other may do without what that costs.
+    """
+
+    may_abort = False
 
     def __call__(self) -> Sequence[Array | None] | None:
         """Execute once; blocks. Return an array for each output that was bound to None, and None for the others.
@@ -539,10 +544,12 @@ class HostedExecution:
     def _run_until(self, options: RunOptions) -> Sequence[Array | None] | None:
         if options.deadline_ns is None:
             return self._called(options)
+        self._run.may_abort = True
         token = WATCHDOG.begin(options.deadline_ns, self._run.abort)
         try:
             return self._called(options)
         finally:
+            self._run.may_abort = False
             if WATCHDOG.end(token):
                 self._run.resume()
 

@@ -44,7 +44,7 @@ class JaxDevice(HostedDevice):
     name = "jax"
     package = "jax"
     formats = ("jax",)
-    reserved_bytes = 1 << 30  # stacks and arenas of the threads, LLVM
+    reserved_bytes = 4 << 30  # stacks of 8 MiB of several pools of threads, LLVM
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
         """See `HostedDevice.open`."""

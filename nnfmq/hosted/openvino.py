@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.base.onnx_fields import require_files, with_external_data
 from nnfmq.hal.errors import InvalidArgument
@@ -62,7 +63,7 @@ class OpenVinoDevice(HostedDevice):
         if device == "CPU":
             config |= {"INFERENCE_NUM_THREADS": options.threads, "NUM_STREAMS": 1}
         compiled = openvino.Core().compile_model(model, device, config)
-        return _Model(openvino, compiled, file)
+        return _Model(openvino, compiled, model, file)
 
 
 def _imported() -> Any:
@@ -122,12 +123,23 @@ def _require_no_state(model: Any) -> None:
 class _Model(HostedModel):
     is_thread_safe = True
 
-    def __init__(self, openvino: Any, compiled: Any, file: HostedFile) -> None:
-        self.openvino, self.compiled = openvino, compiled
+    def __init__(self, openvino: Any, compiled: Any, model: Any, file: HostedFile) -> None:
+        self.openvino, self.compiled, self.model = openvino, compiled, model
         self._file = file  # its memory has the weights
         self.description = HostedDescription(
             tuple(map(_tensor, compiled.inputs)), tuple(map(_tensor, compiled.outputs))
         )
+
+    def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
+        """See `HostedModel.resolve`."""
+        sized = self.model.clone()
+        sizes = {
+            index: [-1 if size is None else size for size in given.shape or ()] for index, given in enumerate(inputs)
+        }
+        sized.reshape({index: self.openvino.PartialShape(shape) for index, shape in sizes.items()})
+        found = zip(self.description.outputs, sized.outputs, strict=True)
+        outputs = tuple(replace(tensor, shape=_shape(port)) for tensor, port in found)
+        return replace(self.description, inputs=tuple(inputs), outputs=outputs)
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
         """See `HostedModel.bind`."""
@@ -137,22 +149,26 @@ class _Model(HostedModel):
         for index, (port, out) in enumerate(zip(self.compiled.outputs, outputs, strict=True)):
             if out is not None:
                 request.set_output_tensor(index, self._in_place(port, out))
-        return _Run(request, inputs, outputs)
+        # Without the conversions of arguments that OpenVINO's own subclass of the request makes.
+        plain: Any = super(self.openvino.InferRequest, request)
+        return _Run(request, plain.infer, inputs, outputs)
 
     def _in_place(self, port: Any, array: Array) -> Any:
         return self.openvino.Tensor(array, list(array.shape), port.get_element_type())
 
 
 class _Run(HostedRun):
-    def __init__(self, request: Any, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
-        self._request, self._inputs, self._outputs = request, inputs, outputs
+    def __init__(self, request: Any, infer: Any, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
+        self._request, self._infer, self._inputs, self._outputs = request, infer, inputs, outputs
         self._returned = [index for index, out in enumerate(outputs) if out is None]
         self._in_place: list[Array | None] = [None] * len(outputs)
 
     def __call__(self) -> Sequence[Array | None]:
-        # infer() with one thread computes in the calling thread, where nothing can cancel it.
-        self._request.start_async()
-        self._request.wait()
+        if self.may_abort:
+            self._request.start_async()
+            self._request.wait()
+        else:  # in this thread, if it is the only one, where nothing can cancel it
+            self._infer({}, share_outputs=True, decode_strings=False)
         if not self._returned:
             return self._in_place
         results = list(self._in_place)
@@ -169,6 +185,12 @@ def _tensor(port: Any) -> HostedTensor:
     kind = port.get_element_type().to_string()
     integer = _INTEGER.fullmatch(kind)
     dtype = f"{'u' * (integer[1] == 'u')}int{integer[2]}" if integer else _DTYPES.get(kind, kind)
+    name = port.get_any_name() if port.get_names() else port.node.get_friendly_name()
+    return HostedTensor(name, dtype, _shape(port))
+
+
+def _shape(port: Any) -> tuple[int | None, ...] | None:
     shape = port.get_partial_shape()
-    sizes = tuple(size.get_length() if size.is_static else None for size in shape) if shape.rank.is_static else None
-    return HostedTensor(port.get_any_name() if port.get_names() else port.node.get_friendly_name(), dtype, sizes)
+    if not shape.rank.is_static:
+        return None
+    return tuple(size.get_length() if size.is_static else None for size in shape)

@@ -33,6 +33,7 @@ from nnfmq.operations.declaration import Array
 
 __all__ = ["TorchDevice"]
 
+_thread = threading.local()
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,2})?")
 
 
@@ -173,8 +174,9 @@ class _Run(HostedRun):
 
     def __call__(self) -> Sequence[Array | None]:
         torch, model = self._model.torch, self._model
-        if torch.get_num_threads() != model.threads:
-            torch.set_num_threads(model.threads)
+        if getattr(_thread, "count", None) != model.threads:
+            torch.set_num_threads(model.threads)  # of this thread, and of those that begin
+            _thread.count = model.threads
         self._thread = threading.get_ident()
         try:
             with torch.inference_mode():

@@ -93,3 +93,11 @@ def test_a_deadline_ends_the_worker_and_not_the_neighbour(shared_daemon: Daemon,
         with pytest.raises(nnfmq.DeadObject):
             long.execute(np.zeros((64, 64), np.float32))
         assert_equal(model.execute(*inputs), outputs)
+
+
+def test_a_burst_of_open_sizes_takes_those_of_each_request(device: nnfmq.Device, files: Path) -> None:
+    cases = [examples(files, case) for case in ("transformer", "transformer1", "transformer")]
+    path = files / "transformer.jax"
+    with device.prepare(path, runtime_options=ONE_THREAD) as model, model.burst() as burst:
+        for inputs, outputs in cases:
+            assert_equal(burst.execute(*inputs), outputs)

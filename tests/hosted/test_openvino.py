@@ -145,3 +145,19 @@ def test_external_data_in_the_driver_s_folder_are_never_opened(
     monkeypatch.setattr("nnfmq.importers.hosted.companion_files", lambda *_: {})  # a client that gives no files
     with pytest.raises(nnfmq.InvalidArgument, match="which is not one of the files given"):
         device.prepare((files / name).read_bytes())
+
+
+def test_a_burst_of_open_sizes_takes_those_of_each_request(device: nnfmq.Device, files: Path) -> None:
+    cases = [examples(files, case) for case in ("transformer", "transformer1", "transformer")]
+    path = files / "transformer.xml"
+    with device.prepare(path, runtime_options=ONE_THREAD) as model, model.burst() as burst:
+        for inputs, outputs in cases:
+            assert_equal(burst.execute(*inputs), outputs)
+
+
+def test_outputs_have_sizes_as_soon_as_those_of_the_inputs_are_known(device: nnfmq.Device, files: Path) -> None:
+    inputs, outputs = examples(files, "transformer")
+    path, shapes = files / "transformer.xml", {"tokens": inputs[0].shape}
+    with device.prepare(path, shapes=shapes, runtime_options=ONE_THREAD) as model, model.burst() as burst:
+        assert [output.shape for output in model.outputs] == [array.shape for array in outputs]
+        assert_equal(burst.execute(*inputs), outputs)

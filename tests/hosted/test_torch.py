@@ -162,3 +162,11 @@ def test_outputs_have_sizes_as_soon_as_those_of_the_inputs_are_known(device: nnf
         assert burst.execute(np.ones((3, 2), np.float32), np.ones((6, 2), np.float32))[0].sum() == 18
     with pytest.raises(nnfmq.InvalidArgument, match="a size is 5"):
         device.prepare(files / "pair.pt2", shapes={"x": (3, 2), "y": (5, 2)})
+
+
+def test_a_burst_of_open_sizes_takes_those_of_each_request(device: nnfmq.Device, files: Path) -> None:
+    cases = [examples(files, case) for case in ("transformer", "transformer1", "transformer")]
+    path = files / "transformer.pt2"
+    with device.prepare(path, runtime_options=ONE_THREAD) as model, model.burst() as burst:
+        for inputs, outputs in cases:
+            assert_equal(burst.execute(*inputs), outputs)
