@@ -23,6 +23,7 @@ from nnfmq.base.onnx_fields import require_files, with_external_data
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import HostedDescription, HostedTensor
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.private_folder import private_folder
 from nnfmq.operations.declaration import Array
 
 __all__ = ["CONFIG", "OpenVinoDevice"]
@@ -38,7 +39,6 @@ CONFIG = (
 """The properties of OpenVINO that a client may set."""
 _DTYPES = {"f32": "float32", "f16": "float16", "f64": "float64", "bf16": "bfloat16", "boolean": "bool"}
 _INTEGER = re.compile(r"([iu])(8|16|32|64)")
-_FRONT_ENDS = {"onnx": "onnx", "tflite": "tflite"}
 _XML_STARTS = (b"<", b"\xef\xbb\xbf<")
 
 
@@ -93,16 +93,18 @@ def _read(openvino: Any, file: HostedFile) -> Any:
     Raises:
         InvalidArgument: If it needs other files than those given.
     """
-    others = list(file.others.values())
-    if file.format in _FRONT_ENDS:
-        content: bytes | memoryview = file.model
-        if file.format == "onnx":  # OpenVINO would open external data below the current folder
-            require_files(file.model, file.others)
-            content = with_external_data(file.model, file.others)
+    if file.format != "openvino":
         from openvino.frontend import FrontEndManager
 
-        front_end = FrontEndManager().load_by_framework(_FRONT_ENDS[file.format])
-        return front_end.convert(front_end.load(io.BytesIO(content)))
+        front_end = FrontEndManager().load_by_framework(file.format)
+        if file.format == "onnx":
+            require_files(file.model, file.others)  # OpenVINO would open external data below the current folder
+            return front_end.convert(front_end.load(io.BytesIO(with_external_data(file.model, file.others))))
+        with private_folder() as folder:  # this front end reads files only
+            path = folder / "model.tflite"
+            path.write_bytes(file.model)
+            return front_end.convert(front_end.load(str(path), enable_mmap=False))
+    others = list(file.others.values())
     if len(others) > 1:
         raise InvalidArgument(f"an OpenVINO model has 1 file of weights, {len(others)} were given")
     text = bytes(file.model)
@@ -163,14 +165,14 @@ class _Run(HostedRun):
         self._returned = [index for index, out in enumerate(outputs) if out is None]
         self._in_place: list[Array | None] = [None] * len(outputs)
 
-    def __call__(self) -> Sequence[Array | None]:
+    def __call__(self) -> Sequence[Array | None] | None:
         if self.may_abort:
             self._request.start_async()
             self._request.wait()
         else:  # in this thread, if it is the only one, where nothing can cancel it
             self._infer({}, share_outputs=True, decode_strings=False)
         if not self._returned:
-            return self._in_place
+            return None
         results = list(self._in_place)
         for index in self._returned:
             results[index] = self._request.get_output_tensor(index).data

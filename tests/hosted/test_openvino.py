@@ -161,3 +161,13 @@ def test_outputs_have_sizes_as_soon_as_those_of_the_inputs_are_known(device: nnf
     with device.prepare(path, shapes=shapes, runtime_options=ONE_THREAD) as model, model.burst() as burst:
         assert [output.shape for output in model.outputs] == [array.shape for array in outputs]
         assert_equal(burst.execute(*inputs), outputs)
+
+
+def test_a_tflite_file_runs(device: nnfmq.Device, shared_device: nnfmq.Device, data_dir: Path) -> None:
+    path, shapes = data_dir / "models/micro/hello_world_float.tflite", {0: (3, 1)}
+    x, options = np.float32([[0.5], [1], [3]]), {"config": {"INFERENCE_PRECISION_HINT": "f32"}}
+    with (
+        shared_device.prepare(path, shapes=shapes) as expected,
+        device.prepare(path, shapes=shapes, runtime_options=options) as model,
+    ):
+        assert np.allclose(model.execute(x)[0], expected.execute(x)[0], atol=1e-5)
