@@ -15,6 +15,7 @@ from support.executors import LIMIT_S, Held, until
 
 from nnfmq.base.memory import Memory
 from nnfmq.client.burst.burst import Burst
+from nnfmq.client.burst.channel import BurstChannel
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.device import Device
@@ -128,6 +129,16 @@ def test_alternating_shapes_use_the_same_memory_and_a_few_layouts_are_kept(addin
         assert len(burst._layouts._layouts) == LAYOUTS_KEPT  # type: ignore[attr-defined]
 
 
+def test_the_driver_binds_alternating_shapes_once(adding: PreparedModel, packets: list[RequestPacket]) -> None:
+    with adding.burst() as burst:
+        for count in [4, 1, 2, 3] * 3:
+            assert burst.execute(rows(count), rows(count))[0].tolist() == (rows(count) * 2).tolist()
+        assert len(packets) == 4
+        for count in (1000, 4, 1000):
+            assert burst.execute(rows(count), rows(count))[0].shape == (count, 4)
+    assert len(packets) == 4 + 3  # they are more than the memory had space for: bound again, and once with more space
+
+
 def test_memory_that_is_too_small_is_replaced_and_the_driver_unmaps_it(adding: PreparedModel, real: Real) -> None:
     with adding.burst() as burst:
         burst.execute(rows(2), rows(2))
@@ -139,6 +150,7 @@ def test_memory_that_is_too_small_is_replaced_and_the_driver_unmaps_it(adding: P
         until(lambda: len(memories) == 2)
         assert not set(before) & set(memories)
         assert all(memory.closed for memory in before.values())
+        until(lambda: all(each.version == server._executor.version for each in server._shaped.values()))
 
 
 @pytest.mark.parametrize(
@@ -285,6 +297,29 @@ def test_a_memory_that_cannot_be_had_is_an_error_and_the_burst_stays_usable(
         assert burst.execute(rows(5000), rows(5000))[0].shape == (5000, 4)
 
 
+def test_a_packet_that_cannot_be_sent_is_executed_over_the_control_channel(
+    tiling: PreparedModel, counting: PreparedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def in_a_task(burst: Burst) -> None:
+        assert (await burst.execute_async(np.ones(3, np.float32), times(3 * FIRST)))[0].shape == (9 * FIRST,)
+
+    async def not_sent(*_arguments: Any) -> None:
+        pass
+
+    monkeypatch.setattr(BurstChannel, "exchange", lambda *_arguments: None)
+    monkeypatch.setattr(BurstChannel, "exchange_in_task", not_sent)
+    with tiling.burst() as burst, counting.burst() as counter:
+        for count in (2, 2 * FIRST, 1):
+            found = burst.execute(np.ones(2, np.float32), times(count), out=burst.outputs)
+            assert found is burst.outputs
+            assert found[0].tolist() == [1] * 2 * count
+        asyncio.run(in_a_task(burst))
+        assert [counter.execute(times(count))[0][0] for count in (1, FIRST, 2)] == [0, 1, 2]
+        monkeypatch.undo()
+        assert burst.execute(np.ones(3, np.float32), times(2))[0].tolist() == [1] * 6
+        assert counter.execute(times(2))[0].tolist() == [3] * 8
+
+
 def test_an_output_without_elements_is_returned(tiling: PreparedModel) -> None:
     with tiling.burst() as burst:
         assert burst.execute(np.ones(4, np.float32), times(0))[0].shape == (0,)
@@ -348,6 +383,24 @@ def test_FEN_7_a_fenced_execution_needs_outputs_of_known_shape_but_no_inputs(dev
             with pytest.raises(InvalidArgument, match="N-RQX-8"):
                 launch(rows(2), rows(2))  # type: ignore[operator]
         assert execution.compute(rows(2), rows(2))[0].tolist() == (rows(2) * 2).tolist()
+
+
+def test_the_time_for_binding_counts_from_the_computation_that_needs_it(
+    adding: PreparedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: list[int] = []
+    bind = PreparedModel._bind
+
+    def record(self: PreparedModel, request: Request, config: Any, deadline_ns: int, is_reusable: bool) -> Any:
+        deadlines.append(deadline_ns)
+        return bind(self, request, config, deadline_ns, is_reusable)
+
+    monkeypatch.setattr(PreparedModel, "_bind", record)
+    with adding.create_reusable_execution(timeout=60) as execution:
+        for count in (1, 2, 1, 3):
+            execution.compute(rows(count), rows(count))
+    assert len(set(deadlines)) == 3 == len(deadlines)
+    assert deadlines == sorted(deadlines)
 
 
 # ------------------------------------------------------------------------------------------------ abandoned executions

@@ -625,3 +625,16 @@ def test_PART_6_the_cpu_s_driver_may_die_too(model: nnfmq.PreparedModel, cpu: Cp
     until(lambda: cpu.client is not None and not cpu.client.connection.is_open, "the client knows")
     assert asynchronously(model, four(FAIL)) == FAIL + 1
     assert cpu.openings == 2
+
+
+def test_PART_6_the_CPU_executes_a_burst_of_unknown_shapes_with_the_shapes_of_each_call(
+    client: nnfmq.Client, cpu: Cpu
+) -> None:
+    with client.device(DEVICE).prepare(add_model((0,))) as model, model.burst() as burst:
+        model.fallback = CpuFallback(cpu.device, add_model((0,)))
+        for count, value, expected in (
+            (4, 1.0, 102), (3, FAIL, FAIL + 1), (2000, FAIL, FAIL + 1), (2000, 1.0, 102),
+            (5, DIE, DIE + 1), (3, 1.0, 2), (5000, 1.0, 2), (4, 1.0, 2),
+        ):  # fmt: skip
+            (found,) = burst.execute(np.full(count, value, np.float32), np.ones(count, np.float32))
+            assert found.tolist() == [expected] * count

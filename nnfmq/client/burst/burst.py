@@ -553,6 +553,7 @@ class Burst(ModelBurst):
         reply = channel.exchange(request.packet, deadline_ns, begin_ns)
         if reply is None:
             arrays = self._execute_synchronously(self._model, arrays, request.is_measured, begin_ns, deadline_ns)
+            state = arrays.state
         elif reply == request.valid_reply:  # as in `_execute_in_task`: an equal reply needs no decoding
             self._latency_ns, self._begin_ns = monotonic_ns() - begin_ns, begin_ns
             self._timing, self._info = NO_TIMING, None

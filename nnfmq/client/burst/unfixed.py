@@ -80,8 +80,12 @@ class UnfixedBurst(Burst):
 
     def lay_out(self, shapes: tuple[Shape, ...]) -> LaidOutArrays:
         """Replace the arrays by those for inputs of these shapes, and return them; for `LaidOutArrays`."""
+        connection = self.channel.connection
+        was_open = connection.is_open  # otherwise the CPU executes
         arrays = self._layouts.lay_out(shapes, self._arrays)
         self._take_layout(arrays)
+        if was_open:  # that may have taken long, and what is sent to a driver that has died is not sent again
+            connection.raise_if_closed()
         return arrays
 
     def _take_layout(self, arrays: LaidOutArrays) -> None:

@@ -41,7 +41,8 @@ from nnfmq.hal.types import OutputShape, Request
 __all__ = ["ArrayLayouts", "LaidOutArrays"]
 
 LAYOUTS_KEPT = 4
-FIRST_OUTPUT_BYTES = 4096  # the place of an output of unknown size, until an execution needs more: one page
+PAGE = 4096
+FIRST_OUTPUT_BYTES = PAGE  # the place of an output of unknown size, until an execution needs more
 
 Shape = tuple[int, ...]
 _NOWHERE = np.empty((), [("not laid out", np.uint8)])  # the place of an input before the first execution: fits no array
@@ -241,6 +242,8 @@ class ArrayLayouts(Closable):
         """Return the arrays with the outputs `results`, copied; otherwise as `show`. Raises as `lay_out`."""
         if self._make_space([space_bytes(info, r.shape) for info, r in zip(self._model.outputs, results, strict=True)]):
             arrays = self._laid_out_again(arrays)
+            if arrays.state is not None:
+                arrays.state.begin()  # as before an execution: these are those with which it began
         arrays = self.show(arrays, [OutputShape(result.shape) for result in results], kept)
         for target, result in zip(arrays.all_outputs, results, strict=True):
             np.copyto(target, result)
@@ -283,7 +286,8 @@ class ArrayLayouts(Closable):
 
 def _grown(memory: Memory | None, size: int) -> int:
     """Return the size of what replaces `memory`: enough that slowly growing shapes do not replace it each time."""
-    return size if memory is None else max(size, memory.size_bytes * 3 // 2)
+    least = size if memory is None else max(size, memory.size_bytes * 3 // 2)
+    return -(-least // PAGE) * PAGE  # what it takes anyway
 
 
 def _larger(place: int, size: int) -> int:

@@ -271,15 +271,14 @@ class CompiledModel(Closable, HasState, ABC):
         If the model leaves shapes open, it binds a request for those of each new combination of arrays, for which this
         model must not be closed. It outlives this model, unless the interface version is older than AIDL v4: each
         computation then sends the request. `loop_timeout` as for `execute`. `timeout` (seconds; None = no limit) bounds
-        only the creation.
+        each binding, the first of which is made here, and no computation.
 
         Raises:
             InvalidArgument: If a shape is not fully known, and the model is on several devices.
             BadState: If the model is closed.
             DeadObject: If the driver exits.
         """
-        config, deadline_ns = self._config(measure, loop_timeout), deadline_after(timeout)
-        return self._create_execution(config, deadline_ns, is_reusable=True)
+        return self._create_execution(self._config(measure, loop_timeout), timeout, is_reusable=True)
 
     def create_execution(self, *, measure: bool = False, loop_timeout: float | None = None) -> Execution:
         """Return an execution that can be computed once; a second time raises BadState. The caller closes it.
@@ -289,9 +288,12 @@ class CompiledModel(Closable, HasState, ABC):
         """
         return self._create_execution(self._config(measure, loop_timeout), None, is_reusable=False)
 
-    def _create_execution(self, config: ExecutionConfig, deadline_ns: int | None, *, is_reusable: bool) -> Execution:
+    def _create_execution(self, config: ExecutionConfig, timeout: float | None, *, is_reusable: bool) -> Execution:
         self.handle.require_open()
-        bind = partial(self._bind, config=config, deadline_ns=deadline_ns, is_reusable=is_reusable)
+
+        def bind(request: Request) -> BoundRequest:
+            return self._bind(request, config, deadline_after(timeout), is_reusable)
+
         return Execution.create(self.handle, bind, is_reusable)
 
     @abstractmethod

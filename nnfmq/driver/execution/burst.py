@@ -2,7 +2,8 @@
 
     request queue → decode → fetch unknown slots from the client → bind → run → encode → result queue
 
-A packet equal to the last one skips everything but the run, as long as no slot has changed: see `CachedExecution`.
+A packet equal to the last one skips everything but the run, as long as no slot has changed: see `CachedExecution`. So
+does one equal to one of the last four that bind shapes of inputs, which a client of alternating batches sends.
 
 The listener survives whatever a client sends. It replies with GENERAL_FAILURE to a malformed packet and to invalid
 counters of the request ring, and with an error of two records instead of a result that does not fit into the result
@@ -47,6 +48,7 @@ from nnfmq.hal.errors import (
     InvalidArgument,
     NnfmqError,
     QueueCorrupted,
+    ResourceExhausted,
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.timing import NO_TIMING, Timing
@@ -244,6 +246,7 @@ class CachedExecution(Struct):
 
 RING_BYTES_MAX = 1 << 20  # limits what is copied and decoded: a packet can fill the ring
 _NONE = ErrorStatus.NONE  # an enum's attribute costs more than a record through the ring
+_SHAPED_MAX = 4  # as many layouts as a client's burst keeps: each may have intermediate results of its own
 _DO_NOT_BLOCK = 0  # a deadline in the past
 _log = logging.getLogger("nnfmq.burst")
 
@@ -289,6 +292,7 @@ class BurstServer(Closable):
         requests.count_waits(statistics.waits)
         self._sequence = 0
         self._cached: CachedExecution | None = None
+        self._shaped: dict[bytes, CachedExecution] = {}  # the last ones that bind shapes of inputs, by their packets
         self.last_failure = LastFailure()
         self.trace_base = 0  # of the ids of its requests in traces
         self._peer_death = PeerDeathFlag()
@@ -356,7 +360,7 @@ class BurstServer(Closable):
     def free_memory(self, slot: int) -> None:
         """Forget a slot (`IBurstContext.freeMemory`). Does nothing if it is unknown. Thread-safe."""
         self._executor.remove_cache_entry(slot)
-        self._cached = None  # after the version was incremented; see `_bind`
+        self._forget_executions()  # after the version was incremented; see `_keep`
 
     @property
     def request_count(self) -> int:
@@ -371,7 +375,7 @@ class BurstServer(Closable):
             self._is_closed = True
             add_to_limit(-STACK_BYTES)
         self.peer.discard(self._requests, self._results)
-        self._cached = None
+        self._forget_executions()
         self._executor.close()
         self._stats.close()
         self._deadline.close()
@@ -419,10 +423,12 @@ class BurstServer(Closable):
                 or packet != execution.packet  # compares the bytes
                 or execution.version != self._executor.version
             ):
-                memory_ready_ns = 0  # in the statistics: not reached
-                request = self._decode(packet)
-                memory_ready_ns = monotonic_ns()
-                execution = self._bind(packet, request)
+                execution = self._of_other_shapes(packet)
+                if execution is None:
+                    memory_ready_ns = 0  # in the statistics: not reached
+                    request = self._decode(packet)
+                    memory_ready_ns = monotonic_ns()
+                    execution = self._bind(packet, request)
             bound = execution.bound
             shapes = bound.run()
             timing = NO_TIMING
@@ -431,7 +437,9 @@ class BurstServer(Closable):
                 reply = encode_result(_NONE, shapes, timing)
             else:
                 if shapes is not execution.shapes:  # the first run, or an output whose shape is not known
-                    execution.shapes, execution.reply = shapes, encode_result(_NONE, shapes, NO_TIMING)
+                    if shapes != execution.shapes:
+                        execution.reply = encode_result(_NONE, shapes, NO_TIMING)
+                    execution.shapes = shapes
                 reply = execution.reply
         except DeadObject:  # only `get_memories` raises it: `bind` and `run` translate a plug-in's
             raise
@@ -484,14 +492,40 @@ class BurstServer(Closable):
             bound = DeadlineExecution(bound, self._deadline)
         execution = CachedExecution(packet, version, request.measure is MeasureTiming.YES, bound)
         if len(packet) <= CACHED_PACKET_BYTES_MAX:
-            self._cached = execution
-            # `free_memory` in another thread increments the version, then clears `_cached`. If it cleared `_cached`
-            # before the store above, the new version is visible here; so no freed memory stays mapped (BUR-12).
-            if version != self._executor.version:
-                self._cached = None
+            if any(argument.dimensions for argument in request.inputs):
+                for oldest in list(self._shaped)[: 1 - _SHAPED_MAX]:  # a copy: `free_memory` may clear it meanwhile
+                    self._shaped.pop(oldest, None)
+                self._shaped[packet] = execution
+            self._keep(execution)
         return execution
 
+    def _of_other_shapes(self, packet: bytes) -> CachedExecution | None:
+        """Return the execution of a packet that binds shapes, if it was one of the last; None if its slots changed."""
+        execution = self._shaped.pop(packet, None)
+        if execution is None:
+            return None
+        if execution.version != self._executor.version:
+            self._shaped.clear()
+            return None
+        self._shaped[packet] = execution  # as the last one that was used
+        self._keep(execution)
+        return execution
+
+    def _keep(self, execution: CachedExecution) -> None:
+        """Keep the last execution for packets that are equal to its own."""
+        self._cached = execution
+        # `free_memory` in another thread increments the version, then forgets the executions. If it did that before
+        # the stores, the new version is visible here; so no freed memory stays mapped (BUR-12).
+        if execution.version != self._executor.version:
+            self._forget_executions()
+
+    def _forget_executions(self) -> None:
+        self._cached = None
+        self._shaped.clear()
+
     def _reply_with_error(self, error: NnfmqError, received_ns: int, memory_ready_ns: int) -> None:
+        if isinstance(error, ResourceExhausted):
+            self._forget_executions()  # the next attempt may have their memory
         reply = error_reply(error)
         self._recorder.add_failure()
         self._note_failure(reply.status, reply.message)
