@@ -43,6 +43,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "uint64": ("UINT64", "UINT64", np.array([2**64 - 1, 3], np.uint64)),
     "float64": ("DOUBLE", "FP64", np.array([1e300, -0.5])),
     "float16": ("FLOAT16", "FP16", np.array([0.5, -2], np.float16)),
+    "bfloat16": ("BFLOAT16", "BF16", np.array([0x3FC0, 0xC380], np.uint16)),
     "bool": ("BOOL", "BOOL", np.array([True, False])),
     "scalar": ("INT64", "INT64", np.array(7)),
     "empty": ("FLOAT", "FP32", np.zeros((0, 2), np.float32)),
@@ -148,11 +149,17 @@ def test_binary_data_of_every_type_cross_as_they_are(client: nnfmq.Client, files
 
 def test_values_in_json_cross_as_they_are(client: nnfmq.Client, files: dict[str, Path]) -> None:
     inputs = [{**entry, "data": VALUES[entry["name"]][2].ravel().tolist()} for entry in ENTRIES]
-    body = json.dumps({"inputs": inputs}).encode()
+    (bfloat16,) = (entry for entry in inputs if entry["datatype"] == "BF16")
+    words = bfloat16.pop("data")
+    bfloat16["parameters"] = {"binary_data_size": 4}  # JSON has its values in responses only
+    header = json.dumps({"inputs": inputs}).encode()
 
     async def test() -> None:
         async with served(client, files) as server:
-            reply = (await answered(server, "POST", "/v2/models/same/infer", body)).json
+            body = header + np.array(words, "<u2").tobytes()
+            reply = (await answered(server, "POST", "/v2/models/same/infer", body, len(header))).json
+            del bfloat16["parameters"]
+            bfloat16["data"] = [1.5, -256.0]
             assert reply["outputs"] == [{**entry, "name": f"same_{entry['name']}"} for entry in inputs]
 
     run(test())
