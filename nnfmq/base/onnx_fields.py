@@ -8,8 +8,8 @@ truncated, reading ends, as the runtime will reject it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import TypeAlias
 
 from nnfmq.hal.errors import InvalidArgument
 
@@ -29,6 +29,7 @@ _SINGLE = {("model", 7), ("training", 1), ("training", 2), ("attribute", 5), ("a
            ("sparse", 1), ("sparse", 2)}  # fmt: skip
 """Fields that occur once. If they occurred twice, their parts would be read as one message."""
 _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 9, 13, 14, 1  # of TensorProto
+_PLACE = (_EXTERNAL_DATA, _DATA_LOCATION)
 _INT_BITS = 2**32 - 1
 _DEPTH_MAX = 100  # readers of protocol buffers refuse more
 _SEARCHED_BYTES = 1 << 16  # in a message of at most as many bytes, finding a word is faster than reading the fields
@@ -36,13 +37,8 @@ _SEARCHED_BYTES = 1 << 16  # in a message of at most as many bytes, finding a wo
 _Replace: TypeAlias = Callable[[memoryview], bytes | memoryview]
 
 
-class _Field(NamedTuple):
-    """A field: its number, its value (None: of a fixed size), and where it is in the message."""
-
-    number: int
-    value: int | memoryview | None
-    begin: int
-    end: int
+_Field: TypeAlias = tuple[int, int | memoryview | None, int, int]
+"""The number of a field, its value (None: of a fixed size), and where it begins and ends in the message."""
 
 
 def external_files(model: memoryview) -> tuple[str, ...]:
@@ -84,12 +80,12 @@ def with_external_data(
 
     def include(tensor: memoryview) -> bytes | memoryview:
         external = _external_data(tensor)
-        places = [field.value for field in _fields(tensor) if field.number == _DATA_LOCATION]
+        places = [value for number, value, _, _ in _fields(tensor) if number == _DATA_LOCATION]
         if "location" not in external or not places or not isinstance(places[-1], int):
             return tensor
         if places[-1] & _INT_BITS != _EXTERNAL:
             return tensor
-        kept = [tensor[f.begin : f.end] for f in _fields(tensor) if f.number not in (_EXTERNAL_DATA, _DATA_LOCATION)]
+        kept = [tensor[begin:end] for number, _, begin, end in _fields(tensor) if number not in _PLACE]
         data = _range(files, external)
         return b"".join([*kept, _tag(_RAW_DATA), _encoded(len(data)), data])
 
@@ -100,13 +96,11 @@ def without_dimensions(model: memoryview) -> frozenset[str]:
     """Return the names of inputs and outputs that the file declares with rank 0, as opposed to an unknown rank."""
     names: set[str] = set()
     for graph in _values(model, 7):
-        for number in (11, 12):
-            for info in _values(graph, number):
-                shapes = [
-                    shape for kind in _values(info, 2) for tensor in _values(kind, 1) for shape in _values(tensor, 2)
-                ]
-                if shapes and not any(any(True for _ in _values(shape, 1)) for shape in shapes):
-                    names.update(str(name, "utf-8", "replace") for name in _values(info, 1))
+        for info in _values(graph, 11, 12):
+            tensors = [tensor for kind in _values(info, 2) for tensor in _values(kind, 1)]
+            shapes = [shape for tensor in tensors for shape in _values(tensor, 2)]
+            if shapes and not any(_values(shape, 1) for shape in shapes):
+                names.update(str(name, "utf-8", "replace") for name in _values(info, 1))
     return frozenset(names)
 
 
@@ -119,25 +113,23 @@ def _replaced(
     if len(data) <= _SEARCHED_BYTES and b"location" not in bytes(data):
         return data
     parts: list[bytes | memoryview] = []
-    is_changed, seen = False, set()
-    for field in _fields(data):
-        inner, old = _TREE[kind].get(field.number), field.value
+    kept, seen = 0, set()  # where what follows the parts begins; fields that occur once
+    inner_kinds = _TREE[kind]
+    for number, old, begin, end in _fields(data):
+        inner = inner_kinds.get(number)
         if inner is None or not isinstance(old, memoryview):
-            parts.append(data[field.begin : field.end])
             continue
-        if (kind, field.number) in _SINGLE and field.number in seen:
-            raise InvalidArgument(f"the ONNX model is ambiguous: field {field.number} of a {kind} is given twice")
-        seen.add(field.number)
+        if (kind, number) in _SINGLE and number in seen:
+            raise InvalidArgument(f"the ONNX model is ambiguous: field {number} of a {kind} is given twice")
+        seen.add(number)
         if inner != "tensor":
             new = _replaced(old, inner, replace, is_nested_only, depth + 1)
         else:
             new = old if is_nested_only and depth == 1 and kind == "graph" else replace(old)
-        if new is old:
-            parts.append(data[field.begin : field.end])
-        else:
-            parts += [_tag(field.number), _encoded(len(new)), new]
-            is_changed = True
-    return b"".join(parts) if is_changed else data
+        if new is not old:
+            parts += [data[kept:begin], _tag(number), _encoded(len(new)), new]
+            kept = end
+    return b"".join([*parts, data[kept:]]) if parts else data
 
 
 def _external_data(tensor: memoryview) -> dict[str, str]:
@@ -169,9 +161,9 @@ def _range(files: Mapping[str, memoryview], external: Mapping[str, str]) -> memo
 # The fields of a message.
 
 
-def _values(data: memoryview, number: int) -> Sequence[memoryview]:
-    """Return the messages, strings or bytes of a field."""
-    return [field.value for field in _fields(data) if field.number == number and isinstance(field.value, memoryview)]
+def _values(data: memoryview, *numbers: int) -> list[memoryview]:
+    """Return the messages, strings or bytes of some fields."""
+    return [value for number, value, _, _ in _fields(data) if number in numbers and isinstance(value, memoryview)]
 
 
 def _fields(data: memoryview) -> Iterator[_Field]:
@@ -201,9 +193,9 @@ def _fields(data: memoryview) -> Iterator[_Field]:
         else:
             raise InvalidArgument(f"a truncated or corrupt ONNX model: a field has the wire type {wire_type}")
         if at > len(data):
-            yield _Field(0, None, begin, len(data))
+            yield 0, None, begin, len(data)
             return
-        yield _Field(number, value, begin, at)
+        yield number, value, begin, at
 
 
 def _decoded(data: memoryview, at: int) -> tuple[int, int]:

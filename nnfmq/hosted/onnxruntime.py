@@ -195,10 +195,8 @@ class _Run(HostedRun):
             return self._results()
         try:
             self._run(self._binding, self._options)
-        except Exception:
-            if self._options.terminate:
-                raise
-            return self._reallocated()
+        except Exception as error:  # noqa: BLE001  ONNX Runtime's; raised again there
+            return self._reallocated(error)
         return None
 
     def _results(self) -> Sequence[Array | None]:
@@ -206,18 +204,19 @@ class _Run(HostedRun):
             self._binding.bind_output(self._tensors[place].name, self._cpu)
         try:
             self._run(self._binding, self._options)
-        except Exception:
-            if self._options.terminate or len(self._allocated) == len(self._tensors):
-                raise
-            return self._reallocated()
+        except Exception as error:  # noqa: BLE001  ONNX Runtime's; raised again there
+            return self._reallocated(error)
         values = self._binding.get_outputs()
         found = [values[place] for place in self._places]
         self._allocated |= {i for i, value in enumerate(found) if value.data_ptr() != self._addresses[i]}
         self._is_in_place = not self._allocated
         return [_view(v, self._tensors[i]) if i in self._allocated else None for i, v in enumerate(found)]
 
-    def _reallocated(self) -> Sequence[Array | None]:
-        """Execute again, with outputs that ONNX Runtime allocates in whatever shapes."""
+    def _reallocated(self, error: Exception) -> Sequence[Array | None]:
+        """Execute again, with outputs that ONNX Runtime allocates in whatever shapes, if these were wrong."""
+        is_last = self._options.terminate or len(self._allocated) == len(self._tensors)
+        if is_last or "shape" not in str(error).lower():
+            raise error
         self._allocated, self._is_in_place = set(range(len(self._tensors))), False
         return self._results()
 
