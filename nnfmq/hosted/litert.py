@@ -92,7 +92,7 @@ class _Model(HostedModel):
         self._file, self._schema = file, schema
         self.calls = interpreter._interpreter
         self._graph, inputs, outputs = self._interface(key)
-        variables = self._variable_tensors(self._graph)
+        variables = self._variable_tensors()
         reader = file.SubgraphsLength()  # the first subgraph of `with_access`; the other one follows
         values = range(1, 2 * len(names), 2)
         self.inputs = [*(place for _, place in (*inputs, *variables)), *((value, reader + 1) for value in values)]
@@ -128,9 +128,9 @@ class _Model(HostedModel):
         inputs, outputs = (signatures[key][kind].items() for kind in ("inputs", "outputs"))
         return graph, [(name, (int(i), graph)) for name, i in inputs], [(name, (int(i), graph)) for name, i in outputs]
 
-    def _variable_tensors(self, graph: int) -> list[_Named]:
-        tensors = self._file.Subgraphs(graph)
-        indexes = [index for index in range(tensors.TensorsLength()) if tensors.Tensors(index).IsVariable()]
+    def _variable_tensors(self) -> list[_Named]:
+        graph, tensors = self._graph, self._file.Subgraphs(self._graph)
+        indexes = (index for index in range(tensors.TensorsLength()) if tensors.Tensors(index).IsVariable())
         return [(self.calls.TensorName(index, graph), (index, graph)) for index in indexes]
 
     def _allocate_first(self) -> None:
@@ -161,9 +161,7 @@ class _Model(HostedModel):
         number = self._file.Subgraphs(place[1]).Tensors(place[0]).Type()
         kind = next((key for key, value in vars(self._schema.TensorType).items() if value == number), str(number))
         if kind.lower() not in OPERAND_TYPES or kind == "BFLOAT16":
-            raise InvalidArgument(
-                f"tensor {name!r} has elements of type {kind}: they do not cross, or LiteRT lacks them"
-            )
+            raise InvalidArgument(f"tensor {name!r} has elements of type {kind}, which do not cross from LiteRT")
         shape: _Sizes | None = self._sizes(place)
         if is_result and shape is not None and not self._has_memory(place):
             shape = (None,) * len(shape) or None
@@ -212,37 +210,41 @@ class _Model(HostedModel):
 class _Run(HostedRun):
     """Copies inputs, invokes, copies outputs."""
 
-    __slots__ = ("_calls", "_found", "_inputs", "_model", "_outputs", "_shapes")
-
     def __init__(self, model: _Model, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
-        self._model, self._calls = model, model.calls
-        self._inputs = [(*place, array) for place, array in zip(model.inputs, inputs, strict=True) if array.size]
+        calls, self._model, self._subgraphs = model.calls, model, model.subgraphs
+        self._calls, self._set, self._invoke, self._view = calls, calls.SetTensor, calls.Invoke, calls.tensor
+        pairs = zip(model.inputs, inputs, strict=True)
+        self._inputs = [(index, array, *_unless_first(graph)) for (index, graph), array in pairs if array.size]
         places = list(enumerate(zip(model.outputs, outputs, strict=True)))
-        self._outputs = [(*place, out) for _, (place, out) in places if out is not None]
+        self._outputs = [((calls, i, *_unless_first(graph)), out) for _, ((i, graph), out) in places if out is not None]
         self._found = [(position, *place) for position, (place, out) in places if out is None]
         self._shapes = tuple(inputs[position].shape for position in model.open_inputs)
 
     def __call__(self) -> Sequence[Array | None]:
         """See `HostedRun.__call__`."""
-        calls = self._calls
         if self._model.shapes != self._shapes:
             self._model.resize(dict(zip(self._model.open_inputs, self._shapes, strict=True)))
-        for index, graph, array in self._inputs:
-            calls.SetTensor(index, array, graph)
-        for graph in self._model.subgraphs:
-            calls.Invoke(graph)
-        for index, graph, out in self._outputs:
-            result = calls.tensor(calls, index, graph)
+        set_tensor, view = self._set, self._view
+        for arguments in self._inputs:
+            set_tensor(*arguments)
+        for graph in self._subgraphs:
+            self._invoke(graph)
+        for arguments, out in self._outputs:
+            result = view(*arguments)
             if result.shape != out.shape:
-                raise GeneralFailure(f"litert: output tensor {index} is {result.shape}, the file states {out.shape}")
+                raise GeneralFailure(f"litert: output tensor {arguments[1]} is {result.shape}, not {out.shape}")
             out[...] = result
         if not self._found:
             return ()
-        results: list[Array | None] = [None] * (len(self._outputs) + len(self._found))
-        for position, index, graph in self._found:
-            shape = calls.TensorSize(index, graph)
-            if shape.all():
-                results[position] = np.asarray(calls.GetTensor(index, graph))
-            else:  # GetTensor raises
-                results[position] = np.empty(shape, self._model.description.outputs[position].dtype)
+        calls, tensors = self._calls, self._model.description.outputs
+        results: list[Array | None] = [None] * len(tensors)
+        for position, *place in self._found:
+            shape = calls.TensorSize(*place)  # of no elements: GetTensor raises
+            empty = None if shape.all() else np.empty(shape, tensors[position].dtype)
+            results[position] = np.asarray(calls.GetTensor(*place)) if empty is None else empty
         return results
+
+
+def _unless_first(graph: int) -> tuple[int, ...]:
+    """Return a subgraph as the last argument of LiteRT's functions, which take the first one faster without it."""
+    return (graph,) if graph else ()
