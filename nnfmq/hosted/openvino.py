@@ -48,6 +48,7 @@ class OpenVinoDevice(HostedDevice):
     name = "openvino"
     package = "openvino"
     formats = ("openvino", "onnx", "tflite")
+    saves = True
     reserved_bytes = 512 << 20  # stacks and arenas of its threads
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
@@ -58,12 +59,13 @@ class OpenVinoDevice(HostedDevice):
         device = options.options.get("device", "CPU")
         config = _config(options.options.get("config", {}))
         openvino = _imported()
-        model = _read(openvino, file)
-        _require_no_state(model)
         if device == "CPU":
             config |= {"INFERENCE_NUM_THREADS": options.threads, "NUM_STREAMS": 1}
-        compiled = openvino.Core().compile_model(model, device, config)
-        return _Model(openvino, compiled, model, file)
+        if options.saved is not None:
+            return _Model(openvino, openvino.Core().import_model(options.saved, device, config), file, is_saved=True)
+        model = _read(openvino, file)
+        _require_no_state(model)
+        return _Model(openvino, openvino.Core().compile_model(model, device, config), file)
 
 
 def _imported() -> Any:
@@ -125,16 +127,16 @@ def _require_no_state(model: Any) -> None:
 class _Model(HostedModel):
     is_thread_safe = True
 
-    def __init__(self, openvino: Any, compiled: Any, model: Any, file: HostedFile) -> None:
-        self.openvino, self.compiled, self.model = openvino, compiled, model
-        self._file = file  # its memory has the weights
+    def __init__(self, openvino: Any, compiled: Any, file: HostedFile, *, is_saved: bool = False) -> None:
+        self.openvino, self.compiled, self.is_saved = openvino, compiled, is_saved
+        self.file = file  # its memory has the weights
         self.description = HostedDescription(
             tuple(map(_tensor, compiled.inputs)), tuple(map(_tensor, compiled.outputs))
         )
 
     def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
         """See `HostedModel.resolve`."""
-        sized = self.model.clone()
+        sized = _read(self.openvino, self.file)
         sizes = {
             index: [-1 if size is None else size for size in given.shape or ()] for index, given in enumerate(inputs)
         }
@@ -142,6 +144,14 @@ class _Model(HostedModel):
         found = zip(self.description.outputs, sized.outputs, strict=True)
         outputs = tuple(replace(tensor, shape=_shape(port)) for tensor, port in found)
         return replace(self.description, inputs=tuple(inputs), outputs=outputs)
+
+    def save(self) -> bytes | None:
+        """Return OpenVINO's compiled model."""
+        if self.is_saved:
+            return None
+        stream = io.BytesIO()
+        self.compiled.export_model(stream)
+        return stream.getvalue()
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
         """See `HostedModel.bind`."""

@@ -171,3 +171,7 @@ def test_a_tflite_file_runs(device: nnfmq.Device, shared_device: nnfmq.Device, d
         device.prepare(path, shapes=shapes, runtime_options=options) as model,
     ):
         assert np.allclose(model.execute(x)[0], expected.execute(x)[0], atol=1e-5)
+
+
+def test_what_openvino_saved_computes_the_same_without_the_file(files: Path) -> None:
+    made("openvino_saved", files)
