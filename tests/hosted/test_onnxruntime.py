@@ -369,3 +369,17 @@ def test_an_execution_ends_at_its_deadline_and_the_burst_goes_on(device: nnfmq.D
         with pytest.raises(nnfmq.MissedDeadlineTransient):
             model.execute(np.int64(10**12), x, timeout=0.2)
         assert_same(burst.execute(np.int64(2), x), [x])
+
+
+def test_an_abort_that_comes_late_does_not_end_the_next_execution() -> None:
+    opened = OnnxRuntimeDevice().open(HostedFile("onnx", {"net.onnx": memoryview(ADD)}), OpenOptions())
+    y = np.zeros(2, np.float32)
+    run = opened.bind([np.float32([1, 2])], [y])
+    run()
+    run.abort()
+    with pytest.raises(Exception, match="terminate flag"):
+        run()
+    run.resume()
+    y[:] = 0
+    run()
+    assert y.tolist() == [2, 4]
