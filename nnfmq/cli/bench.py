@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--input-data", metavar="DATA", action="append", default=[], help="random, zero, or a file for each input")
     add.hidden("--seed", "--random-seed", type=from_zero, default=0)
     add("--device", metavar="NAME", help="default: compiled, or a hosted runtime if needed")
-    add_runtime_option(parser, is_listed=False)
+    add_runtime_option(parser, in_help=False)
     add("--threads", "--num_threads", metavar="N", type=_threads, help="computing threads (default: all CPUs)")
     add("--baseline", metavar="FILE", type=Path, help="compare with an earlier --json; status 1 if slower")
     add.hidden("--tolerance", type=_not_negative, default=5.0)

@@ -47,11 +47,11 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, is_optional: bool = 
     parser.add_argument("--signature", metavar="NAME", help="load this signature of a .tflite file")
 
 
-def add_runtime_option(parser: argparse.ArgumentParser, *, is_listed: bool = True) -> None:
-    """Declare --runtime-option, which --help lists if `is_listed`."""
+def add_runtime_option(parser: argparse.ArgumentParser, *, in_help: bool = True) -> None:
+    """Declare --runtime-option, which --help shows if `in_help`."""
     parser.add_argument(
         "--runtime-option", metavar="K=V", type=_option, action="append", default=[],
-        help="of a hosted runtime, as threads=1 (V is JSON)" if is_listed else argparse.SUPPRESS,
+        help="of a hosted runtime, as threads=1 (V is JSON)" if in_help else argparse.SUPPRESS,
     )  # fmt: skip
 
 

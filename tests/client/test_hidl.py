@@ -26,6 +26,7 @@ from nnfmq.hal.capabilities import CPU_PERFORMANCE
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel as L
 from nnfmq.hal.feature_levels import interface_name, is_aidl, number_of_consumers
+from nnfmq.hal.hosted import is_runtime_name
 from nnfmq.hal.types import (
     DeviceStatus,
     ExecutionPreference,
@@ -230,7 +231,8 @@ def test_N_BAS_3_the_description_of_every_device_is_valid(speaking: Speaking) ->
         assert status is NONE and max(model_files, data_files) <= 32
         vendor, *own = info.name.split("-")
         assert vendor and info.name.isprintable()
-        assert (len(own) == 1 and own[0]) or info.name in ("reference", "compiled")  # which have no vendor name
+        has_no_vendor = info.name in ("reference", "compiled") or is_runtime_name(info.name)
+        assert (len(own) == 1 and own[0]) or has_no_vendor
     names = [info.name for info in client.devices()]
     assert len(set(names)) == len(names) > 1
 

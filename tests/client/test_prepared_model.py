@@ -57,7 +57,7 @@ def test_a_client_lists_its_driver_s_devices(client: Client) -> None:
 
 
 def test_an_unknown_device_is_rejected_with_the_names_of_the_known_ones(client: Client) -> None:
-    with pytest.raises(InvalidArgument, match="no device 'gpu'; this driver has: compiled, reference"):
+    with pytest.raises(InvalidArgument, match=r"no device 'gpu'; this driver has: compiled, .*reference"):
         client.device("gpu")
 
 

@@ -47,6 +47,13 @@ from nnfmq.hal.types import (
 )
 from nnfmq.validation.values import validate_capabilities
 
+
+@pytest.fixture(autouse=True)
+def _no_hosted_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let drivers have the devices of these tests only, whatever is installed."""
+    monkeypatch.setenv("NNFMQ_RUNTIMES", "")
+
+
 ADD = models.add_model()
 NO_NAMES = ["", "-", "-a", "a-", "a-b-c", "a--b", "a-b\u2028", "a\u2028", "reference-"]
 FLOAT = [OperandType.TENSOR_FLOAT32, OperandType.FLOAT32]

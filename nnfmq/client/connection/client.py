@@ -290,12 +290,12 @@ class Client(Closable):
         The driver says it, because a runtime that it hosts is installed in its environment.
         """
 
-        def ask(connection: Connection, deadline_ns: int | None) -> None:
+        def query(connection: Connection, deadline_ns: int | None) -> None:
             message = messages.GetCapabilities(connection.next_call_id(), name)
             connection.call(message, messages.DeviceCapabilities, (), deadline_ns)
 
         try:
-            self._call(ask, deadline_after(timeout))
+            self._call(query, deadline_after(timeout))
         except InvalidArgument as error:
             return str(error)
         except DeviceUnavailable:

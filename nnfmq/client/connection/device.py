@@ -300,7 +300,7 @@ class Device(Struct, frozen=True):
     def _describe_file(self, deadline_ns: int | None, call: HostedCall, parts: Sequence[Pool]) -> HostedDescription:
         """Return what the device finds in a file; blocks."""
 
-        def ask(connection: Connection) -> messages.FileDescribed:
+        def query(connection: Connection) -> messages.FileDescribed:
             pools = tuple(map(messages.memory_to_data, parts))
             message = messages.DescribeFile(
                 connection.next_call_id(),
@@ -312,7 +312,7 @@ class Device(Struct, frozen=True):
             return connection.call(message, messages.FileDescribed, memory_fds(parts), deadline_ns)
 
         try:
-            return msgspec.json.decode(self._call(ask, deadline_ns).description, type=HostedDescription)
+            return msgspec.json.decode(self._call(query, deadline_ns).description, type=HostedDescription)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"the driver describes a file wrongly: {error}") from error
 

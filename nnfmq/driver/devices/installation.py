@@ -127,7 +127,7 @@ def read() -> Installation:
         packages.version("llvmlite"),
         _build_digest(),
         packages.have_entry_points(_GROUPS),
-        {name: version_of(name, packages) for name in {runtime.package for runtime in RUNTIMES} if find_spec(name)},
+        {name: version_of(name, packages) for name in sorted({each.package for each in RUNTIMES}) if find_spec(name)},
     )
 
 
