@@ -160,6 +160,12 @@ def hostile_files() -> None:
             members, lambda config: set_pickled(config, members, pickled), "data/weights/model_weights_config.json"
         ),
         "size": lambda members: change(members, lambda model: set_size(at(model, *graph), call)),
+        "size_object": lambda members: change(members, lambda model: set_size(at(model, *graph), {"as_string": call})),
+        "number": lambda members: change(
+            members, lambda model: at(model, *graph)["tensor_values"]["tokens"]["sizes"].append({"as_int": call})
+        ),
+        "operator": lambda members: change(members, lambda model: add_operator(at(model, *graph))),
+        "object": lambda members: members.update({"data/constants/opaque_obj_0": pickled.getvalue()}),
         "guard": lambda members: change(members, lambda model: model.update(guards_code=[unquoted])),
         "name": lambda members: change(members, lambda model: rename(at(model, *graph), f"x = 0; {unquoted}; y")),
         "target": lambda members: change(members, lambda model: retarget(at(model, *graph), "torch.os.system")),
@@ -205,7 +211,11 @@ def set_pickled(config: Any, members: dict[str, bytes], pickled: io.BytesIO) -> 
     members["data/weights/weight_0"] = pickled.getvalue()
 
 
-def set_size(graph: Any, call: str) -> None:
+def add_operator(graph: Any) -> None:
+    graph["nodes"][-1]["inputs"].append({"name": "f", "arg": {"as_operator": "torch.os.system"}, "kind": 1})
+
+
+def set_size(graph: Any, call: Any) -> None:
     graph["tensor_values"]["tokens"]["sizes"][0]["as_expr"]["expr_str"] = call
 
 
