@@ -3,10 +3,9 @@
 LiteRT takes the file as `bytes`: one private copy. It computes in memory of its own: an execution copies each input to
 it and each output from it. It cannot be told to stop: a late execution ends with its worker.
 
-States are inputs and outputs of the HAL's model, as with nnfmq's own importer, so that the executions of several
-bursts on one interpreter do not mix. Variable tensors are set before and read after each execution. LiteRT's interface
-has no access to resource variables, so the file gets two more subgraphs that read and assign them: see
-`resource_variables`.
+States are inputs and outputs of the HAL's model, as with nnfmq's own importer, so that executions of several bursts on
+one interpreter do not mix: variable tensors are set before and read after each one; resource variables, to which
+LiteRT's interface has no access, are assigned and read by two subgraphs that the file gets (`resource_variables`).
 
 Options: `threads`, and those arguments of LiteRT's `Interpreter` in `_FLAGS`, true or false, as well as
 `experimental_op_resolver_type`, by the name of its value. Delegates and operators from libraries are not loaded.
@@ -15,6 +14,7 @@ Options: `threads`, and those arguments of LiteRT's `Interpreter` in `_FLAGS`, t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,8 +53,7 @@ class LiteRtDevice(HostedDevice):
         from ai_edge_litert import schema_py_generated as schema
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-        content = bytes(file.model)
-        arguments = _arguments(options, OpResolverType)
+        content, arguments = bytes(file.model), _arguments(options, OpResolverType)
         interpreter = Interpreter(model_content=content, **arguments)  # verifies the file
         parsed = schema.Model.GetRootAs(content)
         access, names = with_access(content, parsed, schema)
@@ -118,8 +117,8 @@ class _Model(HostedModel):
         if key is None:
             main, name = self._file.Subgraphs(0), self.calls.TensorName
             sides = (main.Inputs, main.InputsLength()), (main.Outputs, main.OutputsLength())
-            inputs, outputs = ([(name(i, 0), (i, 0)) for i in map(read, range(count))] for read, count in sides)
-            return 0, inputs, outputs
+            first, last = ([(name(i, 0), (i, 0)) for i in map(read, range(count))] for read, count in sides)
+            return 0, first, last
         signatures = self.calls.GetSignatureDefs()
         if key not in signatures:
             known = ", ".join(map(repr, signatures)) or "none"
@@ -129,8 +128,11 @@ class _Model(HostedModel):
         return graph, [(name, (int(i), graph)) for name, i in inputs], [(name, (int(i), graph)) for name, i in outputs]
 
     def _variable_tensors(self) -> list[_Named]:
-        graph, tensors = self._graph, self._file.Subgraphs(self._graph)
-        indexes = (index for index in range(tensors.TensorsLength()) if tensors.Tensors(index).IsVariable())
+        """Return the variable tensors in the order in which operators use them, as nnfmq's importer does."""
+        graph, main = self._graph, self._file.Subgraphs(self._graph)
+        operators = map(main.Operators, range(main.OperatorsLength()))
+        used = dict.fromkeys(op.Inputs(place) for op in operators for place in range(op.InputsLength()))
+        indexes = [index for index in used if index >= 0 and main.Tensors(index).IsVariable()]
         return [(self.calls.TensorName(index, graph), (index, graph)) for index in indexes]
 
     def _allocate_first(self) -> None:
@@ -151,11 +153,10 @@ class _Model(HostedModel):
 
     def _has_memory(self, place: _Place) -> bool:
         """Return whether an output has memory before an execution; otherwise that decides its shape."""
-        try:
+        with suppress(RuntimeError, ValueError):
             self.calls.tensor(self.calls, *place)
-        except (RuntimeError, ValueError):
-            return False
-        return True
+            return True
+        return False
 
     def _declared(self, name: str, place: _Place, *, is_result: bool = False) -> HostedTensor:
         number = self._file.Subgraphs(place[1]).Tensors(place[0]).Type()
@@ -213,11 +214,10 @@ class _Run(HostedRun):
     def __init__(self, model: _Model, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
         calls, self._model, self._subgraphs = model.calls, model, model.subgraphs
         self._calls, self._set, self._invoke, self._view = calls, calls.SetTensor, calls.Invoke, calls.tensor
-        pairs = zip(model.inputs, inputs, strict=True)
-        self._inputs = [(index, array, *_unless_first(graph)) for (index, graph), array in pairs if array.size]
-        places = list(enumerate(zip(model.outputs, outputs, strict=True)))
-        self._outputs = [((calls, i, *_unless_first(graph)), out) for _, ((i, graph), out) in places if out is not None]
-        self._found = [(position, *place) for position, (place, out) in places if out is None]
+        takes, gives = zip(model.inputs, inputs, strict=True), zip(model.outputs, outputs, strict=True)
+        self._inputs = [(i, array, *_unless_first(graph)) for (i, graph), array in takes if array.size]
+        self._outputs = [((calls, i, *_unless_first(graph)), out) for (i, graph), out in gives if out is not None]
+        self._found = [(position, *place) for position, place in enumerate(model.outputs) if outputs[position] is None]
         self._shapes = tuple(inputs[position].shape for position in model.open_inputs)
 
     def __call__(self) -> Sequence[Array | None]:
