@@ -43,10 +43,12 @@ class Opened(HostedModel):
         self.size_mib = size_mib
         self.taken = [np.ones(size_mib * MIB, np.uint8)]
         self.runs = 0
+        self.read: list[Array] = []  # the input of each execution that was bound
         self.begun, self.may_end = threading.Event(), threading.Event()
         self.may_end.set()
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
+        self.read.append(inputs[0])
         return Run(self, inputs[0], outputs[0])
 
 
@@ -244,3 +246,14 @@ def test_a_runtime_of_one_thread_lets_an_execution_wait_until_its_deadline(devic
     second = InThread.start(lambda: executed(program, RunOptions(time.monotonic_ns() + 10**10)))
     opened.may_end.set()
     assert first.wait().value == second.wait().value == [2, 4]
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_floats_lie_in_the_client_s_memory_unless_the_runtime_sorts_by_them(
+    device: Doubling, tmp_path: Path, is_private: bool
+) -> None:
+    program = device.compile(Sent(device, tmp_path).model)
+    (opened,) = device.models
+    opened.copies_floats = is_private
+    assert executed(program) == [2, 4]
+    assert np.shares_memory(opened.read[0], X) is not is_private
