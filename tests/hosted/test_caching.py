@@ -97,6 +97,14 @@ def test_a_second_preparation_gets_what_the_runtime_saved_of_the_same_file_with_
     assert len(entry_sizes()) in (3, 4)
 
 
+def test_another_version_of_the_runtime_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    Saving().compile(model_of(b"abc"))
+    monkeypatch.setattr(Saving, "version_string", "another")
+    device = Saving()
+    device.compile(model_of(b"abc"))
+    assert device.opened == [None]
+
+
 def test_the_question_what_is_in_a_file_gets_it_too_and_the_preparation_finds_the_file_open() -> None:
     Saving().compile(model_of(b"abc"))
     device, model = Saving(), model_of(b"abc")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,8 +48,8 @@ _BUILD_PARTS = (
     "engines",
     "serialize/models.py",
     "driver/cache/files.py",
-    "hosted",
 )
+_HOSTED_PARTS = ("hosted",)
 _PACKAGE = Path(__file__).resolve().parents[2]
 _current: Installation | None = None
 
@@ -122,12 +122,15 @@ def _write(fd: int) -> None:
 def read() -> Installation:
     """Return what is installed now. Blocks."""
     packages = InstalledPackages()
+    has_plugins = packages.have_entry_points(_GROUPS)
+    names = [runtime.package for runtime in RUNTIMES]
+    runtimes = {name: version_of(name, packages) for name in names if find_spec(name)}
     return Installation(
         packages.version("nnfmq") or "source",
         packages.version("llvmlite"),
-        _build_digest(),
-        packages.have_entry_points(_GROUPS),
-        {name: version_of(name, packages) for name in sorted({each.package for each in RUNTIMES}) if find_spec(name)},
+        _build_digest([*_BUILD_PARTS, *(_HOSTED_PARTS if runtimes or has_plugins else ())]),
+        has_plugins,
+        runtimes,
     )
 
 
@@ -144,14 +147,14 @@ def version_of(module: str, packages: InstalledPackages) -> str:
     return found or "unknown"
 
 
-def _build_digest() -> str:
+def _build_digest(parts: Sequence[str]) -> str:
     """Hash the source code, not only the release number, because a cache must not outlive an edit of the source."""
     import hashlib
 
     digest = hashlib.sha256()
     for text in (np.__version__, os.uname().machine, *sorted(_cpu_features())):
         digest.update(framed(text.encode()))
-    for path in sorted(_sources()):
+    for path in sorted(_sources(parts)):
         with open(path, "rb", buffering=0) as file:
             digest.update(framed(file.read()))
     return digest.hexdigest()
@@ -162,8 +165,8 @@ def framed(field: bytes) -> bytes:
     return struct.pack("<Q", len(field)) + field
 
 
-def _sources() -> Iterator[str]:
-    for part in _BUILD_PARTS:
+def _sources(parts: Sequence[str]) -> Iterator[str]:
+    for part in parts:
         path = os.path.join(_PACKAGE, part)
         if path.endswith(".py"):
             yield path
