@@ -29,7 +29,7 @@ def with_access(content: bytes, file: Any, schema: Any) -> tuple[bytes, list[str
 
     The first one initializes all variables, unless that was done, and its outputs are their values; the inputs of the
     second one are what it assigns to them. In both, tensor 2i is the handle of variable i, and 2i + 1 its value.
-    Without variables the file is returned as it is.
+    Those that CALL_ONCE initializes come first, as in nnfmq's importer. Without variables the file remains as it is.
 
     Args:
         content: The file, which LiteRT has verified.
@@ -46,12 +46,15 @@ def with_access(content: bytes, file: Any, schema: Any) -> tuple[bytes, list[str
 
     model = schema.ModelT.InitFromPackedBuf(content)
     code = partial(_code, model, schema)
+    once = [op for graph in model.subgraphs for op in graph.operators if op.opcodeIndex == code("CALL_ONCE")]
+    initial = {op.builtinOptions.initSubgraphIndex for op in once}
     variables: dict[tuple[bytes, bytes], _Variable] = {}
-    for graph in model.subgraphs:
-        variables = _used(graph, code("VAR_HANDLE"), code("READ_VARIABLE"), code("ASSIGN_VARIABLE")) | variables
+    for number in sorted(range(len(model.subgraphs)), key=lambda number: number not in initial):
+        graph = model.subgraphs[number]
+        found = _used(graph, code("VAR_HANDLE"), code("READ_VARIABLE"), code("ASSIGN_VARIABLE"))
+        variables |= {key: variable for key, variable in found.items() if key not in variables}
     if any(buffer.offset for buffer in model.buffers):
         raise InvalidArgument("resource variables in a file with buffers outside its FlatBuffer are not supported")
-    once = [op for graph in model.subgraphs for op in graph.operators if op.opcodeIndex == code("CALL_ONCE")]
     model.subgraphs += _subgraphs([*variables.values()], once, code, schema)
     builder = flatbuffers.Builder(len(content))
     builder.Finish(model.Pack(builder), b"TFL3")
