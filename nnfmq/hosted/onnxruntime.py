@@ -24,7 +24,7 @@ __all__ = ["OnnxRuntimeDevice"]
 _CPU = "CPUExecutionProvider"
 _BFLOAT16 = 16  # of onnx.TensorProto.DataType: NumPy has no such type
 _LOG_FATAL = 4  # errors are raised; ONNX Runtime would also write them to stderr
-_SORTING = (b"TopK", b"MoE", b"Sampling", b"BeamSearch")  # operators that sort indices by values where these lie
+_SORTING = (b"TopK", b"MoE")  # operators that sort indices by values, where an input has these
 _DTYPES = {"float": "float32", "double": "float64"}
 
 
