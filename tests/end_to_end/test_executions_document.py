@@ -17,10 +17,10 @@ EXAMPLES = re.findall(
 
 
 def test_the_document_contains_examples() -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["modes", "names", "fences", "pool"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["modes", "names", "open shapes", "fences", "pool"])
 def test_an_example_runs(example: str, folder: Path) -> None:
     with Program.start(["-P", "-c", example], {"NNFMQ_SOCKET": str(folder / "none")}) as program:
         assert (program.wait(), program.errors()) == (0, "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from msgspec import Struct
 
@@ -122,7 +122,7 @@ def _is_refusal(error: InvalidArgument) -> bool:
 # Hosting: the devices that host runtimes, in the order in which they are tried.
 
 
-class Host(NamedTuple):
+class Host(Struct, frozen=True):
     """A device that hosts a runtime: its name for the application, its name in the driver, and its methods.
 
     `load` and `supported_operations` are those of Device, `prepare` takes a model and options.
@@ -146,7 +146,7 @@ class Host(NamedTuple):
         return known is None or format in known.formats
 
 
-class Hosting(NamedTuple):
+class Hosting(Struct, frozen=True):
     """The devices that host runtimes, in the order in which they are tried.
 
     `why_absent` returns how to get a runtime of this name, in the words of the driver; "" if it has it.
