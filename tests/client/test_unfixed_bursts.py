@@ -281,19 +281,23 @@ def test_an_output_that_grows_again_meanwhile_is_reported_and_the_next_call_cont
         assert burst.execute(source, times(3 * FIRST))[0].shape == (12 * FIRST,)
 
 
+@pytest.mark.parametrize("failing", ["nnfmq-inputs", "nnfmq-outputs"])
 def test_a_memory_that_cannot_be_had_is_an_error_and_the_burst_stays_usable(
-    adding: PreparedModel, monkeypatch: pytest.MonkeyPatch
+    failing: str, adding: PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_arguments: Any, **_named: Any) -> Memory:
-        raise ResourceExhaustedTransient("no memory")
+    def fail(size_bytes: int, label: str, **named: Any) -> Memory:
+        if label == failing:
+            raise ResourceExhaustedTransient("no memory")
+        return create(size_bytes, label, **named)
 
+    create = Memory.create
     with adding.burst() as burst:
         burst.execute(rows(2), rows(2))
         with monkeypatch.context() as patch:
             patch.setattr(Memory, "create", fail)
             with pytest.raises(ResourceExhaustedTransient):
                 burst.execute(rows(5000), rows(5000))
-        assert burst.execute()[0].tolist() == (rows(2) * 2).tolist()
+        assert burst.execute(rows(2), rows(2))[0].tolist() == (rows(2) * 2).tolist()
         assert burst.execute(rows(5000), rows(5000))[0].shape == (5000, 4)
 
 

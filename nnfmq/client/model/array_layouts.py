@@ -2,8 +2,8 @@
 
 An execution whose inputs have the shapes of an earlier one finds everything as that has left it: arrays, request, and
 what its user has prepared. For other shapes the arrays are laid out again, in the same two memories if these are large
-enough, otherwise in larger ones. Outputs of unknown size have a place of some bytes, which grows when the driver
-reports OUTPUT_INSUFFICIENT_SIZE, and does not shrink.
+enough, otherwise in larger ones. Outputs of unknown size have locations of some bytes, which grow when the driver
+reports OUTPUT_INSUFFICIENT_SIZE, and do not shrink.
 
 `LaidOutArrays` do not change: a burst or an execution object replaces its arrays by others with one store, so a signal
 handler that raises leaves it with the ones or the others.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -42,13 +43,13 @@ __all__ = ["ArrayLayouts", "LaidOutArrays"]
 
 LAYOUTS_KEPT = 4
 PAGE = 4096
-FIRST_OUTPUT_BYTES = PAGE  # the place of an output of unknown size, until an execution needs more
+FIRST_OUTPUT_BYTES = PAGE  # of the location of an output of unknown size, until an execution needs more
 
 Shape = tuple[int, ...]
-_NOWHERE = np.empty((), [("not laid out", np.uint8)])  # the place of an input before the first execution: fits no array
+_NOWHERE = np.empty((), [("not laid out", np.uint8)])  # stands for an input before the first execution: fits no array
 
 
-def _keep(_prepared: object) -> None:
+def _release_nothing(_prepared: object) -> None:
     """Release nothing."""
 
 
@@ -104,7 +105,7 @@ class ArrayLayouts(Closable):
 
     Args:
         model: The model.
-        user: Returns the owner of the arrays, None if that is gone.
+        user: The owner of the arrays, which refers to this.
         prepare: Makes of a request what the user needs of it: `MappedArrays.prepared`.
         release: Releases what `prepare` has made.
     """
@@ -114,15 +115,15 @@ class ArrayLayouts(Closable):
         model: CompiledHandle,
         user: ArrayUser,
         prepare: Callable[[Request], Any],
-        release: Callable[[Any], object] = _keep,
+        release: Callable[[Any], object] = _release_nothing,
     ) -> None:
         self._model, self._prepare, self._release_prepared = model, prepare, release
-        self._user = weakref.ref(user)  # which refers to this
+        self._user = weakref.ref(user)
         self._memories: tuple[Memory, Memory] | None = None  # of the inputs, of the outputs
         self._replaced: list[Memory] = []
         self._dropped: list[Any] = []  # what was prepared for layouts that nothing finds any more
         self._layouts: dict[tuple[Shape, ...], LaidOutArrays] = {}  # the last one used is the last
-        self._places = [
+        self._output_bytes = [
             FIRST_OUTPUT_BYTES if info.has_unknown_shape else max(space_bytes(info, info.shape), 1)
             for info in model.outputs
         ]
@@ -163,7 +164,7 @@ class ArrayLayouts(Closable):
         model = self._model
         input_shapes = (*shapes, *(state.tensor.shape for state in model.states))
         input_args, input_bytes = layout(model.inputs, input_shapes, 0)
-        output_args, output_bytes = layout(model.outputs, [info.shape for info in model.outputs], 1, self._places)
+        output_args, output_bytes = layout(model.outputs, [info.shape for info in model.outputs], 1, self._output_bytes)
         source, sink = self._memories_for(input_bytes, output_bytes)
         inputs = tuple(map(view, [source] * len(input_args), input_args, model.inputs, input_shapes))
         count, output_count, state = len(shapes), len(model.caller_outputs), None
@@ -183,10 +184,13 @@ class ArrayLayouts(Closable):
     def _memories_for(self, input_bytes: int, output_bytes: int) -> tuple[Memory, Memory]:
         """Return the memories, after replacing those that are too small; what was laid out in them is dropped."""
         source, sink = self._memories or (None, None)
-        if source is None or source.size_bytes < input_bytes:
-            source = Memory.create(_grown(source, input_bytes), "nnfmq-inputs", one_writer=True)
-        if sink is None or sink.size_bytes < output_bytes:
-            sink = Memory.create(_grown(sink, output_bytes), "nnfmq-outputs")
+        with ExitStack() as undo:
+            if source is None or source.size_bytes < input_bytes:
+                size = _grown(source, input_bytes)
+                source = undo.enter_context(Memory.create(size, "nnfmq-inputs", one_writer=True))
+            if sink is None or sink.size_bytes < output_bytes:
+                sink = undo.enter_context(Memory.create(_grown(sink, output_bytes), "nnfmq-outputs"))
+            undo.pop_all()
         replaced = [memory for memory in self._memories or () if memory not in (source, sink)]
         if replaced:
             self._drop_layouts()
@@ -226,8 +230,8 @@ class ArrayLayouts(Closable):
     def grow(self, arrays: MappedArrays, reported: Sequence[OutputShape]) -> LaidOutArrays | None:
         """Return arrays for the same inputs, with space for outputs of the shapes that an execution has reported.
 
-        The inputs keep their values. Returns None if the driver does not know
-        the sizes, or has no reason to want more. Raises as `lay_out`.
+        The inputs keep their values. Returns None if the driver does not know the sizes, or they fit. Raises as
+        `lay_out`.
         """
         needed = [
             0 if shape.is_sufficient or 0 in shape.dimensions else size_bytes(info, shape.dimensions)
@@ -254,10 +258,11 @@ class ArrayLayouts(Closable):
         return self.lay_out(arrays.shapes, arrays)
 
     def _make_space(self, needed: Sequence[int]) -> bool:
-        """Enlarge the places of the outputs for `needed` bytes; return whether one had to be."""
-        if all(size <= place for size, place in zip(needed, self._places, strict=True)):
+        """Make space for outputs of `needed` bytes; return whether one had too little."""
+        pairs = list(zip(self._output_bytes, needed, strict=True))
+        if all(size <= length for length, size in pairs):
             return False
-        self._places = [_larger(place, size) for size, place in zip(needed, self._places, strict=True)]
+        self._output_bytes = [_enlarged(*pair) for pair in pairs]
         self._drop_layouts()
         return True
 
@@ -284,12 +289,12 @@ class ArrayLayouts(Closable):
             memory.close()
 
 
-def _grown(memory: Memory | None, size: int) -> int:
+def _grown(memory: Memory | None, needed: int) -> int:
     """Return the size of what replaces `memory`: enough that slowly growing shapes do not replace it each time."""
-    least = size if memory is None else max(size, memory.size_bytes * 3 // 2)
-    return -(-least // PAGE) * PAGE  # what it takes anyway
+    size = needed if memory is None else max(needed, memory.size_bytes * 3 // 2)
+    return -(-size // PAGE) * PAGE  # what it takes anyway
 
 
-def _larger(place: int, size: int) -> int:
-    """Return the bytes of an output's place that is to hold `size`: as `_grown`."""
-    return place if size <= place else min(max(size, place * 3 // 2), LENGTH_MAX)
+def _enlarged(length: int, needed: int) -> int:
+    """Return the length of an output's location that needs `needed` bytes: as `_grown`."""
+    return length if needed <= length else min(max(needed, length * 3 // 2), LENGTH_MAX)
