@@ -148,6 +148,19 @@ def test_an_error_says_that_a_runtime_is_installed_but_not_hosted(
         client.prepare(suppression)
 
 
+@pytest.mark.parametrize("setting", [("NNFMQ_CPU_ONLY", "1"), ("NNFMQ_ENABLED_DEVICES", "compiled|reference")])
+def test_settings_of_the_client_keep_it_from_choosing_a_runtime_but_not_from_forcing_one(
+    hosting: Daemon, suppression: Path, setting: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(*setting)
+    with hosting.connect() as client:
+        with pytest.raises(nnfmq.UnsupportedModel) as caught:
+            client.prepare(suppression)
+        assert caught.value.advice == ""
+        with client.device("onnxruntime").prepare(suppression) as model:
+            assert model.device == "onnxruntime"
+
+
 def test_a_corrupt_file_is_no_unsupported_one_and_no_runtime_is_asked(hosting: Daemon, suppression: Path) -> None:
     content = suppression.read_bytes()
     with hosting.connect() as client, pytest.raises(nnfmq.InvalidArgument, match="truncated or corrupt") as caught:
