@@ -396,10 +396,10 @@ def _file_operands(call: HostedCall, operation: Operation) -> Sequence[int]:
 
 
 class _Part(NamedTuple):
-    """Bytes of a file; `place` is what other bytes of the same file in sealed memory do not have, None for others."""
+    """Bytes of a file; `origin` names them if they are in sealed memory, otherwise it is None."""
 
     data: memoryview
-    place: object = None
+    origin: object = None
 
     @classmethod
     def of(cls, pool: Pool, offset: int, length: int) -> _Part:
@@ -412,7 +412,7 @@ class _Part(NamedTuple):
     @property
     def key(self) -> object:
         """What equal bytes have in common, if the client sends them twice in the same way."""
-        return self.place or sha256(self.data).digest()
+        return self.origin or sha256(self.data).digest()
 
 
 def _part(model: Model, operand: Operand) -> _Part:

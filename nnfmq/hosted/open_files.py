@@ -36,18 +36,18 @@ _OUT_OF_MEMORY = (
 )  # fmt: skip
 
 
-def thread_count(given: object) -> int:
+def thread_count(option: object) -> int:
     """Return the number of threads of an execution: the option, at most the CPUs of this process.
 
     Raises:
         InvalidArgument: If the option is not a number of at least 1.
     """
     available = allowed_cpus()
-    if given is None:
+    if option is None:
         return available
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise InvalidArgument(f"threads {given!r}: a number of at least 1 is needed")
-    return min(given, available)
+    if not isinstance(option, int) or isinstance(option, bool) or option < 1:
+        raise InvalidArgument(f"threads {option!r}: a number of at least 1 is needed")
+    return min(option, available)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -97,9 +97,9 @@ class OpenFile(Generic[ModelT]):
         Raises:
             ResourceExhausted: If the client's limit does not allow it; the next execution is then the first again.
         """
-        assert self._before_run is not None
-        self._charge(self._before_run)
-        self.is_charged = True
+        if not self.is_charged and self._before_run is not None:  # another thread's may have ended meanwhile
+            self._charge(self._before_run)
+            self.is_charged = True
 
     def _charge(self, before: int) -> None:
         self._charges.append(memory.charge(max(_private_bytes() - before, 0)))

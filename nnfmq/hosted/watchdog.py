@@ -1,8 +1,8 @@
 """The watchdog of a worker: it ends what another runtime does beyond its deadline.
 
 A runtime computes without looking at the clock. At the deadline the watchdog's thread tells it to stop, if it has a
-function for that. If it still runs when the grace is over, the worker exits, which its client sees at once; the driver
-starts another one for it (docs/explanation/peer-death.md).
+function for that. If it still runs when the grace is over, the worker exits, which its client sees immediately, and
+the driver starts another one for it (docs/explanation/peer-death.md).
 
 The thread cannot run while a runtime keeps the GIL. So it has the kernel send SIGALRM, which ends a process, STALL_S
 after its next look, and moves that time on with each look.
@@ -57,11 +57,11 @@ class Watchdog:
 
     Args:
         end_process: Ends the process; called, with the lock held, if something has not ended within its grace.
-        set_alarm: Has the process ended by the kernel in so many seconds; 0: not at all.
+        set_timer: Has the process ended by the kernel in so many seconds; 0: not at all.
     """
 
-    def __init__(self, end_process: Callable[[], object], set_alarm: Callable[[float], object]) -> None:
-        self._end_process, self._set_alarm = end_process, set_alarm
+    def __init__(self, end_process: Callable[[], object], set_timer: Callable[[float], object]) -> None:
+        self._end_process, self._set_timer = end_process, set_timer
         self._tokens = itertools.count()
         self._running: dict[int, _Watched] = {}
         self._end_ns: dict[int, int] = {}  # when those that were told to stop must have ended; under the lock
@@ -129,7 +129,7 @@ class Watchdog:
                 except RuntimeError as error:
                     del self._running[token]
                     raise ResourceExhaustedTransient(f"no thread can be started: {error}") from error
-            self._set_alarm(_seconds_until(late_ns) + STALL_S)
+            self._set_timer(_seconds_until(late_ns) + STALL_S)
             self._condition.notify()
 
     def _watch(self) -> None:
@@ -137,13 +137,13 @@ class Watchdog:
             while not self._is_stopped:
                 look_ns = self.look(time.monotonic_ns())
                 if look_ns == _NEVER:
-                    self._set_alarm(0)
+                    self._set_timer(0)
                     self._condition.wait()
                 else:
                     wait_s = _seconds_until(look_ns)
-                    self._set_alarm(wait_s + STALL_S)
+                    self._set_timer(wait_s + STALL_S)
                     self._condition.wait(wait_s)
-            self._set_alarm(0)
+            self._set_timer(0)
 
 
 def _abort(watched: _Watched) -> None:

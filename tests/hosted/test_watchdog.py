@@ -19,15 +19,15 @@ NEVER = 2**63 - 1
 
 
 class Recorder:
-    """What a watchdog has done: ends of the process, alarms, wake-ups; its thread never runs."""
+    """What a watchdog has done: ends of the process, timers, wake-ups; its thread never runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ends: list[str] = []
-        self.alarms: list[float] = []
+        self.timers: list[float] = []
         self.aborted: list[str] = []
         self.starts: list[str] = []
         monkeypatch.setattr(watchdog, "start_daemon", self.start)
-        self.dog = Watchdog(lambda: self.ends.append("end"), self.alarms.append)
+        self.dog = Watchdog(lambda: self.ends.append("end"), self.timers.append)
 
     def start(self, _run: object, name: str) -> Recorder:
         self.starts.append(name)
@@ -72,7 +72,7 @@ def test_the_grace_begins_when_it_was_told_to_stop_not_while_the_process_was_sto
     assert made.ends == ["end"]
 
 
-def test_what_has_ended_is_never_told_to_stop(made: Recorder) -> None:
+def test_nothing_is_told_to_stop_after_its_end(made: Recorder) -> None:
     made.dog.end(made.dog.begin(FAR_NS, made.abort("a")))
     made.dog.begin(FAR_NS + 1, made.abort("b"))
     made.dog.look(FAR_NS + LATE_NS)
@@ -99,17 +99,17 @@ def test_an_error_of_the_runtime_s_function_does_not_end_the_watch(made: Recorde
 
 
 def test_only_a_deadline_before_the_next_look_wakes_the_thread(made: Recorder) -> None:
-    """The alarm that `begin` sets shows that it has woken the thread."""
+    """The timer that `begin` sets shows that it has woken the thread."""
     made.dog.end(made.dog.begin(FAR_NS, cannot_abort))
-    assert (made.starts, len(made.alarms)) == (["nnfmq-watchdog"], 1)
+    assert (made.starts, len(made.timers)) == (["nnfmq-watchdog"], 1)
     made.dog.begin(FAR_NS, cannot_abort)
     made.dog.look(0)
     for later in range(100):
         made.dog.end(made.dog.begin(FAR_NS + later, cannot_abort))
-    assert len(made.alarms) == 2
+    assert len(made.timers) == 2
     made.dog.begin(FAR_NS - 1, cannot_abort)
-    assert len(made.alarms) == 3
-    assert min(made.alarms) > STALL_S
+    assert len(made.timers) == 3
+    assert min(made.timers) > STALL_S
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -119,9 +119,9 @@ def test_only_a_deadline_before_the_next_look_wakes_the_thread(made: Recorder) -
 @pytest.fixture
 def running() -> Iterator[tuple[Watchdog, list[str], list[float]]]:
     ends: list[str] = []
-    alarms: list[float] = []
-    dog = Watchdog(lambda: ends.append("end"), alarms.append)
-    yield dog, ends, alarms
+    timers: list[float] = []
+    dog = Watchdog(lambda: ends.append("end"), timers.append)
+    yield dog, ends, timers
     dog.stop()
 
 
@@ -133,7 +133,7 @@ def soon_ns(seconds: float = 0.001) -> int:
 
 
 def test_the_thread_tells_what_is_late_to_stop_and_ends_the_process_and_then_sleeps(running: Running) -> None:
-    dog, ends, alarms = running
+    dog, ends, timers = running
     told = threading.Event()
     far = dog.begin(soon_ns(1000), cannot_abort)
     dog.begin(soon_ns(), told.set, grace_s=0.01)
@@ -141,7 +141,7 @@ def test_the_thread_tells_what_is_late_to_stop_and_ends_the_process_and_then_sle
     until(lambda: ends == ["end"], "the process ends")
     dog.end(far)
     dog.end(dog.begin(soon_ns(), cannot_abort))
-    until(lambda: alarms[-1] == 0, "nothing is watched, and no alarm is set")
+    until(lambda: timers[-1] == 0, "nothing is watched, and no timer runs")
 
 
 def test_nothing_is_told_to_stop_after_its_end_has_returned(running: Running) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from nnfmq.driver.session.error_translation import wrap_plugin_call
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.hosted import RUNTIMES, HostedCall, HostedDescription
+from nnfmq.hal.hosted import RUNTIMES, HostedCall, HostedDescription, HostedRuntime
 from nnfmq.hal.types import DeviceType, Model, Operation, OutputShape, Subgraph
 from nnfmq.operations.declaration import Declaration, Plan
 from nnfmq.operations.extensions import VendorExtension, install
@@ -150,11 +151,11 @@ class _PlugInExecution:
     """A plug-in's bound program. Exceptions become GeneralFailure."""
 
     def __init__(self, label: str, execution: BoundProgram) -> None:
-        self._label = label
-        self._execution = execution
+        # Wrapped once, because bursts run it again; looked up in the call, because it may not exist.
+        self._run = wrap_plugin_call(label, lambda options: execution.run(options))  # noqa: PLW0108
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
-        shapes: tuple[OutputShape, ...] = wrap_plugin_call(self._label, lambda: self._execution.run(options))()
+        shapes: tuple[OutputShape, ...] = self._run(options)
         return shapes
 
 
@@ -164,17 +165,14 @@ def load_plugin_devices(plugins: Iterable[EntryPoint] | None = None) -> list[Dev
     `plugins` are entry points, of this and other groups; by default those of all that is installed. A plug-in that
     cannot be loaded is skipped with a log line.
     """
-    devices = _hosted_devices()
     found = (
         entry_points_of(DEVICES_GROUP)
         if plugins is None
         else [entry for entry in plugins if entry.group == DEVICES_GROUP]
     )
+    devices = _hosted_devices()
     for entry in sorted(found, key=lambda entry: entry.name):
-        try:
-            devices.append(_create(entry.load()))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  code of a plug-in may raise anything
-            _log.warning("device %s (%s) is left out: %s: %s", entry.name, entry.value, type(error).__name__, error)
+        devices += _created(f"{entry.name} ({entry.value})", entry.load)
     return devices
 
 
@@ -184,9 +182,21 @@ def _hosted_devices() -> list[DeviceBase]:
     devices: list[DeviceBase] = []
     for runtime in RUNTIMES:
         if (allowed is None or runtime.name in allowed) and runtime.package in installation().runtimes:
-            with _skip_on_error(runtime.name):
-                devices.append(_create(getattr(import_module(runtime.adapter), runtime.device_class)))
+            devices += _created(runtime.name, partial(_device_class, runtime))
     return devices
+
+
+def _device_class(runtime: HostedRuntime) -> Any:
+    return getattr(import_module(runtime.adapter), runtime.device_class)
+
+
+def _created(label: str, load: Callable[[], Any]) -> list[DeviceBase]:
+    """Return the device of the class that `load` returns; none, with a log line, if there is an error."""
+    try:
+        return [_create(load())]
+    except (Exception, SystemExit) as error:  # noqa: BLE001  code of a plug-in may raise anything
+        _log.warning("device %s is left out: %s: %s", label, type(error).__name__, error)
+        return []
 
 
 def _create(device_class: Callable[[], object]) -> DeviceBase:
