@@ -498,7 +498,7 @@ _UNBOUND = HostedRun()
 class HostedExecution:
     """A program that is bound to the buffers of one request. One thread runs it at a time."""
 
-    __slots__ = ("_copies", "_outputs", "_program", "_run", "_shapes", "_targets", "_views")
+    __slots__ = ("_copies", "_is_direct", "_outputs", "_program", "_run", "_shapes", "_targets", "_views")
 
     def __init__(self, program: HostedProgram, inputs: Sequence[Array], outputs: Sequence[Any]) -> None:
         self._program, self._outputs = program, outputs
@@ -508,6 +508,7 @@ class HostedExecution:
             self._private(_declared(array, tensor)) for array, tensor in zip(inputs, call.inputs, strict=True)
         ]
         self._targets = [_target(out, tensor) for out, tensor in zip(outputs, call.outputs, strict=True)]
+        self._is_direct = all(target is not None for target in self._targets)
         self._shapes = tuple(OutputShape(tensor.dimensions) for tensor in call.outputs)
         # If the runtime takes one thread at a time, another one may have it now: the first run binds, by its deadline.
         self._run = program.opened.bind(self._views, self._targets) if program.lock is None else _UNBOUND
@@ -527,7 +528,7 @@ class HostedExecution:
         for copy, array in self._copies:
             np.copyto(copy, array)
         results = self._results(options)
-        return self._copied(results) if results else self._shapes
+        return self._shapes if self._is_direct and not results else self._copied(results or ())
 
     def _results(self, options: RunOptions) -> Sequence[Array | None] | None:
         lock = self._program.lock
