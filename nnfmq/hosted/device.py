@@ -312,7 +312,7 @@ class HostedDevice(DeviceBase):
         require_number_type("output", description.outputs)
         return opened
 
-    # -- caches: the file and what its runtime saves of it, in a client's cache files; the latter in the driver's cache
+    # -- caches: cache files of a client have the file, and what its runtime saves; the driver's own cache has only that
 
     @property
     def version_string(self) -> str:
@@ -348,8 +348,12 @@ class HostedDevice(DeviceBase):
                 if entry is not None:
                     entry.remove()
         opened = self.open(file, options)
-        if entry is not None and (packed := _packed(opened.save())):
-            entry.store(packed)
+        if entry is not None:
+            try:
+                if packed := _packed(opened.save()):
+                    entry.store(packed)
+            except Exception as error:  # noqa: BLE001  the runtime's own; the file is open
+                _log.warning("%s does not save what it opened: %s", self.name, str(error) or repr(error))
         return opened
 
     def _entry(self, file: HostedFile, options: OpenOptions) -> CacheEntry | None:

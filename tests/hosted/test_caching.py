@@ -131,6 +131,17 @@ def test_nothing_is_kept_where_the_cache_is_off_or_the_runtime_saves_nothing(mon
     assert entry_sizes() == []
 
 
+def test_a_runtime_that_fails_to_save_a_file_has_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_model: _Model) -> bytes | None:
+        raise ValueError("no space")
+
+    monkeypatch.setattr(_Model, "save", fail)
+    device = Saving()
+    device.compile(model_of(b"abc"))
+    assert device.opened == [None]
+    assert entry_sizes() == []
+
+
 def test_cache_files_have_the_file_and_the_artefact() -> None:
     device, restoring = Saving(), Saving()
     model = model_of(b"abc")
