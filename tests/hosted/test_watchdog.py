@@ -67,6 +67,7 @@ def test_the_grace_begins_when_it_was_told_to_stop_not_while_the_process_was_sto
     made.dog.begin(FAR_NS, made.abort("a"))
     continued_ns = FAR_NS + 10 * GRACE_NS
     made.dog.look(continued_ns)
+    made.dog.look(continued_ns + GRACE_NS - 1)
     assert (made.aborted, made.ends) == (["a"], [])
     made.dog.look(continued_ns + GRACE_NS)
     assert made.ends == ["end"]
