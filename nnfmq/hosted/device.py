@@ -166,7 +166,7 @@ class HostedModel:
         """Return what executes the file.
 
         Args:
-            inputs: An array for each input, of its element type ("bfloat16": uint16) and with its rank. Floats lie in
+            inputs: An array for each input, of its element type ("bfloat16": uint16) and with its rank. Floats are in
                 the client's memory, where they may change while they are read; others are private. The arrays live as
                 long as the result. Their contents are not set yet.
             outputs: An array in the client's memory for each output whose shape is known, which each call fills; None

@@ -27,7 +27,7 @@ from nnfmq.operations.declaration import Array
 
 __all__ = ["JaxDevice"]
 
-_DIALECTS = ("builtin", "func", "stablehlo", "chlo", "sdy")
+_OPERATION_PREFIXES = ("builtin", "func", "stablehlo", "chlo", "sdy")
 _CUSTOM_CALLS = re.compile(
     r"lapack_[a-z]+_ffi|(cusolver|hipsolver)_[a-z]+_ffi|cusparse_gtsv2_ffi|(cu|hip)_lu_pivots_to_permutation"
     r"|(cu|hip)_threefry2x32_ffi|Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_device_placement"
@@ -83,7 +83,7 @@ def _require_no_foreign_calls(jax: Any, exported: Any) -> None:
     found: list[str] = []
 
     def visit(operation: Any) -> Any:
-        if operation.name.partition(".")[0] not in _DIALECTS:
+        if operation.name.partition(".")[0] not in _OPERATION_PREFIXES:
             found.append(operation.name)
         elif operation.name == "stablehlo.custom_call":
             target = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value

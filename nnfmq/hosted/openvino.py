@@ -4,7 +4,7 @@ Options: `device`, one of OpenVINO's ("CPU" by default, "GPU", "NPU", "AUTO:GPU,
 which OpenVINO compiles the model, of those in CONFIG; `threads`, for the device CPU. Properties that name folders or
 files, such as CACHE_DIR, are not among them: they would make the worker write where a client says.
 
-Inputs and outputs lie in the client's memory, also those of which only the rank is known. A deadline cancels the
+Inputs and outputs are in the client's memory, also those of which only the rank is known. A deadline cancels the
 execution between two operations. Weights of an OpenVINO file (.bin) are the client's sealed memory, not a copy.
 """
 

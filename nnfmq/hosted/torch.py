@@ -5,7 +5,7 @@ Options: `device`, "cpu" (default), "cuda" or "cuda:1" ...; `threads`.
 A file is loaded from an archive that `torch_archive` writes, without anything that would run as code. A driver that
 trusts a file, by its SHA-256 in $NNFMQ_TRUSTED_FILES, loads it as it is: with custom objects and operators.
 
-Inputs and outputs are tensors. On the CPU inputs lie in the client's memory, unless the program changes them; outputs
+Inputs and outputs are tensors. On the CPU inputs are in the client's memory, unless the program changes them; outputs
 are copied there. The graph is called without its containers: a dictionary's tensors are inputs or outputs of their own,
 in order. A buffer that the program changes is a state. A deadline ends the execution between two operations.
 """
@@ -66,7 +66,7 @@ def _imported() -> Any:
     set_default_variables({"OMP_WAIT_POLICY": "PASSIVE"})
     import torch.export.passes
 
-    # Inputs may lie in memory that only the client can write; no program gets them that changes them.
+    # Inputs may be in memory that only the client can write; no program gets them that changes them.
     warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
     return torch
 

@@ -35,7 +35,7 @@ _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_cons
 _MARKS = ("archive_format", "archive_version", "byteorder", "version", ".data/version", ".data/serialization_id")
 _TENSOR = re.compile(r"data/weights/(weight_\d+)|data/constants/(tensor_\d+)")
 _PATH = re.compile(r"(weight|tensor)_\d+")
-_LEFT_OUT = re.compile(r"data/sample_inputs/|extra/")
+_NOT_NEEDED = re.compile(r"data/sample_inputs/|extra/")
 _MARK_BYTES = 128
 
 _FUNCTIONS = re.compile(
@@ -98,7 +98,7 @@ def _members(data: memoryview) -> dict[str, bytes]:
         infos, total_bytes = archive.infolist(), 0
         for info in infos:
             folder, _, name = info.filename.partition("/")
-            if _LEFT_OUT.match(name) or not name:
+            if _NOT_NEEDED.match(name) or not name:
                 continue
             is_mark = name in _MARKS and info.file_size <= _MARK_BYTES
             if not (is_mark or name == _MODEL or name in _CONFIGS or _TENSOR.fullmatch(name)):

@@ -349,11 +349,11 @@ def _load_hosted(
     of_file = FileOptions(shapes=shapes, signature=options.signature, runtime_options=options.runtime_options or None)
 
     def batched(host: Host, loaded: LoadedModel) -> tuple[LoadedModel, str]:
-        def load_again(shapes: Shapes) -> LoadedModel:
+        def reload(shapes: Shapes) -> LoadedModel:
             given = FileOptions(**{**of_file, "shapes": shapes})
             return loaded if shapes == of_file["shapes"] else host.load(file, **given)
 
-        return _batched(load_again, options), host.name
+        return _batched(reload, options), host.name
 
     with connect(socket, timeout=CONNECT_S, recover=False) as client:
         hosting = Hosting(_hosts(client, options.device), client.why_absent)

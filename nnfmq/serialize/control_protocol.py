@@ -73,7 +73,7 @@ REPLIES: dict[type[messages.Call], tuple[type[messages.Call], ...]] = {
     messages.SetDeviceStatus: (messages.Reply,),
     messages.GetStatistics: (messages.StatisticsMemory,),
     messages.GetSupportedOperations: (messages.SupportedOperations,),
-    messages.DescribeFile: (messages.FileDescribed,),
+    messages.DescribeFile: (messages.FileDescription,),
     messages.PrepareModel: (messages.PreparedModelReady, messages.Reply),
     messages.PrepareModelFromCache: (messages.PreparedModelReady, messages.Reply),
     messages.ReleaseModel: (messages.Reply,),

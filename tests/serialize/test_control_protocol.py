@@ -113,7 +113,7 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     (
         DRIVER,
         {"call": 3, "status": 0, "message": "", "description": b"{}"},
-        messages.FileDescribed(3, ErrorStatus.NONE, "", b"{}"),
+        messages.FileDescription(3, ErrorStatus.NONE, "", b"{}"),
         0,
     ),
     (
@@ -403,7 +403,7 @@ MAY_BE_ABSENT = {
     ("GetSupportedOperations", "consumers"),
     ("PrepareModel", "consumers"),
     ("DeviceCapabilities", "capabilities"),
-    ("FileDescribed", "description"),
+    ("FileDescription", "description"),
     ("PrepareModel", "hints"),
     ("PrepareModel", "extensions"),
     ("PrepareModel", "tells_progress"),

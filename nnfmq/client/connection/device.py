@@ -300,7 +300,7 @@ class Device(Struct, frozen=True):
     def _describe_file(self, deadline_ns: int | None, call: HostedCall, parts: Sequence[Pool]) -> HostedDescription:
         """Return what the device finds in a file; blocks."""
 
-        def query(connection: Connection) -> messages.FileDescribed:
+        def query(connection: Connection) -> messages.FileDescription:
             pools = tuple(map(messages.memory_to_data, parts))
             message = messages.DescribeFile(
                 connection.next_call_id(),
@@ -309,7 +309,7 @@ class Device(Struct, frozen=True):
                 call.encode(),
                 pools,
             )
-            return connection.call(message, messages.FileDescribed, memory_fds(parts), deadline_ns)
+            return connection.call(message, messages.FileDescription, memory_fds(parts), deadline_ns)
 
         try:
             return msgspec.json.decode(self._call(query, deadline_ns).description, type=HostedDescription)

@@ -185,7 +185,7 @@ def describe_file(session: Session, message: messages.DescribeFile, fds: list[in
             context = PrepareContext(from_limit_field(message.deadline_ns))
             with errors_to_status("opening the file"), prepare_context(context):
                 description = device.describe_file(decode_call(message.file), pools)
-    reply = messages.FileDescribed(message.call, ErrorStatus.NONE, "", msgspec.json.encode(description))
+    reply = messages.FileDescription(message.call, ErrorStatus.NONE, "", msgspec.json.encode(description))
     session.send(reply)
 
 

@@ -33,7 +33,7 @@ __all__ = [
     "CopyFrom",
     "CopyTo",
     "DescribeFile",
-    "FileDescribed",
+    "FileDescription",
     "GetSupportedOperations",
     "PreparationProgress",
     "PrepareModel",
@@ -89,7 +89,7 @@ class DescribeFile(Call, frozen=True):
     pools: MemoryList = ()
 
 
-class FileDescribed(StatusReply, frozen=True):
+class FileDescription(StatusReply, frozen=True):
     """The JSON of a `hal.hosted.HostedDescription`; empty if `status` is an error."""
 
     description: bytes = b""
