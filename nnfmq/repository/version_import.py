@@ -55,7 +55,7 @@ from nnfmq.hal.types import (
     Subgraph,
 )
 from nnfmq.importers import LoadedModel, load
-from nnfmq.importers.file_format import Shapes
+from nnfmq.importers.file_format import Shapes, UnknownFormat
 from nnfmq.importers.loaded_model import UnknownShapes
 from nnfmq.serialize.message_codec import MessageCodec
 from nnfmq.serialize.messages import MAX_TEXT
@@ -329,7 +329,7 @@ def _load(file: Path, options: VersionOptions, socket: Path | None) -> tuple[Loa
         try:
             loaded = _batched(lambda shapes: load(file, shapes=shapes, signature=options.signature), options)
             return loaded, options.device
-        except (UnsupportedModel, UnknownShapes) as error:
+        except (UnsupportedModel, UnknownShapes, UnknownFormat) as error:
             if socket is None:
                 raise
             refusal = error

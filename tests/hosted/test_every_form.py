@@ -50,7 +50,8 @@ def _content() -> bytes:
         node("ReduceSum", ["rows"], ["sum"], keepdims=0),
         node("Not", ["mask"], ["others"]),
     ]
-    return file_of(nodes, FED, ["chosen", "sum", "others"])
+    outputs = {"chosen": np.zeros((2, 3)), "sum": np.array(0), "others": np.zeros(3, np.bool_)}  # types and shapes
+    return file_of(nodes, FED, outputs)
 
 
 CONTENT = _content()

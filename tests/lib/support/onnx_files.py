@@ -54,17 +54,20 @@ class OnnxCase:
 def file_of(
     nodes: Sequence[Any],
     inputs: Mapping[str, Array],
-    outputs: Sequence[str],
+    outputs: Sequence[str] | Mapping[str, Array],
     constants: Mapping[str, Array] | None = None,
     opset: int = OPSET,
 ) -> bytes:
-    """Return the file of a model with these nodes; `inputs` give the types and shapes of its inputs."""
+    """Return the file of a model with these nodes; `inputs` give the types and shapes of its inputs.
+
+    `outputs` are names, or give these of the outputs, too.
+    """
     helper = onnx.helper
-    described = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in inputs.items()
-    ]
-    results = [helper.make_empty_tensor_value_info(name) for name in outputs]
+    described = _described(inputs)
+    if isinstance(outputs, Mapping):
+        results = _described(outputs)
+    else:
+        results = [helper.make_empty_tensor_value_info(name) for name in outputs]
     initializers = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
     graph = helper.make_graph(list(nodes), "graph", described, results, initializers)
     opsets = [helper.make_opsetid("", opset)]
@@ -73,6 +76,11 @@ def file_of(
     model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
     content: bytes = model.SerializeToString()
     return content
+
+
+def _described(arrays: Mapping[str, Array]) -> list[Any]:
+    kinds = onnx.helper.np_dtype_to_tensor_dtype
+    return [onnx.helper.make_tensor_value_info(name, kinds(a.dtype), a.shape) for name, a in arrays.items()]
 
 
 def results(content: bytes, fed: Mapping[str, Array]) -> list[Array]:
