@@ -49,7 +49,8 @@ class DriverShare:
 
     def __init__(self, owner: object) -> None:
         self._adopted: dict[int, _Closeable] = {}  # by id, in the order of adoption
-        weakref.finalize(owner, _abandon, self).atexit = False
+        self._finalizer = weakref.finalize(owner, _abandon, self)
+        self._finalizer.atexit = False
 
     def connect_early(self, model: object) -> None:
         """Connect now, since `model` will be imported and prepared: an embedded driver starts meanwhile.
@@ -78,6 +79,10 @@ class DriverShare:
         """Close an adopted resource now; blocks. Idempotent."""
         self._adopted.pop(id(resource), None)
         resource.close()
+
+    def abandon(self) -> None:
+        """Have everything closed now, as when the owner is collected: an error may keep an owner that it refers to."""
+        self._finalizer()
 
     def close(self) -> None:
         """Close all adopted resources; blocks. Idempotent."""

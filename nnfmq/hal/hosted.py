@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import TENSOR_COMPLEX64, TENSOR_FLOAT64, TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64
-from nnfmq.hal.types import OperandType
+from nnfmq.hal.types import Model, OperandType
 
 __all__ = [
     "MAX_PART_BYTES",
@@ -35,6 +35,7 @@ __all__ = [
     "HostedDescription",
     "HostedRuntime",
     "HostedTensor",
+    "call_of",
     "decode_call",
     "is_file_name",
     "is_runtime_name",
@@ -231,6 +232,15 @@ def decode_call(data: bytes | memoryview) -> HostedCall:
     if len(set(names)) < len(names):
         raise InvalidArgument("two files of a hosted model have the same name")
     return call
+
+
+def call_of(model: Model) -> HostedCall:
+    """Return the call of a hosted model. Raises InvalidArgument if its operation has no such operand."""
+    operations = model.main.operations
+    if len(operations) != 1 or not operations[0].inputs:
+        raise InvalidArgument(f"a hosted model has one operation, of the extension {NAME}, with a constant operand")
+    location = model.main.operands[operations[0].inputs[0]].location
+    return decode_call(memoryview(model.operand_values)[location.offset : location.offset + location.length])
 
 
 def is_file_name(name: str) -> bool:

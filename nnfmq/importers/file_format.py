@@ -93,7 +93,8 @@ class ModelSource(Struct, frozen=True):
     `path` is None if the caller gave bytes; it locates files that belong to this one. `shapes` replace those of inputs.
     `values` has NumPy arrays, by name, for inputs that become constants; only ONNX files can have them. `signature`
     names one of a TensorFlow Lite file. `follows_tflite`: the extension's operations are used where the HAL's are
-    defined in another way than TensorFlow Lite's.
+    defined in another way than TensorFlow Lite's. `parsed` is what a reader of the same format has made of `data`, for
+    the next one: an onnx.ModelProto.
     """
 
     data: FileContent
@@ -102,6 +103,7 @@ class ModelSource(Struct, frozen=True):
     values: Mapping[str, Any] = field(default_factory=dict)
     signature: str | None = None
     follows_tflite: bool = False
+    parsed: Any = None
 
     def __repr__(self) -> str:
         return f"<ModelSource: {self.path or 'bytes'}>"

@@ -55,9 +55,10 @@ def describe_declared(arguments: argparse.Namespace, needed: SizesNeeded) -> dic
     An unknown dimension is its symbol, or None without one.
     """
     from nnfmq.importers.file_format import read_source
+    from nnfmq.importers.onnx.file import parse
     from nnfmq.importers.onnx.interface import read_interface
 
-    interface = read_interface(read_source(arguments.model))
+    interface = read_interface(parse(read_source(arguments.model)))
     return {
         "model": arguments.model.name,
         "inputs": [_declared(value) for value in interface.inputs],

@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack
 
+from msgspec.structs import replace
+
 from nnfmq.base.channel import close_all
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.memory import Memory
@@ -33,7 +35,7 @@ from nnfmq.client.connection.prepare_arguments import (
 from nnfmq.client.connection.recovery import DriverRecovery, RecoveryCounts
 from nnfmq.client.waiting import SingleAttempt
 from nnfmq.hal.capabilities import MAX_NUMBER_OF_CACHE_FILES
-from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, InvalidArgument, ProtocolError
+from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument, ProtocolError
 from nnfmq.hal.extensions import is_extension_name
 from nnfmq.hal.hosted import is_runtime_name
 from nnfmq.hal.summaries import nearest
@@ -334,6 +336,24 @@ class Client(Closable):
         given = GivenModel.of(model, options)  # while an embedded driver starts
         devices, compilation = self._usable_devices(deadline_ns)
         return compilation.prepare(self, devices, given, with_time_left(options, deadline_ns))
+
+    def prepare_hosted(
+        self,
+        runtime: str,
+        file: SourceArgument,
+        refusal: InvalidArgument | GeneralFailure | None,
+        **options: Unpack[PrepareOptions],
+    ) -> CompiledModel:
+        """Prepare a model file, or its content, on the device that hosts `runtime`; blocks. The caller closes it.
+
+        For a caller that imports the file itself: `refusal` is why nnfmq's own engine does not run it; None if the
+        caller wants the runtime. Takes the keyword arguments of `prepare`, and raises as that.
+        """
+        deadline_ns = deadline_after(options.get("timeout"))
+        given = replace(GivenModel.of(file, options, is_imported=False), refusal=refusal)
+        devices, compilation = self._usable_devices(deadline_ns)
+        hosts = [info for info in devices if info.name == runtime]
+        return compilation.prepare(self, hosts, given, with_time_left(options, deadline_ns))
 
     def load_hosted(
         self,

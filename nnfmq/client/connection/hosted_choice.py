@@ -36,7 +36,7 @@ from nnfmq.hal.errors import (
     NnfmqError,
     UnsupportedModel,
 )
-from nnfmq.hal.hosted import NAME, RUNTIMES, decode_call, runtimes_of
+from nnfmq.hal.hosted import NAME, RUNTIMES, call_of, runtimes_of
 from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class GivenModel(Struct, frozen=True):
     model: Model | FinishedModel | None
     file: SourceArgument | None
     file_options: FileOptions
-    refusal: InvalidArgument | None = None
+    refusal: InvalidArgument | GeneralFailure | None = None
 
     @classmethod
     def of(cls, argument: ModelArgument, options: PrepareOptions, *, is_imported: bool = True) -> GivenModel:
@@ -248,7 +248,7 @@ class Hosting(Struct, frozen=True):
 
     def host_of(self, model: Model | FinishedModel, deadline_ns: int | None) -> Host:
         """Return the first device that supports a hosted model; blocks. Raises UnsupportedModel if none does."""
-        format = _format_of(to_hal_model(model))
+        format = call_of(to_hal_model(model)).format
         for host in (host for host in self.hosts if host.may_run(format)):
             if all(host.supported_operations(model, timeout=remaining_s(deadline_ns))):
                 return host
@@ -261,15 +261,6 @@ class Hosting(Struct, frozen=True):
 def is_hosted(model: Model) -> bool:
     """Return whether a model runs a file on a hosted runtime."""
     return any(entry.name == NAME for entry in model.extensions)
-
-
-def _format_of(model: Model) -> str:
-    """Return the format of a hosted model's file. Raises InvalidArgument if its operation has no such operand."""
-    operations = model.main.operations
-    if len(operations) != 1 or not operations[0].inputs:
-        raise InvalidArgument(f"a hosted model has one operation, of the extension {NAME}, with a constant operand")
-    location = model.main.operands[operations[0].inputs[0]].location
-    return decode_call(memoryview(model.operand_values)[location.offset : location.offset + location.length]).format
 
 
 def _read(given: GivenModel, refusal: Exception | None) -> HostedSource | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -56,31 +55,32 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Execution providers: there is one, the CPU's, whose work the driver does.
+# Execution providers: the CPU's, whose work the driver does, and those of an ONNX Runtime that the driver hosts.
 
 
 CPU = "CPUExecutionProvider"
 
 
-def checked_providers(providers: Any, provider_options: Any) -> None:
-    """Warn of providers that there are not, as ONNX Runtime does.
+def checked_providers(providers: Any, provider_options: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the names of providers, each with its options.
 
     Raises:
         ValueError: If an argument has another form than names, or names with options.
     """
     if providers is None:
-        return
+        return []
     if not isinstance(providers, Sequence):
         raise ValueError(f"providers is a {type(providers).__name__}: it must be a sequence")
     if provider_options is not None:
         _check_options(providers, provider_options)
-    for provider in providers:
-        name = provider[0] if isinstance(provider, tuple) and len(provider) == 2 else provider
-        if not isinstance(name, str):
-            raise ValueError(f"{name!r} among the providers is neither a name nor a pair of a name and a dict")
-        if name != CPU:
-            text = f"there is no provider {name!r}, which is ignored: {CPU!r} is the only one"
-            warnings.warn(text, stacklevel=4)
+    found = {}
+    for index, provider in enumerate(providers):
+        is_pair = isinstance(provider, tuple) and len(provider) == 2
+        name, options = provider if is_pair else (provider, provider_options[index] if provider_options else {})
+        if not isinstance(name, str) or not isinstance(options, dict):
+            raise ValueError(f"{provider!r} among the providers is neither a name nor a pair of a name and a dict")
+        found[name] = options
+    return list(found.items())
 
 
 def _check_options(providers: Sequence[Any], options: Any) -> None:

@@ -6,6 +6,7 @@ instance of ONNX Runtime's class, too. nnfmq does not import ONNX Runtime for th
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from typing import Any
@@ -39,6 +40,8 @@ _CODES = {
     "DeviceReset": (15, "DEVICE_RESET"),
 }
 """Each exception's status code and its name (onnxruntime/core/common/status.h)."""
+_NAMES_OF_STATUSES = {status: name for name, (_, status) in _CODES.items()}
+_PEER_TEXT = re.compile(r"\[ONNXRuntimeError\] : \d+ : (\w+) : (.*)", re.DOTALL)
 _PEER = "onnxruntime.capi.onnxruntime_pybind11_state"
 
 EXCEPTIONS: dict[str, type[Exception]] = {
@@ -65,7 +68,13 @@ def _exception(name: str, peer: Any) -> type[Exception]:
 
 
 def translated(error: NnfmqError) -> Exception:
-    """Return the exception that stands for an error of nnfmq: it says the same."""
+    """Return the exception that stands for an error of nnfmq: it says the same.
+
+    If that has the text of an exception of ONNX Runtime, which the driver hosts, it is that exception.
+    """
+    found = _PEER_TEXT.search(str(error))
+    if found is not None and found[1] in _NAMES_OF_STATUSES:
+        return ort_error(_NAMES_OF_STATUSES[found[1]], found[2])
     if isinstance(error, UnsupportedModel):
         return ort_error("NotImplemented", str(error))
     if isinstance(error, InvalidArgument):

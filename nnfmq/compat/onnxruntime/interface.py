@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from nnfmq.compat.onnxruntime.errors import ort_error
 from nnfmq.compat.onnxruntime.shape_plans import Array, OutputForm
 from nnfmq.compat.onnxruntime.types import dtype_of_type, tensor_type
-from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from nnfmq.importers.file_format import ModelSource
@@ -110,13 +111,15 @@ def read_nodes(values: tuple[OnnxValueType, ...], sizes: Mapping[str, int]) -> l
     ]
 
 
-def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSource, OnnxInterface]:
-    """Return a model's file and its interface.
+def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSource, OnnxInterface | None]:
+    """Return a model's file, parsed, and its interface; without the package `onnx` the file alone.
 
     Raises:
         Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf, InvalidArgument; NotImplemented for .ort files.
         TypeError: If the argument is neither a path nor bytes.
     """
+    from msgspec.structs import replace
+
     from nnfmq.importers.file_format import importer_of, read_source  # while an embedded driver starts
 
     if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
@@ -133,12 +136,14 @@ def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSour
             )
         if importer_of(source.data) != "nnfmq.importers.onnx.model":
             raise InvalidArgument("this is no ONNX model; nnfmq.load and nnfmq.compat.litert read .tflite files")
+        if find_spec("onnx") is None:
+            return source, None
+        from nnfmq.importers.onnx.file import parse
         from nnfmq.importers.onnx.interface import read_interface
 
-        return source, read_interface(source)
+        proto = parse(source)
+        return replace(source, parsed=proto), read_interface(proto)
     except FileNotFoundError as error:
         raise ort_error("NoSuchFile", f"{place}there is no file {path}") from error
-    except UnsupportedModel as error:
-        raise ort_error("NotImplemented", f"{place}{error}") from error
     except (InvalidArgument, OSError) as error:
         raise ort_error("InvalidProtobuf", f"{place}{error}") from error

@@ -1,11 +1,14 @@
 """SessionOptions and RunOptions of ONNX Runtime: what has an effect, what is accepted without one, what raises.
 
 Effective: free dimensions by name, profiling, `terminate`, and whether a thread that waits polls. What only changes how
-ONNX Runtime computes is accepted, because results do not depend on it (docs/how-to/move-an-onnx-runtime-script.md).
+ONNX Runtime computes is passed on to it if the driver hosts the model on it, and has no effect on nnfmq's own engine,
+because results do not depend on it (docs/how-to/move-an-onnx-runtime-script.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum
 from typing import Any, ClassVar, NoReturn
 
 from nnfmq.compat.onnxruntime.errors import ort_error
@@ -35,6 +38,16 @@ class _Typed:
         if not isinstance(value, kind) and not is_integer:
             raise TypeError(f"{name} is a {kind.__name__}, not a {type(value).__name__}")
         object.__setattr__(self, name, int(value) if is_integer else value)
+
+
+_COMPUTING = (
+    "enable_cpu_mem_arena",
+    "enable_mem_pattern",
+    "enable_mem_reuse",
+    "execution_mode",
+    "graph_optimization_level",
+    "use_deterministic_compute",
+)
 
 
 class SessionOptions(_Typed):
@@ -68,12 +81,32 @@ class SessionOptions(_Typed):
     """The sizes of symbolic dimensions that `add_free_dimension_override_by_name` has fixed."""
 
     @property
+    def config_entries(self) -> Mapping[str, str]:
+        """The configuration entries."""
+        return self._entries
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether ONNX Runtime may execute nodes at the same time."""
+        return self.execution_mode is ExecutionMode.ORT_PARALLEL
+
+    @property
+    def changed_settings(self) -> dict[str, str | bool]:
+        """What changes how ONNX Runtime computes, and is not as by default: names of enumerations, flags."""
+        found: dict[str, str | bool] = {}
+        for name in _COMPUTING:
+            value = getattr(self, name)
+            if value != self._defaults[name]:
+                found[name] = value.name if isinstance(value, Enum) else value
+        return found
+
+    @property
     def polling_window_us(self) -> float | None:
         """The polling window of a session's bursts: 0 if its threads may not spin, otherwise the default."""
         return 0.0 if self._entries.get("session.intra_op.allow_spinning") == "0" else None
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Store a configuration entry; only "session.intra_op.allow_spinning" has an effect."""
+        """Store a configuration entry. On nnfmq's own engine only "session.intra_op.allow_spinning" has an effect."""
         self._entries[key] = value
 
     def get_session_config_entry(self, key: str) -> str:

@@ -1,6 +1,7 @@
 """InferenceSession: an ONNX model that the driver runs, with the methods of ONNX Runtime's session.
 
     feed ── checks, as ONNX Runtime's ── ShapePlans: import, prepare for the shapes ── burst ── copies of the outputs
+                                      └─ HostedPlan: ONNX Runtime in the driver, for what nnfmq's own engine refuses
 
 A model whose shapes are known is prepared when the session is made, another one by the first run with new shapes. If
 the driver dies during a run, the run is repeated once, on a new driver: it has no state.
@@ -12,21 +13,24 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.compat.onnxruntime.environment import CPU, OrtMemoryInfo, checked_providers
 from nnfmq.compat.onnxruntime.errors import bare_message, ort_error, translated
+from nnfmq.compat.onnxruntime.hosting import HostedPlan, HostedSource, Provider
 from nnfmq.compat.onnxruntime.interface import NodeArg, OrtModelMetadata, open_model, read_nodes
 from nnfmq.compat.onnxruntime.options import OrtRunOptions, SessionOptions
-from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlans, bindings
+from nnfmq.compat.onnxruntime.shape_plans import Array, IntegerTooLarge, ShapePlan, ShapePlans, bindings
 from nnfmq.compat.onnxruntime.values import IOBinding, OrtValue, require_cpu
 from nnfmq.compat.shared_client import DriverShare
-from nnfmq.hal.errors import DeadObject, InvalidArgument, NnfmqError, UnsupportedModel
+from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, NnfmqError, UnsupportedModel
 
 if TYPE_CHECKING:
     from nnfmq.importers import LoadedModel
@@ -90,45 +94,79 @@ class InferenceSession:
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Open a model; blocks. `providers`, their options and `kwargs` are checked and have no effect.
+        """Open a model; blocks. `kwargs` are ignored.
+
+        Providers other than the CPU's are those of ONNX Runtime in the driver, if that has them; otherwise a warning
+        says that they are ignored.
 
         Raises:
-            Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf, NotImplemented with all nodes that are not
-                supported, EPFail if no driver can be reached.
+            Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf; its own error if it rejects a model in the driver;
+                NotImplemented with all nodes that are not supported if the driver does not host it; EPFail if no driver
+                can be reached.
         """
         self._options = sess_options if sess_options is not None else SessionOptions()
         self._profile = RunProfile(self._options.profile_file_prefix) if self._options.enable_profiling else None
-        checked_providers(providers, provider_options)
+        wanted = checked_providers(providers, provider_options)
         share = DriverShare(self)
-        share.connect_early(path_or_bytes)
-        self._source, interface = open_model(path_or_bytes)
-        sizes = self._options.free_dimensions
-        self._inputs = read_nodes(interface.inputs, sizes)
-        self._outputs = read_nodes(interface.outputs, sizes)
-        self._overridable = read_nodes(interface.overridable, sizes)
-        self._metadata = OrtModelMetadata.of(interface)
-        self._places = {node.name: place for place, node in enumerate(self._outputs)}
-        self._all_places = tuple(range(len(self._outputs)))
-        self._plans = ShapePlans(
-            share,
-            _importer(self._source, [node.name for node in self._inputs]),
-            [node.form for node in self._outputs],
-            self._options.polling_window_us,
-        )
-        if all(node.is_static for node in self._inputs):
-            self._prepare([_example(node) for node in self._inputs])
-        else:
-            _require_operators(self._source)
+        try:
+            share.connect_early(path_or_bytes)
+            self._open(path_or_bytes, share, wanted)
+        except BaseException:
+            share.abandon()
+            raise
         if self._profile is not None:
             self._profile.add("session_initialization", self._profile.start_ns, time.monotonic_ns())
 
-    def _prepare(self, examples: Sequence[Array]) -> None:
-        """Prepare the model for the only shapes that it has, unless it needs values of inputs."""
+    def _open(
+        self, path_or_bytes: str | bytes | os.PathLike[str], share: DriverShare, wanted: Sequence[Provider]
+    ) -> None:
+        source, interface = open_model(path_or_bytes)
+        self._hosting = HostedSource(share, source, self._options, wanted)
+        self._hosted: HostedPlan | None = None
+        self._lock = threading.Lock()  # held while `_hosted` is opened
+        sizes = self._options.free_dimensions
+        self._inputs = read_nodes(interface.inputs, sizes) if interface is not None else []
+        self._outputs = read_nodes(interface.outputs, sizes) if interface is not None else []
+        self._overridable = read_nodes(interface.overridable, sizes) if interface is not None else []
+        self._metadata = OrtModelMetadata.of(interface) if interface is not None else None
+        importer = _Importer(source, [node.name for node in self._inputs])
+        self._plans = ShapePlans(
+            share,
+            importer,
+            [node.form for node in self._outputs],
+            self._options.polling_window_us,
+        )
+        with _translated():
+            self._hosted = self._hosting.open_with_providers()
+            if self._hosted is None:
+                self._prepare(source)
+        importer.source = self._hosting.source = replace(source, parsed=None)  # it takes as much memory as the file
+        if self._hosted is not None:
+            self._inputs, self._outputs = self._hosted.inputs, self._hosted.outputs
+        self._places = {node.name: place for place, node in enumerate(self._outputs)}
+        self._all_places = tuple(range(len(self._outputs)))
+
+    def _prepare(self, source: ModelSource) -> None:
+        """Prepare the model if its shapes are known, otherwise look whether it may be supported; or let it be hosted.
+
+        A model that needs values of inputs is prepared by the first run.
+        """
+        examples = [_example(node) for node in self._inputs] if all(node.is_static for node in self._inputs) else None
         try:
-            self._plans.make(examples, may_bind=False)
-        except NnfmqError as error:
-            if not (isinstance(error, UnsupportedModel) and bindings(examples)):
-                raise translated(error) from error
+            if examples is None:
+                _require_operators(source)
+            else:
+                self._plans.make(examples, may_bind=False)
+        except (InvalidArgument, GeneralFailure) as error:
+            if not (examples and isinstance(error, UnsupportedModel) and bindings(examples)):
+                self._host(error)
+
+    def _host(self, refusal: InvalidArgument | GeneralFailure) -> HostedPlan:
+        """Return the model on ONNX Runtime in the driver, after nnfmq's own engine has refused it; blocks."""
+        with self._lock:
+            if self._hosted is None:
+                self._hosted = self._hosting.open(refusal)
+            return self._hosted
 
     # ------------------------------------------------------------------------------------------------ the model
 
@@ -145,7 +183,9 @@ class InferenceSession:
         return list(self._overridable)
 
     def get_modelmeta(self) -> OrtModelMetadata:
-        """Return what the model's author says of it."""
+        """Return what the model's author says of it. Raises NotImplemented if the package `onnx` is not installed."""
+        if self._metadata is None:
+            raise ort_error("NotImplemented", "reading it needs the package onnx: pip install 'nnfmq[onnx]'")
         return self._metadata
 
     def get_session_options(self) -> SessionOptions:
@@ -153,12 +193,14 @@ class InferenceSession:
         return self._options
 
     def get_providers(self) -> list[str]:
-        """Return the name of the only provider."""
-        return [CPU]
+        """Return the names of the providers; the last one is the CPU's."""
+        return list(self.get_provider_options())
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """Return the options of the provider; it has none."""
-        return {CPU: {}}
+        """Return the options of each provider that were given."""
+        providers = self._hosted.providers if self._hosted is not None else ()
+        used = {name: {key: str(value) for key, value in given.items()} for name, given in providers}
+        return used if CPU in used else {**used, CPU: {}}
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """Check the arguments; without effect."""
@@ -257,23 +299,34 @@ class InferenceSession:
             raise ort_error("Fail", "terminate is set in the run options")
         begin_ns = time.monotonic_ns()
         inputs = self._arrays(feed)
-        key = self._plans.key_of(inputs)
-        plan = self._plans.get(key)
+        plan: ShapePlan | HostedPlan | None = self._plans.get(self._plans.key_of(inputs))
         try:
             if plan is None:
                 self._check_shapes(inputs)
-                plan = self._plans.make(inputs)
-            results = plan.execute(inputs, places)
+                plan = self._plan_for(inputs)
+            try:
+                results = plan.execute(inputs, places)
+            except IntegerTooLarge as error:
+                results = self._host(error).execute(inputs, places)
         except NnfmqError as error:
             is_gone = isinstance(error, DeadObject) or (plan is not None and plan.is_retired)
             if is_last or not is_gone:
                 raise translated(error) from error
-            if plan is not None:
+            if isinstance(plan, ShapePlan):
                 self._plans.discard(self._plans.key_of(inputs), plan)
             return self._run(places, feed, run_options, is_last=True)
         if self._profile is not None:
             self._profile.add("model_run", begin_ns, time.monotonic_ns())
         return results
+
+    def _plan_for(self, inputs: Sequence[Array]) -> ShapePlan | HostedPlan:
+        """Return what runs inputs like these; blocks. What was refused once is hosted for all further shapes."""
+        if self._hosted is not None:
+            return self._hosted
+        try:
+            return self._plans.make(inputs)
+        except (InvalidArgument, GeneralFailure) as error:
+            return self._host(error)
 
     def _places_of(self, names: Sequence[str] | None) -> Sequence[int]:
         if not names:
@@ -363,31 +416,38 @@ class InferenceSession:
         raise ort_error("NotImplemented", "nnfmq has no OrtValueVector; use run_with_ort_values")
 
 
-def _importer(source: ModelSource, names: list[str]) -> Callable[[Sequence[Array], Sequence[int]], LoadedModel]:
-    """Return the function that imports a model for certain inputs. It does not refer to the session."""
-    from msgspec.structs import replace
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Raise nnfmq's errors as ONNX Runtime's."""
+    try:
+        yield
+    except NnfmqError as error:
+        raise translated(error) from error
 
-    from nnfmq.importers import load_source
 
-    def import_for(inputs: Sequence[Array], bound: Sequence[int]) -> LoadedModel:
+class _Importer:
+    """Imports a model for certain inputs. It does not refer to the session."""
+
+    def __init__(self, source: ModelSource, names: Sequence[str]) -> None:
+        self.source, self._names = source, names
+
+    def __call__(self, inputs: Sequence[Array], bound: Sequence[int]) -> LoadedModel:
+        from nnfmq.importers import load_source
+
+        names = self._names
         free = [place for place in range(len(names)) if place not in bound]
         shapes: dict[str | int, Sequence[int]] = {names[place]: inputs[place].shape for place in free}
-        return load_source(replace(source, shapes=shapes, values={names[place]: inputs[place] for place in bound}))
-
-    return import_for
+        values = {names[place]: inputs[place] for place in bound}
+        return load_source(replace(self.source, shapes=shapes, values=values))
 
 
 def _require_operators(source: ModelSource) -> None:
-    """Raise NotImplemented, as ONNX Runtime, if a model of unknown shapes has operators that are not supported."""
+    """Raise UnsupportedModel if a model of unknown shapes has operators that are not supported."""
     from nnfmq.importers import load_source
     from nnfmq.importers.loaded_model import UnknownShapes
 
-    try:
+    with suppress(UnknownShapes):
         load_source(source)
-    except UnknownShapes:
-        pass
-    except InvalidArgument as error:
-        raise translated(error) from error
 
 
 def _example(node: NodeArg) -> Array:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nnfmq.client.burst.burst import ModelBurst
     from nnfmq.importers import LoadedModel
 
-__all__ = ["Array", "OutputForm", "ShapePlan", "ShapePlans", "bindings"]
+__all__ = ["Array", "IntegerTooLarge", "OutputForm", "ShapePlan", "ShapePlans", "bindings"]
 
 Array: TypeAlias = npt.NDArray[Any]
 PlanKey: TypeAlias = tuple[Any, ...]
@@ -36,6 +36,10 @@ Import: TypeAlias = "Callable[[Sequence[Array], Sequence[int]], LoadedModel]"
 MAX_PLANS = 8
 """How many combinations of shapes a session keeps prepared."""
 _MAX_VALUES = 16  # elements of an input that may be bound by value
+
+
+class IntegerTooLarge(InvalidArgument):
+    """INVALID_ARGUMENT: an integer exceeds the element type that nnfmq's own engine computes with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class ShapePlan:
         """Return copies of the outputs with these indexes; blocks.
 
         Raises:
-            InvalidArgument: If an integer exceeds the element type that the driver computes with.
+            IntegerTooLarge: If an integer exceeds the element type that the driver computes with.
             NnfmqError: As `Burst.execute`.
         """
         if len(inputs) != len(self._kept):
@@ -113,13 +117,13 @@ class ShapePlan:
 
 
 def _narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the numbers of `array` in another type. Raises InvalidArgument if an integer exceeds it."""
+    """Return the numbers of `array` in another type. Raises IntegerTooLarge if an integer exceeds it."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             return array.astype(dtype)
     limits = np.iinfo(dtype)
     if array.size and (array.min() < limits.min or array.max() > limits.max):
-        raise InvalidArgument(
+        raise IntegerTooLarge(
             f"an input of type {array.dtype} has values beyond {dtype}, with which the driver computes"
         )
     return array.astype(dtype)

@@ -37,9 +37,12 @@ _DTYPES_OF_TYPES = {f"tensor({_NAMES.get(name, name)})": np.dtype(name) for name
 
 def tensor_type(dtype: np.dtype[Any]) -> str:
     """Return the name of the type of a tensor with these elements, such as "tensor(float)"."""
-    if dtype.kind in "USO":
-        return "tensor(string)"
-    return f"tensor({_NAMES.get(dtype.name, dtype.name)})"
+    return "tensor(string)" if dtype.kind in "USO" else type_name(dtype.name)
+
+
+def type_name(element: str) -> str:
+    """Return the name of the type of a tensor, given NumPy's name of its elements, or "bfloat16"."""
+    return f"tensor({_NAMES.get(element, element)})"
 
 
 def dtype_of_type(name: str) -> np.dtype[Any] | None:

@@ -30,6 +30,7 @@ __all__ = [
     "integer_limits",
     "live_nodes",
     "node_count",
+    "parse",
     "read",
     "read_names",
     "tensor_array",
@@ -75,17 +76,7 @@ def read(source: ModelSource) -> OnnxFile:
         UnsupportedModel: If its opset is not supported, or the package `onnx` is not installed.
         InvalidArgument: If the file is corrupt.
     """
-    try:
-        import onnx
-        from google.protobuf.message import DecodeError
-    except ImportError:
-        raise UnsupportedModel(
-            "this is an ONNX model; reading it needs the package onnx: pip install 'nnfmq[onnx]'"
-        ) from None
-    try:
-        proto = onnx.load_model_from_string(bytes(source.data))
-    except DecodeError as error:
-        raise InvalidArgument(f"a truncated or corrupt ONNX model: {error}") from None
+    proto = source.parsed if source.parsed is not None else parse(source)
     folder = source.path.parent if source.path is not None else None
     file = OnnxFile(proto, _opset(proto), len(source.data), folder)
     for tensor in proto.graph.initializer:
@@ -95,6 +86,26 @@ def read(source: ModelSource) -> OnnxFile:
         raise UnsupportedModel("sparse initializers are not supported")
     file.constants.update(source.values)
     return file
+
+
+def parse(source: ModelSource) -> Any:
+    """Return the onnx.ModelProto of a file.
+
+    Raises:
+        UnsupportedModel: If the package `onnx` is not installed.
+        InvalidArgument: If the file is corrupt.
+    """
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        raise UnsupportedModel(
+            "this is an ONNX model; reading it needs the package onnx: pip install 'nnfmq[onnx]'"
+        ) from None
+    try:
+        return onnx.load_model_from_string(bytes(source.data))
+    except DecodeError as error:
+        raise InvalidArgument(f"a truncated or corrupt ONNX model: {error}") from None
 
 
 def _opset(proto: Any) -> int:

@@ -9,9 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nnfmq.importers.file_format import ModelSource
-from nnfmq.importers.onnx.file import OnnxFile, read
-
 __all__ = ["OnnxInterface", "OnnxValueType", "read_interface"]
 
 _ELEMENTS = (
@@ -52,18 +49,14 @@ class OnnxInterface:
     properties: dict[str, str] = field(default_factory=dict)
 
 
-def read_interface(source: ModelSource) -> OnnxInterface:
-    """Return the interface of an ONNX file.
-
-    Raises:
-        InvalidArgument: If the file is corrupt, or the package `onnx` is not installed.
-    """
-    file = read(source)
-    proto, graph = file.proto, file.graph
+def read_interface(proto: Any) -> OnnxInterface:
+    """Return the interface of a parsed ONNX file, an onnx.ModelProto."""
+    graph = proto.graph
+    given = {tensor.name for tensor in graph.initializer} | {sparse.values.name for sparse in graph.sparse_initializer}
     return OnnxInterface(
-        _types(file.inputs),
-        _types(_inferred_outputs(file)),
-        _types(info for info in graph.input if info.name in file.constants),
+        _types(info for info in graph.input if info.name not in given),
+        _types(_inferred_outputs(proto)),
+        _types(info for info in graph.input if info.name in given),
         proto.producer_name,
         graph.name,
         proto.domain,
@@ -74,28 +67,24 @@ def read_interface(source: ModelSource) -> OnnxInterface:
     )
 
 
-def _inferred_outputs(file: OnnxFile) -> list[Any]:
+def _inferred_outputs(proto: Any) -> list[Any]:
     """Return the outputs, with types and shapes that the file leaves out as far as `onnx` can infer them."""
-    declared = list(file.graph.output)
-    if all(_is_complete(info) for info in declared) or file.size_bytes > _MAX_INFERENCE_BYTES:
+    declared = list(proto.graph.output)
+    if all(_is_complete(info) for info in declared) or proto.ByteSize() > _MAX_INFERENCE_BYTES:
         return declared
     from onnx import shape_inference
 
     try:
-        inferred = shape_inference.infer_shapes(file.proto, data_prop=True)
+        inferred = shape_inference.infer_shapes(proto, data_prop=True)
     except (shape_inference.InferenceError, ValueError, RuntimeError):
         return declared  # a node of another domain, or one that is wrong: the import says so
-    known = {dimension.dim_param for info in _declared_values(file) for dimension in info.type.tensor_type.shape.dim}
+    values = [*proto.graph.input, *declared]
+    known = {dimension.dim_param for info in values for dimension in info.type.tensor_type.shape.dim}
     for info in inferred.graph.output:
         for dimension in info.type.tensor_type.shape.dim:
             if dimension.dim_param not in known:  # a symbol that the inference has made up
                 dimension.ClearField("dim_param")
     return list(inferred.graph.output)
-
-
-def _declared_values(file: OnnxFile) -> list[Any]:
-    """Return the descriptions of all inputs and outputs, as onnx.ValueInfoProto."""
-    return [*file.graph.input, *file.graph.output]
 
 
 def _is_complete(info: Any) -> bool:
