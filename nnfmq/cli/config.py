@@ -246,7 +246,16 @@ COMPUTED: dict[str, Callable[[], object]] = {
 """Setting → function that returns its value if it is not set."""
 
 DESCRIBED = (
-    *("extensions", "models", "telemetry", "NNFMQ_TRACE", "NNFMQ_RECORD", "NNFMQ_RECORD_LIMIT_BYTES"),
+    *(
+        "extensions",
+        "runtimes",
+        "trusted_files",
+        "models",
+        "telemetry",
+        "NNFMQ_TRACE",
+        "NNFMQ_RECORD",
+        "NNFMQ_RECORD_LIMIT_BYTES",
+    ),
     *("NNFMQ_CONFIG", "NNFMQ_DATA", "XDG_RUNTIME_DIR", "NO_COLOR"),
 )
 """Settings whose default is not a single value, but described by `Setting.default_text`."""
