@@ -498,3 +498,20 @@ def test_an_if_on_a_computed_condition_runs_in_the_driver(sign: int) -> None:
     fed = {"x": sign * RNG.uniform(1, 2, (2, 3)).astype(np.float32)}
     content = file_of(nodes, fed, ["y"], {"zero": np.array(0, np.float32)})
     assert_same(session(ours, content).run(["y"], fed), session(runtime, content).run(["y"], fed))
+
+
+def test_a_hosted_session_takes_the_entry_about_spinning_and_outlives_its_worker() -> None:
+    nodes = [onnx.helper.make_node("NonMaxSuppression", ["boxes", "scores", "count"], ["found"])]
+    fed = {
+        "boxes": RNG.random((1, 6, 4), np.float32),
+        "scores": RNG.random((1, 2, 6), np.float32),
+        "count": np.array(3),
+    }
+    content = file_of(nodes, fed, ["found"])
+    options = ours.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    made, peer = ours.InferenceSession(content, options), runtime.InferenceSession(content)
+    wanted = peer.run(None, fed)
+    assert_same(made.run(None, fed), wanted)
+    os.kill(made._plans._share.client().worker_pid, 9)
+    assert_same(made.run(None, fed), wanted)

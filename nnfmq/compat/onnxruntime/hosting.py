@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HostedPlan", "HostedSource", "Provider"]
 
+_OF_THE_SESSION = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+"""Entries about how long a session polls for results: the device decides how its threads wait."""
 Provider = tuple[str, Mapping[str, Any]]
 """The name of an execution provider and its options."""
 
@@ -141,6 +143,7 @@ def _runtime_options(options: SessionOptions, providers: Sequence[Provider]) -> 
     if threads > 0:
         found["threads"] = threads
     found.update(options.changed_settings)
-    if options.config_entries:
-        found["session_config_entries"] = dict(options.config_entries)
+    entries = {key: value for key, value in options.config_entries.items() if key not in _OF_THE_SESSION}
+    if entries:
+        found["session_config_entries"] = entries
     return found
