@@ -20,7 +20,7 @@ import numpy as np
 
 from nnfmq.compat.litert.tensors import Array, DescribedModel, as_index, as_tensor_value, constant_value, stored_dtype
 from nnfmq.compat.shared_client import DriverShare
-from nnfmq.hal.errors import DeadObject, NnfmqError, UnsupportedModel
+from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, NnfmqError, UnsupportedModel
 
 if TYPE_CHECKING:
     from nnfmq.importers.file_format import ModelSource
@@ -112,6 +112,87 @@ class TensorAllocation:
         for index, array in self.arrays.items():
             new.arrays[index][...] = array
         new._burst.state = self._burst.state
+        self.close()
+        return new
+
+    def close(self) -> None:
+        """Release the model in the driver; the arrays remain. Idempotent."""
+        self._share.discard(self._burst)
+        self._share.discard(self._model)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# HostedAllocation: the same for a model that LiteRT itself runs in the driver, because nnfmq's own engine refuses it.
+
+
+class HostedAllocation:
+    """One model on the device `litert` and its burst; `arrays` has a value of each input and output, by tensor.
+
+    An output has the shape that the last execution gave it. States are the burst's; they cannot be read or set.
+    """
+
+    variables: Sequence[int] = ()
+
+    def __init__(
+        self,
+        share: DriverShare,
+        subgraph: FileSubgraph,
+        source: ModelSource,
+        refusal: InvalidArgument | GeneralFailure,
+        shapes: Sequence[tuple[int, ...]],
+    ) -> None:
+        """Prepare the model for these shapes of the inputs; blocks. Raises NnfmqError."""
+        self._share, self._subgraph = share, subgraph
+        self._arguments = source, refusal, shapes
+        file = source.path if source.path is not None else bytes(source.data)
+        client = share.client()
+        sizes: dict[str | int, Sequence[int]] = dict(enumerate(shapes))
+        self._model = share.adopt(client.prepare_hosted("litert", file, refusal, shapes=sizes))
+        self._burst = share.adopt(self._model.burst())
+        self.arrays: dict[int, Array] = {}
+        for index, shape in zip(subgraph.inputs, shapes, strict=True):
+            self.arrays.setdefault(index, np.zeros(shape, stored_dtype(subgraph.tensors[index])))
+        for index, info in zip(subgraph.outputs, self._model.outputs, strict=True):
+            if subgraph.tensors[index].data is None:
+                self.arrays.setdefault(index, np.zeros(info.shape, stored_dtype(subgraph.tensors[index])))
+
+    def shape(self, index: int) -> tuple[int, ...] | None:
+        """Return the shape of an input or output; None for all others."""
+        array = self.arrays.get(index)
+        return None if array is None else array.shape
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the driver that has the model lives."""
+        return self._model.handle.is_open
+
+    def variable(self, index: int) -> Array:
+        """Raise ValueError: there are none."""
+        raise ValueError(f"tensor {index} is no variable that can be read")
+
+    def set_variable(self, index: int, _value: Array) -> None:
+        """Raise ValueError: there are none."""
+        raise ValueError(f"tensor {index} is no variable that can be set")
+
+    def reset_variables(self) -> None:
+        """Begin the next execution with the initial states."""
+        self._burst.reset_state()
+
+    def invoke(self) -> None:
+        """Execute the model on the arrays; blocks. Raises NnfmqError."""
+        results = self._burst.execute(*(self.arrays[index] for index in self._subgraph.inputs))
+        for index, result in zip(self._subgraph.outputs, results, strict=True):
+            if self._subgraph.tensors[index].data is None and index not in self._subgraph.inputs:
+                array = self.arrays[index]
+                if array.shape == result.shape:
+                    array[...] = result
+                else:
+                    self.arrays[index] = np.array(result)
+
+    def renewed(self) -> HostedAllocation:
+        """Return the same in another driver, with the values of all tensors and states; blocks. Closes this one."""
+        new = HostedAllocation(self._share, self._subgraph, *self._arguments)
+        new.arrays, new._burst.state = self.arrays, self._burst.state
         self.close()
         return new
 
@@ -304,20 +385,29 @@ class LiteRtInterpreter(DescribedModel):
         self._others: dict[int, LiteRtInterpreter] = {}  # of other subgraphs, which signatures name
         super().__init__(source.data, subgraph)
         self._traced: TracedModel | None = None  # for the shapes in the file, until tensors are allocated
-        self._import_in_advance()
+        self._refusal: InvalidArgument | GeneralFailure | None = None  # why LiteRT runs the model in the driver
         self._resized: dict[int, tuple[int, ...]] = {}  # new shapes of inputs
-        self._allocation: TensorAllocation | None = None
+        self._allocation: TensorAllocation | HostedAllocation | None = None
         self._is_ready = False
         self._views: WeakSet[_View] = WeakSet()
+        self._import_in_advance()
 
     def _import_in_advance(self) -> None:
         """Import the model with the file's shapes, to tell what is not supported, unless inputs are to be resized."""
         try:
             self._traced = self._imported({})
-        except UnsupportedModel:
+        except UnsupportedModel as error:
             tensors = (self._subgraph.tensors[index] for index in self._subgraph.inputs)
             if not any(-1 in tensor.shape_signature for tensor in tensors):
-                raise
+                self._allocation = self._hosted(error)
+
+    def _hosted(self, refusal: InvalidArgument | GeneralFailure) -> HostedAllocation:
+        """Prepare the model on LiteRT in the driver; blocks. Raises `refusal` where that cannot stand in for nnfmq."""
+        refusal.__context__, self._refusal = None, refusal.with_traceback(None)  # they refer to the importer's frames
+        if self._subgraph_index or self._keeps_results:
+            raise refusal
+        shapes = [self._shape(index) for index in self._subgraph.inputs]
+        return HostedAllocation(self._share, self._subgraph, self._source, refusal, shapes)
 
     def _imported(self, shapes: Mapping[int, tuple[int, ...]]) -> TracedModel:
         from msgspec.structs import replace
@@ -343,13 +433,23 @@ class LiteRtInterpreter(DescribedModel):
         if self._is_ready:
             return
         with _runtime_errors():
-            old, self._allocation = self._allocation, None
-            if old is not None:
-                old.close()
-            traced = self._imported(self._resized) if self._resized or self._traced is None else self._traced
-            self._allocation = TensorAllocation(self._share, self._subgraph, traced)
-        self._traced = None if self._resized else traced
+            if self._refusal is None or self._resized:  # otherwise it is what the constructor has prepared
+                old, self._allocation = self._allocation, None
+                if old is not None:
+                    old.close()
+                self._allocation = self._allocated()
         self._is_ready = True
+
+    def _allocated(self) -> TensorAllocation | HostedAllocation:
+        if self._refusal is not None:
+            return self._hosted(self._refusal)
+        try:
+            traced = self._imported(self._resized) if self._resized or self._traced is None else self._traced
+            found = TensorAllocation(self._share, self._subgraph, traced)
+        except (UnsupportedModel, GeneralFailure) as error:
+            return self._hosted(error)
+        self._traced = None if self._resized else traced
+        return found
 
     def invoke(self) -> None:
         """Run the model on its input tensors; blocks, without the GIL.
