@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nnfmq.hal.hosted import HostedTensor
     from nnfmq.importers.file_format import ModelSource
 
-__all__ = ["HostedPlan", "HostedSource", "Provider"]
+__all__ = ["HostedPlan", "Provider", "SessionFile"]
 
 _OF_THE_SESSION = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 """Entries about how long a session polls for results: the device decides how its threads wait."""
@@ -88,7 +88,7 @@ def _node(tensor: HostedTensor, sizes: Mapping[str, int]) -> NodeArg:
     return NodeArg(tensor.name, kind, shape, dtype_of_type(kind), tensor.shape is not None, tensor.is_rank_0)
 
 
-class HostedSource:
+class SessionFile:
     """A session's file, and the options with which ONNX Runtime opens it."""
 
     def __init__(
@@ -107,15 +107,15 @@ class HostedSource:
             try:
                 return self._open(None, self._providers)
             except (InvalidArgument, GeneralFailure) as error:
-                self._leave_out(str(error))
+                self._ignore_one(str(error))
         return None
 
-    def _leave_out(self, reason: str) -> None:
+    def _ignore_one(self, reason: str) -> None:
         """Remove the first provider that the reason names, or the first of all that is not the CPU's."""
         others = [name for name, _ in self._providers if name != CPU]
-        left_out = next((name for name in others if repr(name) in reason), others[0])
-        self._providers = [provider for provider in self._providers if provider[0] != left_out]
-        text = f"the driver has no provider {left_out!r} for this model, which is ignored: {reason}"
+        ignored = next((name for name in others if repr(name) in reason), others[0])
+        self._providers = [provider for provider in self._providers if provider[0] != ignored]
+        text = f"the driver has no provider {ignored!r} for this model, which is ignored: {reason}"
         warnings.warn(text, stacklevel=6)
 
     def open(self, refusal: InvalidArgument | GeneralFailure) -> HostedPlan:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from nnfmq.compat.onnxruntime.environment import CPU, OrtMemoryInfo, checked_providers
 from nnfmq.compat.onnxruntime.errors import bare_message, ort_error, translated
-from nnfmq.compat.onnxruntime.hosting import HostedPlan, HostedSource, Provider
+from nnfmq.compat.onnxruntime.hosting import HostedPlan, Provider, SessionFile
 from nnfmq.compat.onnxruntime.interface import NodeArg, OrtModelMetadata, open_model, read_nodes
 from nnfmq.compat.onnxruntime.options import OrtRunOptions, SessionOptions
 from nnfmq.compat.onnxruntime.shape_plans import Array, IntegerTooLarge, ShapePlan, ShapePlans, bindings
@@ -121,7 +121,7 @@ class InferenceSession:
         self, path_or_bytes: str | bytes | os.PathLike[str], share: DriverShare, wanted: Sequence[Provider]
     ) -> None:
         source, interface = open_model(path_or_bytes)
-        self._hosting = HostedSource(share, source, self._options, wanted)
+        self._hosting = SessionFile(share, source, self._options, wanted)
         self._hosted: HostedPlan | None = None
         self._lock = threading.Lock()  # held while `_hosted` is opened
         sizes = self._options.free_dimensions
