@@ -18,7 +18,6 @@ from nnfmq.compat.onnxruntime.shape_plans import Array
 from nnfmq.compat.onnxruntime.types import dtype_of_type, type_name
 from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.hosted import call_of
 
 if TYPE_CHECKING:
     from nnfmq.client.burst.burst import ModelBurst
@@ -50,6 +49,7 @@ class HostedPlan:
         options: SessionOptions,
     ) -> None:
         from nnfmq.client.model.prepared_model import PreparedModel  # while an embedded driver starts
+        from nnfmq.hal.hosted import call_of
 
         self.providers = providers
         self._share = share
