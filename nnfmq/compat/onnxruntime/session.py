@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from msgspec.structs import replace
 
 from nnfmq.compat.onnxruntime.environment import CPU, OrtMemoryInfo, checked_providers
 from nnfmq.compat.onnxruntime.errors import bare_message, ort_error, translated
@@ -120,6 +119,8 @@ class InferenceSession:
     def _open(
         self, path_or_bytes: str | bytes | os.PathLike[str], share: DriverShare, wanted: Sequence[Provider]
     ) -> None:
+        from msgspec.structs import replace  # while an embedded driver starts
+
         source, interface = open_model(path_or_bytes)
         self._hosting = SessionFile(share, source, self._options, wanted)
         self._hosted: HostedPlan | None = None
@@ -432,6 +433,8 @@ class _Importer:
         self.source, self._names = source, names
 
     def __call__(self, inputs: Sequence[Array], bound: Sequence[int]) -> LoadedModel:
+        from msgspec.structs import replace
+
         from nnfmq.importers import load_source
 
         names = self._names
