@@ -74,3 +74,17 @@ def test_without_litert_in_the_driver_the_error_says_how_to_get_it() -> None:
     match = r"(?s)STABLEHLO_MULTIPLY.*no device 'litert': .* \$NNFMQ_RUNTIMES does not allow"
     with pytest.raises(ValueError, match=match):
         ours.Interpreter(model_content=CONTENT)
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_model_that_litert_rejects_too_is_rejected_by_each_allocation() -> None:
+    x = Tensor("x", (1, 3), "FLOAT32", signature=(-1, 3))
+    content = writer.write([x, Tensor("y", (1, 3))], [Operator("CONCAT_EMBEDDINGS", (0,), (1,))], (0,), (1,))
+    interpreter = ours.Interpreter(model_content=content)
+    texts = []
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="CONCAT_EMBEDDINGS") as raised:
+            interpreter.allocate_tensors()
+        texts.append(str(raised.value))
+        del raised
+    assert texts[0] == texts[1]

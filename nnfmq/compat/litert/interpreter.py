@@ -433,7 +433,8 @@ class LiteRtInterpreter(DescribedModel):
         if self._is_ready:
             return
         with _runtime_errors():
-            if self._refusal is None or self._resized:  # otherwise it is what the constructor has prepared
+            is_prepared = self._refusal is not None and self._allocation is not None and not self._resized
+            if not is_prepared:  # by the constructor, on LiteRT
                 old, self._allocation = self._allocation, None
                 if old is not None:
                     old.close()
