@@ -9,6 +9,13 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from support.drivers import LIMIT_S, until
+from support.execution_modes import (
+    request_asynchronously,
+    request_fenced,
+    request_in_an_aidl_burst,
+    request_reusable,
+    request_reusable_and_fenced,
+)
 from support.models import add_model, gather_model, relu_model, relus_model
 
 import nnfmq
@@ -23,37 +30,13 @@ IN_BUFFER = {shape: RequestArgument(location=DataLocation(1), dimensions=shape) 
 IN_MEMORY = RequestArgument(location=DataLocation(0, 0, 16))
 
 
-def asynchronously(model: nnfmq.PreparedModel, request: Request) -> object:
-    return model.execute_request_async(request).result(LIMIT_S)
-
-
-def fenced(model: nnfmq.PreparedModel, request: Request) -> object:
-    with model.execute_request_fenced(request) as launched:
-        return launched.result(LIMIT_S)
-
-
-def reusably(model: nnfmq.PreparedModel, request: Request) -> object:
-    with model.create_reusable_request(request) as execution:
-        return execution.compute(timeout=LIMIT_S)
-
-
-def reusably_and_fenced(model: nnfmq.PreparedModel, request: Request) -> object:
-    with model.create_reusable_request(request) as execution, execution.compute_fenced() as launched:
-        return launched.result(LIMIT_S)
-
-
-def in_an_aidl_burst(model: nnfmq.PreparedModel, request: Request) -> object:
-    with model.aidl_burst() as burst:
-        return burst.execute_synchronously(request, timeout=LIMIT_S)
-
-
 MODES: dict[str, Mode] = {
     "EXE-3 synchronous": lambda model, request: model.execute_request(request, timeout=LIMIT_S),
-    "EXE-5 asynchronous": asynchronously,
-    "FEN-1 fenced": fenced,
-    "RUX-1 reusable": reusably,
-    "RUX-1 reusable and fenced": reusably_and_fenced,
-    "BUR-19 AIDL burst": in_an_aidl_burst,
+    "EXE-5 asynchronous": request_asynchronously,
+    "FEN-1 fenced": request_fenced,
+    "RUX-1 reusable": request_reusable,
+    "RUX-1 reusable and fenced": request_reusable_and_fenced,
+    "BUR-19 AIDL burst": request_in_an_aidl_burst,
 }
 in_every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
 

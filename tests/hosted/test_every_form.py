@@ -14,7 +14,17 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from support.drivers import LIMIT_S, Daemon
-from support.execution_modes import fenced, in_a_task, of_a_pool, reusable
+from support.execution_modes import (
+    fenced,
+    in_a_task,
+    of_a_pool,
+    request_asynchronously,
+    request_fenced,
+    request_in_an_aidl_burst,
+    request_reusable,
+    request_reusable_and_fenced,
+    reusable,
+)
 from support.onnx_files import file_of
 from support.onnx_runtime import onnx, runtime
 
@@ -163,25 +173,6 @@ def test_what_is_bound_once_computes_from_the_values_of_each_time(model: nnfmq.P
 # The HAL's requests: over shared memory, and over buffers of the driver.
 
 
-def asynchronously(model: nnfmq.PreparedModel, request: Request) -> object:
-    return model.execute_request_async(request).result(LIMIT_S)
-
-
-def by_fences(model: nnfmq.PreparedModel, request: Request) -> object:
-    with model.execute_request_fenced(request) as launched:
-        return launched.result(LIMIT_S)
-
-
-def reusably(model: nnfmq.PreparedModel, request: Request) -> object:
-    with model.create_reusable_request(request) as execution:
-        return execution.compute(timeout=LIMIT_S)
-
-
-def reusably_by_fences(model: nnfmq.PreparedModel, request: Request) -> object:
-    with model.create_reusable_request(request) as execution, execution.compute_fenced() as launched:
-        return launched.result(LIMIT_S)
-
-
 def in_a_burst(model: nnfmq.PreparedModel, request: Request) -> object:
     with model.request_burst() as burst:
         return burst.execute_request(request, timeout=LIMIT_S)
@@ -192,17 +183,16 @@ def in_an_aidl_burst(model: nnfmq.PreparedModel, request: Request) -> object:
         with pytest.raises(nnfmq.GeneralFailure, match=r"HIDL 1\.3 does not have"):
             model.aidl_burst()
         return model.execute_request(request)
-    with model.aidl_burst() as burst:
-        return burst.execute_synchronously(request, timeout=LIMIT_S)
+    return request_in_an_aidl_burst(model, request)
 
 
 Mode = Callable[[nnfmq.PreparedModel, Request], object]
 MODES: dict[str, Mode] = {
     "synchronous": lambda model, request: model.execute_request(request, timeout=LIMIT_S),
-    "asynchronous": asynchronously,
-    "fenced": by_fences,
-    "reusable": reusably,
-    "reusable and fenced": reusably_by_fences,
+    "asynchronous": request_asynchronously,
+    "fenced": request_fenced,
+    "reusable": request_reusable,
+    "reusable and fenced": request_reusable_and_fenced,
     "burst": in_a_burst,
     "AIDL burst": in_an_aidl_burst,
 }
