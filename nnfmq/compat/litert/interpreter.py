@@ -23,6 +23,8 @@ from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, NnfmqError, UnsupportedModel
 
 if TYPE_CHECKING:
+    from nnfmq.client.burst.burst import ModelBurst
+    from nnfmq.client.model.compiled_model import CompiledModel
     from nnfmq.importers.file_format import ModelSource
     from nnfmq.importers.tflite.interface import FileSubgraph, FileTensor
     from nnfmq.importers.tflite.model import TracedModel
@@ -45,7 +47,24 @@ __all__ = [
 # Inputs and outputs are a burst's own arrays, so that an execution copies nothing.
 
 
-class TensorAllocation:
+class AllocatedModel:
+    """A prepared model and its burst."""
+
+    _share: DriverShare
+    _model: CompiledModel
+    _burst: ModelBurst
+
+    def reset_variables(self) -> None:
+        """Begin the next execution with the initial states."""
+        self._burst.reset_state()
+
+    def close(self) -> None:
+        """Release the model in the driver; the arrays remain. Idempotent."""
+        self._share.discard(self._burst)
+        self._share.discard(self._model)
+
+
+class TensorAllocation(AllocatedModel):
     """One prepared model and its burst; `arrays` has the memory of each input, output and kept result, by tensor."""
 
     def __init__(self, share: DriverShare, subgraph: FileSubgraph, traced: TracedModel) -> None:
@@ -79,11 +98,6 @@ class TensorAllocation:
         return shape
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the driver that has the model lives."""
-        return self._model.handle.is_open
-
-    @property
     def variables(self) -> Sequence[int]:
         """The tensors that are states."""
         return self._traced.states
@@ -98,10 +112,6 @@ class TensorAllocation:
         states[self._traced.states.index(index)] = value
         self._burst.state = tuple(states)
 
-    def reset_variables(self) -> None:
-        """Begin the next execution with the initial states."""
-        self._burst.reset_state()
-
     def invoke(self) -> None:
         """Execute the model on the arrays; blocks. Raises NnfmqError."""
         self._burst.execute(out=self._outputs)
@@ -115,17 +125,12 @@ class TensorAllocation:
         self.close()
         return new
 
-    def close(self) -> None:
-        """Release the model in the driver; the arrays remain. Idempotent."""
-        self._share.discard(self._burst)
-        self._share.discard(self._model)
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # HostedAllocation: the same for a model that LiteRT itself runs in the driver, because nnfmq's own engine refuses it.
 
 
-class HostedAllocation:
+class HostedAllocation(AllocatedModel):
     """One model on the device `litert` and its burst; `arrays` has a value of each input and output, by tensor.
 
     An output has the shape that the last execution gave it. States are the burst's; they cannot be read or set.
@@ -161,11 +166,6 @@ class HostedAllocation:
         array = self.arrays.get(index)
         return None if array is None else array.shape
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the driver that has the model lives."""
-        return self._model.handle.is_open
-
     def variable(self, index: int) -> Array:
         """Raise ValueError: there are none."""
         raise ValueError(f"tensor {index} is no variable that can be read")
@@ -173,10 +173,6 @@ class HostedAllocation:
     def set_variable(self, index: int, _value: Array) -> None:
         """Raise ValueError: there are none."""
         raise ValueError(f"tensor {index} is no variable that can be set")
-
-    def reset_variables(self) -> None:
-        """Begin the next execution with the initial states."""
-        self._burst.reset_state()
 
     def invoke(self) -> None:
         """Execute the model on the arrays; blocks. Raises NnfmqError."""
@@ -195,11 +191,6 @@ class HostedAllocation:
         new.arrays, new._burst.state = self.arrays, self._burst.state
         self.close()
         return new
-
-    def close(self) -> None:
-        """Release the model in the driver; the arrays remain. Idempotent."""
-        self._share.discard(self._burst)
-        self._share.discard(self._model)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
