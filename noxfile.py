@@ -3,6 +3,8 @@
 `nox -s frameworks`: the devices that host OpenVINO, PyTorch and JAX.
 """
 
+import os
+
 import nox
 
 RAY_TESTS = (
@@ -42,7 +44,12 @@ def ray(session: nox.Session) -> None:
 
 @nox.session
 def frameworks(session: nox.Session) -> None:
-    """Install what CI does without, for the CPU only, and run the tests of the devices that host it."""
-    session.install("torch>=2.13", "--index-url", "https://download.pytorch.org/whl/cpu")
-    session.install(".[test]", "openvino>=2025.0", "jax>=0.10")
+    """Install what CI does without, for the CPU only, and run the tests of the devices that host it.
+
+    PyTorch's wheel for the CPU comes from its makers' index, or from the folder `$PIP_FIND_LINKS` where that is out of
+    reach, and from no index of pip's configuration, which has the wheel for CUDA; what it depends on from pip's index.
+    """
+    wheels = "https://download.pytorch.org/whl/cpu"
+    session.install("--no-deps", "torch>=2.13", "--index-url", wheels, env={"PIP_CONFIG_FILE": os.devnull})
+    session.install(".[test]", "torch", "openvino>=2025.0", "jax>=0.10")
     session.run("pytest", *(session.posargs or ["--tier", "full"]), "tests/hosted")

@@ -134,9 +134,10 @@ def _nothing_left_behind_by_the_session() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
+def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     with leaks.watch():
         yield
+        request.node.funcargs.clear()  # pytest keeps what the other fixtures returned, such as a program with its code
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ import argparse
 import csv
 import ctypes
 import json
+import math
 import os
 import platform
 import select
@@ -171,9 +172,10 @@ def run(
 ) -> int:
     """Measure, print and write; return the exit status.
 
-    0: measured; 1: failed, or --check-targets or --require-all found something; 130: interrupted. `measure` gets a
-    folder, which is removed when all processes have ended, also after Ctrl-C; the machine and its load before are added
-    to the conditions in its report. `name` is the program's, for errors.
+    0: measured; 1: failed, or --check-targets or --require-all found something; 130: interrupted. Then the report, if
+    there is one, has `interrupted`, and what had been measured is printed. `measure` gets a folder, which is removed
+    when all processes have ended, also after Ctrl-C; the machine and its load before are added to the conditions in its
+    report. `name` is the program's, for errors.
     `draw` adds plots to the folder of --results.
     """
     try:
@@ -193,6 +195,9 @@ def run(
         print(json.dumps(report, indent=2))
     else:
         print_tables(report, made, options.no_color)
+    if report.get("interrupted"):
+        print(f"{name}: interrupted: the rest was not measured", file=sys.stderr)
+        return 130
     is_missed = options.check_targets and report["missed"]
     is_missing = getattr(options, "require_all", False) and report["not_compared"]
     return 1 if is_missed or is_missing else 0
@@ -231,7 +236,7 @@ def print_tables(report: Report, tables: Tables, no_color: bool) -> None:
     """Print tables, conditions, and what was missed or not compared."""
     from nnfmq.cli.console import console, table
 
-    screen = console(no_color, at_least=150)
+    screen = console(no_color, at_least=170)
     for made in tables.values():
         screen.print(made.title, style="bold")
         rows = table(*made.headings)
@@ -325,13 +330,12 @@ class Target:
     is_strict: bool = False
 
     def value(self, metrics: Mapping[str, Metrics]) -> float | None:
-        """Return the metric or ratio; None if the candidate or all baselines are missing."""
-        if self.candidate not in metrics:
-            return None
-        value = metrics[self.candidate][self.metric]
-        if not self.per:
+        """Return the metric or ratio; None if the metric of the candidate or of all baselines is missing."""
+        value = metrics.get(self.candidate, {}).get(self.metric)
+        if value is None or not self.per:
             return value
-        below = [metrics[name][self.per_metric or self.metric] for name in self.per if name in metrics]
+        per_metric = self.per_metric or self.metric
+        below = [metrics[name][per_metric] for name in self.per if per_metric in metrics.get(name, {})]
         if not below:
             return None
         # A time that is to be so many times shorter is a speed-up: the baseline's time over the candidate's.
@@ -361,6 +365,36 @@ def _evaluated(text: str, values: Sequence[float], value: float | None, limit: f
     return {"target": text, "value": value, "unit": unit, "limit": limit, "noise": noise, "sense": sense, "met": met}
 
 
+MIN_ROUNDS = 6
+"""The fewest rounds whose range is a 95 % interval of a median."""
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of a 95 % interval of the median of what `values` are a sample of; the interval covers no less.
+
+    Its ends are two of the values (order statistics), whatever the distribution is: all of n values are on one side of
+    the median with the probability 2 / 2ⁿ. Fewer than MIN_ROUNDS values do not suffice: their range covers less.
+    """
+    ordered, count = sorted(values), len(values)
+    outside, cut = 0.0, 0  # the probability that the median is outside, if `cut` values are cut off at each end
+    while (outside := outside + 2 * math.comb(count, cut) / 2**count) <= 0.05 and 2 * cut < count - 1:
+        cut += 1
+    at = max(0, cut - 1)
+    return ordered[at], ordered[-1 - at]
+
+
+def interval_limit(text: str, values: Sequence[float], value: float | None, limit: float) -> Report:
+    """Return a target for a ratio: `value` is to be at most `limit`. `values` are those of the rounds.
+
+    `met` is None if the limit is within the interval of `values`, because another run could have the opposite outcome,
+    or if there are too few rounds for an interval.
+    """
+    low, high = median_interval(values) if value is not None and len(values) >= MIN_ROUNDS else (None, None)
+    met = None if low is None or high is None or low <= limit < high else high <= limit
+    return {"target": text, "value": value, "unit": "×", "limit": limit, "interval": [low, high],
+            "sense": "at most", "met": met}  # fmt: skip
+
+
 def upper_limit(text: str, values: Sequence[float], value: float, limit: float, unit: str) -> Report:
     """Return a target: `value` is to be at most `limit`. `values` are those of the rounds."""
     return _evaluated(text, values, value, limit, unit, "at most")
@@ -388,6 +422,11 @@ def missed_targets(targets: Sequence[Mapping[str, Any]]) -> list[str]:
     return [target["target"] for target in targets if target["met"] is False]
 
 
+def format_threads(threads: int) -> str:
+    """Return a number of threads in words."""
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
 def format_metric(value: float | None, unit: str = "") -> str:
     """Return a value with its unit for tables; `-` for None, which means that it was not measured."""
     if value is None:
@@ -401,9 +440,11 @@ def format_metrics(found: Mapping[str, float] | None, names: Sequence[str]) -> l
     return [format_metric(found[name] if found else None) for name in names]
 
 
-def target_columns(target: Mapping[str, Any]) -> list[str]:
-    """Return the value of a target, its limit and its outcome, for tables."""
-    return [*(format_metric(target[name], target["unit"]) for name in ("value", "limit")), outcome_text(target)]
+def ratio_columns(target: Mapping[str, Any]) -> list[str]:
+    """Return the ratio of a target of `interval_limit`, its interval, and its outcome with the limit, for tables."""
+    low, high = target["interval"]
+    interval = "-" if low is None else f"{low:.2f}-{high:.2f}"
+    return [format_metric(target["value"]), interval, f"{outcome_text(target)} (≤ {target['limit']:.2f})"]
 
 
 def targets_table(targets: Sequence[Mapping[str, Any]], title: str = "targets") -> Table:

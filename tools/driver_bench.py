@@ -1,11 +1,13 @@
-"""Measure a driver: the memory of its processes, the isolation of its clients, or how clients share the cores.
+"""Measure a driver: its processes' memory, isolation of clients, how these share cores or a hosted file, and calls.
 
     python tools/driver_bench.py memory                                 # 8 clients, 1,000 executions each: some minutes
     python tools/driver_bench.py isolation --sections kills --phases idle,copying --kills 10 --json
     python tools/driver_bench.py sharing --quick
+    python tools/driver_bench.py hosting --model model.onnx
+    python tools/driver_bench.py calls                                  # burst, execute, execute_async: a minute
 
-The modules driver_memory, driver_isolation and driver_sharing say what each measures. At the end, also on Ctrl-C, all
-processes are killed and all files removed.
+The modules driver_memory, driver_isolation, driver_sharing, driver_hosting and driver_calls say what each measures. At
+the end, also on Ctrl-C, all processes are killed and all files removed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Sequence
 
 from bench_support import add_common_options, parser_for, run
 
-BENCHMARKS = ("memory", "isolation", "sharing")
+BENCHMARKS = ("memory", "isolation", "sharing", "hosting", "calls")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -124,15 +124,15 @@ def _compare(name: str, options: argparse.Namespace, folder: Path, model: Path) 
         before = _settled(daemon, options)
         _say(f"{name}: {options.clients} clients of the driver, {options.executions} executions each")
         with started_clients("nnfmq", model, options, daemon.socket) as clients:
-            subject = [_reading(clients, daemon) for _ in range(READINGS)]
+            subject = [reading(clients, daemon) for _ in range(READINGS)]
         after = _settled(daemon, options)
     _say(f"{name}: {options.clients} LiteRT processes, {options.executions} executions each")
     with started_clients("litert", model, options) as clients:
-        baseline = [_reading(clients, None) for _ in range(READINGS)]
+        baseline = [reading(clients, None) for _ in range(READINGS)]
     idle = {"before any client": before, "after the last client": after}
     return {
         "model": model.name, "model_bytes": model.stat().st_size, "arena_bytes": arena,
-        "nnfmq": _summary(subject), "litert": _summary(baseline), "idle": idle,
+        "nnfmq": summary(subject), "litert": summary(baseline), "idle": idle,
         "targets": [
             _ratio_target(name, subject, baseline), _worker_target(name, subject, arena), *_idle_targets(name, idle),
         ],
@@ -199,16 +199,27 @@ _SECTION: dict[str, Callable[[argparse.Namespace, Path], Section]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Client:
+class Client:
+    """A process of memory_client.py."""
+
     process: subprocess.Popen[str]
     worker_pid: int | None
     errors: IO[str]
 
     def execute_once(self, limit_s: float) -> None:
+        """Let it execute once more; blocks."""
+        self.send("")
+        self.receive(limit_s)
+
+    def send(self, line: str) -> None:
+        """Send what it shall do (`memory_client`)."""
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
-        _receive(self.process, self.errors, limit_s)
+
+    def receive(self, limit_s: float) -> dict[str, Any]:
+        """Return its reply. Raises BenchmarkFailed if there is none in time."""
+        return _receive(self.process, self.errors, limit_s)
 
 
 class started_clients:
@@ -227,7 +238,7 @@ class started_clients:
         self._limit_s = options.limit
         self._stack = ExitStack()
 
-    def __enter__(self) -> list[_Client]:
+    def __enter__(self) -> list[Client]:
         with self._stack:
             first = 0 if self._is_together else 1
             found = [self._ready(*self._start()) for _ in range(first)]
@@ -245,8 +256,8 @@ class started_clients:
         self._stack.callback(_end, process)
         return process, errors
 
-    def _ready(self, process: subprocess.Popen[str], errors: IO[str]) -> _Client:
-        return _Client(process, _receive(process, errors, self._limit_s)["worker_pid"], errors)
+    def _ready(self, process: subprocess.Popen[str], errors: IO[str]) -> Client:
+        return Client(process, _receive(process, errors, self._limit_s)["worker_pid"], errors)
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -293,7 +304,7 @@ class _Reading:
         return sum(chosen, ProcessMemory())
 
 
-def _reading(clients: Sequence[_Client], daemon: Daemon | None) -> _Reading:
+def reading(clients: Sequence[Client], daemon: Daemon | None) -> _Reading:
     """Return the memory of all processes after one more execution of every client.
 
     Raises:
@@ -328,10 +339,10 @@ def _settled(daemon: Daemon, options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(READINGS):
         readings.append(read_kinds(daemon, {}, {}))
         time.sleep(_BETWEEN_S)
-    return _summary(readings) | {"open_memfd_bytes": open_memfd_bytes(readings[-1].memory)}
+    return summary(readings) | {"open_memfd_bytes": open_memfd_bytes(readings[-1].memory)}
 
 
-def _summary(readings: Sequence[_Reading]) -> dict[str, Any]:
+def summary(readings: Sequence[_Reading]) -> dict[str, Any]:
     """Return the reading with the median PSS, by kind and by process."""
     middle = sorted(readings, key=lambda reading: reading.total().pss)[len(readings) // 2]
     return _kinds_of(middle) | {"readings_pss": [reading.total().pss for reading in readings]}
@@ -394,12 +405,13 @@ def tables(report: Report) -> Tables:
             title: part[name] for name, title in (("nnfmq", "nnfmq"), ("litert", "LiteRT")) if name in part
         }
         groups |= {f"idle, {when}": found for when, found in part["idle"].items()}
-        rows = [row for title, found in groups.items() for row in _memory_rows(title, found)]
+        rows = [row for title, found in groups.items() for row in memory_rows(title, found)]
         made[part["section"]] = Table(f"{part['section']}: {part.get('model') or 'random clients'}", heads, rows)
     return made
 
 
-def _memory_rows(title: str, found: Report) -> list[list[str]]:
+def memory_rows(title: str, found: Report) -> list[list[str]]:
+    """Return the rows of a table: the memory by kind of process, and of all."""
     count = sum(kind["count"] for kind in found["kinds"].values())
     kinds = {**found["kinds"], "all": {"count": count, **found["total"]}}
     names = ("pss", "private_dirty", "anonymous", "file", "shared")

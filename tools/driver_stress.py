@@ -307,19 +307,20 @@ def _warm_up(canary: StressClient) -> None:
 
 
 def _stable_counts(supervisor: int, worker: int, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the counts, as soon as they are equal to `wanted` or 10 s have passed.
+    """Return the counts, as soon as they are `wanted` (None = those of a second before), or 10 s have passed.
 
-    The wait is needed because the supervisor reaps a worker some time after its exit. With None, counts once.
+    The wait is needed because the supervisor reaps a worker some time after its exit, and a worker closes a burst some
+    time after its model.
     """
-    end = time.monotonic() + 10
+    end, last = time.monotonic() + 10, wanted
     while True:
         names = sorted(name for name in os.listdir("/dev/shm") if "nnfmq" in name)
         found = {"supervisor": count_resources(supervisor), "worker": count_resources(worker), "names": names}
-        if time.monotonic() > end or found == wanted:
+        if found == last or time.monotonic() > end:
             return found
-        time.sleep(0.05 if wanted else 1.0)
         if wanted is None:
-            return found
+            last = found
+        time.sleep(0.05 if wanted else 1.0)
 
 
 def _run_clients(options: argparse.Namespace, path: str, canary: StressClient) -> Totals:

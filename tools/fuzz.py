@@ -2,11 +2,13 @@
 
     python tools/fuzz.py driver --seconds 60           # mutated test models through the parts of a driver
     python tools/fuzz.py driver --seconds 3600 --keep  # and keep the inputs that reach new code
+    python tools/fuzz.py onnx --seconds 60 --corpus F  # a decoder; the inputs found remain in the folder F
     python tools/fuzz.py driver --input 0701a4         # one input: what it is, and what happens
 
 A target is a function of bytes in tests/lib/support/fuzzing, which raises if anything is wrong. Atheris (libFuzzer)
 changes inputs and keeps those that reach new lines of nnfmq, beginning with the target's corpus: a file of inputs in
-hexadecimal, one a line. The tests run every input of the corpora. If an input fails it is printed, and the exit status
+hexadecimal, one a line; that of a decoder has, in addition, inputs that the encoders make. The tests run every input of
+the corpora. If an input fails it is printed, and the exit status
 is 1. The target `driver` needs the test models of $NNFMQ_DATA.
 """
 
@@ -33,15 +35,19 @@ sys.path.insert(0, str(ROOT / "tests" / "lib"))
 
 from support.fuzzing import corpus  # noqa: E402
 
+DECODERS = ("packets", "messages", "models", "descriptors", "tflite", "onnx", "caches", "toml", "http", "grpc")
+"""The targets of bytes from a peer or a user; `decoders` cannot be imported before its code can be instrumented."""
 TARGETS = {
     "api": "support.fuzzing.api_level:run_api",
     "driver": "support.fuzzing.driver_level:run_driver",
+    "live": "support.fuzzing.live_driver:run_live",
+    **{name: f"support.fuzzing.decoders:run_{name}" for name in DECODERS},
 }
 """Name → module and function of a target."""
 WORKER = "--worker"  # the first argument of the process that runs the target
 MAX_INPUT_BYTES = 256
-LIMIT_S = 60  # for one input
-MEMORY_BYTES = 3 << 30  # beyond what the process uses at the start
+LIMIT_S, DECODER_LIMIT_S = 60, 20  # for one input
+MEMORY_BYTES, DECODER_MEMORY_BYTES = 3 << 30, 1 << 30  # beyond what the process uses at the start
 
 _PROGRESS = re.compile(r"cov: (\d+) ft: (\d+) corp: (\d+)")
 _EXECUTED = re.compile(r"stat::number_of_executed_units: (\d+)")
@@ -84,7 +90,8 @@ def work(target: str, arguments: Sequence[str]) -> None:
         function = load(target)
         function(b"")  # reads the test models, and imports what is imported when it is first needed
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, resource.RLIM_INFINITY))
+    more = DECODER_MEMORY_BYTES if target in DECODERS else MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.RLIM_INFINITY))
     atheris.Setup(list(arguments), function)
     atheris.Fuzz()
 
@@ -109,29 +116,45 @@ def worker(target: str, folder: Path, options: Sequence[str]) -> Iterator[subpro
 # -- a campaign -------------------------------------------------------------------------------------------------------
 
 
-def run(target: str, limits: Sequence[str], *, keep: bool = False, show: bool = False) -> Campaign:
-    """Run the fuzzer until a limit or a failing input; return what it did. `show` copies its progress to stderr."""
+def run(
+    target: str, limits: Sequence[str], *, keep: bool = False, show: bool = False, kept_in: Path | None = None
+) -> Campaign:
+    """Run the fuzzer until a limit or a failing input; return what it did. `show` copies its progress to stderr.
+
+    It begins with the files of the folder `kept_in`, too, and adds the inputs that it finds.
+    """
     with tempfile.TemporaryDirectory(prefix="nnfmq-fuzz-") as made:
         folder = Path(made)
-        known, found = folder / "corpus", folder / "found"
+        known, found = folder / "corpus", kept_in or folder / "found"
         for each in (known, found):
-            each.mkdir()
-        for data in corpus.read(target):
+            each.mkdir(exist_ok=True)
+        before = len(list(found.iterdir()))
+        inputs = _beginning(target)
+        for data in inputs:
             (known / sha256(data).hexdigest()[:16]).write_bytes(data)
-        options = [*_limits(folder), *limits, str(found), str(known)]
+        size = max([MAX_INPUT_BYTES, *(2 * len(data) for data in inputs)])
+        options = [*_limits(target, folder), f"-max_len={size}", *limits, str(found), str(known)]
         with worker(target, folder, options) as process:
             lines = list(_copied(process, show))
             status = process.wait()
         if keep:
             corpus.write(target, _smallest_with_the_same_edges(target, folder, [known, found]))
-        return _campaign(target, lines, folder, status)
+        return _campaign(target, lines, folder, status, len(list(found.iterdir())) - before)
 
 
-def _limits(folder: Path) -> list[str]:
+def _beginning(target: str) -> list[bytes]:
+    """Return the inputs with which the search begins."""
+    inputs = corpus.read(target)
+    if target in DECODERS:
+        seeds: Callable[[], list[bytes]] = importlib.import_module("support.fuzzing.decoders").DECODERS[target][1]
+        inputs += seeds()
+    return inputs
+
+
+def _limits(target: str, folder: Path) -> list[str]:
     return [
         f"-artifact_prefix={folder}/failing-",
-        f"-max_len={MAX_INPUT_BYTES}",
-        f"-timeout={LIMIT_S}",
+        f"-timeout={DECODER_LIMIT_S if target in DECODERS else LIMIT_S}",
         "-rss_limit_mb=0",  # a limit of the address space makes the target raise instead of ending the process
         "-print_final_stats=1",
     ]
@@ -148,14 +171,14 @@ def _copied(process: subprocess.Popen[str], show: bool) -> Iterator[str]:
 def _smallest_with_the_same_edges(target: str, folder: Path, sources: Sequence[Path]) -> list[bytes]:
     merged = folder / "merged"
     merged.mkdir()
-    with worker(target, folder, [*_limits(folder), "-merge=1", str(merged), *map(str, sources)]) as process:
+    with worker(target, folder, [*_limits(target, folder), "-merge=1", str(merged), *map(str, sources)]) as process:
         output, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"the corpus could not be made smaller:\n{output[-3000:]}")
     return [path.read_bytes() for path in merged.iterdir()]
 
 
-def _campaign(target: str, lines: Sequence[str], folder: Path, status: int) -> Campaign:
+def _campaign(target: str, lines: Sequence[str], folder: Path, status: int, new_inputs: int) -> Campaign:
     text = "".join(lines)
     progress = [tuple(map(int, match.groups())) for match in _PROGRESS.finditer(text)] or [(0, 0, 0)]
     executed = _EXECUTED.search(text)
@@ -168,7 +191,7 @@ def _campaign(target: str, lines: Sequence[str], folder: Path, status: int) -> C
         int(executed[1]) if executed else 0,
         progress[0][0],
         progress[-1][0],
-        len(list((folder / "found").iterdir())),
+        new_inputs,
         *([failing[0], errors[0] if errors else "no exception: a time limit, or the process ended"] if failing else []),
     )
 
@@ -211,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", metavar="N", type=int, default=-1, help="limit of the number of inputs")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the fuzzer (default: random)")
     parser.add_argument("--keep", action="store_true", help="add inputs that reach new code to the corpus")
+    parser.add_argument("--corpus", metavar="FOLDER", type=Path, help="begin with its files, too, and add new inputs")
     parser.add_argument("--input", metavar="HEX", help="run this input only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
@@ -219,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.input is not None:
         return run_input(options.target, options.input)
     limits = [f"-max_total_time={options.seconds}", f"-runs={options.runs}", f"-seed={options.seed}"]
-    campaign = run(options.target, limits, keep=options.keep, show=sys.stderr.isatty())
+    campaign = run(options.target, limits, keep=options.keep, show=sys.stderr.isatty(), kept_in=options.corpus)
     if options.json:
         print(json.dumps(asdict(campaign)))
     else:

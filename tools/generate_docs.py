@@ -353,14 +353,15 @@ def settings_tables() -> str:
 
 
 def _settings_table(rows: list[settings.Setting[Any]]) -> Iterator[str]:
-    yield "| variable | meaning | value |"
-    yield "|---|---|---|"
+    yield "| variable | meaning | value | changed in a driver that runs |"
+    yield "|---|---|---|---|"
     for setting in rows:
         options = ", ".join(f"`{option}`" for option in setting.options.split(", ") if option)
         meaning = f"{setting.meaning}. Read by {setting.reader}{f'; option {options}' if options else ''}"
         unit = f"{setting.type.name}: " if setting.type.name.startswith("integer") else ""
         value = f"{unit}{setting.type.allowed}. Default: {setting.default_text}"
-        yield f"| `{setting.variable}` | {meaning} | {value} |"
+        change = "—" if "driver" not in setting.reader else setting.reloads or "by a restart"
+        yield f"| `{setting.variable}` | {meaning} | {value} | {change} |"
 
 
 if __name__ == "__main__":

@@ -6,13 +6,17 @@ missing. The machine should do nothing else meanwhile. docs/explanation/performa
 
     python tools/model_bench.py --models FOLDER --json > performance.json    # most of an hour
     python tools/model_bench.py --models FOLDER --sections models --only mobilenet_v1_0.25_128_quant
+    python tools/model_bench.py --models FOLDER --minutes 5
     python tools/model_bench.py --models FOLDER --quick
+    python tools/model_bench.py --models FOLDER --against-ref REVISION
     python tools/model_bench.py --report performance.json --results docs/explanation/performance
 
 *models* compares the device `compiled` over a burst, and called in process, with the baselines in process.
 *transformers* does so with generated models: transformer blocks, and products with large weights. A metric of a runner
-is p50, p99 or p99.9 of its executions in all rounds together, in µs. Targets are limits for the ratio of a metric to
-that of the best baseline. The same report gives the same tables and the same plot.
+is p50, p99 or p99.9 of its executions in all rounds together, in µs; a percentile that fewer than ten executions exceed
+is not reported. Targets are limits for the ratio of a metric to that of the best baseline; its interval is that of the
+ratios of the rounds. The same report gives the same tables and the same plot. After Ctrl-C, what has been measured is
+printed. With `--against-ref`, compared_versions.py measures two versions of nnfmq instead.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -35,6 +40,7 @@ import numpy as np
 from bench_support import (
     CLIENT_WINDOW,
     GRACE_S,
+    MIN_ROUNDS,
     REPORTED_PERCENTILES,
     SERVER_WINDOW,
     Metrics,
@@ -43,17 +49,18 @@ from bench_support import (
     Tables,
     Target,
     add_common_options,
-    evaluate_target,
     format_metric,
-    format_metrics,
+    format_threads,
+    interval_limit,
     parser_for,
     percentiles,
     positive,
     progress,
+    ratio_columns,
     run,
     some_of,
-    target_columns,
 )
+from compared_versions import VersionsPlan, compare_versions, version_tables
 from generated_models import generate
 
 import nnfmq
@@ -66,7 +73,7 @@ from nnfmq.lab import placement
 from nnfmq.lab.bench.measurement import rotated
 from nnfmq.lab.bench.peers import PEERS, PeerJob, opened_peer
 from nnfmq.lab.bench.steps import Array, Runner, fastest_variant, make_step, random_input, states_of, timed
-from nnfmq.lab.child_processes import RunnerUnavailable, set_time_limit, started_child
+from nnfmq.lab.child_processes import FunctionProcess, RunnerUnavailable, set_time_limit, started_child
 from nnfmq.lab.placement import wait_until_idle
 
 # ---- models and their targets
@@ -76,11 +83,6 @@ BURST, IN_PROCESS = "nnfmq burst", "nnfmq in process"
 BASELINES = ("LiteRT", "ONNX Runtime", "OpenVINO")
 TAIL_RATIOS = {"p99": 1.3, "p99.9": 2.0}
 """Limits of every model's tail over that of the baseline whose tail is the shortest."""
-
-
-def format_threads(threads: int) -> str:
-    """Return a number of threads in words."""
-    return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
 def runner_name(kind: str, threads: int) -> str:
@@ -134,7 +136,7 @@ TRANSFORMERS = (
 )
 """Models that generated_models.py makes."""
 Rounds = Sequence[Mapping[str, Metrics]]
-"""The metrics of every runner by round; the noise of a target is computed from them."""
+"""The metrics of every runner by round; the interval of a target is computed from them."""
 
 
 def model_row(
@@ -145,7 +147,7 @@ def model_row(
     subject, what = runner_name(model.subject, threads), model.subject.removeprefix("nnfmq ")
     limits = {"p50": model.targets[threads - 1], **TAIL_RATIOS}
     targets = [
-        Target(f"{metric} of {what} / best baseline", subject, metric, limit, "×", baselines)
+        _ratio_target(f"{metric} of {what} / best baseline", subject, metric, limit, baselines, metrics, by_round)
         for metric, limit in limits.items()
     ]
     measured = [name for name in baselines if name in metrics]
@@ -156,8 +158,17 @@ def model_row(
         "subject": model.subject,
         "subject_us": metrics[subject]["p50"],
         "baseline_us": min((metrics[name]["p50"] for name in measured), default=None),
-        "targets": [evaluate_target(target, metrics, by_round) for target in targets],
+        "targets": targets,
     }
+
+
+def _ratio_target(
+    text: str, subject: str, metric: str, limit: float, baselines: tuple[str, ...], metrics: Mapping[str, Metrics],
+    by_round: Rounds,
+) -> dict[str, Any]:  # fmt: skip
+    target = Target(text, subject, metric, limit, "×", baselines)
+    ratios = [ratio for each in by_round if (ratio := target.value(each)) is not None]
+    return interval_limit(text, ratios, target.value(metrics), limit)
 
 
 def max_output_difference(outputs: Sequence[Any], expected: Sequence[Any]) -> float:
@@ -172,7 +183,7 @@ def max_output_difference(outputs: Sequence[Any], expected: Sequence[Any]) -> fl
 
 def targets_of(report: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return every target of a report with the label of its row."""
-    rows = [row for section in SECTIONS for found in report.get(section, []) for row in found["comparisons"]]
+    rows = [row for section in SECTIONS for found in report.get(section, ()) for row in found["comparisons"]]
     return [(runner_name(row["model"], row["threads"]), target) for row in rows for target in row["targets"]]
 
 
@@ -185,7 +196,10 @@ QUICK_DIVISOR = 100
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """The models, the folder of their files, and the number of rounds and steps."""
+    """The models, the folder of their files, and the number of rounds and steps.
+
+    With `model_s`, a model is measured for that many seconds, in as many rounds as fit, at least MIN_ROUNDS.
+    """
 
     folder: Path
     models: tuple[ModelBenchmark, ...]
@@ -193,28 +207,28 @@ class BenchmarkPlan:
     divisor: int  # of all counts: 1, more in a quick run
     limit_s: int
     advance: Callable[[str], object]
+    model_s: float | None = None
 
     def trial(self, count: int) -> Trial:
         """Return one of the trials that together have `count` steps, or fewer in a quick run."""
         fewer = max(10, count // self.divisor // TRIALS_PER_ROUND)
-        return Trial(fewer, min(50, max(3, fewer // 10)))
+        return Trial(fewer, min(50, max(3, fewer // 10)), None if self.model_s is None else TRIAL_S)
 
 
-def models(plan: BenchmarkPlan) -> list[dict[str, Any]]:
+def models(plan: BenchmarkPlan) -> Iterator[dict[str, Any]]:
     """Compare all runners on each model, with one thread and with two."""
-    return [_model(plan, model, plan.folder / f"{model.file}.tflite") for model in plan.models]
+    for model in plan.models:
+        yield _model(plan, model, plan.folder / f"{model.file}.tflite")
 
 
-def transformers(plan: BenchmarkPlan) -> list[dict[str, Any]]:
+def transformers(plan: BenchmarkPlan) -> Iterator[dict[str, Any]]:
     """Compare the runners on generated transformer blocks, and the engine in process on products."""
-    rows = []
     with tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder:
         for model in TRANSFORMERS:
             path = Path(folder) / f"{model.file}.tflite"
             path.write_bytes(generate(model.file))
-            rows.append(_model(plan, model, path))
+            yield _model(plan, model, path)
             path.unlink()
-    return rows
 
 
 def _model(plan: BenchmarkPlan, model: ModelBenchmark, path: Path) -> dict[str, Any]:
@@ -226,20 +240,23 @@ def _model(plan: BenchmarkPlan, model: ModelBenchmark, path: Path) -> dict[str, 
         for kind in model.runners
     }
     trial = plan.trial(model.count)
-    found = run_interleaved(jobs, trial, plan.rounds, lambda name: plan.advance(f"{model.name}: {name}"))
+    found = run_interleaved(
+        jobs, trial, plan.rounds, lambda name: plan.advance(f"{model.name}: {name}"), model_s=plan.model_s
+    )
     metrics, subject = found.metrics(), found.outputs[runner_name(IN_PROCESS, 1)]
     runners = {
         name: values | found.details[name] | {"output_difference": max_output_difference(found.outputs[name], subject)}
         for name, values in metrics.items()
     }
+    by_round = found.metrics_by_round()
     conditions = {
-        "count": TRIALS_PER_ROUND * trial.count,
-        "rounds": plan.rounds,
+        "executions": {name: sum(map(len, trials)) for name, trials in found.samples.items()},
+        "rounds": len(by_round),
         "is_quantized": subject[0].dtype.kind != "f",
     }
-    by_round = found.metrics_by_round()
     comparisons = [model_row(model, metrics, threads, by_round) for threads in thread_counts()]
-    return {"model": model.name, "comparisons": comparisons, **conditions, "runners": runners, "missing": found.missing}
+    return {"model": model.name, "comparisons": comparisons, **conditions, "runners": runners, "missing": found.missing,
+            "interrupted": found.is_interrupted}  # fmt: skip
 
 
 def compute_cpus(threads: int) -> tuple[int, ...]:
@@ -258,14 +275,24 @@ def thread_counts() -> range:
     return range(1, min(THREADS, len(placement.ALLOWED)) + 1)
 
 
-SECTIONS: dict[str, Callable[[BenchmarkPlan], Any]] = {"models": models, "transformers": transformers}
+SECTIONS: dict[str, Callable[[BenchmarkPlan], Iterator[dict[str, Any]]]] = {
+    "models": models,
+    "transformers": transformers,
+}
 """By the names that --sections takes."""
 
 
 def count_trials(name: str, plan: BenchmarkPlan) -> int:
     """Return how often a section advances the progress bar."""
-    compared = {"models": plan.models, "transformers": TRANSFORMERS}[name]
-    return sum(len(model.runners) for model in compared) * len(thread_counts()) * TRIALS_PER_ROUND * plan.rounds
+    rounds = plan.rounds if plan.model_s is None else MIN_ROUNDS
+    return (
+        sum(len(model.runners) for model in compared_in(name, plan)) * len(thread_counts()) * TRIALS_PER_ROUND * rounds
+    )
+
+
+def compared_in(name: str, plan: BenchmarkPlan) -> Sequence[ModelBenchmark]:
+    """Return the models of a section."""
+    return {"models": plan.models, "transformers": TRANSFORMERS}[name]
 
 
 # ---- interleaved trials
@@ -274,6 +301,7 @@ def count_trials(name: str, plan: BenchmarkPlan) -> int:
 Samples = list[list[int]]
 """Times in ns, by trial or by round."""
 TRIALS_PER_ROUND = 5  # of each runner: a period in which the machine is slower affects all of them
+TRIAL_S = 0.03  # at most, if the time of a model is limited: many short trials, because the interval is of rounds
 
 
 @dataclass(slots=True)
@@ -284,10 +312,17 @@ class Measurements:
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     outputs: dict[str, list[Any]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    is_interrupted: bool = False
 
     def metrics(self) -> dict[str, Metrics]:
-        """Return the metrics of all executions of each runner, in µs."""
-        return {name: metrics_of(trials) for name, trials in self.samples.items()}
+        """Return the metrics of all executions of each runner, in µs, without those of too few executions."""
+        found = {}
+        for name, trials in self.samples.items():
+            count = sum(map(len, trials))
+            known = {metric: percent for metric, percent in REPORTED_PERCENTILES.items()
+                     if count * (1000 - 10 * percent) >= 1000 * EXCEEDING or percent <= 50}  # fmt: skip
+            found[name] = percentiles(itertools.chain(*trials), 1000, known)
+        return found
 
     def metrics_by_round(self) -> list[dict[str, Metrics]]:
         """Return the metrics of each runner in each round, in µs."""
@@ -296,22 +331,28 @@ class Measurements:
         return [{name: metrics_of(trials[part]) for name, trials in self.samples.items()} for part in rounds]
 
 
+EXCEEDING = 10
+"""So many executions exceed a percentile that is reported: p99 needs 1,000 executions, p99.9 10,000."""
+
+
 def metrics_of(samples: Samples) -> Metrics:
     """Return the percentiles of all times together, in µs."""
     return percentiles(itertools.chain(*samples), 1000)
 
 
 def run_interleaved(
-    jobs: Mapping[str, RunnerJob], trial: Trial, rounds: int, advance: Callable[[str], object]
-) -> Measurements:
+    jobs: Mapping[str, RunnerJob], trial: Trial, rounds: int, advance: Callable[[str], object], *,
+    model_s: float | None = None,
+) -> Measurements:  # fmt: skip
     """Run `rounds` rounds of TRIALS_PER_ROUND trials of all runners, each time beginning with another one.
 
-    A trial begins only when no runner's process has used the CPU in two consecutive polls: the runtimes' threads poll
-    for some time after a run, and would compete with the next runner.
+    With `model_s`, there are as many rounds as fit in so many seconds, preparation included, but at least MIN_ROUNDS.
+    If the user interrupts it after a whole round, the rounds until then are the result.
 
     Raises:
         BenchmarkFailed: If a runner fails, or does not become idle.
     """
+    end = None if model_s is None else time.monotonic() + model_s
     measured, present = Measurements(), {}
     with ExitStack() as stack:
         for name, job in jobs.items():  # one after the other, because preparing occupies a CPU and its time is reported
@@ -320,18 +361,41 @@ def run_interleaved(
                 present[name] = runner, runner.receive(job.limit_s + GRACE_S)
             except RunnerUnavailable as reason:
                 measured.missing[name] = str(reason)
-        pids = [pid for _, ready in present.values() for pid in ready.pids]
         for name, (_, ready) in present.items():
             measured.outputs[name], measured.samples[name] = ready.outputs, []
-        for number in range(rounds * TRIALS_PER_ROUND):
-            for name in rotated(list(jobs), number):
-                advance(name)
-                if name in present:
-                    wait_until_idle(pids)
-                    present[name][0].send(trial)
-                    times, measured.details[name] = present[name][0].receive(jobs[name].limit_s + GRACE_S)
-                    measured.samples[name].append(times)
-    return measured
+        for number in itertools.count():
+            if number >= rounds if end is None else number >= MIN_ROUNDS and time.monotonic() > end:
+                return measured
+            try:
+                _run_round(number, jobs, present, trial, measured, advance)
+            except KeyboardInterrupt:
+                if not number:
+                    raise
+                for trials in measured.samples.values():
+                    del trials[number * TRIALS_PER_ROUND :]
+                measured.is_interrupted = True
+                return measured
+    raise AssertionError("a loop without an end")
+
+
+def _run_round(
+    number: int, jobs: Mapping[str, RunnerJob], present: Mapping[str, tuple[FunctionProcess, Ready]], trial: Trial,
+    measured: Measurements, advance: Callable[[str], object],
+) -> None:  # fmt: skip
+    """Run TRIALS_PER_ROUND trials of all runners.
+
+    A trial begins only when no runner's process has used the CPU in two consecutive polls: the runtimes' threads poll
+    for some time after a run, and would compete with the next runner.
+    """
+    pids = [pid for _, ready in present.values() for pid in ready.pids]
+    for trial_number in range(number * TRIALS_PER_ROUND, (number + 1) * TRIALS_PER_ROUND):
+        for name in rotated(list(jobs), trial_number):
+            advance(name)
+            if name in present:
+                wait_until_idle(pids)
+                present[name][0].send(trial)
+                times, measured.details[name] = present[name][0].receive(jobs[name].limit_s + GRACE_S)
+                measured.samples[name].append(times)
 
 
 # ---- runners, each in a process of its own
@@ -354,10 +418,14 @@ class RunnerJob:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A request to a runner: `count` steps that are timed, after `warm_up` steps that are not."""
+    """A request to a runner: `count` steps that are timed, after `warm_up` steps that are not.
+
+    There are fewer steps, but at least one, if `count` take longer than `limit_s`.
+    """
 
     count: int
     warm_up: int
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +466,11 @@ def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
         with np.errstate(all="ignore"):
             if step is None:
                 step, runner.details["api_variant"] = fastest_variant(runner.variants, inputs)
-            timed(step, inputs, trial.warm_up)
-            connection.send((timed(step, inputs, trial.count), runner.details))
+            step_ns = statistics.median(timed(step, inputs, trial.warm_up))
+            count = (
+                trial.count if trial.limit_s is None else min(trial.count, max(1, int(trial.limit_s * 1e9 / step_ns)))
+            )
+            connection.send((timed(step, inputs, count), runner.details))
 
 
 @contextmanager
@@ -484,30 +555,42 @@ def _parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(option, type=some_of(known, what), default=tuple(known), metavar="NAME,...",
                             help=f"measure only these: {', '.join(known)}")  # fmt: skip
-    parser.add_argument("--rounds", type=positive, help="interleaved rounds (default: 5, --quick: 1)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--rounds", type=positive, help="interleaved rounds (default: 6, of versions 20)")
+    length.add_argument(
+        "--minutes", type=float, metavar="M", help="measure for about so long, in as many rounds as fit, at least 6"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="a hundredth of the steps: a smoke test, not a measurement"
     )
+    parser.add_argument(
+        "--against-ref", metavar="REVISION",
+        help="compare this working tree with a commit; each is built in a folder of its own",
+    )  # fmt: skip
     parser.add_argument("--limit", type=positive, default=120, metavar="S", help="time limit of a trial in seconds")
     parser.add_argument("--require-all", action="store_true", help="exit status 1 if something is not compared")
     add_common_options(parser)
     return parser
 
 
-def measure(arguments: argparse.Namespace, _: Path) -> Report:
+def measure(arguments: argparse.Namespace, folder: Path) -> Report:
     """Return the report, as --json prints it.
 
     Raises:
         BenchmarkFailed: If a runner fails.
     """
-    rounds = arguments.rounds or (1 if arguments.quick else 5)
+    if arguments.against_ref is not None:
+        return _measured_versions(arguments, folder)
+    rounds = arguments.rounds or (1 if arguments.quick else MIN_ROUNDS)
     divisor = QUICK_DIVISOR if arguments.quick else 1
     only = tuple(model for model in MODELS if model.name in arguments.only)
     plan = BenchmarkPlan(arguments.models, only, rounds, divisor, arguments.limit, lambda _: None)
+    if arguments.minutes is not None:
+        count = sum(len(compared_in(name, plan)) for name in arguments.sections)
+        plan = replace(plan, model_s=60 * arguments.minutes / count)
+    report: Report = {"conditions": _conditions(arguments.quick)} | {name: [] for name in arguments.sections}
     with progress(sum(count_trials(name, plan) for name in arguments.sections), arguments.no_color) as advance:
-        plan = replace(plan, advance=advance)
-        report: Report = {"conditions": _conditions(arguments.quick)}
-        report |= {name: SECTIONS[name](plan) for name in arguments.sections}
+        _measure_sections(replace(plan, advance=advance), report, arguments.sections)
     missed = [f"{label}: {target['target']}" for label, target in targets_of(report) if target["met"] is False]
     missing = [
         f"{row['model']}: {runner}: {reason}"
@@ -516,6 +599,29 @@ def measure(arguments: argparse.Namespace, _: Path) -> Report:
         for runner, reason in row["missing"].items()
     ]
     return report | {"missed": missed, "not_compared": missing}
+
+
+def _measure_sections(plan: BenchmarkPlan, report: Report, sections: Sequence[str]) -> None:
+    """Add the rows of sections to the report; after Ctrl-C those that there are, and `interrupted`."""
+    try:
+        for name in sections:
+            for row in SECTIONS[name](plan):
+                report[name].append(row)
+                if row["interrupted"]:
+                    raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        if not any(report[name] for name in sections):
+            raise
+        report["interrupted"] = True
+
+
+def _measured_versions(arguments: argparse.Namespace, folder: Path) -> Report:
+    files = {model.name: arguments.models / f"{model.file}.tflite" for model in MODELS if model.name in arguments.only}
+    rounds = arguments.rounds or (2 if arguments.quick else 20)
+    cpus = {threads: (compute_cpus(threads), client_cpus(threads)) for threads in thread_counts()}
+    plan = VersionsPlan(files, cpus, rounds, arguments.minutes, arguments.quick, arguments.no_color)
+    report: Report = {"conditions": _conditions(arguments.quick)}
+    return report | compare_versions(arguments.against_ref, plan, folder)
 
 
 def _conditions(is_quick: bool) -> dict[str, Any]:
@@ -542,7 +648,7 @@ def _conditions(is_quick: bool) -> dict[str, Any]:
 
 def tables(report: Report) -> Tables:
     """Return the tables of the sections that the report has."""
-    made: Tables = {}
+    made: Tables = version_tables(report["versions"]) if "versions" in report else {}
     for name in SECTIONS:
         if report.get(name):
             made |= _compared(name, report[name])
@@ -550,18 +656,18 @@ def tables(report: Report) -> Tables:
 
 
 def _compared(name: str, rows: Sequence[Report]) -> Tables:
-    metrics = [column for metric in ("p50", *TAIL_RATIOS) for column in (f">{metric}", ">target", "")]
+    metrics = [column for metric in ("p50", *TAIL_RATIOS) for column in (f">{metric}", ">95 %", "")]
     ratios = [
         [
             row["model"], row["subject"], str(row["threads"]),
-            *(column for target in row["targets"] for column in target_columns(target)),
+            *(column for target in row["targets"] for column in ratio_columns(target)),
             *(format_metric(row[each]) for each in ("subject_us", "baseline_us")), row["best_baseline"] or "-",
         ]
         for found in rows
         for row in found["comparisons"]
     ]  # fmt: skip
     runners = [
-        [found["model"], runner, *format_metrics(metrics_of_runner, list(REPORTED_PERCENTILES)),
+        [found["model"], runner, *(format_metric(metrics_of_runner.get(metric)) for metric in REPORTED_PERCENTILES),
          f"{metrics_of_runner['output_difference']:.2g}", metrics_of_runner["api_variant"]]
         for found in rows
         for runner, metrics_of_runner in found["runners"].items()

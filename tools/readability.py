@@ -37,7 +37,7 @@ TERMS = Path(__file__).with_name("retired_terms.toml")
 SEARCHED = ("nnfmq", "tools", "tests", "docs", "README.md", "CONTRIBUTING.md")
 """Folders and documents in which retired terms are counted."""
 UNSEARCHED = re.compile(
-    r"/_(core|codec|pool|recorder|trace_core)\.c$|glossary|readability|docs/(reference/)?operations|requirements\.md"
+    r"/_(core|codec|copies|pool|recorder|sha256|trace_core)\.c$|glossary|readability|docs/(reference/)?operations|requirements\.md"
 )
 LIMITS = {"cycles": 0, "duplicate class names": 0, "terms left": 20}
 

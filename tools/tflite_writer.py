@@ -8,6 +8,7 @@ code for each operator and version. Options have the schema's field names (``{"P
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ import flatbuffers
 import tflite
 
 IDENTIFIER = b"TFL3"
+_ALIGNMENT = 16  # of buffers
+_PLACEHOLDER = 0x5BAD_0FF5_E700_0000  # of the offset of a buffer after the FlatBuffer, plus its number
 _FIRST_VERSIONS = {"BROADCAST_TO": 2}  # all other operators start at version 1
 OperatorVersion = tuple[str, int]
 """Name and version of an operator, for which the file has an operator code."""
@@ -96,16 +99,20 @@ def write(
     more: Sequence[Subgraph] | None = (),
     metadata: bytes = b"",
     signatures: Sequence[Signature] = (),
+    constants_follow: bool = False,
 ) -> bytes:
     """Return the content of the file. `inputs` and `outputs` are tensor indexes.
 
-    `more` has the subgraphs after the first; None leaves that out, too. `metadata` is a FlatBuffer.
+    `more` has the subgraphs after the first; None leaves that out, too. `metadata` is a FlatBuffer. If
+    `constants_follow`, those of 16 bytes or more are after the FlatBuffer, as LiteRT's quantizer writes them.
     """
     builder = flatbuffers.Builder(1024)
     subgraphs = [] if more is None else [Subgraph(tensors, operators, inputs, outputs), *more]
     codes = list(dict.fromkeys(_operator_version(operator) for graph in subgraphs for operator in graph.operators))
     constants = [tensor.data for graph in subgraphs for tensor in graph.tensors if tensor.data is not None]
-    buffers = [_buffer(builder, data) for data in (b"", *constants, *([metadata] if metadata else []))]
+    contents = (b"", *constants, *([metadata] if metadata else []))
+    following = {n: data for n, data in enumerate(contents) if constants_follow and len(data) >= _ALIGNMENT}
+    buffers = [_buffer(builder, data, n if n in following else None) for n, data in enumerate(contents)]
     buffer_numbers = itertools.count(1)  # buffer 0 is empty; those of constants follow in the order of the tensors
     graphs = [_subgraph(builder, graph, codes, buffer_numbers) for graph in subgraphs]
     fields = {
@@ -121,7 +128,19 @@ def write(
     if signatures:
         fields["SignatureDefs"] = _offsets(builder, [_signature(builder, signature) for signature in signatures])
     builder.Finish(_table(builder, "Model", fields), IDENTIFIER)
-    return bytes(builder.Output())
+    return _with_following(bytes(builder.Output()), following)
+
+
+def _with_following(content: bytes, buffers: Mapping[int, bytes]) -> bytes:
+    """Return a file with buffers after the FlatBuffer, whose offsets replace their placeholders."""
+    for number, data in buffers.items():
+        content += bytes(-len(content) % _ALIGNMENT)
+        content = content.replace(_placeholder(number), struct.pack("<Q", len(content))) + data
+    return content
+
+
+def _placeholder(number: int) -> bytes:
+    return struct.pack("<Q", _PLACEHOLDER + number)
 
 
 def _table(builder: Any, name: str, fields: Mapping[str, Any]) -> int:
@@ -149,10 +168,13 @@ def _vector(builder: Any, values: Sequence[Any], kind: str) -> int:
     return end
 
 
-def _buffer(builder: Any, data: bytes) -> int:
+def _buffer(builder: Any, data: bytes, number: int | None = None) -> int:
+    """Add a buffer, or if it has a number, where it will be after the FlatBuffer."""
     if not data:
         return _table(builder, "Buffer", {})
-    builder.Prep(16, len(data))
+    if number is not None:
+        return _table(builder, "Buffer", {"Offset": _PLACEHOLDER + number, "Size": len(data)})
+    builder.Prep(_ALIGNMENT, len(data))
     return _table(builder, "Buffer", {"Data": builder.CreateByteVector(data)})
 
 

@@ -33,6 +33,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from nnfmq.base.deadlines import has_passed, remaining_ms
 from nnfmq.base.ownership import Closable, Uncopyable
+from nnfmq.base.threads import Thread
 from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -170,10 +171,14 @@ class Channel(Closable):
         """Return a channel over a connected SEQPACKET socket. Takes ownership of `fd`.
 
         Raises:
-            InvalidArgument: If the socket is of another kind.
+            InvalidArgument: If it is of another kind, or no socket.
         """
         with _fork_lock:
-            sock = _close_after_fork(socket.socket(fileno=fd))
+            try:
+                sock = _close_after_fork(socket.socket(fileno=fd))
+            except OSError as error:
+                os.close(fd)
+                raise InvalidArgument(f"a control channel needs a socket: {error.strerror}") from None
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
             sock.close()
             raise InvalidArgument("a control channel needs an AF_UNIX SEQPACKET socket")
@@ -220,7 +225,7 @@ class Channel(Closable):
         Before Linux enlarges the table of descriptors of a process with several threads, it waits until each CPU has
         switched tasks (synchronize_rcu), which takes 8 to 30 ms.
         """
-        self._enlargement = threading.Thread(target=self._enlarge, daemon=True)
+        self._enlargement = Thread(target=self._enlarge, daemon=True)
         self._enlargement.start()
 
     def _enlarge(self) -> None:
@@ -476,6 +481,33 @@ def _require_no_other_file(path: Path) -> None:
             raise DeviceUnavailable(f"{path} exists and is no socket; it is not replaced")
 
 
+def _open_lock(path: str) -> int:
+    """Return an fd of a lock file, which is created if there is none. The caller owns it.
+
+    Raises:
+        DeviceUnavailable: If it is a file of another user, who could keep the lock, or is no regular file.
+    """
+    try:
+        fd = os.open(path, _LOCK_FLAGS, 0o600)
+    except OSError as error:
+        if not os.path.lexists(path):
+            raise
+        owner = os.lstat(path).st_uid
+        raise DeviceUnavailable(
+            f"the lock file {path}, of uid {owner}, cannot be opened: {error.strerror}. Remove it, or choose another "
+            "path for the socket"
+        ) from error
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and found.st_uid in (os.geteuid(), 0):
+        return fd
+    os.close(fd)
+    kind = "a file" if stat.S_ISREG(found.st_mode) else "no regular file, and"
+    raise DeviceUnavailable(
+        f"the lock file {path} is {kind} of uid {found.st_uid}, but has to be one of uid {os.geteuid()}. "
+        "Remove it, or choose another path for the socket"
+    )
+
+
 class Listener(Closable):
     """A listening socket at a path, and the lock file that protects the path. Close it, or use `with`. One thread.
 
@@ -510,13 +542,13 @@ class Listener(Closable):
         """Listen at `path` (mode 0600). Replaces the socket of a driver that was killed.
 
         Raises:
-            DeviceUnavailable: If another driver listens there, or the path is not a socket.
+            DeviceUnavailable: If another driver listens there, or the path is not a socket, or the lock file is not
+                one of this user.
         """
         _require_no_other_file(path)  # before the lock file is created beside it
         with contextlib.ExitStack() as undo:
             with _fork_lock:
-                lock_fd = os.open(f"{path}.lock", _LOCK_FLAGS, 0o600)
-                lock = undo.enter_context(_close_after_fork(io.FileIO(lock_fd, "r+")))
+                lock = undo.enter_context(_close_after_fork(io.FileIO(_open_lock(f"{path}.lock"), "r+")))
                 sock = undo.enter_context(_close_after_fork(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -534,6 +566,24 @@ class Listener(Closable):
     def fileno(self) -> int:
         """Return the listening fd, which stays owned by this object."""
         return self._socket.fileno()
+
+    def fds(self) -> tuple[int, int]:
+        """Return the fds of the socket and of the lock, which stay owned by this object, for its successor."""
+        assert self._lock is not None  # what has adopted a socket cannot hand it over
+        return self._socket.fileno(), self._lock.fileno()
+
+    def own(self, path: Path, lock_fd: int) -> None:
+        """Own the path of an adopted socket, and its lock, which come from the process that listened there before.
+
+        Takes ownership of `lock_fd`.
+        """
+        with _fork_lock:
+            self._path, self._lock = path, _close_after_fork(io.FileIO(lock_fd, "r+"))
+
+    def give_up(self) -> None:
+        """Close the socket, and leave the path and the lock to the process that has them now. Idempotent."""
+        self._path = None
+        self.close()
 
     def accept(self) -> Channel | None:
         """Return the next connection, or None if there is none. Does not block."""

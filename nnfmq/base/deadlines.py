@@ -30,12 +30,13 @@ def deadline_after(timeout: float | None) -> int | None:
         is_valid = False
     if not is_valid:
         raise InvalidArgument(f"a timeout is 0 or more seconds, or None for no limit; got {timeout!r}")
-    return deadline_in(round(min(timeout, _TIMEOUT_MAX_S) * 1e9))
+    return deadline_in(round((timeout if timeout < _TIMEOUT_MAX_S else _TIMEOUT_MAX_S) * 1e9))
 
 
 def deadline_in(duration_ns: int) -> int:
     """Return the deadline of a duration that starts now. Saturates at `CLOCK_MAX_NS`."""
-    return min(CLOCK_MAX_NS, time.monotonic_ns() + duration_ns)
+    deadline_ns = time.monotonic_ns() + duration_ns
+    return deadline_ns if deadline_ns < CLOCK_MAX_NS else CLOCK_MAX_NS  # `min` would take twice as long
 
 
 def has_passed(deadline_ns: int | None) -> bool:

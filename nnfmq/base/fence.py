@@ -106,8 +106,8 @@ class Fence(Closable):
     """
 
     def __init__(self, fd: int, signaler: FenceSignaler | None) -> None:
-        self._fds = [fd]  # at most one; list.pop is atomic, so only one thread closes it
         self._signaler = signaler
+        self._fds = [fd]  # at most one; list.pop is atomic, so only one thread closes it
 
     @classmethod
     def create(cls) -> Self:

@@ -75,16 +75,14 @@ class Memory(Closable):
         try:
             memory._fds.append(_new_memfd(label, size_bytes))
             memory._map(size_bytes)
-            # F_SEAL_FUTURE_WRITE forbids new writable mappings; the one that exists stays writable.
-            writers = F_SEAL_FUTURE_WRITE if one_writer else 0
-            fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, SHARED_SEALS | writers | fcntl.F_SEAL_SEAL)
+            memory._seal(one_writer)
             return memory
         except BaseException:
             memory.close()
             raise
 
     @classmethod
-    def create_sparse(cls, size_bytes: int, label: str) -> Self:
+    def create_sparse(cls, size_bytes: int, label: str, *, one_writer: bool = False) -> Self:
         """Create zeroed memory as `create` does, whose pages are not allocated yet.
 
         Call `allocate_pages` with a part of it before you write there: otherwise a write may end the process.
@@ -100,7 +98,7 @@ class Memory(Closable):
                 memory._fds.append(os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
                 os.ftruncate(memory.fileno(), size_bytes)
             memory._map(size_bytes)
-            fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, SHARED_SEALS | fcntl.F_SEAL_SEAL)
+            memory._seal(one_writer)
             return memory
         except BaseException:
             memory.close()
@@ -187,18 +185,28 @@ class Memory(Closable):
         self._view = memoryview(mapping)[begin:]
         self.size_bytes = size_bytes
 
-    def keep_from_children(self) -> None:
-        """Do not let forked children inherit the mapping."""
-        self._advise(mmap.MADV_DONTFORK)
+    def _seal(self, one_writer: bool) -> None:
+        # F_SEAL_FUTURE_WRITE forbids new writable mappings; the one that exists stays writable.
+        writers = F_SEAL_FUTURE_WRITE if one_writer else 0
+        fcntl.fcntl(self.fileno(), fcntl.F_ADD_SEALS, SHARED_SEALS | writers | fcntl.F_SEAL_SEAL)
 
-    def give_to_children(self) -> None:
-        """Let forked children inherit the mapping, which is the default."""
-        self._advise(mmap.MADV_DOFORK)
+    @contextmanager
+    def inherited(self, begin: int = 0, size_bytes: int | None = None) -> Iterator[None]:
+        """Let children that are forked in the block inherit the mapping, or whole pages of it, and no others."""
+        self._advise(mmap.MADV_DOFORK, begin, size_bytes)
+        try:
+            yield
+        finally:
+            self.keep_from_children(begin, size_bytes)
 
-    def _advise(self, advice: int) -> None:
+    def keep_from_children(self, begin: int = 0, size_bytes: int | None = None) -> None:
+        """Do not let forked children inherit the mapping, or whole pages of it."""
+        self._advise(mmap.MADV_DONTFORK, begin, size_bytes)
+
+    def _advise(self, advice: int, begin: int, size_bytes: int | None) -> None:
         mapping = self.view.obj
         assert isinstance(mapping, mmap.mmap)
-        mapping.madvise(advice)
+        mapping.madvise(advice, begin, len(mapping) if size_bytes is None else size_bytes)
 
     @property
     def view(self) -> memoryview:

@@ -8,12 +8,20 @@ truncated, reading ends, as the runtime will reject it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from nnfmq.hal.errors import InvalidArgument
 
-__all__ = ["external_files", "require_files", "with_external_data", "without_dimensions"]
+__all__ = [
+    "Dimensions",
+    "declared_shapes",
+    "external_files",
+    "require_files",
+    "with_external_data",
+    "without_initializers",
+    "without_output_shapes",
+]
 
 _TREE: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -31,11 +39,13 @@ _SINGLE = {("model", 7), ("training", 1), ("training", 2), ("attribute", 5), ("a
 _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 9, 13, 14, 1  # of TensorProto
 _PLACE = (_EXTERNAL_DATA, _DATA_LOCATION)
 _INT_BITS = 2**32 - 1
+_NEGATIVE = 1 << 63  # numbers from here on are negative ones of 64 bits
 _DEPTH_MAX = 100  # readers of protocol buffers refuse more
 _SEARCHED_BYTES = 1 << 16  # in a message of at most as many bytes, finding a word is faster than reading the fields
 
+Dimensions: TypeAlias = tuple[int | str | None, ...]
 _Replace: TypeAlias = Callable[[memoryview], bytes | memoryview]
-
+_Test: TypeAlias = Callable[[memoryview], bool]
 
 _Field: TypeAlias = tuple[int, int | memoryview | None, int, int]
 """The number of a field, its value (None: of a fixed size), and where it begins and ends in the message."""
@@ -92,16 +102,56 @@ def with_external_data(
     return _replaced(model, "model", include, is_nested_only)
 
 
-def without_dimensions(model: memoryview) -> frozenset[str]:
-    """Return the names of inputs and outputs that the file declares with rank 0, as opposed to an unknown rank."""
-    names: set[str] = set()
+def declared_shapes(model: memoryview) -> dict[str, Dimensions | None]:
+    """Return the shape of each input and output as the file states it; None if it has none, which is an unknown rank.
+
+    A dimension is a number, the name of a symbol, or None.
+    """
+    found: dict[str, Dimensions | None] = {}
     for graph in _values(model, 7):
         for info in _values(graph, 11, 12):
             tensors = [tensor for kind in _values(info, 2) for tensor in _values(kind, 1)]
             shapes = [shape for tensor in tensors for shape in _values(tensor, 2)]
-            if shapes and not any(_values(shape, 1) for shape in shapes):
-                names.update(str(name, "utf-8", "replace") for name in _values(info, 1))
-    return frozenset(names)
+            dimensions = tuple(_dimension(each) for shape in shapes for each in _values(shape, 1))
+            found |= {str(name, "utf-8", "replace"): dimensions if shapes else None for name in _values(info, 1)}
+    return found
+
+
+def _dimension(data: memoryview) -> int | str | None:
+    found: int | str | None = None
+    for number, value, _, _ in _fields(data):
+        if number == 1 and isinstance(value, int):
+            found = value if value < _NEGATIVE else None
+        elif number == 2 and isinstance(value, memoryview):
+            found = str(value, "utf-8", "replace") or None
+    return found
+
+
+def without_output_shapes(model: memoryview) -> bytes:
+    """Return a copy of the model that states no shapes of its outputs."""
+    return b"".join(_without(model, (7, 12, 2, 1, 2), lambda _: True))  # graph, output, type, tensor, shape
+
+
+def without_initializers(model: memoryview, names: Container[str]) -> bytes:
+    """Return a copy of the model without the initializers of these names, which then are inputs without a default."""
+
+    def is_named(tensor: memoryview) -> bool:
+        return any(str(name, "utf-8", "replace") in names for name in _values(tensor, 8)[-1:])
+
+    return b"".join(_without(model, (7, 5), is_named))  # graph, initializer
+
+
+def _without(data: memoryview, path: Sequence[int], is_removed: _Test) -> list[bytes | memoryview]:
+    """Return the parts of a message without those fields at the end of a path that `is_removed` selects."""
+    first, *rest = path
+    parts: list[bytes | memoryview] = []
+    for number, value, begin, end in _fields(data):
+        if number != first or not isinstance(value, memoryview) or not (rest or is_removed(value)):
+            parts.append(data[begin:end])
+        elif rest:
+            inner = _without(value, rest, is_removed)
+            parts += [_tag(number), _encoded(sum(map(len, inner))), *inner]
+    return parts
 
 
 def _replaced(
@@ -177,7 +227,7 @@ def _fields(data: memoryview) -> Iterator[_Field]:
         begin = at
         tag, at = _decoded(data, at)
         number, wire_type = tag >> 3, tag & 7
-        if tag > _INT_BITS:
+        if tag > _INT_BITS or (number == 0 and at <= len(data)):  # readers refuse 0; zeros are not read to their end
             raise InvalidArgument(f"a truncated or corrupt ONNX model: a field has the number {number}")
         value: int | memoryview | None = None
         if wire_type == 0:

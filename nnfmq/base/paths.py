@@ -137,6 +137,21 @@ def make_cache_directory() -> Path:
     return _make(cache_directory())
 
 
+def work_directory() -> Path:
+    """Return the directory of this user's workers' private folders, which may not exist yet."""
+    return Path(settings.TMPDIR.value() or "/tmp") / f"nnfmq-{os.getuid()}-work"
+
+
+def make_work_directory() -> Path:
+    """Return the directory of workers' private folders; create it if it does not exist.
+
+    Raises:
+        DeviceUnavailable: If `check_directory` rejects it.
+        OSError: If it cannot be created.
+    """
+    return _make(work_directory())
+
+
 def _home_of(xdg: str | None, default: str) -> Path:
     return (Path(xdg) if xdg and xdg.startswith("/") else Path.home() / default) / "nnfmq"
 

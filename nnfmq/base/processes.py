@@ -6,20 +6,22 @@ import ctypes
 import os
 import signal
 import site
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from typing import NamedTuple
 
 __all__ = [
     "ONE_THREAD",
     "ProcessUsage",
+    "allowed_cores",
     "allowed_cpus",
     "child_environment",
     "children",
     "command_name",
     "cpu_quota",
+    "cpus_by_core",
     "descendants",
     "process_usage",
     "raise_in_thread",
@@ -93,23 +95,49 @@ def request_signal_at_parent_exit(number: signal.Signals) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How many CPUs this process may use: by its affinity mask, and by the CPU quota of its control groups.
+# How many CPUs and cores this process may use: by its affinity mask, and by the CPU quota of its control groups.
 #
 # A container with two CPUs of quota on a machine of sixteen sees all sixteen in its affinity mask. Sixteen threads use
 # up the quota of a period in an eighth of it, and the kernel stops all of them until the next one, which is a delay of
 # up to 100 ms. So as many threads run as there are whole CPUs of quota. This is the only module that reads the quota.
+#
+# CPUs that share a core (hyper-threads) also share its multipliers, which one thread of a kernel keeps busy: a second
+# one brings only the cost of its synchronization. A hypervisor may hide from its guest which CPUs share a core: then
+# each counts as a core.
 
 
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 _UNIFIED = ("", "unified")  # where version 2 is mounted: alone, and beside version 1
 _CPU_CONTROLLER = ("cpu,cpuacct", "cpu")  # where the controller of version 1 is mounted
+_CPU_FOLDERS = Path("/sys/devices/system/cpu")
 
 
 def allowed_cpus() -> int:
     """Return the number of CPUs that this process may use at the same time, at least 1."""
-    allowed, quota = len(os.sched_getaffinity(0)), cpu_quota()
-    return allowed if quota is None else max(1, min(allowed, int(quota)))
+    return _within_quota(len(os.sched_getaffinity(0)))
+
+
+def allowed_cores(folder: Path = _CPU_FOLDERS) -> int:
+    """Return the number of cores that this process may use at the same time, at least 1: the default of threads.
+
+    `folder` has a folder for each CPU, as sysfs. A CPU of which it does not tell the core counts as one.
+    """
+    return _within_quota(len(cpus_by_core(os.sched_getaffinity(0), folder)))
+
+
+def cpus_by_core(cpus: Iterable[int], folder: Path = _CPU_FOLDERS) -> list[list[int]]:
+    """Return `cpus` in ascending order, those that share a core in one list. Arguments as for `allowed_cores`."""
+    found: dict[str, list[int]] = {}
+    for cpu in sorted(cpus):
+        siblings = _text(folder / f"cpu{cpu}/topology/thread_siblings_list").strip()
+        found.setdefault(siblings or str(cpu), []).append(cpu)
+    return list(found.values())
+
+
+def _within_quota(count: int) -> int:
+    quota = cpu_quota()
+    return count if quota is None else max(1, min(count, int(quota)))
 
 
 def cpu_quota(membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> float | None:
@@ -172,8 +200,7 @@ _EXITED = (FileNotFoundError, ProcessLookupError)
 _GONE = (*_EXITED, PermissionError)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
+class ProcessUsage(NamedTuple):
     """What a process has used: CPU time of all its threads, resident memory, and how many threads it has."""
 
     cpu_ns: int

@@ -27,6 +27,7 @@ __all__ = [
     "SINK",
     "SWITCH",
     "TEXT",
+    "Change",
     "Effective",
     "Setting",
     "SettingType",
@@ -36,6 +37,7 @@ __all__ = [
     "file_values",
     "integer",
     "nearest",
+    "reload",
     "seconds",
     "table",
     "unknown_variables",
@@ -74,16 +76,21 @@ def candidates() -> tuple[str, ...]:
 
 
 def file_values(known_keys: frozenset[str]) -> FileValues:
-    """Return the values of all files. Reads them at the first call only.
+    """Return the values of all files. Reads them at the first call, and for `reload`.
 
     Raises:
         InvalidArgument: If a file cannot be read, is not TOML, has an unknown key, or can be written by other users; or
             if a file that is named does not exist.
     """
-    return _read_all(candidates(), bool(os.environ.get(CONFIG_VARIABLE)), known_keys)
+    where = candidates(), bool(os.environ.get(CONFIG_VARIABLE))
+    if where not in _files_read:
+        _files_read[where] = _read_all(*where, known_keys)
+    return _files_read[where]
 
 
-@cache
+_files_read: dict[tuple[tuple[str, ...], bool], FileValues] = {}  # by the arguments of `_read_all`
+
+
 def _read_all(paths: tuple[str, ...], is_named: bool, known_keys: frozenset[str]) -> FileValues:
     values: FileValues = {}
     for path in paths:
@@ -185,10 +192,11 @@ class Setting(Generic[ValueT]):
     """A setting, read from `variable`, and, if its name begins with NNFMQ_, by the rest of the name from files.
 
     `default` is None if the code that reads the setting computes it; then `default_text` describes it. `options` are
-    those of commands that replace the setting. `reader` is the part of nnfmq that reads it.
+    those of commands that replace the setting. `reader` is the part of nnfmq that reads it. `reloads` says for whom a
+    change of a file has an effect in a driver that runs; empty: it needs a restart.
     """
 
-    __slots__ = ("default", "default_text", "key", "meaning", "options", "reader", "type", "variable")
+    __slots__ = ("default", "default_text", "key", "meaning", "options", "reader", "reloads", "type", "variable")
 
     def __init__(
         self,
@@ -201,6 +209,7 @@ class Setting(Generic[ValueT]):
         default_text: str = "",
         options: str = "",
         in_files: bool = True,
+        reloads: Literal["", "at once", "for new clients"] = "",
     ) -> None:
         self.variable = variable
         self.type = of_type
@@ -209,6 +218,7 @@ class Setting(Generic[ValueT]):
         self.meaning = meaning
         self.default_text = default_text or str(default)
         self.options = options
+        self.reloads = reloads
         self.key = variable.removeprefix(_PREFIX).lower() if in_files else None
         _TABLE[self.name] = self
 
@@ -416,7 +426,8 @@ CORE: Setting[str | None] = Setting(
     default_text="`compiled` if it is built",
 )  # fmt: skip
 TARGET: Setting[str | None] = Setting(
-    "NNFMQ_TARGET", choice("amx", "avx512vnni", "avx512", "avx2", "sse4.1", "neon-i8mm", "neon-dotprod", "neon"), None,
+    "NNFMQ_TARGET",
+    choice("amx", "avx512vnni", "avx512", "avx2", "sse4.1", "sse4.1-fma", "neon-i8mm", "neon-dotprod", "neon"), None,
     reader="driver", meaning="instruction set of compiled code; an error if this CPU lacks it",
     default_text="the best one of this CPU",
 )  # fmt: skip
@@ -429,8 +440,9 @@ RUNTIMES: Setting[list[str] | None] = Setting(
     default_text="all installed", options="nnfmq serve --runtimes",
 )  # fmt: skip
 TRUSTED_FILES: Setting[list[str] | None] = Setting(
-    "NNFMQ_TRUSTED_FILES", NAMES, None, reader="driver",
-    meaning="SHA-256, in hexadecimal, of model files that hosted runtimes may run code of", default_text="none",
+    "NNFMQ_TRUSTED_FILES", NAMES, None, reader="driver", reloads="for new clients",
+    meaning="SHA-256, in hexadecimal, of model files and libraries that hosted runtimes may run code of",
+    default_text="none",
 )  # fmt: skip
 EXTENSIONS: Setting[list[str] | None] = Setting(
     "NNFMQ_EXTENSIONS", NAMES, None, reader="driver", meaning="the extensions on offer",
@@ -442,17 +454,47 @@ MEMORY_MIB: Setting[int | None] = Setting(
     default_text="a quarter of the machine's", options="nnfmq serve --memory",
 )  # fmt: skip
 CLIENT_MEMORY_MIB: Setting[int | None] = Setting(
-    "NNFMQ_CLIENT_MEMORY_MIB", _MIB, None, reader="driver",
+    "NNFMQ_CLIENT_MEMORY_MIB", _MIB, None, reader="driver", reloads="for new clients",
     meaning="memory that one client may take in the driver", default_text="half of `memory_mib`",
+)  # fmt: skip
+PROCESS_CLIENTS: Setting[int] = Setting(
+    "NNFMQ_PROCESS_CLIENTS", integer(1, 64, "clients"), 32, reader="driver", reloads="at once",
+    meaning="how many of the driver's 64 clients may be of one process",
+)  # fmt: skip
+IMPORT_MEMORY_MIB: Setting[int] = Setting(
+    "NNFMQ_IMPORT_MEMORY_MIB", _MIB, 1024, reader="driver",
+    meaning="private memory that the import of one model version may take, with what it reads of its files",
+)  # fmt: skip
+SANDBOX: Setting[str] = Setting(
+    "NNFMQ_SANDBOX", choice("on", "required", "off"), "on", reader="driver",
+    meaning="what workers, compile processes and imports are kept from; `required`: a driver does not start where the "
+    "kernel lacks a part", options="nnfmq serve --sandbox",
 )  # fmt: skip
 CACHE_MIB: Setting[int] = Setting(
     "NNFMQ_CACHE_MIB", _MIB, 512, reader="driver",
     meaning="compiled models kept on disk, and those that clients share; 0 keeps none",
 )  # fmt: skip
+COMPILE_PROCESSES: Setting[int | None] = Setting(
+    "NNFMQ_COMPILE_PROCESSES", integer(1, 1024, "processes"), None, reader="driver",
+    meaning="how many processes of the driver compile at a time; clients that wait take turns",
+    default_text="one for each CPU",
+)  # fmt: skip
+COMPILE_MEMORY_MIB: Setting[int] = Setting(
+    "NNFMQ_COMPILE_MEMORY_MIB", integer(16, _MIB_MAX, "MiB"), 1024, reader="driver",
+    meaning="memory that one compile process may take; its client is charged with what it has taken",
+)  # fmt: skip
+COMPILE_TIME_S: Setting[int] = Setting(
+    "NNFMQ_COMPILE_TIME_S", integer(1, 86_400, "s"), 120, reader="driver",
+    meaning="CPU time that a compile process may take for one part of a model; a model has up to 128 parts",
+)  # fmt: skip
 COMPILE_AFTER_EXIT_S: Setting[float] = Setting(
-    "NNFMQ_COMPILE_AFTER_EXIT_S", seconds(3600), 60.0, reader="driver",
+    "NNFMQ_COMPILE_AFTER_EXIT_S", seconds(3600), 60.0, reader="driver", reloads="for new clients",
     meaning="how long a process may compile a model for the cache whose client has left; 0: a compilation ends with "
     "its client",
+)  # fmt: skip
+DRAIN_S: Setting[float] = Setting(
+    "NNFMQ_DRAIN_S", seconds(3600), 5.0, reader="driver", reloads="for new clients",
+    meaning="how long a driver that ends waits for the calls and bursts in progress; 0: it ends at once",
 )  # fmt: skip
 MODELS: Setting[str | None] = Setting(
     "NNFMQ_MODELS", PATH, None, reader="driver", meaning="directory of the models that are served by name",
@@ -463,7 +505,7 @@ BURST_CONTROLLER_POLLING_WINDOW: Setting[int] = Setting(
     meaning="how long a burst's client polls for a result before it sleeps",
 )  # fmt: skip
 BURST_SERVER_POLLING_WINDOW: Setting[int] = Setting(
-    "NNFMQ_BURST_SERVER_POLLING_WINDOW", _MICROSECONDS, 50, reader="driver",
+    "NNFMQ_BURST_SERVER_POLLING_WINDOW", _MICROSECONDS, 50, reader="driver", reloads="for new clients",
     meaning="how long a burst's driver polls for a request before it sleeps",
 )  # fmt: skip
 PARTITION: Setting[int] = Setting(
@@ -566,6 +608,38 @@ NO_COLOR: Setting[str | None] = Setting(
     "NO_COLOR", TEXT, None, reader="commands", in_files=False,
     meaning="plain text if it is not empty", default_text="unset", options="--no-color",
 )  # fmt: skip
+
+
+class Change(NamedTuple):
+    """A setting that has another value in the configuration files than before."""
+
+    setting: Setting[Any]
+    before: Any
+    now: Any
+
+
+def reload() -> list[Change]:
+    """Read the configuration files again; return the settings that have other values there.
+
+    Those that need a restart keep theirs in this process and its children.
+
+    Raises:
+        InvalidArgument: As `check_all`; then all settings keep their values.
+    """
+    before = {setting: setting.value() for setting in _TABLE.values()}
+    old_files, old = dict(_files_read), file_values(_file_keys())
+    _files_read.clear()
+    try:
+        check_all()
+    except InvalidArgument:
+        _files_read.update(old_files)
+        raise
+    found = [Change(setting, value, setting.value()) for setting, value in before.items() if setting.value() != value]
+    values = file_values(_file_keys())
+    for key in {change.setting.key for change in found if not change.setting.reloads and change.setting.key}:
+        values.pop(key, None)
+        values.update({key: old[key]} if key in old else {})
+    return found
 
 
 def check_all() -> None:

@@ -27,7 +27,7 @@ from typing import Protocol
 
 from nnfmq.base.deadlines import remaining_s
 from nnfmq.base.ownership import Uncopyable
-from nnfmq.base.threads import BLOCKED_SIGNALS
+from nnfmq.base.threads import BLOCKED_SIGNALS, Thread
 
 THREAD_NAME = "nnfmq-watcher"
 _WAKE_INTERVAL_S = 0.001
@@ -208,7 +208,7 @@ class Watcher(Uncopyable):
             wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, wakeup_fd)
             epoll.register(wakeup_fd, select.EPOLLIN)
-            thread = threading.Thread(target=self._run, args=(epoll, wakeup_fd), name=THREAD_NAME, daemon=True)
+            thread = Thread(target=self._run, args=(epoll, wakeup_fd), name=THREAD_NAME, daemon=True)
             previous = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
             try:
                 thread.start()  # the thread inherits this mask

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.base.processes import allowed_cpus
+from nnfmq.base.processes import allowed_cores
 from nnfmq.cli.console import (
     add_connect_argument,
     at_least_one,
@@ -88,7 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.hidden("--seed", "--random-seed", type=from_zero, default=0)
     add("--device", metavar="NAME", help="default: compiled, or a hosted runtime if needed")
     add_runtime_option(parser, in_help=False)
-    add("--threads", "--num_threads", metavar="N", type=_threads, help="computing threads (default: all CPUs)")
+    add("--threads", "--num_threads", metavar="N", type=_threads, help="computing threads (default: all cores)")
+    add.hidden("--deterministic", action="store_true")
     add("--baseline", metavar="FILE", type=Path, help="compare with an earlier --json; status 1 if slower")
     add.hidden("--tolerance", type=_not_negative, default=5.0)
     add("--html", metavar="FILE", type=new_file, help="write a page with charts")
@@ -191,9 +192,9 @@ def _number(text: str) -> float:
 
 
 def _threads(text: str) -> int:
-    threads, allowed = at_least_one(text), allowed_cpus()
+    threads, allowed = at_least_one(text), allowed_cores()
     if threads > allowed:
-        raise argparse.ArgumentTypeError(f"this process may use {allowed} CPUs, so give 1 to {allowed}")
+        raise argparse.ArgumentTypeError(f"this process may use {allowed} cores, so give 1 to {allowed}")
     return threads
 
 
@@ -211,7 +212,6 @@ def execute(arguments: argparse.Namespace) -> int:
 
     1: a measurement failed, or no load is within --latency-threshold, or a result is slower than the baseline.
     """
-    from nnfmq.importers.loaded_model import UnknownShapes
     from nnfmq.lab.bench.measurement import measure_plan
     from nnfmq.lab.bench.report import build_report, compare_runners, compare_with_baseline, machine
     from nnfmq.lab.child_processes import BenchmarkFailed
@@ -220,11 +220,8 @@ def execute(arguments: argparse.Namespace) -> int:
         allowed = " and ".join(_PROFILED)
         raise InvalidArgument(f"--enable_op_profiling: only {allowed} can be profiled, not {arguments.device}")
     baseline = None if arguments.baseline is None else _read_baseline(arguments.baseline)
-    file = ModelFile.read(arguments)
-    if isinstance(file.refusal, UnknownShapes):  # a hosted runtime would take any, but the inputs have to have some
-        raise SizesNeeded(file.refusal)
-    device, model = (arguments.device, file.loaded) if file.loaded is not None else file.hosted(arguments)
-    plan = _plan(arguments, model, device, hosted_file(arguments, model) if file.loaded is None else None)
+    device, model, hosted = opened_model(arguments)
+    plan = _plan(arguments, model, device, hosted)
     if arguments.enable_op_profiling and plan.hosted is not None:
         raise InvalidArgument(f"--enable_op_profiling: {device} executes the model, and does not tell its operations")
     conditions = machine() | {"threads": arguments.threads, "inputs": arguments.input_data or ["random"]}
@@ -258,11 +255,25 @@ def _read_baseline(path: Path) -> Any:
         raise InvalidArgument(f"{path} is no report of nnfmq bench --json: {error}") from error
 
 
-def hosted_file(arguments: argparse.Namespace, model: LoadedModel) -> OpenedFile:
-    """Return what the runners need to know of a model that a hosted runtime has opened."""
+def opened_model(arguments: argparse.Namespace) -> tuple[str | None, LoadedModel, OpenedFile | None]:
+    """Return the device, the model, and what runners need to know of it if a hosted runtime opens the file; blocks.
+
+    The device is that of --device, or the one that opens the file. `arguments` have --runtime-option, too.
+
+    Raises:
+        SizesNeeded: If sizes of inputs are open: a hosted runtime would take any, but the inputs have to have some.
+        NnfmqError: Those of `ModelFile`.
+    """
+    from nnfmq.importers.loaded_model import UnknownShapes
     from nnfmq.lab.bench.runner import OpenedFile
 
-    return OpenedFile(dict(arguments.runtime_option), model.inputs, model.outputs, model.states)
+    file = ModelFile.read(arguments)
+    if isinstance(file.refusal, UnknownShapes):
+        raise SizesNeeded(file.refusal)
+    if file.loaded is not None:
+        return arguments.device, file.loaded, None
+    device, model = file.hosted(arguments)
+    return device, model, OpenedFile(dict(arguments.runtime_option), model.inputs, model.outputs, model.states)
 
 
 def _plan(arguments: argparse.Namespace, model: LoadedModel, device: str | None, hosted: OpenedFile | None) -> LoadPlan:
@@ -290,6 +301,7 @@ def _plan(arguments: argparse.Namespace, model: LoadedModel, device: str | None,
         threads=arguments.threads,
         connect=arguments.connect,
         hosted=hosted,
+        deterministic=arguments.deterministic,
     )
 
 

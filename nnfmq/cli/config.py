@@ -214,6 +214,12 @@ def _devices() -> str:
     return str(PACKAGED_DEVICES)
 
 
+def _compile_processes() -> int:
+    from nnfmq.base.processes import allowed_cpus
+
+    return allowed_cpus()
+
+
 def _memory_mib() -> int:
     from nnfmq.driver.memory.quota import total_limit_bytes
 
@@ -238,6 +244,7 @@ COMPUTED: dict[str, Callable[[], object]] = {
     "devices": _devices,
     "memory_mib": _memory_mib,
     "client_memory_mib": _client_memory_mib,
+    "compile_processes": _compile_processes,
     "TMPDIR": lambda: "/tmp",
     "XDG_CONFIG_HOME": lambda: _below_home(".config"),
     "XDG_STATE_HOME": lambda: _below_home(".local/state"),

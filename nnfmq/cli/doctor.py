@@ -22,7 +22,7 @@ from typing import Any
 from nnfmq.base import settings
 from nnfmq.base.cores import REMEDY
 from nnfmq.base.packages import installed_version
-from nnfmq.base.processes import allowed_cpus, cpu_quota
+from nnfmq.base.processes import allowed_cores, cpu_quota
 from nnfmq.base.settings import candidates
 from nnfmq.cli.console import console, print_json, progress_bar, table
 from nnfmq.cli.devices import query_capabilities
@@ -148,7 +148,7 @@ def _thread_pool() -> Iterator[Finding]:
     from nnfmq.engines.compiled import thread_pool
 
     state = FindingState.OK if thread_pool.core_name == "compiled" else FindingState.LIMITED
-    threads = 1 + min(allowed_cpus() - 1, thread_pool.load(thread_pool.core_name).MAX_WORKERS)
+    threads = 1 + min(allowed_cores() - 1, thread_pool.load(thread_pool.core_name).MAX_WORKERS)
     value = f"{thread_pool.core_name}, {threads} thread{'s' if threads > 1 else ''} for a model"
     yield Finding("core", "thread pool", value, state, _core_remedy(state))
 
@@ -176,8 +176,24 @@ def _kernel() -> Iterator[Finding]:
     yield _by_release("FUTEX_WAKE_OP", (2, 6, 14), "the Python core needs it or libatomic")
     yield _by_release("futex_waitv", (5, 16), "without it, asyncio support uses one thread for each queue")
     yield _by_release("SO_PEERPIDFD", (6, 5), "without it, a peer is identified by its pid, which can be reused")
+    yield _sandbox()
     ordering = "strong" if platform.machine() in _STRONGLY_ORDERED else "weak: requires the compiled core"
     yield Finding("kernel", "memory ordering", ordering)
+
+
+def _sandbox() -> Finding:
+    """Return what the kernel lacks of the sandbox of workers."""
+    from nnfmq.base.sandbox.sandbox import missing_parts
+
+    missing = missing_parts()
+    if settings.SANDBOX.value() == "off":
+        remedy = f"every worker may do what its user may: {settings.SANDBOX.effective().origin}"
+        return Finding("kernel", "sandbox of workers", "off", FindingState.LIMITED, remedy)
+    if not missing:
+        return Finding("kernel", "sandbox of workers", "complete")
+    return Finding(
+        "kernel", "sandbox of workers", f"without {'; '.join(missing)}", FindingState.LIMITED, "a newer Linux"
+    )
 
 
 def _try_memory(*, one_writer: bool) -> None:
@@ -217,6 +233,7 @@ def _limits() -> Iterator[Finding]:
         "allow a second one: client and driver each need a CPU while the client polls for the result" if one else ""
     )
     yield Finding("limits", "CPUs allowed", value, FindingState.LIMITED if one else FindingState.OK, remedy)
+    yield Finding("limits", "cores allowed", str(allowed_cores()))
     quota = cpu_quota()
     yield Finding("limits", "CPU quota", "none" if quota is None else f"{quota:g} CPUs")
     memory = _first_line("/sys/fs/cgroup/memory.max")

@@ -221,7 +221,7 @@ def _bench_problem(arguments: argparse.Namespace, count: int) -> str:
 
 def _backends(arguments: argparse.Namespace) -> tuple[list[Backend], str]:
     """Return LiteRT, if it is there, and the devices; and why LiteRT is missing."""
-    from nnfmq.base.processes import allowed_cpus
+    from nnfmq.base.processes import allowed_cores
     from nnfmq.lab.mlts.backends import DriverBackend, LiteRtBackend, chosen_devices, missing_reason
 
     target = "embedded" if arguments.connect is None else arguments.connect
@@ -230,7 +230,7 @@ def _backends(arguments: argparse.Namespace) -> tuple[list[Backend], str]:
         return devices, "LiteRT is not measured: --litert none"
     if missing := missing_reason():
         return devices, missing
-    litert = LiteRtBackend(allowed_cpus(), reference_kernels=arguments.litert == "reference")
+    litert = LiteRtBackend(allowed_cores(), reference_kernels=arguments.litert == "reference")
     return [litert, *devices], ""
 
 

@@ -1,6 +1,7 @@
 """`nnfmq profile`: time each operation of a model and compare it with the machine's measured ceilings.
 
-The engine runs in this process, without a driver or queue. Files are read and checked before anything is timed. Without
+The engine runs in this process, without a driver or queue. A model that only a hosted runtime runs is executed by a
+driver (`profile_hosted`). Files are read and checked before anything is timed. Without
 --input, inputs are random; integers without a scale are 0 because they may be indices. States begin as usual.
 The report is made in `profile_report`, its page in `profile_page`.
 """
@@ -8,7 +9,6 @@ The report is made in `profile_report`, its page in `profile_page`.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.base.processes import allowed_cpus, use_one_blas_thread
+from nnfmq.base.processes import allowed_cores, use_one_blas_thread
 from nnfmq.cli.console import (
+    add_connect_argument,
     at_least_one,
     compiling,
     console,
@@ -26,8 +27,8 @@ from nnfmq.cli.console import (
     print_json,
     progress_bar,
 )
-from nnfmq.cli.model_file import add_model_arguments, load_model
-from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+from nnfmq.cli.model_file import ModelFile, SizesNeeded, add_model_arguments, add_runtime_option
+from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,9 +46,10 @@ examples:
   nnfmq profile mobilenet.tflite --sort time --threads 1 --html profile.html
   nnfmq profile mobilenet.tflite --input photo.jpg --runs 500 --json
   nnfmq profile speech.tflite --device reference --arena
+  nnfmq profile detector.onnx --device onnxruntime
 
 The engine runs in this process, without a driver. Each operation is timed in place during passes over the whole model.
-Without --input, inputs are random.
+A model that a hosted runtime runs is one operation, which a driver executes.
 """
 
 DEVICES = ("compiled", "reference")
@@ -60,34 +62,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `profile`."""
     parser.usage = "%(prog)s [options] MODEL.tflite"
     add_model_arguments(parser)
-    parser.add_argument("--device", type=_device, choices=DEVICES, default=DEVICES[0], help="default: compiled")
     parser.add_argument(
-        "--threads", metavar="N", type=at_least_one, help="threads of the device compiled (default: all CPUs)"
+        "--device", metavar="NAME", type=_device, help="default: compiled, or a hosted runtime if needed"
+    )
+    parser.add_argument(
+        "--threads", metavar="N", type=at_least_one, help="threads of the device compiled (default: all cores)"
     )
     parser.add_argument("--runs", metavar="N", type=at_least_one, help="number of runs (default: 100; reference: 10)")
     parser.add_argument(
         "--input", metavar="FILE", type=Path, action="append", default=[],
         help="photo, .npy array, or raw elements; once for each input of the model",
     )  # fmt: skip
-    parser.add_argument("--seed", metavar="N", type=from_zero, default=0, help="seed of random inputs (default: 0)")
+    parser.add_argument(
+        "--seed", metavar="N", type=from_zero, default=0, help="seed of random inputs, without --input (default: 0)"
+    )
     parser.add_argument(
         "--sort", choices=("order", "time"), default="order", help="order of the table (default: the model's order)"
     )
     parser.add_argument("--arena", action="store_true", help="also print the memory plan")
     parser.add_argument("--html", metavar="FILE", type=new_file, help="write an HTML page with charts")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_connect_argument(parser)
+    add_runtime_option(parser, in_help=False)
 
 
 def _device(name: str) -> str:
-    """Argparse type: a device of nnfmq's own engines."""
+    """Argparse type: a device of nnfmq's own engines, or one that hosts a runtime."""
     if name not in DEVICES:
-        from nnfmq.hal.hosted import is_runtime_name
+        from nnfmq.hal.hosted import RUNTIMES, is_runtime_name
 
-        if is_runtime_name(name):
-            raise argparse.ArgumentTypeError(
-                f"{name} hosts a runtime, which does not tell the time of each operation; "
-                f"`nnfmq bench --device {name}` measures the whole model"
-            )
+        if not is_runtime_name(name):
+            names = ", ".join((*DEVICES, *(runtime.name for runtime in RUNTIMES)))
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {names}")
     return name
 
 
@@ -101,7 +107,11 @@ def execute(arguments: argparse.Namespace) -> int:
     from nnfmq.client.model.handle import initial_values
     from nnfmq.validation import validate_model
 
-    model = _own_model(arguments)
+    file = ModelFile.read(arguments)
+    if file.loaded is None:
+        return _execute_hosted(arguments, file)
+    model = file.loaded
+    arguments.device = arguments.device or DEVICES[0]
     validate_model(model.model)
     inputs = [*_inputs(arguments, model.inputs), *initial_values(model.states)]
     report = profile_report(arguments, model, inputs)
@@ -116,27 +126,26 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _own_model(arguments: argparse.Namespace) -> LoadedModel:
-    try:
-        return load_model(arguments)
-    except UnsupportedModel as error:
-        if not error.problems:
-            raise
-        advice = (
-            "a hosted runtime may run it, which does not tell the time of each operation: "
-            f"`nnfmq bench {shlex.quote(str(arguments.model))}` measures the whole model"
-        )
-        raise UnsupportedModel(str(error), error.problems, advice) from None
+def _execute_hosted(arguments: argparse.Namespace, file: ModelFile) -> int:
+    """Do the same with a model that a hosted runtime runs."""
+    from nnfmq.cli.profile_hosted import print_report, profile_hosted
+    from nnfmq.importers.loaded_model import UnknownShapes
+
+    if isinstance(file.refusal, UnknownShapes):
+        raise SizesNeeded(file.refusal)
+    device, model = file.hosted(arguments)
+    print_report(arguments, profile_hosted(arguments, device, model, _inputs(arguments, model.inputs)))
+    return 0
 
 
 def _misuse(arguments: argparse.Namespace) -> str:
-    available = allowed_cpus()
+    available = allowed_cores()
     if arguments.threads is None:
         return ""
-    if arguments.device != "compiled":
+    if arguments.device not in (None, "compiled"):
         return f"--threads applies to the device compiled only; {arguments.device} uses one thread: omit it"
     if arguments.threads > available:
-        return f"--threads {arguments.threads}: this process may use {available} CPUs, so give 1 to {available}"
+        return f"--threads {arguments.threads}: this process may use {available} cores, so give 1 to {available}"
     return ""
 
 
@@ -245,7 +254,7 @@ def _measured(
 
     program, main = _prepared(arguments, model), model.model.main
     dtypes = [NUMPY_TYPES[main.operands[index].type] for index in (*main.input_indexes, *main.output_indexes)]
-    arrays = [array.view(dtype) for array, dtype in zip(inputs, dtypes, strict=False)]  # booleans are bytes
+    arrays = [array.astype(dtype, copy=False) for array, dtype in zip(inputs, dtypes, strict=False)]
     outputs = [_output(program.shapes[index], dtypes[len(inputs) + n]) for n, index in enumerate(main.output_indexes)]
     with np.errstate(all="ignore"), progress_bar("timing", arguments.no_color) as progress:
         return program, measure(program, program.bind(arrays, outputs), runs, progress)

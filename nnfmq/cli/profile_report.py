@@ -149,9 +149,9 @@ def _operation(
     operation = subgraph.operations[number]
     work = _work(subgraph, operation, shapes)
     moved = 0 if row.computed_by in ("view", "fused") else _moved(subgraph, operation, shapes)
-    p50_ns = row.samples.p50_ns
+    p50_ns, rate_ns = row.samples.p50_ns, row.samples.rate_ns
     counts = None if work is None else work.arithmetic_operations
-    rate = None if counts is None or not p50_ns else counts / p50_ns
+    rate = None if counts is None or rate_ns is None else counts / rate_ns
     arithmetic = _arithmetic(subgraph.operands[operation.outputs[0]], row)
     peak = None if ceilings is None else ceilings[arithmetic].all_threads
     return {
@@ -167,7 +167,7 @@ def _operation(
         "share_of_peak": None if rate is None or peak is None else rate / peak,
         "share_of_bound": _share_of_bound(work, row, arithmetic, ceilings),
         "bytes": moved,
-        "gigabytes_per_s": None if moved is None or not p50_ns else moved / p50_ns,
+        "gigabytes_per_s": None if moved is None or rate_ns is None else moved / rate_ns,
         "computed_by": row.computed_by,
         "fused_into": row.fused_into,
         "threads": row.threads,
@@ -183,12 +183,13 @@ def _share_of_bound(
 
     The least time is that of the multiply-adds at their peak, and of requantizing and storing the outputs at theirs.
     """
-    is_product = any(kernel["kind"] == "GemmKernel" for kernel in row.kernels)
-    if ceilings is None or work is None or work.multiply_adds is None or arithmetic == "float32" or not is_product:
+    is_product = arithmetic != "float32" and any(kernel["kind"] == "GemmKernel" for kernel in row.kernels)
+    rate_ns = row.samples.rate_ns
+    if not is_product or rate_ns is None or ceilings is None or work is None or work.multiply_adds is None:
         return None
     bound_ns = 2 * work.multiply_adds / ceilings[arithmetic].all_threads
     bound_ns += work.elements / ceilings["outputs"].all_threads
-    return bound_ns / row.samples.p50_ns if row.samples.p50_ns else None
+    return bound_ns / rate_ns
 
 
 def _arithmetic(output: Operand, row: _Row) -> str:

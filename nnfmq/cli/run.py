@@ -95,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="or several, as NAME,NAME (default: the best)",
     )  # fmt: skip
     add_runtime_option(parser)
+    parser.add_argument("--deterministic", action="store_true", help="the same bits on every machine")
     parser.add_argument(
         "--repeat",
         metavar="N",
@@ -106,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="S",
         type=float,
-        help="limit for preparing and for each execution, in seconds (default: 60 for an execution)",
+        help="limit in seconds (default: 60 for an execution)",
     )
     parser.add_argument(
         "--output", metavar="FILE", type=Path, help="save the outputs as .npy, or .npz if there are several"
@@ -178,7 +179,7 @@ def _burst(
         prepare = _prepare_function(arguments, file, stack)
         begin_ns = time.monotonic_ns()
         with compiling(arguments.no_color, arguments.model.name) as progress:
-            prepared = prepare(progress=progress, timeout=arguments.timeout)
+            prepared = prepare(progress=progress, timeout=arguments.timeout, deterministic=arguments.deterministic)
         ran = what_ran(prepared, time.monotonic_ns() - begin_ns)
         stack.enter_context(prepared)
         if steps is None:
@@ -208,27 +209,35 @@ def _prepare_function(arguments: argparse.Namespace, file: ModelFile, stack: Exi
     A file that nnfmq's own engine does not take is given as such: a hosted runtime opens it.
     """
     from nnfmq.client.connection.device import hosts_runtime
+    from nnfmq.importers.file_format import read_source
 
-    unopened = partial(_prepare_file, arguments.model, file_options(arguments))
+    loaded, of_file = file.loaded, file_options(arguments)
     names = (arguments.device or "").split(",")
     if len(names) > 1 or names == [_CPU]:
         runtime = stack.enter_context(open_runtime(arguments.connect))
         prepare = partial(runtime.prepare, devices=names)
-        return partial(unopened, prepare) if file.loaded is None else partial(prepare, file.loaded)
+        if loaded is not None:
+            return partial(prepare, loaded)
+        return partial(_prepare_file, partial(prepare, arguments.model), of_file)
     client = stack.enter_context(open_client(arguments.connect))
     if arguments.device is None:
-        return partial(unopened, client.prepare) if file.loaded is None else partial(client.prepare, file.loaded)
+        if loaded is not None:
+            return partial(client.prepare, loaded)
+        source = read_source(arguments.model)
+        return partial(_prepare_file, partial(client.prepare_hosted, None, source, file.refusal), of_file)
     device = client.device(arguments.device)
-    if file.loaded is None or hosts_runtime(device.info):
-        return partial(unopened, device.prepare)
-    return partial(device.prepare, file.loaded)
+    is_own = not hosts_runtime(device.info)
+    if is_own and loaded is not None:
+        return partial(device.prepare, loaded)
+    if is_own and file.refusal is not None:
+        with sizes_as_options():
+            raise file.refusal
+    return partial(_prepare_file, partial(device.prepare, arguments.model), of_file)
 
 
-def _prepare_file(
-    path: Path, of_file: FileOptions, prepare: Callable[..., CompiledModel], **options: Any
-) -> CompiledModel:
+def _prepare_file(prepare: Callable[..., CompiledModel], of_file: FileOptions, **options: Any) -> CompiledModel:
     with sizes_as_options():
-        return prepare(path, **of_file, **options)
+        return prepare(**of_file, **options)
 
 
 def _save(path: Path, outputs: Sequence[Array]) -> None:

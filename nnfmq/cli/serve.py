@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from nnfmq.base import settings
 from nnfmq.cli.console import at_least_one
 
 EXAMPLES = """\
@@ -16,8 +17,9 @@ examples:
   nnfmq serve --socket /run/user/1000/nnfmq/lab.sock
   nnfmq serve --runtimes onnxruntime      # and no other runtime, whatever is installed
   nnfmq serve --models ~/models           # serve ~/models/NAME/VERSION/model.tflite by name
+  nnfmq serve --replace                   # in place of the driver that runs; its clients move here
 
-Exit status 0 after SIGTERM or Ctrl-C; every client then gets DeadObject.
+SIGTERM and Ctrl-C let what is in progress end; a second one does not wait. The exit status is 0.
 """
 
 
@@ -39,37 +41,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--extensions",
         metavar="NAME",
         nargs="*",
-        help="offer only these extensions, or none (default: $NNFMQ_EXTENSIONS, or all)",
+        help="offer only these extensions ($NNFMQ_EXTENSIONS)",
     )
     parser.add_argument(
         "--runtimes",
         metavar="NAME",
         nargs="*",
-        help="host only these runtimes, or none (default: $NNFMQ_RUNTIMES, or all)",
+        help="host only these runtimes ($NNFMQ_RUNTIMES)",
     )
     parser.add_argument(
         "--devices",
         metavar="FILE",
         type=Path,
-        help="TOML file that lists the devices to offer (default: $NNFMQ_DEVICES, or the packaged one)",
+        help="TOML file that lists the devices ($NNFMQ_DEVICES)",
     )
     parser.add_argument(
         "--memory",
         metavar="MIB",
         type=at_least_one,
-        help="what all clients together may take; one may take half of it, see $NNFMQ_CLIENT_MEMORY_MIB (default: "
-        "$NNFMQ_MEMORY_MIB, or a quarter of the machine's)",
+        help="what all clients may take ($NNFMQ_MEMORY_MIB)",
+    )
+    parser.add_argument(
+        "--sandbox",
+        choices=settings.SANDBOX.type.allowed.split(", "),
+        help="of the workers; required: not without a part ($NNFMQ_SANDBOX)",
+    )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="take the place of the driver that listens there",
     )
     parser.add_argument(
         "--exit-with",
         metavar="PID",
         type=at_least_one,
-        help="exit as soon as the process PID, the parent of this one, has exited",
+        help="exit when the parent process PID has exited",
     )
     parser.add_argument(
         "--allow-device-status",
         action="store_true",
-        help="let clients set devices to BUSY or OFFLINE for all others (`nnfmq devices --set`)",
+        help="let clients set devices to BUSY or OFFLINE for all",
     )
 
 
@@ -88,6 +99,8 @@ def execute(arguments: argparse.Namespace) -> int:
         allow_device_status=arguments.allow_device_status,
         memory_mib=arguments.memory,
         models=arguments.models,
+        sandbox=arguments.sandbox,
+        replace=arguments.replace,
         parent=arguments.exit_with,
         ready=_announce,
     )

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.bench import MODES, names_among, positive_number, shown_progress
+from nnfmq.cli.bench import MODES, names_among, opened_model, positive_number, shown_progress
 from nnfmq.cli.console import at_least_one, console, from_zero, new_file, print_json, short_microseconds, table
-from nnfmq.cli.model_file import add_model_arguments, load_model, shapes_of
+from nnfmq.cli.model_file import add_model_arguments, add_runtime_option, shapes_of
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--slow", metavar="MS", type=positive_number, default=2.0,
         help="slow: this much above the usual (default: 2)")  # fmt: skip
     add("--worst", metavar="N", type=at_least_one, default=3, help="requests to print for each (default: 3)")
-    add("--device", metavar="NAME", help="default: compiled if it is available")
+    add("--device", metavar="NAME", help="default: compiled, or a hosted runtime if needed")
+    add_runtime_option(parser, in_help=False)
     add("--seed", metavar="N", type=from_zero, default=0, help="of times, durations and inputs (default: 0)")
     add("--html", metavar="FILE", type=new_file, help="write a page")
     add("--trace", metavar="FILE", type=new_file, help="write the worst requests for Perfetto")
@@ -118,11 +119,11 @@ def _job(arguments: argparse.Namespace) -> RunnerJob:
     from nnfmq.cli.profile import random_inputs
     from nnfmq.lab.bench.runner import RunnerJob
 
-    model = load_model(arguments)
+    device, model, hosted = opened_model(arguments)
     inputs = [random_inputs(model.inputs, arguments.seed)]
     return RunnerJob(
-        arguments.mode[0], arguments.model, shapes_of(arguments), arguments.signature, inputs, arguments.device,
-        None, arguments.connect,
+        arguments.mode[0], arguments.model, shapes_of(arguments), arguments.signature, inputs, device, None,
+        arguments.connect, hosted=hosted,
     )  # fmt: skip
 
 

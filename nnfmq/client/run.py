@@ -38,6 +38,7 @@ def run(
     shapes: _Shapes | None = None,
     signature: str | None = None,
     runtime_options: Mapping[str, Any] | None = None,
+    deterministic: bool = False,
     timeout: float | None = None,
 ) -> Outputs:
     """Run a model once and return its outputs; blocks. Nothing has to be closed.
@@ -53,6 +54,7 @@ def run(
         shapes: The shapes of inputs of a model file, as for `nnfmq.load`.
         signature: A signature of a .tflite file, as for `nnfmq.load`.
         runtime_options: Options of a hosted runtime, which executes the file then, as for `Client.prepare`.
+        deterministic: Whether floats must have the same bits on every machine, as for `Device.prepare`.
         timeout: In seconds, of preparing and executing together; None = no limit.
 
     Raises:
@@ -67,7 +69,7 @@ def run(
     if prepared is not None:
         return prepared.execute(*inputs, timeout=timeout)
     deadline_ns = deadline_after(timeout)
-    options = _Options(shapes or {}, signature, runtime_options or {})
+    options = _Options(shapes or {}, signature, runtime_options or {}, deterministic)
     with _process.kept.borrowed(cast("ModelArgument", model), options, deadline_ns) as kept:
         return kept.execute(*inputs, timeout=remaining_s(deadline_ns))
 
@@ -89,6 +91,7 @@ class _Options(NamedTuple):
     shapes: _Shapes
     signature: str | None
     runtime_options: Mapping[str, Any]
+    deterministic: bool
 
 
 class _KeptModel:
@@ -192,14 +195,15 @@ class _Kept:
 
 def _key(model: ModelArgument, options: _Options) -> _Key:
     """Return what identifies a model: the file as it is now, the content, or the object."""
-    form = (*_checked(options.shapes).items(), options.signature, repr(options.runtime_options))
+    other = options.signature, repr(options.runtime_options), options.deterministic
+    prepared_with = (*_checked(options.shapes).items(), *other)
     if isinstance(model, (bytes, bytearray, memoryview)):
-        from hashlib import sha256  # few applications need it
+        from nnfmq.base.digests import sha256  # few applications need it
 
-        return (sha256(model).digest(), form)
+        return (sha256(model), prepared_with)
     if isinstance(model, (str, os.PathLike)):
-        return (os.path.abspath(model), _identity(model), form)
-    return (id(model), form)
+        return (os.path.abspath(model), _identity(model), prepared_with)
+    return (id(model), prepared_with)
 
 
 def _checked(shapes: _Shapes) -> _Shapes:

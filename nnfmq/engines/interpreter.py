@@ -25,13 +25,14 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhaustedT
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT, callee_indexes, require_nesting
-from nnfmq.operations.declaration import NUMPY_TYPES, Array, Match, Role, Tensor, match
+from nnfmq.operations.declaration import NUMPY_TYPES, Array, Match, Role, Shape, Tensor, match
 from nnfmq.operations.preparation import PrepackedWeights, ShapedOp, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT, require_max_rank
 
 __all__ = ["SubgraphPreparation", "load_constant", "prepare", "prepare_with", "supports"]
 
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
+_COPIED_BYTES = 1 << 12  # of a constant that is copied rather than viewed
 
 
 def supports(subgraph: Subgraph, operation: Operation) -> bool:
@@ -146,6 +147,12 @@ class SubgraphPreparation:
         """Return the step of an operation whose shapes, weights and attributes are all known."""
         return op.step(op.bind(shaped))
 
+    def dynamic_step(self, op: ResolvedOp) -> StepFunction:
+        """Return the step of an operation that is bound during the execution."""
+        self._read.update(op.operation.inputs)
+        self._has_dynamic_values = True
+        return DynamicStep(op, self.subgraph.operands, self._constants_frame, set(self._values_of(op.operation)))
+
     def prepare_step(self, number: int, operation: Operation) -> StepFunction:
         """Return the step of an operation."""
         label = f"operation {number} ({operation.type.name})"
@@ -161,19 +168,20 @@ class SubgraphPreparation:
             raise GeneralFailure(f"{label} is not supported with these operand types")
         op = ResolvedOp(label, found, operation, tuple(self.subgraph.operands[i] for i in operation.outputs))
         self._required.update(op.required())
+        self._step_bytes[number] = 0
         if not self._is_static(op):
-            self._read.update(operation.inputs)
-            self._has_dynamic_values = True
-            self._step_bytes[number] = 0
-            return DynamicStep(op, self.subgraph.operands, self._constants_frame, set(self._values_of(operation)))
+            return self.dynamic_step(op)
         arguments = [self._argument(index) for index in operation.inputs]
         shaped = op.infer_shapes(arguments)
-        self._read.update(op.data_indexes())
-        for index, shape in zip(operation.outputs, shaped.shapes, strict=True):
+        self._set_known(op, op.data_indexes(), shaped.shapes)
+        return self.static_step(op, arguments, shaped)
+
+    def _set_known(self, op: ResolvedOp, read: Sequence[int], shapes: Sequence[Shape]) -> None:
+        """Remember the operands that an operation reads during an execution, and the shapes of its outputs."""
+        self._read.update(read)
+        for index, shape in zip(op.operation.outputs, shapes, strict=True):
             declared = known_shape(self.subgraph.operands[index])
             self._shapes[index] = declared if DATA_DEPENDENT in shape else shape
-        self._step_bytes[number] = 0
-        return self.static_step(op, arguments, shaped)
 
     # -- the memory of operand values ---------------------------------------------------------------------------------
 
@@ -240,7 +248,7 @@ def load_constant(model: Model, operand: Operand) -> Array | None:
     """Return a constant's value, or None for another operand.
 
     The value is copied to private memory, unless it is there already and aligned: another process may be able to write
-    to a memory pool.
+    to a memory pool. A small one is copied in any case, because a view of it would keep all constants of the model.
     """
     if operand.lifetime not in _CONSTANTS:
         return None
@@ -252,7 +260,8 @@ def load_constant(model: Model, operand: Operand) -> Array | None:
         not is_inline and getattr(model.pools[location.pool_index], "is_private", False)
     )
     data = np.frombuffer(source[location.offset : location.offset + location.length], np.uint8)
-    value = (data if is_private else data.copy()).view(dtype_of(operand)).reshape(operand.dimensions)
+    is_viewed = is_private and location.length > _COPIED_BYTES
+    value = (data if is_viewed else data.copy()).view(dtype_of(operand)).reshape(operand.dimensions)
     return value if value.flags.aligned else value.copy()
 
 

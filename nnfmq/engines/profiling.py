@@ -35,6 +35,12 @@ class Timings:
         return max(0, median_low(self.elapsed) - median_low(self.overhead))
 
     @property
+    def rate_ns(self) -> int | None:
+        """The median to divide by; None below a tenth of the overhead, within whose variation it lies."""
+        p50_ns = self.p50_ns
+        return p50_ns if 10 * p50_ns > median_low(self.overhead) else None
+
+    @property
     def min_ns(self) -> int:
         """The minimum elapsed time less the minimum overhead, at least 0."""
         return max(0, min(self.elapsed) - min(self.overhead))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from msgspec import Struct
@@ -33,9 +33,11 @@ from nnfmq.engines.execution import (
 )
 from nnfmq.hal.errors import ResourceExhaustedTransient
 from nnfmq.hal.types import OperationType, OutputShape, Subgraph
-from nnfmq.observe.trace_core import StepTrace
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.operations.declaration import Array, Shape
+
+if TYPE_CHECKING:
+    from nnfmq.observe.trace_core import StepTrace
 
 __all__ = [
     "LEDGER_SLOT",
@@ -416,6 +418,8 @@ def _output_writer(
         return lambda frame: copy_outputs([frame[index] for index in indexes], outputs)
     known = shapes
     pairs = tuple(pair for pair in zip(indexes, outputs, strict=True) if pair[0] not in written)
+    if not pairs:
+        return lambda _frame: known
     if len(pairs) == 1:
         ((index, out),) = pairs
 

@@ -8,16 +8,21 @@ counted from 1. With an execution plan, each of its steps is a cluster with the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from nnfmq.base.verbose_log import vlog, vlog_is_on
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.hosted import NAME, call_of
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.summaries import code_name
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation
 from nnfmq.planning.plan import ExecutionPlan, ExecutionStep, IfStep, WhileStep, subgraph_of
 
-__all__ = ["COLOURS", "INTERPRETED", "NO_CLUSTER", "StepCluster", "StepClusters", "graph_dump", "graph_lines"]
+__all__ = [
+    "COLOURS", "INTERPRETED", "NO_CLUSTER", "StepCluster", "StepClusters", "file_names", "graph_dump", "graph_lines",
+]  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -148,9 +153,10 @@ def _cluster(number: int, lines: Iterator[str]) -> Iterator[str]:
 def _subgraph_lines(model: Model, number: int, clusters: StepClusters) -> Iterator[str]:
     subgraph, prefix = subgraph_of(model, number), f"s{number}_" if number else ""
     boundary = {*subgraph.input_indexes, *subgraph.output_indexes}
+    files = {} if number else file_names(model)
     for index, operand in enumerate(subgraph.operands):
         style = "style=filled fillcolor=black fontcolor=white " if index in boundary else ""
-        yield f'    {prefix}d{index} [{style}label="{_operand_text(model, index, operand)}"]'
+        yield f'    {prefix}d{index} [{style}label="{_operand_text(model, index, operand, files)}"]'
     for index, operation in enumerate(subgraph.operations):
         cluster = clusters.of(number, index)
         box = (
@@ -162,6 +168,16 @@ def _subgraph_lines(model: Model, number: int, clusters: StepClusters) -> Iterat
             else f"    {box}"
         )
         yield from _edges(operation, f"{prefix}n{index}", prefix)
+
+
+def file_names(model: Model) -> dict[int, str]:
+    """Return the names of the files of a hosted model by the operands that have their bytes; of others, none."""
+    if not any(entry.name == NAME for entry in model.extensions):
+        return {}
+    with suppress(InvalidArgument, IndexError):  # the model is not valid
+        names = [file.name for file in call_of(model).files for _ in range(file.parts)]
+        return dict(zip(model.main.operations[0].inputs[1:], names, strict=False))
+    return {}
 
 
 def _ordering(operation: Operation) -> str:
@@ -187,11 +203,12 @@ def _name(code: OperandType | OperationType) -> str:
     return code_name(code)
 
 
-def _operand_text(model: Model, index: int, operand: Operand) -> str:
+def _operand_text(model: Model, index: int, operand: Operand, files: Mapping[int, str]) -> str:
     kind = f": {_KINDS[operand.lifetime]}" if operand.lifetime in _KINDS else ""
     name = _TYPES.get(operand.type) or _name(operand.type)
     extents = "x".join(map(str, operand.dimensions))
-    return f"{index}{kind}\\n{name}{_value(model, operand)}{f'({extents})' if extents else ''}"
+    file = f"\\n{_escaped(files[index])}" if index in files else ""
+    return f"{index}{kind}\\n{name}{_value(model, operand)}{f'({extents})' if extents else ''}{file}"
 
 
 def _value(model: Model, operand: Operand) -> str:

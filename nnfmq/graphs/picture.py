@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from nnfmq.graphs.graph_dump import COLOURS, StepCluster, StepClusters
+from nnfmq.graphs.graph_dump import COLOURS, StepCluster, StepClusters, file_names
 from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.hal.summaries import code_name
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, Subgraph
@@ -43,9 +43,11 @@ def _subgraph(model: Model, number: int, clusters: StepClusters) -> Iterator[str
     if number:
         yield f'    subgraph cluster_s{number} {{ class="subgraph" style=dashed label="subgraph {number - 1}"'
     yield from _boundary(subgraph, prefix)
+    files = list(dict.fromkeys(file_names(model).values()))
     for index, operation in enumerate(subgraph.operations):
         cluster = clusters.of(number, index)
-        yield f"    {_in_step(_box(subgraph, operation, f'{prefix}n{index}', index, cluster), cluster)}"
+        box = _box(subgraph, operation, f"{prefix}n{index}", index, cluster, files)
+        yield f"    {_in_step(box, cluster)}"
     yield from _flow(subgraph, prefix)
     if number:
         yield "    }"
@@ -69,13 +71,17 @@ def _in_step(box: str, cluster: StepCluster) -> str:
     return f"subgraph cluster_{cluster.step} {{ {frame} {box} }}"
 
 
-def _box(subgraph: Subgraph, operation: Operation, node: str, index: int, cluster: StepCluster) -> str:
+def _box(
+    subgraph: Subgraph, operation: Operation, node: str, index: int, cluster: StepCluster, files: Sequence[str]
+) -> str:
+    """Return the box of an operation; `files` are those of a hosted model."""
     look = ' class="op"'
     if cluster.device >= 0:
         number = min(cluster.device, len(COLOURS) - 1)
         look = f' class="op device{number}" fillcolor="{COLOURS[number]}"'
     operands = subgraph.operands
-    weights = ", ".join(_shape(operands[i].dimensions) for i in operation.inputs if _is_weight(operands[i]))
+    shapes = (_shape(operands[i].dimensions) for i in operation.inputs if _is_weight(operands[i]))
+    weights = ", ".join([*files, *shapes])
     results = ", ".join(_shape(operands[i].dimensions) for i in operation.outputs)
     details = " → ".join(part for part in (weights, results) if part)
     name = escape(code_name(operation.type))

@@ -36,6 +36,7 @@ __all__ = [
     "ELEMENTS",
     "HAL_RANK",
     "HIDL_PREFIX_BITS",
+    "MAX_DYNAMIC_PRODUCTS",
     "NAME",
     "PREFIX",
     "TENSOR_COMPLEX64",
@@ -373,6 +374,11 @@ class TfliteOperation(IntEnum):
     HYBRID_UNIDIRECTIONAL_SEQUENCE_RNN = 261
     HYBRID_BIDIRECTIONAL_SEQUENCE_RNN = 262
     DYNAMIC_UNIDIRECTIONAL_SEQUENCE_LSTM = 263
+    DYNAMIC_FULLY_CONNECTED = 264
+    DYNAMIC_CONV_2D = 265
+    BLOCKWISE_MATMUL = 266
+    HYBRID_FULLY_CONNECTED = 267
+    HYBRID_CONV_2D = 268
 
     # 288 to 299: functions of real numbers that ONNX has
     TAN = 288
@@ -432,6 +438,10 @@ class Scheme(Enum):
     TO_SIXTEEN_BITS = "{}_TO_Q16"  # from 8-bit tensors to TENSOR_QUANT16_SYMM
     HYBRID = "HYBRID_{}"  # floats with weights of 8 bits, as TFLite computes them
     DYNAMIC = "DYNAMIC_{}"  # the same as ONNX Runtime computes it
+
+
+MAX_DYNAMIC_PRODUCTS = (1 << 30) // 255**2
+"""The most products of a sum of 8-bit values that are quantized at run time: its magnitude is at most 2³⁰."""
 
 
 @cache

@@ -22,9 +22,10 @@ from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import TENSOR_COMPLEX64, TENSOR_FLOAT64, TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64
-from nnfmq.hal.types import Model, OperandType
+from nnfmq.hal.types import LifeTime, Model, Operand, OperandType
 
 __all__ = [
+    "LIBRARIES",
     "MAX_PART_BYTES",
     "NAME",
     "OPERAND_TYPES",
@@ -36,9 +37,11 @@ __all__ = [
     "HostedRuntime",
     "HostedTensor",
     "call_of",
+    "constant_bytes",
     "decode_call",
     "is_file_name",
     "is_runtime_name",
+    "library_names",
     "require_number_type",
     "runtimes_of",
     "with_sizes",
@@ -49,6 +52,8 @@ RUN = 0
 """The number of the operation within the extension."""
 MAX_PART_BYTES = 2**32 - 1
 """The largest operand: a location's length has 32 bits."""
+LIBRARIES = "custom_op_libraries"
+"""The option that lists libraries of custom operators: a client's paths; in a call, names of its files."""
 _FILES_MAX, _TENSORS_MAX, _NAME_MAX = 64, 65536, 255
 
 Dimension = int | str | None
@@ -106,7 +111,8 @@ class HostedTensor(Struct, frozen=True):
     """An input or output as the file declares it.
 
     `dtype` is NumPy's name of the element type, or "bfloat16"; other names ("string", "sequence") are of what does not
-    cross. `shape` is None if the rank is not known. `scale` is 0 if the tensor is not quantized.
+    cross. `shape` is None if the rank is not known. `scale` is 0 if the tensor is not quantized. `stated` is the shape
+    in the file, if that says more than the runtime vouches for: results may have another one.
     """
 
     name: str
@@ -114,6 +120,7 @@ class HostedTensor(Struct, frozen=True):
     shape: tuple[Dimension, ...] | None
     scale: float = 0.0
     zero_point: int = 0
+    stated: tuple[Dimension, ...] | None = None
 
     @property
     def is_rank_0(self) -> bool:
@@ -122,8 +129,8 @@ class HostedTensor(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the tensor is known to have no elements."""
-        return self.shape is not None and 0 in self.shape
+        """Whether the tensor has no elements, and its shape is known."""
+        return 0 in (self.known_shape or ())
 
     @property
     def known_shape(self) -> tuple[int, ...] | None:
@@ -146,7 +153,7 @@ class HostedDescription(Struct, frozen=True):
     """What a runtime tells of a file, with the options given: inputs, outputs, states, names of signatures.
 
     `states` are the last inputs and the last outputs, in the same order; `initial` has the first values of each, as
-    stored bytes (empty: zeros).
+    stored bytes (empty: zeros). `providers` are the execution providers that the runtime has, whatever the file.
     """
 
     inputs: tuple[HostedTensor, ...]
@@ -154,6 +161,7 @@ class HostedDescription(Struct, frozen=True):
     signatures: tuple[str, ...] = ()
     states: int = 0
     initial: tuple[bytes, ...] = ()
+    providers: tuple[str, ...] = ()
 
 
 def with_sizes(description: HostedDescription, inputs: Sequence[HostedTensor]) -> HostedDescription:
@@ -235,12 +243,30 @@ def decode_call(data: bytes | memoryview) -> HostedCall:
 
 
 def call_of(model: Model) -> HostedCall:
-    """Return the call of a hosted model. Raises InvalidArgument if its operation has no such operand."""
+    """Return the call of a hosted model. Raises InvalidArgument if it has another operation, or no such operand."""
     operations = model.main.operations
-    if len(operations) != 1 or not operations[0].inputs:
-        raise InvalidArgument(f"a hosted model has one operation, of the extension {NAME}, with a constant operand")
-    location = model.main.operands[operations[0].inputs[0]].location
-    return decode_call(memoryview(model.operand_values)[location.offset : location.offset + location.length])
+    if len(operations) != 1 or not operations[0].inputs or model.referenced:
+        raise InvalidArgument(f"a hosted model has one operation, {NAME}.{RUN}, with the call as its first operand")
+    return decode_call(constant_bytes(model, model.main.operands[operations[0].inputs[0]]))
+
+
+def constant_bytes(model: Model, operand: Operand) -> memoryview:
+    """Return the bytes of a constant operand, without a copy. Raises InvalidArgument if it is none."""
+    location = operand.location
+    if operand.lifetime is LifeTime.CONSTANT_COPY:
+        data = memoryview(model.operand_values)
+    elif operand.lifetime is LifeTime.CONSTANT_REFERENCE:
+        data = model.pools[location.pool_index].view
+    else:
+        raise InvalidArgument("the call and the files of a hosted model are constants")
+    return data[location.offset : location.offset + location.length]
+
+
+def library_names(option: object) -> list[str]:
+    """Return the option LIBRARIES. Raises InvalidArgument if it is no list of different names."""
+    if not isinstance(option, list) or not all(isinstance(name, str) for name in option):
+        raise InvalidArgument(f"{LIBRARIES} is a list of files, not {option!r:.80}")
+    return list(dict.fromkeys(option))
 
 
 def is_file_name(name: str) -> bool:

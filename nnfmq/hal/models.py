@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Sequence
 
@@ -21,6 +20,8 @@ def model_architecture_hash(model: Model) -> str:
     quantizations, lifetimes and operations in each subgraph. Of a hosted model the sizes of its files count, not the
     description of the call, which has the files' names and the options of the runtime.
     """
+    import hashlib  # it loads OpenSSL, and only observers want this
+
     digest, call = hashlib.sha256(), _hosted_call(model)
     for subgraph in (model.main, *model.referenced):
         for index, operand in enumerate(subgraph.operands):

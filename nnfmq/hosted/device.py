@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -21,12 +20,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nnfmq.base.deadlines import has_passed
-from nnfmq.base.packages import InstalledPackages
+from nnfmq.base.digests import sha256
 from nnfmq.driver.cache.files import CacheContents, PackedConstants, decode_program, encode_program
 from nnfmq.driver.cache.programs import CacheEntry, entry_of
+from nnfmq.driver.cache.shared_files import SharedFile, shared_file_of
 from nnfmq.driver.compilation.jobs import current_prepare_context
-from nnfmq.driver.devices.device import DeviceBase
-from nnfmq.driver.devices.installation import installation, version_of
+from nnfmq.driver.devices.hosted_runtimes import DescribedDevice
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.memory.quota import add_to_limit
 from nnfmq.engines.execution import (
@@ -37,7 +36,6 @@ from nnfmq.engines.execution import (
     check_inputs,
     copy_outputs,
 )
-from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
@@ -47,27 +45,27 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.extensions import extension_prefix, extension_type
 from nnfmq.hal.hosted import (
+    LIBRARIES,
     NAME,
     RUN,
     Dimension,
     HostedCall,
     HostedDescription,
     HostedTensor,
-    decode_call,
+    call_of,
+    constant_bytes,
+    library_names,
     require_number_type,
     with_sizes,
 )
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Pool, Subgraph
 from nnfmq.hosted import watchdog
+from nnfmq.hosted.libraries import Library, trusted_library
 from nnfmq.hosted.open_files import KeptFile, OpenFile, is_out_of_memory, opening_error, thread_count
 from nnfmq.hosted.watchdog import WATCHDOG, cannot_abort
 from nnfmq.operations.declaration import Array
-from nnfmq.operations.extensions import VendorExtension
 
-__all__ = ["HOSTED", "HostedDevice", "HostedFile", "HostedModel", "HostedRun", "OpenOptions"]
-
-HOSTED = VendorExtension(NAME, (), ())
-"""The extension as a device reports it: it has no types of its own, and its operation has no declaration."""
+__all__ = ["HostedDevice", "HostedFile", "HostedModel", "HostedRun", "OpenOptions"]
 
 Shape = tuple[Dimension, ...]
 _log = logging.getLogger("nnfmq.hosted")
@@ -81,10 +79,12 @@ class HostedFile(Struct, frozen=True):
         format: The format of the first file.
         files: The bytes of each file by its name, read-only; the model is the first. A file of several operands is a
             copy, any other is the client's sealed memory.
+        libraries: Libraries of custom operators that the driver trusts, for a device that `takes_libraries`.
     """
 
     format: str
     files: Mapping[str, memoryview]
+    libraries: Sequence[Library] = ()
 
     @property
     def model(self) -> memoryview:
@@ -126,18 +126,13 @@ class OpenOptions(Struct, frozen=True):
 
 
 class HostedRun:
-    """What executes an opened file with the arrays to which it is bound. One thread calls it at a time.
-
-    `may_abort` is True during a call that `abort` may end; any other may do without what that costs.
-    """
-
-    may_abort = False
+    """What executes an opened file with the arrays to which it is bound. One thread calls it at a time."""
 
     def __call__(self) -> Sequence[Array | None] | None:
-        """Execute once; blocks. Return an array for each output that was bound to None, and None for the others.
+        """Execute once; blocks. Return None for each output that was filled in place, and an array for the others.
 
-        An array is also returned for what could not be filled in place, such as an output of another shape than the
-        file declares; it is copied before the next call. None, or an empty sequence: all outputs were filled.
+        The arrays are copied before the next call; one of another shape than the file declares is an error of the
+        execution. None, or an empty sequence: all outputs were filled.
         """
         raise NotImplementedError
 
@@ -169,8 +164,8 @@ class HostedModel:
             inputs: An array for each input, of its element type ("bfloat16": uint16) and with its rank. Floats are in
                 the client's memory, where they may change while they are read; others are private. The arrays live as
                 long as the result. Their contents are not set yet.
-            outputs: An array in the client's memory for each output whose shape is known, which each call fills; None
-                for the others, which it returns.
+            outputs: An array in the client's memory for each output whose shape is known, which each call may fill;
+                None for the others, which it returns.
         """
         raise NotImplementedError
 
@@ -194,22 +189,23 @@ class HostedModel:
         return None
 
 
-class HostedDevice(DeviceBase):
+class HostedDevice(DescribedDevice):
     """A device that runs model files. Subclasses define `name`, `formats` and `open`.
 
     Attributes:
         formats: The formats of files, as `importers.file_format` names them.
-        package: The package whose version becomes part of the device's version; empty for none.
         reserved_bytes: Private memory that the runtime reserves without using it (thread stacks, arenas), which the
             limit of a worker's memory must allow.
         saves: Whether the models implement `save`: then the driver's cache is looked up for each file.
+        takes_libraries: Whether `open` loads `HostedFile.libraries`.
+        has_signatures: Whether its files may have signatures.
     """
 
     formats: ClassVar[tuple[str, ...]]
-    package: ClassVar[str] = ""
     reserved_bytes: ClassVar[int] = 256 << 20
     saves: ClassVar[bool] = False
-    uses_cores = True
+    takes_libraries: ClassVar[bool] = False
+    has_signatures: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,14 +220,9 @@ class HostedDevice(DeviceBase):
         """
         raise NotImplementedError
 
-    @property
-    def extensions(self) -> tuple[VendorExtension, ...]:
-        """The extension `nnfmq.hosted`."""
-        return (HOSTED,)
-
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         """Return whether it is a hosted model's operation and a file of one of the formats; the file is not opened."""
-        return _is_hosted(model, operation) and _call_of(model, subgraph, operation).format in self.formats
+        return _is_hosted(model, operation) and _valid_call(model).format in self.formats
 
     def describe_file(self, call: HostedCall, pools: Sequence[ConstantPool]) -> HostedDescription:
         """Return what is in a file; the preparation that follows finds it open. Blocks.
@@ -242,9 +233,9 @@ class HostedDevice(DeviceBase):
             InvalidArgument: If the runtime does not run this format, or rejects the file, an option or a size.
         """
         if call.format not in self.formats:
-            allowed = ", ".join(self.formats)
-            raise InvalidArgument(f"device {self.name!r} runs files of the formats {allowed}, not {call.format!r}")
-        parts = [_Part.of(pool, 0, pool.size_bytes) for pool in pools]
+            allowed = " or ".join(self.formats)
+            raise InvalidArgument(f"device {self.name!r} runs {allowed} files, not {call.format!r}")
+        parts = [_Part.of_pool(pool, 0, pool.view[: pool.size_bytes]) for pool in pools]
         key = _key(call, parts)
         opened = self._kept.take(key) or self._open(call, parts)
         self._kept.keep(key, opened, [part.data for part in parts])
@@ -273,9 +264,10 @@ class HostedDevice(DeviceBase):
 
     def _prepared(self, model: Model, packed: PackedConstants = ()) -> HostedProgram:
         """Return the program that runs the file; `packed` is what `_packed` returned of it."""
-        (operation,) = model.main.operations
-        call = _call_of(model, model.main, operation)
-        parts = [_part(model, model.main.operands[index]) for index in _file_operands(call, operation)]
+        call = _valid_call(model)
+        count = sum(file.parts for file in call.files)
+        indexes = model.main.operations[0].inputs[1 : 1 + count]
+        parts = [_Part.of_operand(model, model.main.operands[index]) for index in indexes]
         key = _key(call, parts)
         opened = self._kept.take(key)
         if opened is None:
@@ -292,14 +284,19 @@ class HostedDevice(DeviceBase):
         if not self._has_reserved:
             self._has_reserved = True
             add_to_limit(self.reserved_bytes)
+        if call.signature is not None and not self.has_signatures:
+            raise InvalidArgument(f"signature {call.signature!r:.80}: files on {self.name} have no signatures")
         options = dict(call.options)
         threads = thread_count(options.pop("threads", None))
-        file = _file(call, [part.data for part in parts])
+        names = library_names(options.pop(LIBRARIES, [])) if self.takes_libraries else []
+        file = _file(call, [part.data for part in parts], names)
         open_options = OpenOptions(threads, call.signature, options)
         deadline_ns = current_prepare_context().deadline_ns
         token = None if deadline_ns is None else WATCHDOG.begin(deadline_ns, cannot_abort, watchdog.OPEN_GRACE_S)
         try:
-            opened = OpenFile(threads, lambda: self._open_saved(file, open_options, packed))
+            opened = OpenFile(
+                threads, lambda: self._open_saved(file, open_options, packed), [part.shared for part in parts]
+            )
         except NnfmqError:
             raise
         except Exception as error:
@@ -313,19 +310,6 @@ class HostedDevice(DeviceBase):
         return opened
 
     # -- caches: cache files of a client have the file, and what its runtime saves; the driver's own cache has only that
-
-    @property
-    def version_string(self) -> str:
-        """The releases of nnfmq and of the runtime."""
-        if not self.package:
-            return super().version_string
-        version = installation().runtimes.get(self.package) or version_of(self.package, InstalledPackages())
-        return f"{super().version_string} {self.package}-{version}"
-
-    @property
-    def cache_files_needed(self) -> NumberOfCacheFiles:
-        """One model file, and one data file with the files of the model."""
-        return NumberOfCacheFiles(1, 1)
 
     def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
         """Return the model with its files, and what the runtime saves of them."""
@@ -358,7 +342,8 @@ class HostedDevice(DeviceBase):
 
     def _entry(self, file: HostedFile, options: OpenOptions) -> CacheEntry | None:
         """Return the entry of the driver's cache for a file that is opened with these options."""
-        names = msgspec.json.encode([file.format, list(file.files), options])
+        digests = [library.digest for library in file.libraries]
+        names = msgspec.json.encode([file.format, list(file.files), digests, options])
         return entry_of(self.identity, names, *file.files.values())
 
 
@@ -376,71 +361,65 @@ def _is_hosted(model: Model, operation: Operation) -> bool:
     return extension_prefix(operation.type) in prefixes and extension_type(operation.type) == RUN
 
 
-def _call_of(model: Model, subgraph: Subgraph, operation: Operation) -> HostedCall:
-    """Return the first operand of a hosted model's operation, whose operands fit it.
-
-    Raises:
-        InvalidArgument: If they do not.
-    """
-    is_whole = len(model.main.operations) == 1 and subgraph is model.main and not model.referenced
-    if not is_whole or not operation.inputs:
-        raise InvalidArgument(f"a hosted model has one operation, {NAME}.{RUN}, with the call as its first operand")
-    call = decode_call(_part(model, subgraph.operands[operation.inputs[0]]).data)
+def _valid_call(model: Model) -> HostedCall:
+    """Return the call of a hosted model. Raises InvalidArgument if it does not fit the operands."""
+    call, main = call_of(model), model.main
+    (operation,) = main.operations
     inputs = operation.inputs[1 + sum(file.parts for file in call.files) :]
-    for kind, indexes, tensors in (("input", inputs, call.inputs), ("output", operation.outputs, call.outputs)):
-        model_indexes = subgraph.input_indexes if kind == "input" else subgraph.output_indexes
-        if not len(indexes) == len(tensors) or tuple(indexes) != tuple(model_indexes):
+    for kind, indexes, of_model, tensors in (
+        ("input", inputs, main.input_indexes, call.inputs),
+        ("output", operation.outputs, main.output_indexes, call.outputs),
+    ):
+        if not len(indexes) == len(tensors) or tuple(indexes) != tuple(of_model):
             raise InvalidArgument(f"the {kind}s of a hosted model are those of its operation, {len(tensors)} tensors")
         require_number_type(kind, tensors)
     return call
-
-
-def _file_operands(call: HostedCall, operation: Operation) -> Sequence[int]:
-    return operation.inputs[1 : 1 + sum(file.parts for file in call.files)]
 
 
 class _Part(NamedTuple):
     """Bytes of a file; `origin` names them if they are in sealed memory, otherwise it is None."""
 
     data: memoryview
-    origin: object = None
+    origin: tuple[tuple[int, int], int, int] | None = None
 
     @classmethod
-    def of(cls, pool: Pool, offset: int, length: int) -> _Part:
-        """Return bytes of a pool, without a copy."""
-        data = pool.view[offset : offset + length]
+    def of_pool(cls, pool: Pool, offset: int, data: memoryview) -> _Part:
+        """Return the bytes that are at `offset` of a pool."""
         if isinstance(pool, ConstantPool) and pool.is_sealed and pool.identity is not None:
-            return cls(data, (pool.identity, pool.offset + offset, length))
+            return cls(data, (pool.identity, pool.offset + offset, len(data)))
         return cls(data)
+
+    @classmethod
+    def of_operand(cls, model: Model, operand: Operand) -> _Part:
+        """Return the bytes of a constant operand. Raises InvalidArgument if it is none."""
+        data, location = constant_bytes(model, operand), operand.location
+        if operand.lifetime is LifeTime.CONSTANT_COPY:
+            return cls(data)
+        return cls.of_pool(model.pools[location.pool_index], location.offset, data)
+
+    @property
+    def shared(self) -> SharedFile | None:
+        """The memory that this part is in, if other workers have it, too."""
+        return shared_file_of(self.origin[0]) if self.origin else None
 
     @property
     def key(self) -> object:
         """What equal bytes have in common, if the client sends them twice in the same way."""
-        return self.origin or sha256(self.data).digest()
+        return self.origin or sha256(self.data)
 
 
-def _part(model: Model, operand: Operand) -> _Part:
-    """Return the bytes of a constant operand, without a copy.
-
-    Raises:
-        InvalidArgument: If it is no constant.
-    """
-    location = operand.location
-    if operand.lifetime is LifeTime.CONSTANT_COPY:
-        return _Part(memoryview(model.operand_values)[location.offset : location.offset + location.length])
-    if operand.lifetime is LifeTime.CONSTANT_REFERENCE:
-        return _Part.of(model.pools[location.pool_index], location.offset, location.length)
-    raise InvalidArgument("the call and the files of a hosted model are constants")
-
-
-def _file(call: HostedCall, parts: Sequence[memoryview]) -> HostedFile:
+def _file(call: HostedCall, parts: Sequence[memoryview], libraries: Sequence[str]) -> HostedFile:
+    """Return the files of a call; those that `libraries` names are loaded as code. Raises InvalidArgument."""
     if sum(file.parts for file in call.files) != len(parts):
         raise InvalidArgument(f"the files have {sum(file.parts for file in call.files)} parts, {len(parts)} were given")
     left, files = list(parts), {}
     for file in call.files:
         own, left = left[: file.parts], left[file.parts :]
         files[file.name] = own[0] if len(own) == 1 else memoryview(b"".join(own))
-    return HostedFile(call.format, files)
+    if missing := set(libraries) - set(list(files)[1:]):
+        raise InvalidArgument(f"{LIBRARIES}: the client has sent no library {min(missing)!r:.80}")
+    trusted = [trusted_library(name, files.pop(name)) for name in libraries]
+    return HostedFile(call.format, files, trusted)
 
 
 def _key(call: HostedCall, parts: Sequence[_Part]) -> object:
@@ -549,12 +528,10 @@ class HostedExecution:
     def _run_until(self, options: RunOptions) -> Sequence[Array | None] | None:
         if options.deadline_ns is None:
             return self._called(options)
-        self._run.may_abort = True
         token = WATCHDOG.begin(options.deadline_ns, self._run.abort)
         try:
             return self._called(options)
         finally:
-            self._run.may_abort = False
             if WATCHDOG.end(token):
                 self._run.resume()
 
@@ -625,7 +602,8 @@ def _crossing(device: str, result: Array, tensor: HostedTensor, dtype: np.dtype[
         GeneralFailure: If it is not what the file declares.
     """
     expected = "uint16" if tensor.dtype == "bfloat16" else tensor.dtype
-    if not isinstance(result, np.ndarray) or result.dtype != expected or not _is_case(result.shape, tensor.shape):
+    has_type = isinstance(result, np.ndarray) and (result.dtype == expected or result.dtype.name == tensor.dtype)
+    if not has_type or not _is_case(result.shape, tensor.shape):
         found = f"{result.dtype} {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
         text = f"{device} returned {found} for output {tensor.name!r}, which is {expected} {tensor.shape} in its file"
         raise GeneralFailure(text)

@@ -49,8 +49,6 @@ class JaxDevice(HostedDevice):
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
         """See `HostedDevice.open`."""
         options.require_known("platform")
-        if options.signature is not None:
-            raise InvalidArgument("files of jax.export have no signatures")
         jax = _imported(options.threads)
         exported = jax.export.deserialize(bytearray(file.model))
         if exported.nr_devices != 1:
@@ -130,7 +128,6 @@ class _Model(HostedModel):
             raise InvalidArgument(f"jax: {error}") from error
 
     def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
-        """See `HostedModel.resolve`."""
         shapes = [tensor.known_shape for tensor in inputs]
         if None in shapes:
             return replace(self.description, inputs=tuple(inputs))
@@ -140,26 +137,17 @@ class _Model(HostedModel):
         return replace(self.description, inputs=tuple(inputs), outputs=outputs)
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
-        """See `HostedModel.bind`."""
         dtypes = [aval.dtype for aval in self.exported.in_avals]
         arrays = [array.view(dtype) for array, dtype in zip(inputs, dtypes, strict=True)]  # uint16 of bfloat16
-        return _Run(self.compiled(tuple(array.shape for array in arrays)), arrays, outputs)
+        return _Run(self.compiled(tuple(array.shape for array in arrays)), arrays)
 
 
 class _Run(HostedRun):
-    def __init__(self, compiled: Any, arrays: Sequence[Array], outputs: Sequence[Array | None]) -> None:
-        self._compiled, self._arrays, self._outputs = compiled, arrays, outputs
+    def __init__(self, compiled: Any, arrays: Sequence[Array]) -> None:
+        self._compiled, self._arrays = compiled, arrays
 
-    def __call__(self) -> Sequence[Array | None]:
-        returned: list[Array | None] = []
-        for result, out in zip(self._compiled(*self._arrays), self._outputs, strict=True):
-            array = np.asarray(result)  # waits
-            if out is None:
-                returned.append(array)
-            else:
-                np.copyto(out, array.view(out.dtype))
-                returned.append(None)
-        return returned
+    def __call__(self) -> Sequence[Array]:
+        return [np.asarray(result) for result in self._compiled(*self._arrays)]  # waits
 
 
 def _tensors(jax: Any, tree: Any, avals: Sequence[Any], name: Callable[[str], str]) -> tuple[HostedTensor, ...]:

@@ -8,12 +8,13 @@ one interpreter do not mix: variable tensors are set before and read after each 
 LiteRT's interface has no access, are assigned and read by two subgraphs that the file gets (`resource_variables`).
 
 Options: `threads`, and those arguments of LiteRT's `Interpreter` in `_FLAGS`, true or false, as well as
-`experimental_op_resolver_type`, by the name of its value. Delegates and operators from libraries are not loaded.
+`experimental_op_resolver_type`, by the name of its value. With `experimental_preserve_all_tensors` all tensors that
+operators write, and whose elements cross, follow the outputs. Delegates and operators from libraries are not loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -34,6 +35,7 @@ _FLAGS = (
     "experimental_compress_quantization_zero_points",
     "experimental_disable_delegate_node_fusion",
 )
+_PRESERVE = "experimental_preserve_all_tensors"
 _RESOLVER = "experimental_op_resolver_type"
 _Place: TypeAlias = tuple[int, int]
 """The indexes of a tensor and of its subgraph."""
@@ -47,6 +49,7 @@ class LiteRtDevice(HostedDevice):
     name = "litert"
     package = "ai_edge_litert"
     formats = ("tflite",)
+    has_signatures = True
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
         """See `HostedDevice.open`."""
@@ -59,12 +62,12 @@ class LiteRtDevice(HostedDevice):
         access, names = with_access(content, parsed, schema)
         if names:
             interpreter = Interpreter(model_content=access, **arguments)
-        return _Model(interpreter, parsed, schema, options.signature, names)
+        return _Model(interpreter, parsed, schema, options, names)
 
 
 def _arguments(options: OpenOptions, resolvers: Any) -> dict[str, Any]:
     """Return arguments of the interpreter. Raises InvalidArgument if an option is none of them."""
-    options.require_known(_RESOLVER, *_FLAGS)
+    options.require_known(_RESOLVER, _PRESERVE, *_FLAGS)
     arguments: dict[str, Any] = {"num_threads": options.threads}
     for name, value in options.options.items():
         allowed = dict(resolvers.__members__) if name == _RESOLVER else {True: True, False: False}
@@ -86,12 +89,16 @@ class _Model(HostedModel):
         shapes: The shapes of these inputs for which memory is allocated; None: for none.
     """
 
-    def __init__(self, interpreter: Any, file: Any, schema: Any, key: str | None, names: Sequence[str]) -> None:
+    def __init__(self, interpreter: Any, file: Any, schema: Any, options: OpenOptions, names: Sequence[str]) -> None:
         self._interpreter = interpreter  # owns the file's content
         self._file, self._schema = file, schema
         self.calls = interpreter._interpreter
-        self._graph, inputs, outputs = self._interface(key)
-        variables = self._variable_tensors()
+        self._graph, inputs, outputs = self._interface(options.signature)
+        variables = [named for named in self._used("Inputs") if self._tensor(named[1]).IsVariable()]
+        if options.options.get(_PRESERVE):
+            known = {place for _, place in (*outputs, *variables)}
+            written = (named for named in self._used("Outputs") if named[1] not in known)
+            outputs += [named for named in written if self._dtype(named[1]) in OPERAND_TYPES]
         reader = file.SubgraphsLength()  # the first subgraph of `with_access`; the other one follows
         values = range(1, 2 * len(names), 2)
         self.inputs = [*(place for _, place in (*inputs, *variables)), *((value, reader + 1) for value in values)]
@@ -115,10 +122,8 @@ class _Model(HostedModel):
     def _interface(self, key: str | None) -> tuple[int, list[_Named], list[_Named]]:
         """Return the subgraph of a signature, its inputs and its outputs; None: the file's first subgraph."""
         if key is None:
-            main, name = self._file.Subgraphs(0), self.calls.TensorName
-            sides = (main.Inputs, main.InputsLength()), (main.Outputs, main.OutputsLength())
-            first, last = ([(name(i, 0), (i, 0)) for i in map(read, range(count))] for read, count in sides)
-            return 0, first, last
+            main = self._file.Subgraphs(0)
+            return 0, self._named(0, _vector(main, "Inputs")), self._named(0, _vector(main, "Outputs"))
         signatures = self.calls.GetSignatureDefs()
         if key not in signatures:
             known = ", ".join(map(repr, signatures)) or "none"
@@ -127,22 +132,19 @@ class _Model(HostedModel):
         inputs, outputs = (signatures[key][kind].items() for kind in ("inputs", "outputs"))
         return graph, [(name, (int(i), graph)) for name, i in inputs], [(name, (int(i), graph)) for name, i in outputs]
 
-    def _variable_tensors(self) -> list[_Named]:
-        """Return the variable tensors in the order in which operators use them, as nnfmq's importer does."""
-        graph, main = self._graph, self._file.Subgraphs(self._graph)
-        operators = map(main.Operators, range(main.OperatorsLength()))
-        used = dict.fromkeys(op.Inputs(place) for op in operators for place in range(op.InputsLength()))
-        indexes = [index for index in used if index >= 0 and main.Tensors(index).IsVariable()]
+    def _used(self, side: str) -> list[_Named]:
+        """Return the tensors on a side of operators, in their order, as nnfmq's importer does."""
+        main = self._file.Subgraphs(self._graph)
+        sides = (_vector(main.Operators(number), side) for number in range(main.OperatorsLength()))
+        return self._named(self._graph, dict.fromkeys(index for indexes in sides for index in indexes if index >= 0))
+
+    def _named(self, graph: int, indexes: Iterable[int]) -> list[_Named]:
         return [(self.calls.TensorName(index, graph), (index, graph)) for index in indexes]
 
     def _allocate_first(self) -> None:
         """Allocate memory for the shapes that the file states, which may be impossible if it leaves some open."""
-        try:
+        with suppress(*((RuntimeError, ValueError) if self.open_inputs else ())):
             self.calls.AllocateTensors(self._graph)
-        except (RuntimeError, ValueError):
-            if not self.open_inputs:
-                raise
-        else:
             self.shapes = tuple(self._size(self.inputs[position]) for position in self.open_inputs)
 
     def _size(self, place: _Place) -> tuple[int, ...]:
@@ -152,23 +154,37 @@ class _Model(HostedModel):
         return tuple(None if size < 0 else size for size in self.calls.TensorSizeSignature(*place).tolist())
 
     def _has_memory(self, place: _Place) -> bool:
-        """Return whether an output has memory before an execution; otherwise that decides its shape."""
+        """Return whether an output has its shape before an execution; otherwise that decides it.
+
+        One of no elements, which needs no memory, has it if that is not the file's: then an operator has set it.
+        """
         with suppress(RuntimeError, ValueError):
-            self.calls.tensor(self.calls, *place)
-            return True
+            found = self.calls.tensor(self.calls, *place)
+            if not self.open_inputs and None in self._sizes(place):  # XNNPACK has memory, but not yet that of the shape
+                return False
+            return found.size > 0 or list(found.shape) != _vector(self._tensor(place), "Shape")
         return False
 
+    def _result_sizes(self, place: _Place) -> _Sizes | None:
+        size = self._size(place)
+        return size if self._has_memory(place) else (None,) * len(size) or None
+
+    def _tensor(self, place: _Place) -> Any:
+        return self._file.Subgraphs(place[1]).Tensors(place[0])
+
+    def _dtype(self, place: _Place) -> str:
+        """Return the name of an element type; bfloat16, which LiteRT's interface does not have, in capitals."""
+        types, number = vars(self._schema.TensorType), self._tensor(place).Type()
+        kind = next((name for name, value in types.items() if value == number), str(number))
+        return kind if kind == "BFLOAT16" else kind.lower()
+
     def _declared(self, name: str, place: _Place, *, is_result: bool = False) -> HostedTensor:
-        number = self._file.Subgraphs(place[1]).Tensors(place[0]).Type()
-        kind = next((key for key, value in vars(self._schema.TensorType).items() if value == number), str(number))
-        if kind.lower() not in OPERAND_TYPES or kind == "BFLOAT16":
-            raise InvalidArgument(f"tensor {name!r} has elements of type {kind}, which do not cross from LiteRT")
-        shape: _Sizes | None = self._sizes(place)
-        if is_result and shape is not None and not self._has_memory(place):
-            shape = (None,) * len(shape) or None
-        elif is_result and not self.open_inputs:
-            shape = self._size(place)
-        return HostedTensor(name, kind.lower(), shape, *self._quantization(place))
+        dtype = self._dtype(place)
+        if dtype not in OPERAND_TYPES:  # LiteRT's interface may not even view it
+            raise InvalidArgument(f"tensor {name!r} has elements of type {dtype}, which do not cross from LiteRT")
+        is_sized = not is_result or (self.open_inputs and self._has_memory(place))
+        shape = self._sizes(place) if is_sized else self._result_sizes(place)
+        return HostedTensor(name, dtype, shape, *self._quantization(place))
 
     def _quantization(self, place: _Place) -> tuple[float, int]:
         scales, zero_points, _, _ = self.calls.TensorQuantizationParameters(*place)
@@ -186,7 +202,7 @@ class _Model(HostedModel):
         if self.shapes is None:  # some sizes are still open
             return super().resolve(inputs)
         pairs = zip(self.description.outputs, self.outputs, strict=True)
-        outputs = (replace(tensor, shape=self._size(at)) if self._has_memory(at) else tensor for tensor, at in pairs)
+        outputs = (replace(tensor, shape=self._result_sizes(place)) for tensor, place in pairs)
         return replace(self.description, inputs=tuple(inputs), outputs=tuple(outputs))
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
@@ -239,10 +255,14 @@ class _Run(HostedRun):
         calls, tensors = self._calls, self._model.description.outputs
         results: list[Array | None] = [None] * len(tensors)
         for position, *place in self._found:
-            shape = calls.TensorSize(*place)  # of no elements: GetTensor raises
-            empty = None if shape.all() else np.empty(shape, tensors[position].dtype)
-            results[position] = np.asarray(calls.GetTensor(*place)) if empty is None else empty
+            shape, dtype = calls.TensorSize(*place), tensors[position].dtype  # of no elements: GetTensor raises
+            results[position] = np.asarray(calls.GetTensor(*place)) if shape.all() else np.empty(shape, dtype)
         return results
+
+
+def _vector(table: Any, name: str) -> list[int]:
+    """Return a vector of integers of a subgraph, an operator or a tensor."""
+    return [getattr(table, name)(number) for number in range(getattr(table, f"{name}Length")())]
 
 
 def _unless_first(graph: int) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """The device `onnxruntime`: ONNX files on ONNX Runtime, with any of its execution providers.
 
 Options, as in ONNX Runtime's own interface but values of JSON: `providers` and `provider_options`; of `SessionOptions`
-those in `_OPTIONS`, enumerations by name. ONNX Runtime's compiled module is called without the Python layer above it,
-which keeps the file in memory, and adds 1 to 38 us to each execution.
+those in `_OPTIONS`, enumerations by name; libraries of custom operators. ONNX Runtime's compiled module is called
+without the Python layer above it, which keeps the file in memory, and adds 1 to 38 us to each execution.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.base.onnx_fields import require_files, with_external_data, without_dimensions
+from nnfmq.base.onnx_fields import Dimensions, declared_shapes, require_files, with_external_data, without_output_shapes
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.hosted import HostedDescription, HostedTensor
+from nnfmq.hal.hosted import Dimension, HostedDescription, HostedTensor
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
 from nnfmq.operations.declaration import Array
 
@@ -34,6 +34,7 @@ class OnnxRuntimeDevice(HostedDevice):
     name = "onnxruntime"
     package = "onnxruntime"
     formats = ("onnx",)
+    takes_libraries = True
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
         """See `HostedDevice.open`."""
@@ -42,26 +43,39 @@ class OnnxRuntimeDevice(HostedDevice):
         onnxruntime.disable_telemetry_events()
         onnxruntime.set_default_logger_severity(_LOG_FATAL)
         session_options = _session_options(onnxruntime, options)
+        for library in file.libraries:
+            session_options.register_custom_ops_library(library.path)
         providers = _providers(onnxruntime, options.options)
         content = _content(session_options, file)
         if list(providers) != [_CPU] and b"EPContext" in content:
             raise InvalidArgument("what a provider has compiled (EPContext) is not loaded: it is code, or names files")
-        session = onnxruntime.InferenceSession(content, session_options, list(providers.items()), enable_fallback=0)
-        model = _Model(onnxruntime, session._sess, without_dimensions(file.model))  # `session` would keep the content
+        session = _loaded(onnxruntime, content, session_options, file)
+        session.initialize_session(list(providers), list(providers.values()), set())
+        model = _Model(onnxruntime, session, declared_shapes(file.model))
         model.copies_floats = any(name in content for name in _SORTING)
         return model
+
+
+def _loaded(onnxruntime: Any, content: bytes, session_options: Any, file: HostedFile) -> Any:
+    """Return ONNX Runtime's session, not initialized. Raises RuntimeError with the text of an error for a path."""
+    try:
+        return onnxruntime.capi.onnxruntime_pybind11_state.InferenceSession(session_options, content, False, False)
+    except Exception as error:
+        *status, text = str(error).split(" : ", 3)
+        raise RuntimeError(" : ".join([*status, f"Load model from {next(iter(file.files))} failed:{text}"])) from error
 
 
 def _content(session_options: Any, file: HostedFile) -> bytes:
     """Return the model, and give ONNX Runtime the files with its tensors: it opens none itself.
 
     It takes files in memory only for the main graph's initializers; for others it would look into its current folder.
+    The model states no shapes of outputs, so that ONNX Runtime tells those that it infers: files state wrong ones.
     """
     require_files(file.model, file.others)
     if file.others:
         views = list(file.others.values())
         session_options.add_external_initializers_from_files_in_memory(list(file.others), views, list(map(len, views)))
-    return bytes(with_external_data(file.model, file.others, is_nested_only=True))
+    return without_output_shapes(memoryview(with_external_data(file.model, file.others, is_nested_only=True)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -71,14 +85,15 @@ def _content(session_options: Any, file: HostedFile) -> bytes:
 _FLAGS = ("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "use_deterministic_compute")
 _ENUMS = {"graph_optimization_level": "GraphOptimizationLevel", "execution_mode": "ExecutionMode"}
 _OPTIONS = ("threads", "providers", "provider_options", *_ENUMS, *_FLAGS, "session_config_entries")
-_CONFIG_ENTRIES = (
-    "mlas.enable_gemm_fastmath_arm64_bfloat16", "optimization.disable_specified_optimizers",
-    "optimization.enable_cast_chain_elimination", "optimization.enable_gelu_approximation",
-    "session.disable_cpu_ep_fallback", "session.disable_double_qdq_remover", "session.disable_prepacking",
-    "session.disable_quant_qdq", "session.enable_dq_matmulnbits_fusion", "session.enable_quant_qdq_cleanup",
-    "session.graph_optimizations_loop_level", "session.qdq_matmulnbits_accuracy_level", "session.qdqisint8allowed",
-    "session.set_denormal_as_zero", "session.use_device_allocator_for_initializers", "session.x64quantprecision",
-)  # fmt: skip
+_CONFIG_GROUPS = ("mlas.", "optimization.")  # entries about kernels and optimizers; others may name files
+_CONFIG_ENTRIES = tuple(f"session.{name}" for name in (
+    "allow_released_opsets_only", "disable_aot_function_inlining", "disable_cpu_ep_fallback",
+    "disable_double_qdq_remover", "disable_prepacking", "disable_qdq_constant_folding", "disable_quant_qdq",
+    "dynamic_block_base", "enable_dq_matmulnbits_fusion", "enable_quant_qdq_cleanup", "function_expansion_byte_limit",
+    "function_expansion_node_limit", "graph_optimizations_loop_level", "qdq_matmulnbits_accuracy_level",
+    "qdq_matmulnbits_block_size", "qdqisint8allowed", "set_denormal_as_zero", "strict_shape_type_inference",
+    "use_device_allocator_for_initializers", "use_env_allocators", "x64quantprecision",
+))  # fmt: skip
 _PROVIDER_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "CUDAExecutionProvider": (
         "arena_extend_strategy", "cudnn_conv1d_pad_to_nc1d", "cudnn_conv_algo_search", "cudnn_conv_use_max_workspace",
@@ -109,7 +124,8 @@ def _session_options(onnxruntime: Any, options: OpenOptions) -> Any:
             setattr(made, key, bool(value))
         elif key == "session_config_entries":
             for name, entry in _table(key, value).items():
-                _require_one_of("session config entry", name, _CONFIG_ENTRIES)
+                if not name.startswith(_CONFIG_GROUPS):
+                    _require_one_of("session config entry", name, _CONFIG_ENTRIES)
                 made.add_session_config_entry(name, entry)
     if made.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:  # nodes share the threads: two pools would add up
         made.intra_op_num_threads, made.inter_op_num_threads = 1, options.threads
@@ -150,12 +166,13 @@ def _require_one_of(what: str, value: object, allowed: Iterable[object]) -> None
 class _Model(HostedModel):
     is_thread_safe = True
 
-    def __init__(self, onnxruntime: Any, session: Any, without_dimensions: frozenset[str]) -> None:
+    def __init__(self, onnxruntime: Any, session: Any, declared: Mapping[str, Dimensions | None]) -> None:
         self.session, self.onnxruntime = session, onnxruntime
         self.cpu = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
         self.description = HostedDescription(
-            tuple(_tensor(node, without_dimensions) for node in session.inputs_meta),
-            tuple(_tensor(node, without_dimensions) for node in session.outputs_meta),
+            tuple(_tensor(node, declared.get(node.name)) for node in session.inputs_meta),
+            tuple(_tensor(node, declared.get(node.name)) for node in session.outputs_meta),
+            providers=tuple(onnxruntime.get_available_providers()),
         )
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
@@ -172,12 +189,16 @@ class _Run(HostedRun):
 
     def __init__(self, model: _Model, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
         onnxruntime, tensors = model.onnxruntime, model.description.outputs
-        self._run, self._cpu = model.session.run_with_iobinding, model.cpu
+        self._session, self._run, self._cpu = model.session, model.session.run_with_iobinding, model.cpu
         self._tensors, self._arrays = tensors, (inputs, outputs)  # the arrays live as long as this
         self._options = onnxruntime.RunOptions()
         self._binding = onnxruntime.capi.onnxruntime_pybind11_state.SessionIOBinding(model.session)
-        for tensor, array in zip(model.description.inputs, inputs, strict=True):
-            self._binding.bind_input(tensor.name, self._cpu, _element(tensor), array.shape, array.ctypes.data)
+        self._feed = {
+            tensor.name: _value(model, array, tensor)
+            for tensor, array in zip(model.description.inputs, inputs, strict=True)
+        }
+        for name, value in self._feed.items():
+            self._binding.bind_ortvalue_input(name, value)
         for tensor, out in zip(tensors, outputs, strict=True):
             if out is None:
                 self._binding.bind_output(tensor.name, self._cpu)  # it allocates memory
@@ -185,8 +206,8 @@ class _Run(HostedRun):
                 self._binding.bind_output(tensor.name, self._cpu, _element(tensor), out.shape, out.ctypes.data)
         self._addresses = [None if out is None else out.ctypes.data for out in outputs]
         self._allocated = {place for place, out in enumerate(outputs) if out is None}
-        names = list(dict.fromkeys(tensor.name for tensor in tensors))
-        self._places = [names.index(tensor.name) for tensor in tensors]  # in the binding
+        self._names = list(dict.fromkeys(tensor.name for tensor in tensors))
+        self._places = [self._names.index(tensor.name) for tensor in tensors]  # in the binding
         self._is_in_place = False  # until a run has shown that all outputs are
 
     def __call__(self) -> Sequence[Array | None] | None:
@@ -196,29 +217,34 @@ class _Run(HostedRun):
         try:
             self._run(self._binding, self._options)
         except Exception as error:  # noqa: BLE001  ONNX Runtime's; raised again there
-            return self._reallocated(error)
+            return self._unbound_results(error)
         return None
 
     def _results(self) -> Sequence[Array | None]:
+        if len(self._allocated) == len(self._tensors):
+            return self._unbound_results()
         for place in self._allocated:  # otherwise it would take the memory of the last results
             self._binding.bind_output(self._tensors[place].name, self._cpu)
         try:
             self._run(self._binding, self._options)
         except Exception as error:  # noqa: BLE001  ONNX Runtime's; raised again there
-            return self._reallocated(error)
+            return self._unbound_results(error)
         values = self._binding.get_outputs()
         found = [values[place] for place in self._places]
         self._allocated |= {i for i, value in enumerate(found) if value.data_ptr() != self._addresses[i]}
         self._is_in_place = not self._allocated
         return [_view(v, self._tensors[i]) if i in self._allocated else None for i, v in enumerate(found)]
 
-    def _reallocated(self, error: Exception) -> Sequence[Array | None]:
-        """Execute again, with outputs that ONNX Runtime allocates in whatever shapes, if these were wrong."""
-        is_last = self._options.terminate or len(self._allocated) == len(self._tensors)
-        if is_last or "shape" not in str(error).lower():
+    def _unbound_results(self, error: Exception | None = None) -> Sequence[Array]:
+        """Execute with outputs that ONNX Runtime allocates, in whatever shapes; `error` is of a run with a binding.
+
+        Such an error has no status, and may be about the shape of an output that the file declares wrongly.
+        """
+        if error is not None and self._options.terminate:
             raise error
+        self._values = self._session.run_with_ort_values(self._feed, self._names, self._options)
         self._allocated, self._is_in_place = set(range(len(self._tensors))), False
-        return self._results()
+        return [_view(self._values[place], tensor) for place, tensor in zip(self._places, self._tensors, strict=True)]
 
     def abort(self) -> bool:
         """See `HostedRun.abort`."""
@@ -228,6 +254,14 @@ class _Run(HostedRun):
     def resume(self) -> None:
         """See `HostedRun.resume`."""
         self._options.terminate = False
+
+
+def _value(model: _Model, array: Array, tensor: HostedTensor) -> Any:
+    """Return an input of ONNX Runtime over the memory of an array."""
+    made = model.onnxruntime.capi.onnxruntime_pybind11_state.OrtValue
+    if tensor.dtype == "bfloat16":
+        return made.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
+    return made.ortvalue_from_numpy(array, model.cpu)
 
 
 def _view(value: Any, tensor: HostedTensor) -> Array:
@@ -241,8 +275,20 @@ def _element(tensor: HostedTensor) -> Any:
     return _BFLOAT16 if tensor.dtype == "bfloat16" else np.dtype(tensor.dtype)
 
 
-def _tensor(node: Any, without_dimensions: frozenset[str]) -> HostedTensor:
+def _tensor(node: Any, declared: Dimensions | None) -> HostedTensor:
     """Return an input or output as ONNX Runtime reports it; it has no dimensions for an unknown rank, too."""
     kind = node.type[7:-1] if node.type.startswith("tensor(") else node.type
-    shape = tuple(node.shape) or (() if node.name in without_dimensions else None)
-    return HostedTensor(node.name, _DTYPES.get(kind, kind), shape)
+    inferred = tuple(node.shape) or (() if declared == () else None)
+    stated, shape = inferred if declared is None else declared, inferred
+    if declared is not None and inferred is not None and len(declared) != len(inferred):
+        shape = None
+    elif declared is not None and inferred is not None:
+        pairs = list(zip(declared, inferred, strict=True))
+        stated = tuple(_merged(*pair) for pair in pairs)  # as ONNX Runtime reports a shape that is stated
+        is_doubtful = [isinstance(ours, int) and isinstance(theirs, int) and ours != theirs for ours, theirs in pairs]
+        shape = tuple(None if doubt else size for size, doubt in zip(inferred, is_doubtful, strict=True))
+    return HostedTensor(node.name, _DTYPES.get(kind, kind), shape, stated=None if stated == shape else stated)
+
+
+def _merged(stated: Dimension, inferred: Dimension) -> Dimension:
+    return inferred if stated is None or (isinstance(stated, str) and isinstance(inferred, int)) else stated

@@ -20,7 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from nnfmq.base.processes import allowed_cpus
+from nnfmq.base.processes import allowed_cores, allowed_cpus
+from nnfmq.driver.cache.shared_files import SharedFile
 from nnfmq.driver.memory.quota import add_to_limit
 from nnfmq.engines import memory
 from nnfmq.engines.memory import Charge
@@ -37,17 +38,16 @@ _OUT_OF_MEMORY = (
 
 
 def thread_count(option: object) -> int:
-    """Return the number of threads of an execution: the option, at most the CPUs of this process.
+    """Return the number of threads of an execution: the option, at most the CPUs of this process; else its cores.
 
     Raises:
         InvalidArgument: If the option is not a number of at least 1.
     """
-    available = allowed_cpus()
     if option is None:
-        return available
+        return allowed_cores()
     if not isinstance(option, int) or isinstance(option, bool) or option < 1:
         raise InvalidArgument(f"threads {option!r}: a number of at least 1 is needed")
-    return min(option, available)
+    return min(option, allowed_cpus())
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -65,12 +65,14 @@ def opening_error(device: str, error: Exception) -> NnfmqError:
 class OpenFile(Generic[ModelT]):
     """An open file, and what its client is charged for it, until the last reference is dropped.
 
+    It keeps `shared`, the memory of its bytes that other workers have, too.
+
     Attributes:
         model: What the runtime has opened.
         is_charged: Whether everything is charged, also what the first execution took.
     """
 
-    def __init__(self, threads: int, open_file: Callable[[], ModelT]) -> None:
+    def __init__(self, threads: int, open_file: Callable[[], ModelT], shared: Sequence[SharedFile | None] = ()) -> None:
         """Open a file.
 
         Raises:
@@ -78,6 +80,7 @@ class OpenFile(Generic[ModelT]):
             Exception: What `open_file` raises.
         """
         self.is_charged = False
+        self._shared = tuple(shared)
         self._charges: list[Charge | None] = []
         self._before_run: int | None = None
         self._stack_bytes = (threads - 1) * _stack_bytes()

@@ -49,23 +49,25 @@ class OpenVinoDevice(HostedDevice):
     package = "openvino"
     formats = ("openvino", "onnx", "tflite")
     saves = True
+    takes_libraries = True
     reserved_bytes = 512 << 20  # stacks and arenas of its threads
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
         """See `HostedDevice.open`."""
         options.require_known("device", "config")
-        if options.signature is not None:
-            raise InvalidArgument("files on OpenVINO have no signatures")
         device = options.options.get("device", "CPU")
         config = _config(options.options.get("config", {}))
         openvino = _imported()
         if device == "CPU":
             config |= {"INFERENCE_NUM_THREADS": options.threads, "NUM_STREAMS": 1}
+        core = openvino.Core()
+        for library in file.libraries:
+            core.add_extension(library.path)
         if options.saved is not None:
-            return _Model(openvino, openvino.Core().import_model(options.saved, device, config), file, is_saved=True)
-        model = _read(openvino, file)
+            return _Model(openvino, core, core.import_model(options.saved, device, config), file, is_saved=True)
+        model = _read(openvino, core, file)
         _require_no_state(model)
-        return _Model(openvino, openvino.Core().compile_model(model, device, config), file)
+        return _Model(openvino, core, core.compile_model(model, device, config), file)
 
 
 def _imported() -> Any:
@@ -89,7 +91,7 @@ def _config(given: object) -> dict[str, Any]:
     return dict(given)
 
 
-def _read(openvino: Any, file: HostedFile) -> Any:
+def _read(openvino: Any, core: Any, file: HostedFile) -> Any:
     """Return OpenVINO's model of a file, which only the front end of its format reads.
 
     Raises:
@@ -99,6 +101,8 @@ def _read(openvino: Any, file: HostedFile) -> Any:
         from openvino.frontend import FrontEndManager
 
         front_end = FrontEndManager().load_by_framework(file.format)
+        for library in file.libraries:
+            front_end.add_extension(library.path)
         if file.format == "onnx":
             require_files(file.model, file.others)  # OpenVINO would open external data below the current folder
             return front_end.convert(front_end.load(io.BytesIO(with_external_data(file.model, file.others))))
@@ -114,7 +118,7 @@ def _read(openvino: Any, file: HostedFile) -> Any:
         raise InvalidArgument("an OpenVINO model is an XML file")
     weights = np.frombuffer(others[0], np.uint8) if others else np.empty(0, np.uint8)
     tensor = openvino.Tensor(weights, [weights.size], openvino.Type.u8)
-    return openvino.Core().read_model(text.decode(), tensor)
+    return core.read_model(text.decode(), tensor)
 
 
 def _require_no_state(model: Any) -> None:
@@ -127,16 +131,15 @@ def _require_no_state(model: Any) -> None:
 class _Model(HostedModel):
     is_thread_safe = True
 
-    def __init__(self, openvino: Any, compiled: Any, file: HostedFile, *, is_saved: bool = False) -> None:
-        self.openvino, self.compiled, self.is_saved = openvino, compiled, is_saved
+    def __init__(self, openvino: Any, core: Any, compiled: Any, file: HostedFile, *, is_saved: bool = False) -> None:
+        self.openvino, self.core, self.compiled, self.is_saved = openvino, core, compiled, is_saved
         self.file = file  # its memory has the weights
         self.description = HostedDescription(
             tuple(map(_tensor, compiled.inputs)), tuple(map(_tensor, compiled.outputs))
         )
 
     def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
-        """See `HostedModel.resolve`."""
-        sized = _read(self.openvino, self.file)
+        sized = _read(self.openvino, self.core, self.file)
         sizes = {
             index: [-1 if size is None else size for size in given.shape or ()] for index, given in enumerate(inputs)
         }
@@ -154,33 +157,29 @@ class _Model(HostedModel):
         return stream.getvalue()
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
-        """See `HostedModel.bind`."""
         request = self.compiled.create_infer_request()
         for index, (port, array) in enumerate(zip(self.compiled.inputs, inputs, strict=True)):
             request.set_input_tensor(index, self._in_place(port, array))
         for index, (port, out) in enumerate(zip(self.compiled.outputs, outputs, strict=True)):
             if out is not None:
                 request.set_output_tensor(index, self._in_place(port, out))
-        # Without the conversions of arguments that OpenVINO's own subclass of the request makes.
-        plain: Any = super(self.openvino.InferRequest, request)
-        return _Run(request, plain.infer, inputs, outputs)
+        return _Run(request, inputs, outputs)
 
     def _in_place(self, port: Any, array: Array) -> Any:
         return self.openvino.Tensor(array, list(array.shape), port.get_element_type())
 
 
 class _Run(HostedRun):
-    def __init__(self, request: Any, infer: Any, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
-        self._request, self._infer, self._inputs, self._outputs = request, infer, inputs, outputs
+    def __init__(self, request: Any, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
+        self._request, self._inputs, self._outputs = request, inputs, outputs
         self._returned = [index for index, out in enumerate(outputs) if out is None]
         self._in_place: list[Array | None] = [None] * len(outputs)
 
     def __call__(self) -> Sequence[Array | None] | None:
-        if self.may_abort:
-            self._request.start_async()
-            self._request.wait()
-        else:  # in this thread, if it is the only one, where nothing can cancel it
-            self._infer({}, share_outputs=True, decode_strings=False)
+        # Not `infer`: with one thread it returns the results of the last execution if this one fails, and `cancel` does
+        # not end it.
+        self._request.start_async()
+        self._request.wait()
         if not self._returned:
             return None
         results = list(self._in_place)

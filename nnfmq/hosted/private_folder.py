@@ -7,8 +7,6 @@ in it afterwards are the bytes that `HostedModel.save` returns. The driver's cac
 
 from __future__ import annotations
 
-import os
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +20,6 @@ from nnfmq.hal.hosted import is_file_name
 __all__ = ["FILES_MAX", "pack_folder", "private_folder"]
 
 FILES_MAX = 1024
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
@@ -34,22 +31,16 @@ def private_folder(saved: bytes | None = None) -> Iterator[Path]:
         InvalidArgument: If `saved` is not what `pack_folder` returns.
         OSError: If there is no space.
     """
-    with tempfile.TemporaryDirectory(prefix="nnfmq-") as folder:
-        for name, data in _unpacked(saved).items():
-            (Path(folder) / name).write_bytes(data)
-        yield Path(folder)
-
-
-def _unpacked(saved: bytes | None) -> dict[str, bytes]:
-    if saved is None:
-        return {}
     try:
-        files = _decoder.decode(saved)
+        files = {} if saved is None else _decoder.decode(saved)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"this is no packed folder: {error}") from error
     if len(files) > FILES_MAX or not all(map(is_file_name, files)):
         raise InvalidArgument(f"a packed folder has at most {FILES_MAX} files, with names of one folder")
-    return files
+    with tempfile.TemporaryDirectory(prefix="nnfmq-") as folder:
+        for name, data in files.items():
+            (Path(folder) / name).write_bytes(data)
+        yield Path(folder)
 
 
 def pack_folder(folder: Path, limit_bytes: int) -> bytes | None:
@@ -57,15 +48,7 @@ def pack_folder(folder: Path, limit_bytes: int) -> bytes | None:
 
     Links and folders in it are left out.
     """
-    files: dict[str, bytes] = {}
-    left = limit_bytes
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            info = entry.stat(follow_symlinks=False)
-            if not stat.S_ISREG(info.st_mode):
-                continue
-            left -= info.st_size
-            if left < 0 or len(files) == FILES_MAX:
-                return None
-            files[entry.name] = Path(entry.path).read_bytes()
-    return _encoder.encode(files) if files else None
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.is_symlink()]
+    if not 0 < len(files) <= FILES_MAX or sum(path.stat().st_size for path in files) > limit_bytes:
+        return None
+    return msgspec.msgpack.encode({path.name: path.read_bytes() for path in files})

@@ -11,6 +11,8 @@ from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nnfmq.hal.errors import InvalidArgument
 
 __all__ = ["initialize", "with_access"]
@@ -72,7 +74,8 @@ def initialize(calls: Any, reader: int, count: int) -> None:
     writer, values = reader + 1, range(1, 2 * count, 2)
     calls.AllocateTensors(writer)
     for value in values:
-        calls.tensor(calls, value, writer)[...] = 0  # LiteRT reads what was not assigned from memory that is not set
+        zeros = np.zeros_like(calls.GetTensor(value, writer))
+        calls.SetTensor(value, zeros, writer)  # LiteRT reads what was not assigned from memory that is not set
     calls.Invoke(writer)
     calls.AllocateTensors(reader)
     calls.Invoke(reader)

@@ -12,7 +12,6 @@ in order. A buffer that the program changes is a state. A deadline ends the exec
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 import threading
@@ -22,11 +21,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from nnfmq.base import settings
 from nnfmq.base.processes import raise_in_thread, set_default_variables
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import HostedDescription, HostedTensor
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.libraries import is_trusted
 from nnfmq.hosted.torch_archive import safe_archive
 from nnfmq.hosted.torch_graph import Place, changed_inputs, symbol_sizes
 from nnfmq.operations.declaration import Array
@@ -48,8 +47,6 @@ class TorchDevice(HostedDevice):
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
         """See `HostedDevice.open`."""
         options.require_known("device")
-        if options.signature is not None:
-            raise InvalidArgument("files of torch.export have no signatures")
         device = options.options.get("device", "cpu")
         if not isinstance(device, str) or not _DEVICE.fullmatch(device):
             raise InvalidArgument(f"device {device!r:.80}: 'cpu', 'cuda' or 'cuda:N' is needed")
@@ -72,8 +69,7 @@ def _imported() -> Any:
 
 
 def _archive(torch: Any, data: memoryview) -> io.BytesIO:
-    trusted = settings.TRUSTED_FILES.value() or ()
-    if trusted and hashlib.sha256(data).hexdigest() in trusted:
+    if is_trusted(data):
         return io.BytesIO(data)
     return safe_archive(data, frozenset(torch._C._dispatch_get_all_op_names()).__contains__)
 
@@ -138,25 +134,18 @@ class _Model(HostedModel):
         return places
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
-        """See `HostedModel.bind`."""
         symbol_sizes(self.inputs, [array.shape for array in inputs], self.ranges)
         arguments, copied = list(self.arguments), []
         for place, array in zip(self.inputs, inputs, strict=True):
-            tensor = self._over(array, place)
+            tensor = self.torch.from_numpy(array)  # in its memory
+            if place.dtype == "bfloat16":
+                tensor = tensor.view(self.torch.bfloat16)
             arguments[place.index] = tensor
             if place.index in self.changed_inputs or self.device.type != "cpu":
                 copied.append((place.index, tensor))
-        tensors = zip(self.description.outputs, outputs, strict=True)
-        targets = [None if out is None else self._over(out, tensor) for tensor, out in tensors]
-        return _Run(self, arguments, copied, targets)
-
-    def _over(self, array: Array, tensor: Place | HostedTensor) -> Any:
-        """Return a tensor in the memory of an array."""
-        found = self.torch.from_numpy(array)
-        return found.view(self.torch.bfloat16) if tensor.dtype == "bfloat16" else found
+        return _Run(self, arguments, copied)
 
     def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
-        """See `HostedModel.resolve`."""
         known = symbol_sizes(self.inputs, [tensor.shape or () for tensor in inputs], self.ranges)
         outputs = tuple(place.described(known) for place in self.output_places)
         return replace(self.description, inputs=tuple(inputs), outputs=outputs)
@@ -165,14 +154,12 @@ class _Model(HostedModel):
 class _Run(HostedRun):
     """The graph with the tensors of one request."""
 
-    def __init__(
-        self, model: _Model, arguments: list[Any], copied: Sequence[tuple[int, Any]], targets: Sequence[Any | None]
-    ) -> None:
-        self._model, self._arguments, self._copied, self._targets = model, arguments, copied, targets
+    def __init__(self, model: _Model, arguments: list[Any], copied: Sequence[tuple[int, Any]]) -> None:
+        self._model, self._arguments, self._copied = model, arguments, copied
         self._thread: int | None = None
         self._lock = threading.Lock()
 
-    def __call__(self) -> Sequence[Array | None]:
+    def __call__(self) -> Sequence[Array]:
         torch, model = self._model.torch, self._model
         if getattr(_thread, "count", None) != model.threads:
             torch.set_num_threads(model.threads)  # of this thread, and of those that begin
@@ -183,23 +170,11 @@ class _Run(HostedRun):
                 for index, tensor in self._copied:
                     self._arguments[index] = tensor.to(model.device, copy=True)
                 results = model.graph(*self._arguments)
-                return [
-                    self._delivered(results[index] if index >= 0 else self._arguments[-1 - index], target)
-                    for index, target in zip(model.outputs, self._targets, strict=True)
-                ]
+                values = (results[index] if index >= 0 else self._arguments[-1 - index] for index in model.outputs)
+                return [_array(torch, value) for value in values]
         finally:
             with self._lock:
                 self._thread = None
-
-    def _delivered(self, value: Any, target: Any | None) -> Array | None:
-        if target is None:
-            return _array(self._model.torch, value)
-        if value.shape != target.shape:
-            raise GeneralFailure(
-                f"torch computed an output of the shape {tuple(value.shape)}, not {tuple(target.shape)}"
-            )
-        target.copy_(value)
-        return None
 
     def abort(self) -> bool:
         """Raise an exception in the executing thread, which ends it before the next operation."""
@@ -214,8 +189,8 @@ class _AbortedError(Exception):
 
 
 def _array(torch: Any, value: Any) -> Array:
-    """Return a tensor as an array; bfloat16 as 16-bit words."""
-    value = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    """Return a tensor as an array; bfloat16 as 16-bit words. On the CPU it is over the tensor's memory."""
+    value = value.detach().to("cpu").resolve_conj().resolve_neg()
     array: Array = (value.view(torch.uint16) if value.dtype is torch.bfloat16 else value).numpy()
     return array
 

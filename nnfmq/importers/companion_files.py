@@ -9,7 +9,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import is_file_name
 from nnfmq.importers.file_format import FileContent, ModelSource, read_source
 
-__all__ = ["companion_files"]
+__all__ = ["companion_files", "external_names"]
 
 
 def companion_files(format: str, file: ModelSource) -> Mapping[str, FileContent]:
@@ -25,8 +25,13 @@ def companion_files(format: str, file: ModelSource) -> Mapping[str, FileContent]
     return _external_data(file) if format == "onnx" else {}
 
 
+def external_names(file: ModelSource) -> tuple[str, ...]:
+    """Return the names of the files that have tensors of an ONNX model. Raises InvalidArgument if it is corrupt."""
+    return external_files(memoryview(file.data).cast("B"))
+
+
 def _external_data(file: ModelSource) -> Mapping[str, FileContent]:
-    names = external_files(memoryview(file.data).cast("B"))
+    names = external_names(file)
     for name in names:
         if not is_file_name(name):
             raise InvalidArgument(f"the model has tensors in {name!r:.80}: only files of its own folder are read")

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.extensions import PREFIX, extension_prefix
+from nnfmq.hal.extensions import PREFIX, Scheme, extended_code, extension_prefix
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import CLAMPS, LifeTime, Operand, OperandType, Operation, PaddingScheme, is_scalar
 from nnfmq.importers.graph_builder import GraphBuilder
@@ -174,13 +174,16 @@ _CONVERSIONS = {
 _FEW_ELEMENTS = 1 << 14
 _USUAL_SCALES = (2.0**-24, 2.0**4)
 _CALLS = (OperationType.IF, OperationType.WHILE)
+_CASTS = (OperationType.CAST, extended_code(OperationType.CAST, Scheme.WIDER))
 
 
 def require_computable(builder: GraphBuilder, begin: int) -> None:
     """Require that a device can compute each operation from `begin` on: its types, shapes and attributes.
 
-    Results of unknown shape get that which follows from the inputs. Shapes that follow from data are not checked, and
-    neither are operations of other people's extensions: only the driver knows them.
+    Results of unknown shape get that which follows from the inputs. Sizes that follow from data become unknown,
+    whatever the file states: each execution decides them. The results of what reads such a one must be unknown, too:
+    its conversion may rely on what the file states. Operations of other people's extensions are not checked: only the
+    driver knows them.
 
     Raises:
         InvalidArgument: If an operation violates a rule; the message says which.
@@ -193,6 +196,8 @@ def require_computable(builder: GraphBuilder, begin: int) -> None:
             if not any(map(_is_unknown, inputs)):
                 _find_shapes(builder, operation, outputs)
                 _require_plan(builder, operation)
+            elif not builder.sized_by_data.isdisjoint(operation.inputs):  # others are of operators with problems
+                _require_unknown(builder, operation)
 
 
 def _require_match(operation: Operation, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
@@ -212,12 +217,28 @@ def _find_shapes(builder: GraphBuilder, operation: Operation, outputs: Sequence[
     try:
         shapes = builder.output_shapes(operation)
     except InvalidArgument:  # they depend on the data
-        return
+        shapes = [(0,) * len(operand.dimensions) for operand in outputs]
     except GeneralFailure as error:
         raise InvalidArgument(f"no device can compute it: {operation.type.name}: {error}") from None
     for index, operand, shape in zip(operation.outputs, outputs, shapes, strict=True):
-        if _is_unknown(operand):
+        if _is_unknown(operand) or 0 in shape:
             builder.set_dimensions(index, shape)
+        if 0 in shape or not shape:
+            builder.sized_by_data.add(index)
+
+
+def _require_unknown(builder: GraphBuilder, operation: Operation) -> None:
+    """Require that the results of an operation on tensors of unknown sizes are unknown, too; those of a CAST become so.
+
+    Raises:
+        InvalidArgument: If the file states the shape of one.
+    """
+    builder.sized_by_data.update(operation.outputs)
+    if operation.type in _CASTS:
+        return builder.set_dimensions(operation.outputs[0], builder[operation.inputs[0]].dimensions)
+    if not all(_is_unknown(builder[index]) for index in operation.outputs):
+        raise InvalidArgument("the shape of an input depends on the data, and the file states the result's")
+    return None
 
 
 def _require_plan(builder: GraphBuilder, operation: Operation) -> None:

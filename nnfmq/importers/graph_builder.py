@@ -43,7 +43,11 @@ _USUAL = frozenset(
         OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
     )
 )
-_QUANTIZED = (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.TENSOR_QUANT16_SYMM)
+_QUANTIZED = (
+    OperandType.TENSOR_QUANT8_ASYMM,
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    OperandType.TENSOR_QUANT16_SYMM,
+)
 
 
 class _Shared(Struct):
@@ -68,6 +72,8 @@ class GraphBuilder:
         self._small: dict[tuple[OperandType, bytes], int] = {}
         self._indices: dict[int, int] = {}  # operands of TENSOR_INT64 as INT32
         self.extension_codes = ExtensionCodes()
+        self.sized_by_data = set[int]()
+        """The operands whose sizes follow from data; with a rank that is not known, dimensions do not tell."""
         """The codes of extensions in this model; the built-in one has prefix `extensions.PREFIX`."""
         self.extension_codes.prefix(NAME)
 
@@ -267,10 +273,17 @@ class GraphBuilder:
         """
         for operation in self._operations[begin:]:
             for index, shape in zip(operation.outputs, self.output_shapes(operation), strict=True):
+                if 0 in shape:
+                    raise InvalidArgument("the shape of its result depends on the data")
                 self.set_dimensions(index, shape)
 
     def output_shapes(self, operation: Operation) -> list[tuple[int, ...]]:
-        """Return the shapes of an operation's outputs. Raises as `infer_shapes`."""
+        """Return the shapes of an operation's outputs; a size that depends on the data is 0.
+
+        Raises:
+            InvalidArgument: If a shape depends on values that are not constants.
+            GeneralFailure: As `infer_shapes`.
+        """
         from nnfmq.importers.shape_inference import output_shapes  # imports the declarations of operations
 
         return output_shapes(operation, self._operands, self._shared_parts.contents)
@@ -316,7 +329,7 @@ class GraphBuilder:
         return self.operand(Operand(OperandType.SUBGRAPH, lifetime=LifeTime.SUBGRAPH, location=location))
 
     def set_dimensions(self, index: int, dimensions: tuple[int, ...]) -> None:
-        """State the dimensions of an operand whose shape was unknown."""
+        """State other dimensions of an operand; an unknown size is 0."""
         self._operands[index] = replace(self._operands[index], dimensions=dimensions)
 
     def _shared(self, operand_type: OperandType, dimensions: tuple[int, ...], data: bytes) -> int:

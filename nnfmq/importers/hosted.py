@@ -1,12 +1,14 @@
 """Model files for another runtime: their bytes in sealed memories, and the HAL's model that runs them there.
 
 Nothing of a file is read here but its format: a device of the driver, which hosts a runtime, tells what the inputs and
-outputs are (`hal.hosted`). The memories are sealed against writing, so the driver maps them instead of copying.
+outputs are (`hal.hosted`). The memories are sealed against writing, so the driver maps them instead of copying. Where
+another client has sent the same bytes, the model refers to that client's memory instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -18,6 +20,7 @@ from nnfmq.hal.extensions import NAME as TYPES_NAME
 from nnfmq.hal.extensions import PREFIX as TYPES_PREFIX
 from nnfmq.hal.extensions import extension_code, is_extension, named_code
 from nnfmq.hal.hosted import (
+    LIBRARIES,
     MAX_PART_BYTES,
     NAME,
     OPERAND_TYPES,
@@ -26,6 +29,7 @@ from nnfmq.hal.hosted import (
     HostedCall,
     HostedDescription,
     HostedTensor,
+    library_names,
     require_number_type,
 )
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
@@ -51,11 +55,14 @@ from nnfmq.importers.file_format import (
 )
 from nnfmq.importers.loaded_model import LoadedModel
 
-__all__ = ["Describe", "HostedSource", "hosted_model", "load_hosted", "read_hosted"]
+__all__ = ["Describe", "HostedSource", "describe_hosted", "hosted_model", "load_hosted", "read_hosted"]
 
-Describe: TypeAlias = Callable[[HostedCall, Sequence[SharedConstants]], HostedDescription]
-"""Returns what a device finds in a file, given a call and the parts of the files. The call has no outputs, and inputs
-only if the application chose their sizes, which may decide those of the outputs."""
+Describe: TypeAlias = Callable[
+    [HostedCall, Sequence[SharedConstants]], tuple[HostedDescription, Sequence[SharedConstants]]
+]
+"""Returns what a device finds in a file, given a call and the parts of the files, and these parts in the memory that
+the model shall refer to. The call has no outputs, and inputs only if the application chose their sizes, which may
+decide those of the outputs."""
 _PREFIX = TYPES_PREFIX + 1
 _SCALED = (
     OperandType.TENSOR_QUANT8_ASYMM,
@@ -97,23 +104,34 @@ def load_hosted(
         shapes: Sizes of inputs that the file leaves open, by name or index. Without them they are given with each
             execution.
         signature: One of the file's signatures.
-        options: Options of the runtime: values of JSON.
+        options: Options of the runtime: values of JSON. Those libraries of custom operators that it names by their
+            paths are read, and cross with the file.
 
     Raises:
         InvalidArgument: If no runtime reads the file, the device rejects it, or an argument is not valid.
         OSError: If a file cannot be read.
     """
     sizes = checked_shapes({} if shapes is None else shapes)
-    files = source if isinstance(source, HostedSource) else read_hosted(read_source(source))
-    call = HostedCall(
-        files.format, tuple(FileParts(name, len(parts)) for name, parts in files.files), signature, dict(options or {})
-    )
-    description = describe(call, files.parts)
+    given = source if isinstance(source, HostedSource) else read_hosted(read_source(source))
+    files, values = _with_libraries(given, dict(options or {}))
+    call = _call_of(files, signature, values)
+    description, parts = describe(call, files.parts)
     inputs = _with_shapes(description.inputs, sizes)
     if sizes:
-        description = describe(replace(call, inputs=inputs), files.parts)
-    loaded = hosted_model(replace(call, inputs=inputs, outputs=description.outputs), files.parts, description)
-    return replace(loaded, file_name=files.file_name, data_files=tuple(name for name, _ in files.files[1:]))
+        description, parts = describe(replace(call, inputs=inputs), parts)
+    loaded = hosted_model(replace(call, inputs=inputs, outputs=description.outputs), parts, description)
+    return replace(loaded, file_name=given.file_name, data_files=tuple(name for name, _ in given.files[1:]))
+
+
+def describe_hosted(source: SourceArgument, describe: Describe) -> HostedDescription:
+    """Return what the runtime that `describe` asks finds in a file. Raises as `load_hosted`."""
+    given = read_hosted(read_source(source))
+    return describe(_call_of(given), given.parts)[0]
+
+
+def _call_of(files: HostedSource, signature: str | None = None, options: Mapping[str, Any] | None = None) -> HostedCall:
+    parts = tuple(FileParts(name, len(parts)) for name, parts in files.files)
+    return HostedCall(files.format, parts, signature, options or {})
 
 
 def read_hosted(file: ModelSource) -> HostedSource:
@@ -124,6 +142,15 @@ def read_hosted(file: ModelSource) -> HostedSource:
     for other, data in companion_files(format, file).items():
         files.append((other, _parts(memoryview(data))))
     return HostedSource(format, tuple(files), name if file.path is not None else "")
+
+
+def _with_libraries(source: HostedSource, options: dict[str, Any]) -> tuple[HostedSource, dict[str, Any]]:
+    """Return a file with the libraries that options name, and the options with their names instead of their paths."""
+    paths = [Path(name) for name in library_names(options.get(LIBRARIES, []))]
+    if not paths:
+        return source, options
+    read = tuple((path.name, _parts(memoryview(read_source(path).data))) for path in paths)
+    return replace(source, files=source.files + read), {**options, LIBRARIES: [name for name, _ in read]}
 
 
 def _parts(data: memoryview) -> tuple[SharedConstants, ...]:

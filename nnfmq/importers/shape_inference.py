@@ -16,24 +16,27 @@ from nnfmq.operations.shapes import DATA_DEPENDENT
 
 __all__ = ["accepts_only_wider", "indices_of", "output_shapes", "require_plan", "results_of_32_bits", "saturated"]
 
-_POSITIONS = ("indices", "lookups")  # attributes of which shape rules only use the shape; 0 is always valid
+_POSITIONS = ("indices", "lookups")
+"""Attributes of which shape rules only use the shape; 0 is always valid."""
+_PLACES_WITHIN = {"SLICE": "begin", "REVERSE": "axis", "CUMSUM": "axis"}
+"""The same of operations that have other attributes of this name. Where a SLICE begins decides how long its rest is."""
 
 
 def output_shapes(
     operation: Operation, operands: Sequence[Operand], contents: Mapping[int, bytes | memoryview]
 ) -> list[tuple[int, ...]]:
-    """Return the shapes of an operation's outputs. `contents` are the values of the constants, by offset.
+    """Return the shapes of an operation's outputs; a size that depends on the data is 0.
+
+    `contents` are the values of the constants, by offset.
 
     Raises:
-        InvalidArgument: If a shape depends on the data.
+        InvalidArgument: If a shape depends on values that are not constants.
         GeneralFailure: If the inputs' shapes violate a constraint of the operation, or its result has no elements.
     """
-    shapes = list(_shaped(operation, operands, contents)[0].shapes)
-    if any(DATA_DEPENDENT in shape for shape in shapes):
-        raise InvalidArgument("the shape of its result depends on the data")
+    shapes = _shaped(operation, operands, contents)[0].shapes
     if any(0 in shape for shape in shapes):
         raise GeneralFailure("its result has no elements, which is not supported here")
-    return shapes
+    return [tuple(0 if size == DATA_DEPENDENT else size for size in shape) for shape in shapes]
 
 
 def require_plan(operation: Operation, operands: Sequence[Operand], contents: Mapping[int, bytes | memoryview]) -> None:
@@ -60,27 +63,46 @@ def _shaped(
     if match.variant.plan is None:
         raise InvalidArgument(f"{match.declaration.name} of these types cannot be resized")
     pairs = list(zip(match.parameters, inputs, strict=True))
-    arguments = [_argument(parameter, operand, contents) for parameter, operand in pairs]
+    places = _places(match.declaration.name, pairs, contents)
+    arguments = [_argument(parameter, operand, contents, places) for parameter, operand in pairs]
     weights = [
         a for (parameter, _), a in zip(pairs, arguments, strict=True) if parameter.role is declaration.Role.WEIGHT
     ]
     return infer_shapes(match, arguments, outputs), weights
 
 
+def _places(
+    name: str, pairs: Sequence[tuple[declaration.Parameter, Operand]], contents: Mapping[int, bytes | memoryview]
+) -> tuple[str, ...]:
+    """Return the attributes whose values do not decide the shapes of an operation's outputs."""
+    sizes = [operand for parameter, operand in pairs if parameter.name == "size" and _is_constant(operand)]
+    values = (np.frombuffer(contents[size.location.offset], declaration.NUMPY_TYPES[size.type]) for size in sizes)
+    if any(-1 in each for each in values):
+        return _POSITIONS
+    return (*_POSITIONS, _PLACES_WITHIN.get(name.rpartition(".")[2], ""))
+
+
 def _argument(
-    parameter: declaration.Parameter, operand: Operand, contents: Mapping[int, bytes | memoryview]
+    parameter: declaration.Parameter,
+    operand: Operand,
+    contents: Mapping[int, bytes | memoryview],
+    places: Sequence[str],
 ) -> declaration.Tensor | None:
     """Return what a shape rule takes: attributes with their values. Raises InvalidArgument if one is computed."""
     if operand.lifetime == LifeTime.NO_VALUE:
         return None
     value, dtype = None, declaration.NUMPY_TYPES[operand.type]
-    if operand.lifetime == LifeTime.CONSTANT_COPY:
+    if _is_constant(operand):
         value = np.frombuffer(contents[operand.location.offset], dtype).reshape(operand.dimensions)
-    elif parameter.name in _POSITIONS:
+    elif parameter.name in places:
         value = np.zeros(operand.dimensions, dtype)
     elif parameter.role is declaration.Role.ATTRIBUTE:
         raise InvalidArgument(f"the shape of its result depends on its {parameter.name}, which is not a constant")
     return tensor_of(operand, operand.dimensions, value)
+
+
+def _is_constant(operand: Operand) -> bool:
+    return operand.lifetime == LifeTime.CONSTANT_COPY
 
 
 # ----------------------------------------------------------------------------------------------------------------------

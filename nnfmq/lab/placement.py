@@ -25,6 +25,7 @@ __all__ = [
     "cpu_ns",
     "memory_of",
     "open_memfd_bytes",
+    "open_memfd_sizes",
     "pin_process",
     "pin_to",
     "two_cpus",
@@ -142,7 +143,17 @@ def memory_of(pid: int) -> ProcessMemory | None:
 
 def open_memfd_bytes(pids: Iterable[int]) -> int:
     """Return the size of the shared memory (memfd) that processes have open, mapped or not; each file counts once."""
-    sizes: dict[tuple[int, int], int] = {}
+    return sum(blocks * 512 for _, blocks in _open_memfds(pids).values())
+
+
+def open_memfd_sizes(pids: Iterable[int]) -> list[int]:
+    """Return the size of each shared memory (memfd) that processes have open, mapped or not."""
+    return [size for size, _ in _open_memfds(pids).values()]
+
+
+def _open_memfds(pids: Iterable[int]) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the size and the blocks of 512 bytes of each memfd, by device and inode."""
+    sizes: dict[tuple[int, int], tuple[int, int]] = {}
     for pid in pids:
         with suppress(*_GONE):
             for name in os.listdir(f"/proc/{pid}/fd"):
@@ -150,8 +161,8 @@ def open_memfd_bytes(pids: Iterable[int]) -> int:
                     file = f"/proc/{pid}/fd/{name}"
                     if os.readlink(file).startswith("/memfd:"):
                         found = os.stat(file)
-                        sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
-    return sum(sizes.values())
+                        sizes[found.st_dev, found.st_ino] = found.st_size, found.st_blocks
+    return sizes
 
 
 def command_of(pid: int) -> str:

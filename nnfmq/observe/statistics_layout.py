@@ -13,8 +13,9 @@ which begins at 2^27 µs - 2^23 µs, also counts everything longer (125.8 s).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 __all__ = [
     "LatencyHistogram",
@@ -147,8 +148,7 @@ def text_from_words(data: bytes) -> str:
 _PER_OCTAVE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyHistogram:
+class LatencyHistogram(Struct, frozen=True):
     """Counts of durations; `counts` has one for each bucket."""
 
     counts: tuple[int, ...] = (0,) * BUCKETS

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from nnfmq.observe.trace_core import StepTrace, TraceRing
 from nnfmq.observe.trace_layout import STANDARD_NAMES, WAITED
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from nnfmq.observe.trace_core import StepTrace
 
 __all__ = ["TRACING", "TraceRecorder", "recorded"]
 
@@ -31,6 +32,8 @@ class TraceRecorder:
     """
 
     def __init__(self, region: Buffer, label: str) -> None:
+        from nnfmq.observe.trace_core import TraceRing  # few processes record
+
         self.ring = TraceRing(region, os.getpid(), label.encode("utf-8", "replace"))
         self._ids = {name: number for number, name in enumerate(STANDARD_NAMES, 1)}
         self._lock = threading.Lock()
@@ -50,6 +53,8 @@ class TraceRecorder:
 
     def steps(self, names: Iterable[str]) -> StepTrace:
         """Return what records steps with these names."""
+        from nnfmq.observe.trace_core import StepTrace  # as above
+
         return StepTrace(self.ring, self.ids_of(names))
 
     def slice(self, name: str, begin_ns: int, end_ns: int, request: int = 0) -> None:

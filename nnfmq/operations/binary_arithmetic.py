@@ -100,8 +100,8 @@ def plan_quantized_mul(first: Tensor, second: Tensor, *, output: Tensor, activat
 # ADD and SUB of 16 bits rescale both inputs to a common scale with 15 extra bits and requantize the sum. If all scales
 # are powers of two and the file says so, one input is shifted to the scale of the output and the sum saturates.
 # TFLite's DIV shifts by more bits than an int32 has if a quotient is very small, and its quotients wrap around if they
-# are very large. Here, the former are 0 and the latter saturate. DIV of 16 bits is that of 8 bits, with zero points of
-# 0.
+# are very large. Here, very small ones are 0, and very large ones saturate. DIV of 16 bits is that of 8 bits, with zero
+# points of 0.
 #
 #     C1 one input has the output's scale and the other none larger, if scales are powers of two     C2 no divisor is 0
 #     Q1, Q2 ranges of real multipliers     Q5 activation code 0 to 3

@@ -17,6 +17,7 @@ GROUPED_CONV_2D    C2 input channels = filter depth · groups; bias has one valu
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from numpy.lib.stride_tricks import as_strided
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
+from nnfmq.operations.dynamic_matmul import DynamicMatmul, dynamic, hybrid, require_symmetric
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.packed_matmul import (
     PackedMatmul,
@@ -39,7 +41,7 @@ from nnfmq.operations.packed_matmul import (
     sixteen_bit_epilogue,
     sixteen_bit_matmul,
 )
-from nnfmq.operations.quantization import Epilogue, output_scale_level
+from nnfmq.operations.quantization import Epilogue, output_scale_level, row_steps
 from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
 
 _BAND_BYTES = 1 << 19  # of patches or accumulators: with the results about half of a CPU's L2 cache
@@ -392,6 +394,69 @@ def _by_group(pixels: Array, groups: int) -> Array:
     return split.transpose(5, 0, 1, 2, 3, 4, 6).reshape(groups, positions, length)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# DYNAMIC_CONV_2D and HYBRID_CONV_2D: weights of 8 bits, and images that are quantized at run time. Those of the second
+# operation have scales of their own. Padding is 0.
+
+
+def _dynamic_shape(input: Shape, filter: Shape, bias: Shape, *, rounds_bias: bool, **attributes: int) -> Shape:
+    return convolution_shape(input, filter, bias, **attributes)
+
+
+def _plan_dynamic(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    activation: int,
+    rounds_bias: bool,
+    **conv_params: int,
+) -> Run:
+    require_channel_dim(filter, 0)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    product = DynamicMatmul.of(filter, bias, activation, columns.count, bool(rounds_bias))
+    return partial(product.run, convolve(product.matmul, input, rows, columns, filter.shape[0], 0))
+
+
+def _hybrid_shape(input: Shape, filter: Shape, bias: Shape, *, asymmetric: bool, **attributes: int) -> Shape:
+    return convolution_shape(input, filter, bias, **attributes)
+
+
+def _plan_hybrid(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    activation: int,
+    asymmetric: bool,
+    **conv_params: int,
+) -> Run:
+    require_channel_dim(filter, 0)
+    require_symmetric(filter)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+
+    def quantize(images: Array) -> tuple[Array, Array]:
+        steps, scales = row_steps(images.reshape(len(images), math.prod(images.shape[1:])), bool(asymmetric))
+        return steps.reshape(images.shape), scales.reshape(-1, 1, 1, 1)
+
+    product = DynamicMatmul.of(filter, bias, activation, columns.count, quantize=quantize)
+    return partial(product.run, convolve(product.matmul, input, rows, columns, filter.shape[0], 0))
+
+
+_DYNAMIC = op.overload(
+    *(*OPERANDS, *EXPLICIT, op.attribute("activation"), *LAYOUT, *_DILATION, op.attribute("rounds_bias", op.BOOL)),
+    level=op.V1_2,
+)
+
+_HYBRID = op.overload(
+    *(*OPERANDS, *IMPLICIT, op.attribute("activation"), *LAYOUT, *_DILATION, op.attribute("asymmetric", op.BOOL)),
+    level=op.V1_2,
+)
+
+# -- declarations ------------------------------------------------------------------------------------------------------
+
 _GROUPED = (op.attribute("groups"), op.attribute("activation"), *LAYOUT)
 
 DECLARATIONS = (
@@ -404,7 +469,11 @@ DECLARATIONS = (
         images=("input",),
         zero_sized=True,
         level=output_scale_level,
-        extended=(op.sixteen_bits(*sixteen_bit_variants(partial(plan_convolution, sixteen_bit_matmul))),),
+        extended=(
+            op.sixteen_bits(*sixteen_bit_variants(partial(plan_convolution, sixteen_bit_matmul))),
+            dynamic(_plan_dynamic, overloads=(_DYNAMIC,), shape=_dynamic_shape),
+            hybrid(_plan_hybrid, overloads=(_HYBRID,), shape=_hybrid_shape),
+        ),
     ),
     op.Declaration(
         OperationType.DEPTHWISE_CONV_2D,

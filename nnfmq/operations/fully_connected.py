@@ -15,10 +15,17 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.convolution import require_channel_dim, sixteen_bit_variants
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
+from nnfmq.operations.dynamic_matmul import DynamicMatmul, dynamic, hybrid, require_symmetric
 from nnfmq.operations.fixed_point import ints, rounded
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.packed_matmul import PackedMatmul, PackMatmul, float_matmul, pack_exact_matrix, quantized_matmul
-from nnfmq.operations.quantization import Epilogue, output_scale_level, quantized_activation_range, real_scales
+from nnfmq.operations.quantization import (
+    Epilogue,
+    output_scale_level,
+    quantized_activation_range,
+    real_scales,
+    row_steps,
+)
 from nnfmq.operations.shapes import require
 
 
@@ -75,12 +82,43 @@ def _epilogue(addend: Array, factors: Array, output: Tensor, activation: int) ->
     return epilogue
 
 
-_OF_WEIGHTS = (
-    op.overload(
-        op.data("input"), op.weight("weights", "F"), op.weight("bias", "B"), op.attribute("activation"), level=op.V1_2
-    ),
-)
+def _plan_dynamic(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan the product of an input that is quantized at run time, with one scale."""
+    require_channel_dim(weights, 0)
+    return _quantized_product(DynamicMatmul.of(weights, bias, activation, 1))
+
+
+def _plan_hybrid(
+    input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int, asymmetric: bool
+) -> Run:
+    """Plan the product of rows that are quantized at run time, each with a scale of its own."""
+    require_channel_dim(weights, 0)
+    require_symmetric(weights)
+    quantize = partial(row_steps, asymmetric=bool(asymmetric))
+    return _quantized_product(DynamicMatmul.of(weights, bias, activation, 1, quantize=quantize))
+
+
+def _quantized_product(product: DynamicMatmul) -> Run:
+    matrix = product.matmul.matrix
+
+    def sums(steps: Array) -> Array:
+        result: Array = steps.astype(matrix.dtype) @ matrix
+        return result
+
+    def run(input: Array) -> Array:
+        return product.run(sums, input.reshape(-1, len(matrix)))
+
+    return run
+
+
+def _hybrid_shape(input: Shape, weights: Shape, bias: Shape, *, activation: int, asymmetric: bool) -> Shape:
+    return fully_connected_shape(input, weights, bias, activation=activation)
+
+
+_PARAMETERS = (op.data("input"), op.weight("weights", "F"), op.weight("bias", "B"), op.attribute("activation"))
+_OF_WEIGHTS = (op.overload(*_PARAMETERS, level=op.V1_2),)
 """The parameters with weights of another type than the input's."""
+_HYBRID = (op.overload(*_PARAMETERS, op.attribute("asymmetric", op.BOOL), level=op.V1_2),)
 
 DECLARATIONS = (
     op.Declaration(
@@ -106,6 +144,8 @@ DECLARATIONS = (
                 overloads=_OF_WEIGHTS,
             ),
             op.sixteen_bits(*sixteen_bit_variants(partial(plan_product, _rounded_once)), overloads=_OF_WEIGHTS),
+            dynamic(_plan_dynamic, overloads=_OF_WEIGHTS),
+            hybrid(_plan_hybrid, overloads=_HYBRID, shape=_hybrid_shape),
         ),
     ),
 )

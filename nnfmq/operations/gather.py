@@ -32,7 +32,12 @@ def _require_inside(indices: Array, dimension: int) -> None:
     _require_any(indices)
     values = indices.ravel().tolist() if indices.size == 1 else (int(indices.min()), int(indices.max()))  # 4 µs less
     inside = all(0 <= value < dimension for value in values)
-    require(inside, "C1", f"an index is outside [0, {dimension})")
+    require(inside, "C1", outside(dimension))
+
+
+def outside(dimension: int) -> str:
+    """Return the text of the error of an index that is not in [0, `dimension`)."""
+    return f"an index is outside [0, {dimension})"
 
 
 def _require_same(input: Tensor, output: Tensor) -> None:

@@ -30,6 +30,7 @@ from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.activation import logistic
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
+from nnfmq.operations.dynamic_matmul import DynamicWeights
 from nnfmq.operations.kernel_adapters import float_variants
 from nnfmq.operations.recurrent_sequences import (
     ACTIVATIONS,
@@ -208,12 +209,12 @@ class PreparedLstmCell(Struct, frozen=True):
     """A cell with packed weights: matrices that compute all gates' products together, and each gate's other parameters.
 
     `gates` are input, forget, cell and output, without the first if it is coupled to the forget gate. `represent` is
-    applied to all rows that are multiplied by weights.
+    applied to all rows that are multiplied by weights of float32.
     """
 
-    weights: Array
+    weights: Array | DynamicWeights
     aux_weights: Array | None
-    recurrent: Array
+    recurrent: Array | DynamicWeights
     gates: tuple[GateParams, ...]
     activation: Callable[[Array], Array]
     cell_clip: float
@@ -222,12 +223,12 @@ class PreparedLstmCell(Struct, frozen=True):
 
     def run_sequence(self, steps: Array, aux: Array | None, hidden: Array, state: Array) -> tuple[Array, Array, Array]:
         """Run over `steps` (time, batch, size); return (time, batch, output size) and both final states."""
-        products = self.represent(steps) @ self.weights
+        products = _product(steps, self.weights, self.represent)
         if aux is not None and self.aux_weights is not None:
             products = products + self.represent(aux) @ self.aux_weights
         out = np.empty((len(steps), *hidden.shape), np.float32)
         for time, row in enumerate(products):
-            hidden, state = self._step(row + self.represent(hidden) @ self.recurrent, state)
+            hidden, state = self._step(row + _product(hidden, self.recurrent, self.represent), state)
             out[time] = hidden
         return out, hidden, state
 
@@ -243,6 +244,13 @@ class PreparedLstmCell(Struct, frozen=True):
         return self.projection(opened * self.activation(state)), state
 
 
+def _product(rows: Array, weights: Array | DynamicWeights, represent: Callable[[Array], Array]) -> Array:
+    if isinstance(weights, DynamicWeights):
+        return weights.product(rows)
+    products: Array = represent(rows) @ weights
+    return products
+
+
 def pack(
     cell: LstmTensors[Tensor],
     activation: int,
@@ -256,7 +264,7 @@ def pack(
     """
     return PreparedLstmCell(
         _stacked(cell.input, cell.gates),
-        None if cell.aux == NO_GATES else _stacked(cell.aux, cell.gates),
+        None if cell.aux == NO_GATES else _stacked_floats(cell.aux, cell.gates),
         _stacked(cell.recurrent, cell.gates),
         tuple(
             GateParams(_value(cell.bias[g]), _optional(cell.peephole[g]), _optional(cell.norm[g])) for g in cell.gates
@@ -277,7 +285,12 @@ def _optional(tensor: Tensor | None) -> Array | None:
     return None if tensor is None else _value(tensor)
 
 
-def _stacked(tensors: Gates[Tensor], gates: tuple[int, ...]) -> Array:
+def _stacked(tensors: Gates[Tensor], gates: tuple[int, ...]) -> Array | DynamicWeights:
+    given = [tensor for gate in gates if (tensor := tensors[gate]) is not None]
+    return _stacked_floats(tensors, gates) if given[0].dtype.kind == "f" else DynamicWeights.of(given)
+
+
+def _stacked_floats(tensors: Gates[Tensor], gates: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(np.concatenate([_value(tensors[gate]) for gate in gates]).T)
 
 
@@ -444,6 +457,7 @@ _UNIDIRECTIONAL = (
     op.attribute("time_major", op.BOOL),
     *_norms(),
 )
+_DYNAMIC = (op.data("input"), *cell_parameters(weights="W")[:8], *_UNIDIRECTIONAL[9:])
 _BIDIRECTIONAL = (
     op.data("input"),
     *(*cell_parameters("fw_"), *cell_parameters("bw_")),
@@ -476,7 +490,7 @@ DECLARATIONS = (
         output_counts={1: op.V1_2, 3: op.V1_3},
         extended=(
             hybrid(plan_unidirectional, unidirectional_shape, _UNIDIRECTIONAL, S=op.FLOAT32),
-            dynamic(plan_unidirectional, S=op.FLOAT32),
+            dynamic(plan_unidirectional, _DYNAMIC, S=op.FLOAT32),
         ),
     ),
     op.Declaration(

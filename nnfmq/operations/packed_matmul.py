@@ -95,7 +95,8 @@ def pack_exact_matrix(quantized: Array, zero_point: int, input: Tensor) -> tuple
     """
 
     def sum_up() -> tuple[Array, ...]:
-        weights = quantized.astype(np.int64) - zero_point
+        # Of 8 bits they fit 16 bits, of which NumPy makes the sums in 64 bits.
+        weights = np.subtract(quantized, zero_point, dtype=np.int16 if quantized.itemsize == 1 else np.int64)
         bound, _ = bound_accumulator(weights, max(map(abs, dtype_range(input))))
         return weights.sum(axis=0), np.array(bound)
 

@@ -292,17 +292,38 @@ def _integer_requantizer(multipliers: OutputMultipliers, bias: Ints, low: int, h
 
 _LOWEST, _HIGHEST = -128, 127
 _BYTE = 255
+SMALLEST_RANGE = 2.0**-100
+"""Rows of a smaller range are taken as zeros in `row_steps`: the inverse of their scale may exceed float32."""
 
 
 def quantize_rows(rows: Array, asymmetric: bool) -> Array:
     """Return the values of `rows` (..., length), in float32, as 8 bits can represent them."""
     if rows.size == 0:
         return rows.copy()
+    steps, scale = _steps(rows, asymmetric)
+    result: Array = steps * scale
+    return result
+
+
+def row_steps(rows: Array, asymmetric: bool) -> tuple[Array, Array]:
+    """Return the bytes of `rows` (..., length) less their zero points, as float32, and the scales (..., 1).
+
+    Bytes cannot represent NaN and infinities: the scale of a row that has some is NaN.
+    """
+    ends = (limit(rows, axis=-1, keepdims=True) for limit in (np.min, np.max))
+    low, high = (np.asarray(end, np.float32) for end in ends)
+    is_finite = np.isfinite(low) & np.isfinite(high)
+    is_wide = np.maximum(np.minimum(low, 0) * np.float32(-1), high) >= np.float32(SMALLEST_RANGE)
+    steps, scale = _steps(np.where(is_finite & is_wide, rows, np.float32(0)), asymmetric)
+    return steps, np.where(is_finite, scale, np.float32(np.nan))
+
+
+def _steps(rows: Array, asymmetric: bool) -> tuple[Array, Array]:
+    """Return the quantized values of rows, less their zero points, and the scales."""
     scale, zero_point = _asymmetric_ranges(rows) if asymmetric else _symmetric_ranges(rows)
     steps = rounded(zero_point + rows * (np.float32(1) / scale if asymmetric else _inverse(rows)))
     lowest = _LOWEST if asymmetric else -_HIGHEST
-    result: Array = (np.clip(steps, np.float32(lowest), np.float32(_HIGHEST)) - zero_point) * scale
-    return result
+    return np.clip(steps, np.float32(lowest), np.float32(_HIGHEST)) - zero_point, scale
 
 
 def _symmetric_ranges(rows: Array) -> tuple[Array, Array]:
@@ -328,10 +349,26 @@ def _asymmetric_ranges(rows: Array) -> tuple[Array, Array]:
 
 def quantize_linearly(values: Array) -> Array:
     """Return the values, in float32, as the bytes of ONNX's DynamicQuantizeLinear represent them, with one scale."""
-    if values.size == 0:
-        return values.copy()
-    low, high = np.minimum(values.min(), np.float32(0)), np.maximum(values.max(), np.float32(0))
-    scale = (high - low) / np.float32(_BYTE) if high > low else np.float32(1)
-    zero_point = np.rint(np.clip(-low / scale, 0, _BYTE))
-    result: Array = (np.clip(np.rint(values / scale) + zero_point, 0, _BYTE) - zero_point) * scale
+    steps, scale = linear_steps(values)
+    result: Array = steps * scale
     return result
+
+
+def linear_steps(values: Array) -> tuple[Array, np.float32]:
+    """Return the bytes of ONNX's DynamicQuantizeLinear less their zero point, as float32, and their scale.
+
+    As in ONNX Runtime, the range contains 0; NaN does not count in it, and its byte is 0. The scale of zeros is 1.
+    """
+    with np.errstate(all="ignore"):  # of infinities, and of ranges beyond float32
+        low, high = (limit.reduce(values, axis=None, initial=np.float32(0)) for limit in (np.fmin, np.fmax))
+        found = np.float32((high - low) / np.float32(_BYTE))
+        scale = found if found > 0 else np.float32(1)
+        zero_point = np.float32(_BYTE) - _bytes(np.rint(low / scale) + np.float32(_BYTE))
+        steps: Array = _bytes(np.rint(values / scale) + zero_point) - zero_point
+    return steps, scale
+
+
+def _bytes(values: Array) -> Array:
+    """Return numbers limited to those of a byte; NaN becomes 0."""
+    limited: Array = np.fmin(np.fmax(values, np.float32(0)), np.float32(_BYTE))
+    return limited

@@ -11,6 +11,7 @@ without weights instead of the input (parallel linking); one with weights is add
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -107,7 +108,8 @@ def run_bidirectional(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The operations of the extension on floats whose weights had 8 bits in the file. The weights are given dequantized.
+# The operations of the extension on floats whose weights had 8 bits in the file. The weights are given dequantized; an
+# operation that computes as ONNX Runtime does may also have them as bytes.
 #
 # TFLite quantizes the rows that are multiplied by such weights, inputs and hidden states, at each step; the parameter
 # `asymmetric`, after all others, says how. ONNX Runtime's DynamicQuantizeLSTM does the same with one scale and zero
@@ -137,6 +139,9 @@ def hybrid(
     )
 
 
-def dynamic(plan: Plan, **types: OperandType) -> op.Extended:
-    """Declare what ONNX Runtime computes."""
-    return op.Extended(Scheme.DYNAMIC, op.of_types(partial(plan, represent=quantize_linearly), op.F32, **types))
+def dynamic(plan: Plan, parameters: Sequence[op.Parameter], **types: OperandType) -> op.Extended:
+    """Declare what ONNX Runtime computes; `parameters` have the type W of the weights."""
+    planned = partial(plan, represent=quantize_linearly)
+    variants = [op.of_types(planned, op.F32, W=weights, **types) for weights in (op.F32, op.Q8, op.Q8S, op.PC)]
+    overloads = (op.overload(*parameters, level=op.V1_2),)
+    return op.Extended(Scheme.DYNAMIC, tuple(itertools.chain(*variants)), changes={"overloads": overloads})

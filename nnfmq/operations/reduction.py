@@ -55,8 +55,8 @@ def index_shape(input: Shape, *, axis: int) -> Shape:
 
 
 def mean(input: Array, axes: Axes) -> Any:
-    """Return the mean of floats."""
-    return np.mean(input, axis=axes, dtype=input.dtype)
+    """Return the mean of floats, whose sum has no rounding errors of float32, which would add up."""
+    return np.mean(input, axis=axes, dtype=np.float64).astype(input.dtype)
 
 
 def quantized_mean(input: Array, axes: Axes) -> Any:
@@ -89,8 +89,8 @@ def reduce_min(input: Array, axes: Axes) -> Any:
 
 
 def reduce_sum(input: Array, axes: Axes) -> Any:
-    """Return the sum of floats."""
-    return np.add.reduce(input, axis=axes, dtype=input.dtype)
+    """Return the sum of floats, rounded once."""
+    return np.add.reduce(input, axis=axes, dtype=np.float64).astype(input.dtype)
 
 
 def reduce_prod(input: Array, axes: Axes) -> Any:

@@ -1,5 +1,5 @@
 # cython: language_level=3, embedsignature=True, binding=False
-"""The compiled core: EventFlagWord and Ring over `_atomics.h`. `_pycore.py` is its specification.
+"""The compiled core: EventFlagWord, Ring and Responder over `_atomics.h`. `_pycore.py` is its specification.
 
 Docstrings are there; comments here explain what only this core does.
 
@@ -473,18 +473,19 @@ cdef class Ring:
         return data if nnfmq_commit_if_intact(&self.ring, counters.r, size) else None
 
     def send(self, data, /):
-        cdef EventFlagWord event = self.own_event()
         cdef Py_buffer source
         if PyBytes_CheckExact(data):
-            if not self.try_write(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), True):
-                return False
-        else:
-            PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
-            try:
-                if not self.try_write(source.buf, source.len, True):
-                    return False
-            finally:
-                PyBuffer_Release(&source)
+            return self.send_bytes(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
+        try:
+            return self.send_bytes(source.buf, source.len)
+        finally:
+            PyBuffer_Release(&source)
+
+    cdef bint send_bytes(self, const void *data, uint64_t size) except -1:
+        cdef EventFlagWord event = self.own_event()
+        if not self.try_write(data, size, True):
+            return False
         nnfmq_publish_cpu(&self.ring, &self.published_cpu)
         nnfmq_event_wake(&event.event, NNFMQ_NOT_EMPTY)
         return True
@@ -560,6 +561,9 @@ cdef class Ring:
     # ---- blocking calls ----
 
     def receive(self, deadline_ns, int64_t window_ns, /):
+        return self.receive_all(deadline_ns, window_ns)
+
+    cdef bytes receive_all(self, object deadline_ns, int64_t window_ns):
         cdef EventFlagWord event = self.own_event()
         cdef nnfmq_counters counters
         cdef bytes data
@@ -860,3 +864,99 @@ cdef class Ring:
 
     def __dealloc__(self):
         self.release()
+
+
+# ---- answers to equal requests ----
+
+@cython.final
+cdef class RepeatedRequest:
+    """A request that was bound, and the reply of its last run. `responder.py` is the specification."""
+
+    cdef readonly bytes packet
+    cdef readonly object version, execution
+    cdef readonly bint is_measured
+    cdef object run_execution, result
+    cdef bytes reply
+
+    def __init__(self, bytes packet not None, version, execution, bint is_measured=False, /):
+        self.packet, self.version, self.execution, self.is_measured = packet, version, execution, is_measured
+        self.run_execution, self.result, self.reply = execution.run, None, b""
+
+    cdef bytes run(self, object server):
+        result = self.run_execution()
+        if self.is_measured:
+            return server.encode(self, result)
+        if result is not self.result:
+            if not self.reply or result != self.result:
+                self.reply = server.encode(self, result)
+            self.result = result
+        return self.reply
+
+
+@cython.final
+cdef class Responder:
+    """Receives the requests of one ring, and sends replies to another. `responder.py` is the specification."""
+
+    cdef public RepeatedRequest last
+    cdef public int64_t received
+    cdef readonly int64_t received_ns
+    cdef Ring requests, results
+    cdef Py_buffer memory
+    cdef int64_t *words
+    cdef object bound_to, server, count
+
+    def __cinit__(self, Ring requests not None, Ring results not None, words, bound_to, server, count, /):
+        PyObject_GetBuffer(words, &self.memory, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        if self.memory.len < 48 or <uintptr_t>self.memory.buf % 8:
+            raise InvalidArgument("a responder describes executions in six aligned words of 8 bytes")
+        self.words = <int64_t *>self.memory.buf
+        self.requests, self.results = requests, results
+        self.bound_to, self.server, self.count = bound_to, server, count
+
+    def bind(self, packet, version, execution, is_measured=False, /):
+        return RepeatedRequest(packet, version, execution, is_measured)
+
+    def serve(self, int64_t window_ns, /):
+        cdef bytes packet = self.requests.receive_all(None, window_ns)
+        cdef RepeatedRequest last = self.last
+        self.received_ns = nnfmq_now()
+        self.received += 1
+        if last is None or packet != last.packet or last.version != self.bound_to.version:
+            return packet
+        self.respond(last, self.received_ns)
+        return None
+
+    def answer(self, RepeatedRequest request not None, int64_t ready_ns, /):
+        self.respond(request, ready_ns)
+
+    cdef int respond(self, RepeatedRequest request, int64_t ready_ns) except -1:
+        cdef bytes reply
+        cdef int64_t begin_ns, end_ns, sent_ns
+        cdef bint is_sent
+        try:
+            reply = request.run(self.server)
+        except Exception as error:
+            self.server.fail(error, ready_ns)
+            return 0
+        begin_ns, end_ns = request.execution.engine_begin_ns, request.execution.engine_end_ns
+        if self.words is NULL:
+            raise BadState("the responder is closed")
+        self.words[0], self.words[1], self.words[2] = self.received, self.received_ns, ready_ns
+        self.words[3], self.words[4] = begin_ns, end_ns
+        self.words[5] = sent_ns = nnfmq_now()
+        try:
+            is_sent = self.results.send_bytes(PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+        except QueueCorrupted:
+            is_sent = False
+        if is_sent or self.server.send_again(reply, ready_ns):
+            self.count(sent_ns - self.received_ns, end_ns - begin_ns)
+        return 0
+
+    def close(self):
+        """Release the words and the server. Idempotent."""
+        self.last = self.server = self.bound_to = self.count = None
+        self.words = NULL
+        PyBuffer_Release(&self.memory)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.memory)

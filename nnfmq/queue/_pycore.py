@@ -40,6 +40,7 @@ from nnfmq.queue.futex import (
 )
 from nnfmq.queue.hybrid_polling import POLL, SLEEP, WaitEstimator
 from nnfmq.queue.layout import QueueLayout
+from nnfmq.queue.responder import Responder as Responder
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

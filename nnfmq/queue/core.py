@@ -29,6 +29,11 @@ class Core(Protocol):
         """The class of rings."""
         ...
 
+    @property
+    def Responder(self) -> type[_pycore.Responder]:
+        """The class that answers requests of one ring in another of the same core."""
+        ...
+
 
 CORES: CorePair[Core] = CorePair(compiled="nnfmq.queue._core", python="nnfmq.queue._pycore")
 core_name, core_reason = CORES.choose()

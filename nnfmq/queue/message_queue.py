@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from msgspec import Struct
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
     from nnfmq.queue._pycore import Ring
+    from nnfmq.queue.responder import Responder
 
 __all__ = ["AttachOptions", "MessageQueue", "Overflow", "Transaction"]
 
@@ -170,7 +171,7 @@ class MessageQueue(Closable):
     """
 
     __slots__ = (
-        "__weakref__", "_lifetime", "_peer_death", "_ring", "count", "count_waits", "descriptor", "event_flag",
+        "__weakref__", "_core", "_lifetime", "_peer_death", "_ring", "count", "count_waits", "descriptor", "event_flag",
         "flavor", "memories", "memory", "on_corruption", "quantum", "receive", "receive_into", "ring_view", "send",
         "stats_view",
     )  # fmt: skip
@@ -191,12 +192,12 @@ class MessageQueue(Closable):
         self._lifetime = word or core.EventFlagWord(memoryview(bytearray(4)), 0, peer_death.buffer)
         self.flavor, is_unsynchronized = descriptor.flags, descriptor.flags == UNSYNCHRONIZED
         keeps_half = is_unsynchronized and overflow is Overflow.KEEP_HALF
-        self._ring: Ring | None = core.Ring(
+        ring = core.Ring(
             views[0], queue_layout, None if is_unsynchronized else word, shared,
             others=views[1:], lifetime=self._lifetime, unsynchronized=is_unsynchronized,
             history_bytes=queue_layout.count // 2 * queue_layout.quantum if keeps_half else 0,
         )  # fmt: skip
-        self._peer_death = peer_death
+        self._peer_death, self._core = peer_death, core
         self.descriptor, self.memories, self.memory = descriptor, memories, memories[0]
         self.quantum, self.count = queue_layout.quantum, queue_layout.count
         self.event_flag = None if word is None else EventFlag(word)
@@ -204,8 +205,9 @@ class MessageQueue(Closable):
         self.ring_view = views[queue_layout.fds[layout.RING]][start : start + queue_layout.ring_bytes]
         self.stats_view = None if stats is None else views[0][stats : stats + layout.STATS_BYTES]
         self.on_corruption: Callable[[str], object] | None = None
-        self.send, self.receive, self.receive_into = self._ring.send, self._ring.receive, self._ring.receive_into
-        self.count_waits = self._ring.count_waits
+        self.send, self.receive, self.receive_into = ring.send, ring.receive, ring.receive_into
+        self.count_waits = ring.count_waits
+        self._ring: Ring | None = ring  # last: `close`, which needs all of the above, does nothing without it
 
     @classmethod
     def create(
@@ -450,6 +452,12 @@ class MessageQueue(Closable):
             return self._open_ring().read_blocking(n, deadline_ns)
         bits = checked_mask(write_notification), checked_mask(read_notification)
         return self._open_ring().read_blocking(n, deadline_ns, None if event_flag is None else event_flag._word, *bits)
+
+    def responder(
+        self, results: MessageQueue, words: memoryview, bound_to: Any, server: Any, count: Callable[[int, int], object]
+    ) -> Responder:
+        """Return what answers the requests of this queue in `results`, a queue of the same core. See `Responder`."""
+        return self._core.Responder(self._open_ring(), results._open_ring(), words, bound_to, server, count)
 
     # ---- coroutines, for tasks of asyncio: other tasks of the event loop run while one waits ----
 

@@ -21,6 +21,7 @@ from typing import NamedTuple, Self
 from nnfmq.base import settings
 from nnfmq.base.ownership import Closable
 from nnfmq.base.packages import installed_version
+from nnfmq.base.threads import Thread
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import to_limit_field
@@ -294,7 +295,7 @@ class ExecutionRecorder(Closable):
         self._queued_bytes = 0
         self._has_failed = self._is_closed = False
         self._queue: SimpleQueue[_PendingModel | _PendingRecord | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._write_all, name="nnfmq-recorder", daemon=True)
+        self._thread = Thread(target=self._write_all, name="nnfmq-recorder", daemon=True)
 
     @classmethod
     def start(cls, path: str | os.PathLike[str], *, tensors: bool = True, limit_bytes: int | None = None) -> Self:

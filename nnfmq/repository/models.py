@@ -12,6 +12,7 @@ import re
 import stat
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,10 +83,11 @@ class ModelDirectory:
     def state(self, name: str, version: int) -> VersionState | None:
         """Return the state of a version's files; None if there is no such version (any more).
 
-        Two equal states mean that nothing was changed in between. Folders in it are described, not read.
+        Two equal states mean that nothing was changed in between. Folders in it are described, not read, and so are
+        links that lead nowhere. Of a folder that this user may not read only the folder itself is described.
 
         Raises:
-            OSError: If it cannot be read.
+            OSError: If it cannot be examined, which may pass.
         """
         path = self.version_path(name, version)
         try:
@@ -100,16 +102,26 @@ class ModelDirectory:
 def _folders(path: Path) -> Iterator[os.DirEntry[str]]:
     with os.scandir(path) as entries:
         for entry in entries:
-            if entry.is_dir():  # also a link to one
-                yield entry
+            with suppress(OSError):  # a link to itself
+                if entry.is_dir():  # also a link to one
+                    yield entry
 
 
 def _described(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    with os.scandir(path) as entries:
+    with suppress(PermissionError), os.scandir(path) as entries:
         for entry in entries:
-            info = entry.stat()
-            if stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode):
-                yield entry.name, info
+            with suppress(FileNotFoundError):  # it has been removed since
+                info = _info(entry)
+                if stat.S_IFMT(info.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+                    yield entry.name, info
+
+
+def _info(entry: os.DirEntry[str]) -> os.stat_result:
+    """Describe what a link leads to, or the link itself if that cannot be examined."""
+    try:
+        return entry.stat()
+    except OSError:
+        return entry.stat(follow_symlinks=False)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -167,6 +179,7 @@ class DriverModels:
                 # Whatever the clients prefer, they are to find the compiled program.
                 preference=ExecutionPreference.SUSTAINED_SPEED,
                 priority=Priority(imported.options.priority),
+                deterministic=imported.options.deterministic,
                 deadline_ns=None,
                 name=name,
                 version=version,

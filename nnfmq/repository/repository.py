@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
+from nnfmq.base.threads import Thread
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import DeadObject, ErrorStatus, NnfmqError
 from nnfmq.repository.models import DriverModels, ModelDirectory, VersionState
 from nnfmq.repository.server import RepositoryServer
-from nnfmq.repository.version_import import ImportCrashed, ImportedVersion, import_in_process
+from nnfmq.repository.version_import import ImportCancellation, ImportCrashed, ImportedVersion, import_in_process
 from nnfmq.serialize.repository_protocol import ModelDescription, ModelEntry, ModelState
 
 __all__ = ["LoadFailure", "ModelRepository", "ModelVersions"]
@@ -215,6 +215,7 @@ class _Load(NamedTuple):
     version: int
     state: VersionState
     started_s: float
+    cancellation: ImportCancellation
 
 
 class _Loaded(NamedTuple):
@@ -294,7 +295,10 @@ class ModelRepository:
                 _log.warning("the models remain those of the last look: %s", text)
 
     def _go_on(self) -> None:
-        """Withdraw models and begin loads, as far as possible; publish the list of models."""
+        """Withdraw models, cancel and begin loads, as far as possible; publish the list of models."""
+        for load in self._loads:
+            if not self._is_wanted(load):
+                load.cancellation.cancel()  # an import that hangs would keep the place of another one
         for name, versions in list(self._models.items()):
             if versions.withdraw():
                 self._withdraw(name)
@@ -324,9 +328,12 @@ class ModelRepository:
         version = versions.next_load(now_s, [load.version for load in loads])
         state = versions.state_of(version)
         if state is not None:
-            load = _Load(versions.name, version, state, now_s)
+            load = _Load(versions.name, version, state, now_s, ImportCancellation())
             self._loads.append(load)
-            threading.Thread(target=self._load, args=(load,), name=f"load {load.name}", daemon=True).start()
+            try:
+                Thread(target=self._load, args=(load,), name=f"load {load.name}", daemon=True).start()
+            except RuntimeError as error:
+                self._results.put((load, _Failed(LoadFailure.SHORTAGE, str(error))))
 
     def _load(self, load: _Load) -> None:
         """Load a version and put the result into the queue. Runs on a thread of its own."""
@@ -345,7 +352,8 @@ class ModelRepository:
         self._results.put((load, result))
 
     def _loaded(self, load: _Load) -> _Loaded:
-        imported = import_in_process(self._directory.version_path(load.name, load.version), self._driver.socket)
+        folder = self._directory.version_path(load.name, load.version)
+        imported = import_in_process(folder, self._driver.socket, load.cancellation)
         try:
             return _Loaded(imported, self._driver.prepare(load.name, load.version, imported.model, imported.memories))
         except BaseException:
@@ -372,18 +380,22 @@ class ModelRepository:
 
     def _is_current(self, load: _Load) -> bool:
         """Return whether the files are still those that were loaded, and no newer version is served."""
-        versions = self._models.get(load.name)
-        if versions is None or versions.state_of(load.version) != load.state or not versions.is_wanted(load.version):
-            return False
         try:
-            return self._directory.state(load.name, load.version) == load.state
+            return self._is_wanted(load) and self._directory.state(load.name, load.version) == load.state
         except OSError:
             return True  # the next look tells
 
-    def _on_failure(self, load: _Load, failed: _Failed) -> None:
+    def _is_wanted(self, load: _Load) -> bool:
+        """The same, of the files at the last look."""
         versions = self._models.get(load.name)
-        if versions is None or versions.state_of(load.version) != load.state:
-            return  # it was removed, or has changed
+        return (
+            versions is not None and versions.state_of(load.version) == load.state and versions.is_wanted(load.version)
+        )
+
+    def _on_failure(self, load: _Load, failed: _Failed) -> None:
+        if not self._is_wanted(load):
+            return  # it was cancelled
+        versions = self._models[load.name]
         is_final = versions.on_failure(load.version, load.state, failed.failure, failed.reason, time.monotonic())
         then = "it is tried again when its files change" if is_final else "it is tried again"
         served = versions.served_version
@@ -432,6 +444,7 @@ def _description(load: _Load, loaded: _Loaded) -> ModelDescription:
         preference=options.preference,
         priority=options.priority,
         batch=options.batch,
+        deterministic=options.deterministic,
         model=model.model,
         pools=model.pools,
         inputs=model.inputs,

@@ -3,7 +3,8 @@
     python -P -m nnfmq.repository --import FD DIRECTORY SOCKET
 
 The child sends one message over the connection FD, ImportedModel with the fds of its memories or ImportFailed, and
-exits. It exits also when the connection hangs up, in the middle of the import. A file that nnfmq's own engine does not
+exits. It exits also when the connection hangs up, in the middle of the import. It has a sandbox, in which it reads the
+version only, and takes at most $NNFMQ_IMPORT_MEMORY_MIB. A file that nnfmq's own engine does not
 support is opened by a device of the driver at SOCKET that hosts another runtime.
 """
 
@@ -11,10 +12,13 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import select
 import signal
+import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
@@ -25,11 +29,14 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from nnfmq.base import settings
 from nnfmq.base.channel import Channel
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.limits import data_bytes
 from nnfmq.base.memory import sealed_size
 from nnfmq.base.processes import child_environment, request_signal_at_parent_exit
+from nnfmq.base.sandbox import sandbox
 from nnfmq.base.shared_constants import SharedConstants
 from nnfmq.hal.errors import (
     DeadObject,
@@ -42,7 +49,7 @@ from nnfmq.hal.errors import (
     error_for_status,
     status_for_error,
 )
-from nnfmq.hal.hosted import is_runtime_name
+from nnfmq.hal.hosted import LIBRARIES, is_file_name, is_runtime_name, library_names
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import (
     DEFAULT_PREFERENCE,
@@ -69,6 +76,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FILE_NAME",
     "MODEL_FILES",
+    "ImportCancellation",
     "ImportCrashed",
     "ImportFailed",
     "ImportedModel",
@@ -98,7 +106,7 @@ class VersionOptions(msgspec.Struct, frozen=True):
 
     `device` is empty for the best available one. `signature` is None for a file's first subgraph. `shapes` has new
     shapes of inputs, by name. `batch` is 1 unless the model's inputs get this first dimension. `runtime_options` are
-    those of a hosted runtime, which then executes the model.
+    those of a hosted runtime, which then executes the model. `deterministic` is that of `Device.prepare`.
     """
 
     device: str = ""
@@ -108,6 +116,7 @@ class VersionOptions(msgspec.Struct, frozen=True):
     signature: str | None = None
     shapes: dict[str, tuple[int, ...]] = {}
     runtime_options: dict[str, Any] = {}
+    deterministic: bool = False
 
 
 class _Key(NamedTuple):
@@ -164,6 +173,10 @@ def _one_of(names: Mapping[str, int]) -> _Key:
     return _Key(", ".join(map(repr, names)), lambda value: names.get(value) if isinstance(value, str) else None)
 
 
+def _flag(value: Any) -> object:
+    return value if isinstance(value, bool) else None
+
+
 _KEYS: dict[str, _Key] = {
     "device": _Key("the name of a device of the driver", _text),
     "preference": _one_of(_PREFERENCES),
@@ -172,6 +185,7 @@ _KEYS: dict[str, _Key] = {
     "signature": _Key("the name of a signature of the model file", _text),
     "shapes": _Key("a table of shapes by the names of inputs, each an array of integers of at least 1", _shapes),
     "runtime_options": _Key("a table of options of a hosted runtime, values of JSON", _runtime_options),
+    "deterministic": _Key("true or false", _flag),
 }
 
 
@@ -183,10 +197,15 @@ def read_options(folder: Path) -> VersionOptions:
         OSError: If the file cannot be read.
     """
     try:
-        with (folder / FILE_NAME).open("rb") as file:
-            data = file.read(_BYTES_MAX + 1)
+        fd = os.open(folder / FILE_NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block without it
     except FileNotFoundError:
         return VersionOptions()
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise InvalidArgument(f"{FILE_NAME} is no regular file")
+        data = os.read(fd, _BYTES_MAX + 1)
+    finally:
+        os.close(fd)
     if len(data) > _BYTES_MAX:
         raise InvalidArgument(f"{FILE_NAME} has more than {_BYTES_MAX} bytes")
     try:
@@ -212,7 +231,8 @@ def _checked(name: str, value: object) -> Any:
 
 MODEL_FILES = ("model.tflite", "model.onnx", "model.xml", "model.pt2", "model.jax")
 CONNECT_S = 30.0
-_OOM_SCORE_ADJ = "500"  # of 1000: if memory runs out, the kernel kills this process before the others of the driver
+_OOM_SCORE = 500  # of 1000: if memory runs out, the kernel kills this process before the others of the driver
+_MIB = 1 << 20
 _log = logging.getLogger("nnfmq.repository")
 
 
@@ -258,13 +278,26 @@ def import_in_child(fd: int, folder: Path, socket: Path | None = None) -> None:
     The kernel kills this process when the parent's thread that started it exits.
     """
     request_signal_at_parent_exit(signal.SIGKILL)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write(_OOM_SCORE_ADJ)
+    sandbox.enter(_sandbox(folder, socket))
     with Channel.adopt(fd) as channel, suppress(DeadObject):
         if _has_hung_up(channel.fileno()):
             return  # the parent exited before the kernel was asked
         result, memories = _result(folder, socket)
         channel.send(_codec.encode(result), [memory.fileno() for memory in memories])
+
+
+def _sandbox(folder: Path, socket: Path | None) -> sandbox.Sandbox:
+    """Return what an import may do: read its version, also what its links name, and ask the driver."""
+    limit = data_bytes() + settings.IMPORT_MEMORY_MIB.value() * _MIB
+    names: list[str] = []
+    with suppress(OSError):  # the import says that the folder is gone, or may not be read
+        names = [os.path.realpath(entry.path) for entry in os.scandir(folder)]
+    return sandbox.Sandbox(
+        reads=(os.path.realpath(folder), *names),
+        connects=socket is not None,
+        oom_score=_OOM_SCORE,
+        limits=((resource.RLIMIT_DATA, limit),),
+    )
 
 
 def _has_hung_up(fd: int) -> bool:
@@ -281,7 +314,11 @@ def _result(folder: Path, socket: Path | None) -> tuple[ImportResult, Sequence[S
     except OSError as error:
         return _failed(ErrorStatus.DEVICE_UNAVAILABLE, f"the files cannot be read: {error.strerror or error}"), []
     except MemoryError:
-        return _failed(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "there is not enough memory to import the model"), []
+        limit = (
+            f"{settings.IMPORT_MEMORY_MIB.value()} MiB, which ${settings.IMPORT_MEMORY_MIB.variable} of the driver sets"
+        )
+        text = f"the import of the model needs more than {limit}, or there is not enough memory"
+        return _failed(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text), []
     except Exception as error:  # noqa: BLE001  a bug of an importer fails this version
         _log.exception("the import of %s failed", folder)
         return _failed(ErrorStatus.GENERAL_FAILURE, f"the import failed: {error!r}"), []
@@ -346,7 +383,8 @@ def _load_hosted(
     from nnfmq.client.connection.hosted_choice import FileOptions, GivenModel, Hosting
 
     shapes: Shapes = {name: tuple(shape) for name, shape in options.shapes.items()}
-    of_file = FileOptions(shapes=shapes, signature=options.signature, runtime_options=options.runtime_options or None)
+    runtime_options = _with_own_libraries(options.runtime_options, file.parent) or None
+    of_file = FileOptions(shapes=shapes, signature=options.signature, runtime_options=runtime_options)
 
     def batched(host: Host, loaded: LoadedModel) -> tuple[LoadedModel, str]:
         def reload(shapes: Shapes) -> LoadedModel:
@@ -361,6 +399,14 @@ def _load_hosted(
             assert refusal is not None  # otherwise the device hosts a runtime, or the driver has none of that name
             raise refusal
         return hosting.first(GivenModel(None, file, of_file, refusal), refusal, None, batched)
+
+
+def _with_own_libraries(options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return options of a hosted runtime, with the paths of the libraries that they name: files of the version."""
+    names = library_names(options.get(LIBRARIES, []))
+    if others := [name for name in names if not is_file_name(name)]:
+        raise InvalidArgument(f"{LIBRARIES}: {others[0]!r:.80} is no file of the version's folder")
+    return {**options, LIBRARIES: [str(folder / name) for name in names]} if names else options
 
 
 def _hosts(client: Client, name: str) -> list[Host]:
@@ -460,7 +506,32 @@ class ImportedVersion(NamedTuple):
             memory.close()
 
 
-def import_in_process(folder: Path, socket: Path | None = None) -> ImportedVersion:
+class ImportCancellation:
+    """Lets any thread end an import at any time, also before it begins: it then raises ImportCrashed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Kill the import's process. Idempotent. Does not wait for its end."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._process is not None:
+                self._process.kill()
+
+    def started(self, process: subprocess.Popen[bytes]) -> None:
+        """Note the import's process; kill it if the import was cancelled before."""
+        with self._lock:
+            self._process = process
+            if self._is_cancelled:
+                process.kill()
+
+
+def import_in_process(
+    folder: Path, socket: Path | None = None, cancellation: ImportCancellation | None = None
+) -> ImportedVersion:
     """Import the version in `folder` in a child process; blocks until that has ended. The caller closes the result.
 
     `socket` is that of the driver whose hosted runtimes may open the file; None: none is asked.
@@ -471,6 +542,8 @@ def import_in_process(folder: Path, socket: Path | None = None) -> ImportedVersi
         OSError: If the process cannot be started.
     """
     with _child(folder, socket) as (channel, process):
+        if cancellation is not None:
+            cancellation.started(process)
         try:
             result, memories = _receive(channel)
         except DeadObject:

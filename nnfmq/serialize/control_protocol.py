@@ -116,6 +116,7 @@ TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[messages.Message], Phase]]] = 
             **dict.fromkeys(_CLIENT_CALLS, Phase.OPEN),
             messages.Memories: Phase.OPEN,
             messages.FreeMemory: Phase.OPEN,
+            messages.Leave: Phase.OPEN,
             messages.Goodbye: Phase.CLOSED,
         },
     },
@@ -123,9 +124,9 @@ TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[messages.Message], Phase]]] = 
         # Sent before the greeting was read: by the supervisor, or by an embedded driver that has no devices.
         Phase.NEW: {messages.Refused: Phase.CLOSED},
         Phase.GREETED: {messages.HelloReply: Phase.OPEN, messages.Refused: Phase.CLOSED},
-        Phase.OPEN: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), Phase.OPEN),
+        Phase.OPEN: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS, messages.GoAway), Phase.OPEN),
         # Messages that were sent before the client's Goodbye arrived.
-        Phase.CLOSED: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), Phase.CLOSED),
+        Phase.CLOSED: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS, messages.GoAway), Phase.CLOSED),
     },
 }
 
@@ -135,6 +136,7 @@ FD_COUNTS: dict[type[messages.Message], int | str] = {
     messages.StatisticsMemory: "memories",
     messages.GetSupportedOperations: "pools",
     messages.DescribeFile: "pools",
+    messages.FileDescription: "replaced",
     messages.PrepareModel: "fd_count",
     messages.PrepareModelFromCache: "fd_count",
     messages.ConfigureBurst: 2,

@@ -98,17 +98,21 @@ class StatsArea:
         That is the current time. A stage that the execution did not reach is 0.
         """
         words = self.words
-        words[0] = sequence  # literal indexes: this runs for every execution, and globals cost more
-        words[1] = request_received_ns
-        words[2] = memory_ready_ns
-        words[3] = engine_begin_ns
-        words[4] = engine_end_ns
-        if timing is not self._timing:
-            words[TIME_ON_DEVICE_NS] = to_unsigned(timing.time_on_device_ns)
-            words[TIME_IN_DRIVER_NS] = to_unsigned(timing.time_in_driver_ns)
-            self._timing = timing
-        words[5] = now = monotonic_ns()
+        words[SEQUENCE] = sequence
+        words[REQUEST_RECEIVED] = request_received_ns
+        words[MEMORY_READY] = memory_ready_ns
+        words[ENGINE_BEGIN] = engine_begin_ns
+        words[ENGINE_END] = engine_end_ns
+        self.set_timing(timing)
+        words[RESULT_SENT] = now = monotonic_ns()
         return now
+
+    def set_timing(self, timing: Timing) -> None:
+        """Write the durations of the next result; a `Responder` of the burst's queues writes the other words."""
+        if timing is not self._timing:
+            self.words[TIME_ON_DEVICE_NS] = to_unsigned(timing.time_on_device_ns)
+            self.words[TIME_IN_DRIVER_NS] = to_unsigned(timing.time_in_driver_ns)
+            self._timing = timing
 
     def count_failure(self) -> None:
         """Count one more result whose status is not NONE."""

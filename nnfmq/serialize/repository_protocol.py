@@ -79,7 +79,8 @@ class ModelDescription(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
 
     `model` is what `serialize.models.encode_model` returns, and `pools` are its memories, whose fds come with the
     message. The names are those of the model file. `batch` is the size of the first dimension of each input and output,
-    the rows of which are independent of each other; 1 = the model does not compute batches.
+    the rows of which are independent of each other; 1 = the model does not compute batches. `deterministic` is that of
+    `Device.prepare`.
     """
 
     name: ModelName
@@ -88,6 +89,7 @@ class ModelDescription(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
     preference: int
     priority: int
     batch: Annotated[int, Meta(ge=1, le=65536)]
+    deterministic: bool
     model: bytes
     pools: MemoryList
     inputs: tuple[TensorInfo, ...]

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from nnfmq.base.deadlines import deadline_after, has_passed, remaining_ms, remaining_s
 from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.threads import Thread
 from nnfmq.hal.errors import DeviceUnavailable, MissedDeadlineTransient
 
 __all__ = ["DriverPhase", "DriverProcess", "DriverState"]
@@ -79,7 +80,7 @@ class DriverProcess(Uncopyable):
         self._state = DriverState(DriverPhase.STARTING, str(socket))
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         # With its signals unblocked: the driver inherits the mask of the thread that starts it, and must get SIGTERM.
-        self._thread = threading.Thread(target=self._watch, name="nnfmq-driver-watch", daemon=True)
+        self._thread = Thread(target=self._watch, name="nnfmq-driver-watch", daemon=True)
         self._thread.start()
 
     @property

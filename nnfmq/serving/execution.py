@@ -6,7 +6,7 @@ import asyncio
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -146,6 +146,14 @@ class BurstLanes:
 # invalid one concerns nobody else; an execution that fails, fails for all its requests. None is executed twice.
 
 
+RequireDriver: TypeAlias = Callable[[int | None], Awaitable[None]]
+"""Returns when there is a driver to execute; raises DeviceUnavailable at once if none listens. Takes a deadline."""
+
+
+async def _any_driver(_deadline_ns: int | None) -> None:
+    """Leave it to the burst whether its driver lives."""
+
+
 Result: TypeAlias = tuple[tuple[Array, ...], int]
 """The outputs of a request, and the version of the model that computed them."""
 
@@ -162,8 +170,15 @@ class _WaitingRequest:
 class RowBatcher:
     """Stacks requests for one model. One event loop; `lanes` are used by nothing else. Borrows its arguments."""
 
-    def __init__(self, model: ProvidedModel, lanes: BurstLanes, max_waiting: int, max_wait_s: float) -> None:
-        self._model, self._lanes = model, lanes
+    def __init__(
+        self,
+        model: ProvidedModel,
+        lanes: BurstLanes,
+        max_waiting: int,
+        max_wait_s: float,
+        require_driver: RequireDriver = _any_driver,
+    ) -> None:
+        self._model, self._lanes, self._require_driver = model, lanes, require_driver
         self._max_waiting, self._max_wait_s = max_waiting, max_wait_s
         self._waiting: deque[_WaitingRequest] = deque()
         self._arrival = asyncio.Event()
@@ -250,8 +265,9 @@ class RowBatcher:
     async def _execute(self, burst: Burst, requests: Sequence[_WaitingRequest]) -> None:
         is_late = True
         try:
+            await self._require_driver(_latest_ns(requests))
             self._copy_in(burst, requests)
-            outputs = await burst.execute_async(out=burst.outputs, timeout=_longest_s(requests))
+            outputs = await burst.execute_async(out=burst.outputs, timeout=remaining_s(_latest_ns(requests)))
             is_late = False
             self._copy_out(outputs, requests, self._model.version_of(burst))
         except NnfmqError as error:
@@ -285,11 +301,11 @@ def _fail(requests: Iterable[_WaitingRequest], error: NnfmqError) -> None:
             request.result.set_exception(error)
 
 
-def _longest_s(requests: Sequence[_WaitingRequest]) -> float | None:
-    """Return the time that is left for the request with the latest deadline."""
-    left_s = [remaining_s(request.deadline_ns) for request in requests]
-    limits = [limit for limit in left_s if limit is not None]
-    return None if len(limits) < len(left_s) else max(limits)
+def _latest_ns(requests: Sequence[_WaitingRequest]) -> int | None:
+    """Return the latest deadline of the requests; None if one has none."""
+    deadlines = [request.deadline_ns for request in requests]
+    limits = [deadline_ns for deadline_ns in deadlines if deadline_ns is not None]
+    return None if len(limits) < len(deadlines) else max(limits)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -416,8 +432,10 @@ class ExecutableModel:
         lanes: BurstLanes,
         batcher: RowBatcher | None,
         blocking: BlockingWait | None,
+        require_driver: RequireDriver,
     ) -> None:
         self.name = name
+        self._require_driver = require_driver
         self._blocking = blocking
         self._model, self._lanes, self._batcher = model, lanes, batcher
         self._inputs = model.prepared.inputs
@@ -434,10 +452,12 @@ class ExecutableModel:
         max_waiting: int,
         max_batch_wait_s: float,
         blocking: BlockingWait | None,
+        require_driver: RequireDriver,
     ) -> Self:
         """Configure the bursts; blocks. Takes ownership of the model, also if that fails.
 
-        `blocking` decides when a request may wait on the event loop's thread; None = never.
+        `blocking` decides when a request may wait on the event loop's thread; None = never. `require_driver` is awaited
+        before each execution.
 
         Raises:
             InvalidArgument: If the model computes batches, and has states, or a shape is not fully known.
@@ -454,10 +474,10 @@ class ExecutableModel:
                 if model.prepared.states:
                     raise InvalidArgument(f"model {name!r} has states, so its rows are not independent: no batches")
                 shared = BurstLanes(bursts, 1)  # for the batcher's dispatcher
-                batcher = RowBatcher(model, shared, max_waiting, max_batch_wait_s)
+                batcher = RowBatcher(model, shared, max_waiting, max_batch_wait_s, require_driver)
             else:
                 shared = BurstLanes(bursts, max_waiting)
-            opened = cls(name, model, shared, batcher, blocking)
+            opened = cls(name, model, shared, batcher, blocking, require_driver)
             opened._resources = resources.pop_all()
         return opened
 
@@ -495,6 +515,7 @@ class ExecutableModel:
         burst = await self._lanes.take(deadline_ns)
         is_late = True  # if this task is cancelled
         try:
+            await self._require_driver(deadline_ns)
             outputs = await burst.execute_async(*arrays, timeout=remaining_s(deadline_ns), blocking=self._blocking)
             is_late = False
             return outputs, self._model.version_of(burst)

@@ -1,11 +1,13 @@
 """ModelServer: an InferenceService over one client of a driver.
 
 Every request is a task of one event loop and executes over one of a model's bursts; no thread waits for it. What
-blocks, to open and to close models, runs on one thread beside the loop.
+blocks, to open and to close models, runs on a thread for each model beside the loop: a model that its repository is
+still preparing delays no other one.
 
 A request is executed once or not at all. If the driver dies, requests in flight raise DeadObject, because nobody knows
-how far they came. The client then connects to the driver's successor, and later requests are executed there. Whether
-the driver lives is the kernel's word: its connection hangs up; no execution probes it.
+how far they came. The client then connects to the driver's successor, and later requests are executed there; while no
+driver listens they raise DeviceUnavailable at once. Whether the driver lives is the kernel's word: its connection hangs
+up; no execution probes it. Health and metadata come from what the server knows, and wait for no driver.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec import Struct
 
@@ -41,6 +43,7 @@ __all__ = ["ModelServer", "ServerOptions", "open_server"]
 
 ResultT = TypeVar("ResultT")
 _CURRENT = 0  # as a version: the one that the repository serves
+_THREADS_MAX = 64  # that open and close models; each exists from the first time that it is needed
 
 
 class ServerOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,10 +85,12 @@ class ModelServer:
         self._client, self._provider = client, provider
         self._options = options or ServerOptions()
         self._blocking = LoopBlocking()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="nnfmq-server")
+        self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="nnfmq-server")
         self._models: dict[tuple[str, int], asyncio.Task[ExecutableModel]] = {}
-        self._recovery: asyncio.Task[None] | None = None
+        self._versions: dict[str, int] = {}  # that the provider served when it was last asked, by model
+        self._reconnection: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # ------------------------------------------------------------------------------------------------ health
 
@@ -99,21 +104,44 @@ class ModelServer:
             return False
         if self._client.connection.is_open:
             return True
-        if self._recovery is None:
-            self._recovery = asyncio.create_task(self._recover())
+        self._begin_to_reconnect()
         return False
 
-    async def _recover(self) -> None:
-        """Connect again, if the client recovers: a call does that."""
+    def _begin_to_reconnect(self) -> asyncio.Task[None]:
+        """Return the attempt to connect to the driver's successor, which all requests share."""
+        if self._reconnection is None:
+            self._reconnection = asyncio.create_task(self._reconnect())
+            self._reconnection.add_done_callback(_retrieve_error)  # nobody may wait for it
+        return self._reconnection
+
+    async def _reconnect(self) -> None:
         try:
-            await asyncio.to_thread(self._client.devices, timeout=self._options.open_timeout_s)
-        except NnfmqError:
-            pass  # the next request, or the next question whether the server is ready, tries again
+            await asyncio.to_thread(self._client.require_driver, timeout=self._options.open_timeout_s)
         finally:
-            self._recovery = None
+            self._reconnection = None
+
+    async def _require_driver(self, deadline_ns: int | None) -> None:
+        """Return at once while the driver lives; else connect to its successor, if that listens already.
+
+        Raises:
+            DeviceUnavailable: If no driver listens.
+            MissedDeadlineTransient: If the deadline passes first.
+            DeadObject: If the client does not recover.
+        """
+        if self._client.connection.is_open:
+            return
+        try:
+            async with asyncio.timeout(remaining_s(deadline_ns)) as limit:
+                await asyncio.shield(self._begin_to_reconnect())
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise MissedDeadlineTransient("the timeout passed while the server connected to the next driver") from None
 
     async def is_model_ready(self, model: str, version: str = "") -> bool:
-        """Return whether a model, or this version of it, is served."""
+        """Return whether a model, or this version of it, is served; False while there is no driver."""
+        if not await self.is_ready():
+            return False
         try:
             number = to_version(version)
             current = await self._current_version(model)
@@ -126,13 +154,19 @@ class ModelServer:
         """Return all models of the provider, served or not; for the protocol's list of models.
 
         Raises:
+            DeviceUnavailable: If no driver listens.
             NnfmqError: If the model repository does not reply.
         """
-        return await asyncio.to_thread(self._provider.entries)
+        await self._require_driver(deadline_after(self._options.open_timeout_s))
+        entries = await asyncio.to_thread(self._provider.entries)
+        self._versions = {entry.name: to_version(entry.version) for entry in entries}
+        return entries
 
     async def _current_version(self, model: str) -> int:
-        """Return the version of a model that is served; 0 if there is none."""
-        return next((to_version(entry.version) for entry in await self.model_index() if entry.name == model), _CURRENT)
+        """Return the version of a model that is served, or that was when a driver lived; 0 if there is none."""
+        if self._client.connection.is_open:
+            await self.model_index()
+        return self._versions.get(model, _CURRENT)
 
     def open_names(self) -> set[str]:
         """Return the names of the models that are open, or are being opened."""
@@ -165,10 +199,11 @@ class ModelServer:
         return ServerMetadata("nnfmq", installed_version("nnfmq") or "")
 
     async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
-        """Return a model's versions, inputs and outputs. Opens the model.
+        """Return a model's versions, inputs and outputs. Opens the model; one that is open needs no driver.
 
         Raises:
             ModelNotFound: If there is no such model or version.
+            DeviceUnavailable: If the model is not open, and no driver listens.
             NnfmqError: The error of its preparation.
         """
         opened = await self._open_model(model, version, deadline_after(self._options.open_timeout_s))
@@ -191,6 +226,7 @@ class ModelServer:
             InvalidArgument: If an input is missing, unknown, or of another shape or dtype.
             ResourceExhaustedTransient: If too many requests wait already.
             MissedDeadline: If the request's time is over.
+            DeviceUnavailable: If no driver listens.
             DeadObject: If the driver dies, or the server is closed.
             NnfmqError: The error of the execution.
         """
@@ -243,6 +279,9 @@ class ModelServer:
         key = model, to_version(version)
         opening = self._models.get(key)
         if opening is None:
+            await self._require_driver(deadline_ns)
+            opening = self._models.get(key)  # another request may have begun meanwhile
+        if opening is None:
             opening = self._models[key] = asyncio.create_task(self._open(*key))
             opening.add_done_callback(partial(self._forget_failure, key))
         if opening.done():
@@ -261,14 +300,27 @@ class ModelServer:
             del self._models[key]
 
     async def _open(self, name: str, version: int) -> ExecutableModel:
-        return await self._in_thread(partial(self._open_blocking, name, version))
+        """Open a model; raises DeadObject as soon as the server is closed. The thread then closes what it opens."""
+        opening = asyncio.ensure_future(self._in_thread(partial(self._open_blocking, name, version)))
+        awaited: set[asyncio.Future[Any]] = {opening, self._closing}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()
+            raise DeadObject("this server is closed")
+        return opening.result()
 
     def _open_blocking(self, name: str, version: int) -> ExecutableModel:
         options = self._options
         model = self._provider.open(name, version, options.open_timeout_s)
         limit_ns = round(options.max_blocking_s * 1e9)
         blocking = ModelBlocking(self._blocking, limit_ns) if limit_ns else None
-        return ExecutableModel.open(name, model, options.lanes, options.max_waiting, options.max_batch_wait_s, blocking)
+        opened = ExecutableModel.open(
+            name, model, options.lanes, options.max_waiting, options.max_batch_wait_s, blocking, self._require_driver
+        )
+        if self._is_closed:
+            opened.close()
+            raise DeadObject("this server is closed")
+        return opened
 
     async def _in_thread(self, function: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
@@ -276,19 +328,30 @@ class ModelServer:
     # ------------------------------------------------------------------------------------------------ end
 
     async def close(self) -> None:
-        """Reject new requests, wait for those that are executed, and close all models. Idempotent."""
+        """Reject new requests, wait for those that are executed, and close all models. Idempotent.
+
+        Models that are being opened are not waited for: closing the client ends that.
+        """
         self._is_closed = True
+        if not self._closing.done():
+            self._closing.set_result(None)
         for name in {name for name, _ in self._models}:
             await self.close_model(name)
-        if self._recovery is not None:
-            await self._recovery
-        self._executor.shutdown(wait=True)
+        if self._reconnection is not None:
+            await asyncio.wait([self._reconnection])
+        self._executor.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _retrieve_error(attempt: asyncio.Task[None]) -> None:
+    """Let asyncio log no error of an attempt for which no request waits."""
+    if not attempt.cancelled():
+        attempt.exception()
 
 
 @asynccontextmanager

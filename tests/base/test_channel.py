@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import errno
+import fcntl
 import os
 import re
 import signal
@@ -709,6 +710,38 @@ def test_a_second_listener_is_rejected_and_the_first_is_not_affected(tmp_path: P
             Listener.create(path)
         with Channel.connect(path, soon()):
             pass
+
+
+OTHER_UID = 12345
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize("is_locked", [False, True], ids=["free", "locked"])
+def test_a_lock_file_of_another_user_is_named_with_its_owner(tmp_path: Path, is_locked: bool) -> None:
+    lock = tmp_path / "d.sock.lock"
+    lock.touch()
+    os.chown(lock, OTHER_UID, OTHER_UID)
+    with lock.open() as held:
+        if is_locked:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(DeviceUnavailable, match=rf"{lock} is a file of uid {OTHER_UID}, but .* uid 0\. Remove"):
+            Listener.create(tmp_path / "d.sock")
+    assert not (tmp_path / "d.sock").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkdir, "of uid .*, cannot be opened: Is a directory"),
+        (lambda path: os.symlink("elsewhere", path), "of uid .*, cannot be opened: Too many levels"),
+        (os.mkfifo, "is no regular file, and of uid"),
+    ],
+    ids=["directory", "link", "FIFO"],
+)
+def test_a_lock_file_that_is_no_file_is_named(tmp_path: Path, make: Callable[[str], None], reason: str) -> None:
+    make(f"{tmp_path}/d.sock.lock")
+    with pytest.raises(DeviceUnavailable, match=f"the lock file {tmp_path}/d.sock.lock,? {reason}"):
+        Listener.create(tmp_path / "d.sock")
 
 
 def test_a_listener_can_follow_one_that_was_closed(tmp_path: Path) -> None:

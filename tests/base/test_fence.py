@@ -12,13 +12,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
+from support.code_steps import Tracer, interrupt
 from support.descriptors import no_more_descriptors
 
 from nnfmq.base import fence as fences
-from nnfmq.base.channel import Channel
+from nnfmq.base.channel import Channel, open_fence_pair
 from nnfmq.base.fence import Fence, fence_state, sync_wait
 from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedTransient
 from nnfmq.hal.types import FenceState
@@ -39,6 +40,17 @@ def test_FEN_11_a_fence_is_active_until_it_is_signaled(fence: Fence) -> None:
     fence.signal()
     assert fence.wait() is SIGNALED
     assert fence.state is SIGNALED
+
+
+def test_an_interrupt_while_a_fence_is_made_leads_to_no_other_error() -> None:
+    """What `Fence.__del__` raises fails a test."""
+    for step in range(2):
+        signaler, fd = open_fence_pair()
+        with pytest.raises(KeyboardInterrupt), Tracer("line", step, interrupt, fences):
+            Fence(fd, signaler)
+        signaler.close()
+        with suppress(OSError):  # its fence has closed it
+            os.close(fd)
 
 
 def test_FEN_11_a_fence_that_failed_is_in_error(fence: Fence) -> None:

@@ -7,14 +7,12 @@ import fcntl
 import mmap
 import os
 import socket
-import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
+from support.code_steps import Tracer, made_with_an_interrupt_at_every_line
 
 from nnfmq.base import memory as memory_module
 from nnfmq.base.memory import (
@@ -359,56 +357,8 @@ def test_memory_that_was_not_closed_warns_and_is_closed() -> None:
     assert not is_open(fd)
 
 
-class Tracer:
-    """Does something once, before a chosen step of a module's code: what a signal or another thread would do there."""
-
-    def __init__(self, event: str, step: int, action: Any) -> None:
-        self.left = step
-        self._event = event
-        self._action = action
-        self._before = sys.gettrace()
-
-    def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
-        if frame.f_code.co_filename != memory_module.__file__:
-            return None
-        frame.f_trace_opcodes = self._event == "opcode"
-        if event == self._event:
-            self.left -= 1
-            if self.left < 0:
-                sys.settrace(self._before)
-                self._action()
-                return None
-        return self
-
-    def __enter__(self) -> Tracer:
-        # Python 3.12 asks whether any frame wants opcodes when the trace function is set, and never again.
-        sys._getframe().f_trace_opcodes = self._event == "opcode"
-        sys.settrace(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
-
-    @property
-    def has_acted(self) -> bool:
-        return self.left < 0
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
 def test_an_interrupt_while_memory_is_made_leaves_nothing_open() -> None:
-    """Warnings are errors here, and what `__del__` raises fails a test; the leak check looks for the rest."""
-    for step in range(100):
-        made = []
-        with Tracer("line", step, interrupt) as tracer, suppress(KeyboardInterrupt):
-            made.append(Memory.create(4096, "interrupted"))
-        for memory in made:
-            memory.close()
-        if not tracer.has_acted:
-            break
-    assert 10 < step < 99
+    assert made_with_an_interrupt_at_every_line(lambda: Memory.create(4096, "interrupted"), memory_module) > 10
 
 
 def test_memory_closed_by_two_threads_concurrently_is_closed_once() -> None:
@@ -416,7 +366,7 @@ def test_memory_closed_by_two_threads_concurrently_is_closed_once() -> None:
         memory = Memory.create(1)
         told: list[bool] = []
         memory.on_close = lambda told=told: told.append(True)  # type: ignore[misc]
-        with Tracer("opcode", step, memory.close) as tracer:
+        with Tracer("opcode", step, memory.close, memory_module) as tracer:
             memory.close()
         assert told == [True]
         if not tracer.has_acted:

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnfmq.base.onnx_fields import external_files, require_files, with_external_data, without_dimensions
+from nnfmq.base.onnx_fields import (
+    declared_shapes,
+    external_files,
+    require_files,
+    with_external_data,
+    without_initializers,
+    without_output_shapes,
+)
 from nnfmq.hal.errors import InvalidArgument
 
 message: Any = pytest.importorskip("google.protobuf.message", reason="protobuf is not installed")
@@ -88,7 +95,27 @@ def test_a_tensor_outside_its_file_is_refused(entries: dict[str, Any]) -> None:
 
 
 def test_an_input_without_dimensions_is_told_from_one_of_unknown_rank() -> None:
-    assert without_dimensions(memoryview(model().SerializeToString())) == {"x"}
+    assert declared_shapes(memoryview(model().SerializeToString())) == {"x": (), "y": None}
+
+
+def test_a_model_can_state_no_shapes_of_outputs() -> None:
+    stated = model()
+    stated.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("z", 1, ["n", 300, None, -1, ""]))
+    data = memoryview(stated.SerializeToString())
+    assert declared_shapes(data)["z"] == ("n", 300, None, None, None)
+    for output in stated.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    assert onnx.ModelProto.FromString(without_output_shapes(data)) == stated
+
+
+def test_initializers_of_certain_names_can_be_removed() -> None:
+    whole = model()
+    names = [tensor.name for tensor in whole.graph.initializer]
+    data = whole.SerializeToString()
+    assert onnx.ModelProto.FromString(without_initializers(memoryview(data), ("none",))) == whole
+    left = onnx.ModelProto.FromString(without_initializers(memoryview(data), names[:1]))
+    del whole.graph.initializer[0]
+    assert left == whole
 
 
 def field(number: int, value: bytes) -> bytes:
@@ -108,6 +135,7 @@ AMBIGUOUS = {
     "two locations": field(7, field(5, ENTRY + ENTRY)),
     "a group": b"\x0b" + IN_GRAPH,
     "a number beyond 32 bits": bytes([0xBA, 0x80, 0x80, 0x80, 0x80, 0x01]) + b"\x00" + IN_GRAPH,
+    "a field without a number": bytes(2) + IN_GRAPH,
     "a number without an end": b"\xff" * 11 + IN_GRAPH,
 }
 

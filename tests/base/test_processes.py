@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nnfmq.base import processes
-from nnfmq.base.processes import allowed_cpus, cpu_quota
+from nnfmq.base.processes import allowed_cores, allowed_cpus, cpu_quota, cpus_by_core
 
 
 def quota(tmp_path: Path, membership: str, **files: str) -> float | None:
@@ -76,3 +76,37 @@ def test_the_affinity_mask_and_the_whole_cpus_of_the_quota_count(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 7})
     monkeypatch.setattr(processes, "cpu_quota", lambda: limit)
     assert allowed_cpus() == expected
+
+
+# -- cores ------------------------------------------------------------------------------------------------------------
+
+
+def cpu_folders(root: Path, *siblings: str) -> Path:
+    for cpu, text in enumerate(siblings):
+        folder = root / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{text}\n")
+    return root
+
+
+def test_cpus_that_share_a_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = cpu_folders(tmp_path, "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7")
+    monkeypatch.setattr(processes, "cpu_quota", lambda: None)
+    for mask, expected in [({*range(8)}, 4), ({0, 4}, 1), ({0, 1, 5}, 2), ({6}, 1), ({4, 5, 6, 7}, 4)]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, mask=mask: mask)
+        assert (allowed_cores(folder), allowed_cpus()) == (expected, len(mask))
+
+
+def test_the_quota_limits_cores_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = cpu_folders(tmp_path, "0-1", "0-1", "2-3", "2-3", "4-5", "4-5")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(6)})
+    for limit, expected in [(None, 3), (2.5, 2), (0.5, 1), (6.0, 3)]:
+        monkeypatch.setattr(processes, "cpu_quota", lambda limit=limit: limit)
+        assert allowed_cores(folder) == expected
+
+
+def test_a_cpu_whose_core_is_not_known_counts_as_one(tmp_path: Path) -> None:
+    folder = cpu_folders(tmp_path, "0-1", "0-1")
+    (folder / "cpu2" / "topology").mkdir(parents=True)
+    (folder / "cpu2" / "topology" / "thread_siblings_list").write_text("")
+    assert cpus_by_core({3, 1, 0, 2}, folder) == [[0, 1], [2], [3]]

@@ -41,6 +41,24 @@ class TestReport:
             "settings", "core", "python", "kernel", "limits", "numpy", "optional", "runtimes", "driver",
         }  # fmt: skip
 
+    def test_a_complete_sandbox_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("nnfmq.base.sandbox.kernel.landlock_version", lambda: 6)
+        monkeypatch.setattr("nnfmq.base.sandbox.kernel.supports_filter", lambda: True)
+        finding = named("sandbox of workers")
+        assert (finding.value, finding.state) == ("complete", FindingState.OK)
+
+    def test_what_the_kernel_lacks_of_the_sandbox_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("nnfmq.base.sandbox.kernel.landlock_version", lambda: 0)
+        finding = named("sandbox of workers")
+        assert finding.state is FindingState.LIMITED
+        assert "without Landlock (Linux 5.13)" in finding.value
+
+    def test_a_sandbox_that_is_off_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NNFMQ_SANDBOX", "off")
+        finding = named("sandbox of workers")
+        assert finding.state is FindingState.LIMITED
+        assert "$NNFMQ_SANDBOX" in finding.remedy
+
     def test_the_active_core_is_named(self) -> None:
         from nnfmq.queue import core
 
@@ -122,6 +140,14 @@ class TestReport:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
         finding = named("CPUs allowed")
         assert (finding.state, finding.value.endswith(": 3")) == (FindingState.LIMITED, True)
+
+    def test_the_threads_of_a_model_are_the_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from nnfmq.engines.compiled import thread_pool
+
+        monkeypatch.setattr(doctor, "allowed_cores", lambda: 3)
+        assert named("cores allowed").value == "3"
+        if thread_pool.core_name == "compiled":
+            assert named("thread pool").value == "compiled, 3 threads for a model"
 
     def test_a_missing_optional_package_names_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor, "installed_version", lambda package: None)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.drivers import Daemon, running_daemon, short_folder
 
+from nnfmq import importers
 from nnfmq.cli import main
 
 onnx = pytest.importorskip("onnx")
@@ -62,11 +63,19 @@ def report(capsys: pytest.CaptureFixture[str]) -> Any:
     [(), ("--device", "onnxruntime"), ("--runtime-option", "threads=1"), ("--device", "compiled,onnxruntime")],
 )
 def test_run_executes_what_only_a_hosted_runtime_does(
-    align: Path, hosting: Daemon, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    align: Path,
+    hosting: Daemon,
+    options: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    imported = []
+    load = importers.load_source
+    monkeypatch.setattr(importers, "load_source", lambda source: imported.append(source) or load(source))
     assert run(align, hosting, *options) == 0
     found = report(capsys)
     assert (found["device"], found["outputs"][0]["min"]) == ("onnxruntime", 2)
+    assert len(imported) == (not options or 2 * ("compiled" in options[-1]))
 
 
 def test_run_says_which_operators_are_refused_and_why_no_runtime_runs_them(
@@ -130,13 +139,46 @@ def test_bench_measures_a_hosted_model_beside_its_runtime(
     assert {result["runner"] for result in results} == {"burst", "ONNX Runtime"}
 
 
-def test_profile_says_that_hosted_runtimes_do_not_tell_the_time_of_operations(
-    align: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("options", [(), ("--device", "onnxruntime", "--runtime-option", "threads=1")])
+def test_profile_times_a_hosted_model_as_one_operation(
+    align: Path, hosting: Daemon, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["profile", str(align)]) == 1
-    assert "does not tell the time of each operation: `nnfmq bench" in capsys.readouterr().err
-    assert main(["profile", str(align), "--device", "onnxruntime"]) == 2
-    assert "`nnfmq bench --device onnxruntime` measures the whole model" in capsys.readouterr().err
+    words = ["profile", str(align), "--connect", str(hosting.path), "--runs", "5", *options]
+    assert main([*words, "--json"]) == 0
+    found = report(capsys)
+    (operation,) = found["operations"]
+    assert (found["device"], operation["operation"]) == ("onnxruntime", "nnfmq.hosted.RUN")
+    assert (operation["files"], found["runs"]) == (["align.onnx"], 5)
+    assert 0 < operation["min_ns"] <= operation["p50_ns"] < found["run_ns"]["p50"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "its runtime does not tell" in text and "align.onnx" in text
+    assert main([*words, "--arena"]) == 1
+    assert "--arena is about nnfmq's own engine" in capsys.readouterr().err
+
+
+def test_profile_of_the_own_engine_names_what_it_refuses(
+    align: Path, without: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in (["--device", "compiled"], []):
+        assert main(["profile", str(align), "--connect", str(without.path), *options]) == 1
+        assert "operator 0 (RoiAlign): is not supported" in capsys.readouterr().err
+
+
+def test_graphs_of_a_hosted_model_have_one_operation_with_its_files(
+    align: Path, hosting: Daemon, without: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(align), "--connect", str(hosting.path)]
+    assert main(["model", "dot", *words]) == 0
+    text = capsys.readouterr().out
+    assert text.count("shape=box") == 1 and "nnfmq.hosted.RUN" in text
+    assert len(re.findall(r'"1: REF\\nTQ8A\(\d+\)\\nalign\.onnx"', text)) == 1
+    assert text.count("fillcolor=black") == 3  # two inputs and an output
+    assert main(["model", "dot", "--operations", "--plan", *words]) == 0
+    text = capsys.readouterr().out
+    assert text.count('class="op device0"') == 1 and "align.onnx → 1x1x1x1" in text and "onnxruntime" in text
+    assert main(["model", "dot", str(align), "--connect", str(without.path)]) == 1
+    assert "RoiAlign" in capsys.readouterr().err
 
 
 def test_devices_tells_which_files_a_hosting_device_runs(hosting: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,3 +199,13 @@ def test_doctor_lists_the_runtimes_and_how_to_install_them(
     assert found["litert"]["value"] == "1.0" and found["onnxruntime"]["value"] == "1.0, not hosted"
     assert found["openvino"]["value"] == "not installed"
     assert found["openvino"]["remedy"].endswith("pip install 'nnfmq[openvino]'")
+
+
+@pytest.mark.parametrize("options", [(), ("--device", "onnxruntime", "--runtime-option", "threads=1")])
+def test_stress_measures_a_model_that_a_hosted_runtime_opens(
+    align: Path, hosting: Daemon, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--load", "none", "--duration", "0.1", "--connect", str(hosting.path), "--json", *options]
+    assert main(["stress", str(align), *words]) == 0
+    (scenario,) = report(capsys)["scenarios"]
+    assert scenario["requests"] > 0

@@ -124,12 +124,9 @@ def connected(resources: ExitStack, interface: str) -> tuple[Connection, Session
     def end() -> None:
         session.stop()
         thread.join(LIMIT_S)
-        for burst in (
-            *session.bursts.values(),
-            *session.aidl_bursts.values(),
-        ):  # a driver process leaves these to the kernel
-            burst.close()
-        session.join()
+        session.join()  # before the bursts are listed: a thread may be configuring one
+        for burst in (*session.bursts.values(), *session.aidl_bursts.values()):
+            burst.close()  # a driver process leaves these to the kernel
 
     resources.callback(end)
     connection = open_connection(ours, time.monotonic_ns() + LIMIT_S * 10**9, interface=interface)

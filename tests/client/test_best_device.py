@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nnfmq.client.partitioned.compilation import best_of_all
+from nnfmq.client.connection.client_compilation import best_of_all
 from nnfmq.hal.capabilities import Capabilities, PerformanceInfo, uniform_capabilities, with_performance
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperandType
 from nnfmq.serialize.messages import DeviceInfo

@@ -331,6 +331,7 @@ def test_PREP_4_an_unknown_preference_is_rejected(device: Device, code: int) -> 
             pools,
             preference=unchecked,
             priority=Priority.LOW,
+            deterministic=False,
             deadline_ns=None,
             name="",
             version=0,

@@ -130,7 +130,6 @@ def test_modules_that_are_not_available_say_why() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: ours.SessionOptions().register_custom_ops_library("x.so"),
         lambda: ours.SessionOptions().add_initializer("x", None),
         lambda: ours.SessionOptions().add_external_initializers([], []),
         lambda: ours.SessionOptions().add_external_initializers_from_files_in_memory([], [], []),
@@ -152,7 +151,6 @@ def test_the_functions_of_the_process_can_be_called() -> None:
     ours.set_default_logger_verbosity(0)
     ours.set_seed(1)
     ours.disable_telemetry_events()
-    assert ours.get_available_providers() == ours.get_all_providers() == ["CPUExecutionProvider"]
     assert ours.get_version_string() == ours.__version__ == runtime.__version__ or runtime.__version__ != "1.32.0"
     with pytest.raises(RuntimeError, match="severity"):
         ours.set_default_logger_severity(9)

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from support.drivers import LIMIT_S, InThread, until
@@ -68,7 +67,7 @@ def test_a_thread_that_is_being_started_is_joined(owner: Owner, monkeypatch: pyt
             assert may_start.wait(LIMIT_S)
             super().start()
 
-    monkeypatch.setattr(models, "threading", SimpleNamespace(**vars(threading) | {"Thread": SlowThread}))
+    monkeypatch.setattr(models, "Thread", SlowThread)
     on_watcher(lambda: owner.updates.request("a"))
     assert starts.wait(LIMIT_S)
     owner.updates.end()

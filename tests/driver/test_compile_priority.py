@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nnfmq.driver.compilation import server
+from nnfmq.driver.compilation import process
 
 
 class _Refusing:
@@ -23,8 +23,8 @@ class _Refusing:
 def test_the_value_for_the_session_is_that_of_compilations_that_callers_wait_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_AUTOGROUP", tmp_path / "autogroup")
-    assert server.lower_session_priority()
+    monkeypatch.setattr(process, "_AUTOGROUP", tmp_path / "autogroup")
+    assert process.lower_session_priority()
     assert (tmp_path / "autogroup").read_text() == "5"
 
 
@@ -34,5 +34,5 @@ def test_the_value_for_the_session_is_that_of_compilations_that_callers_wait_for
 def test_a_session_is_tried_again_only_if_the_kernel_says_so(
     monkeypatch: pytest.MonkeyPatch, number: int, is_final: bool
 ) -> None:
-    monkeypatch.setattr(server, "_AUTOGROUP", _Refusing(number))
-    assert server.lower_session_priority() is is_final
+    monkeypatch.setattr(process, "_AUTOGROUP", _Refusing(number))
+    assert process.lower_session_priority() is is_final

@@ -10,27 +10,41 @@ from pathlib import Path
 
 import pytest
 from support.drivers import running_daemon, short_folder
-from support.executors import until
 
-from nnfmq.base import settings
+from nnfmq.base import digests, settings
+from nnfmq.data import example_path
 from nnfmq.driver.devices import installation
+from nnfmq.hal.preparation import ProgramKind
 
 CHILD_READS = """
 import os
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process with threads does not fork
 import sys
 from nnfmq.driver.devices import installation
+from nnfmq.hal.preparation import ProgramKind
 installation.read_in_child()
 print(installation.installation())
 print(*[name for name in ("importlib.metadata", "hashlib") if name in sys.modules])
+"""
+
+HOSTS = """
+import sys
+from importlib.resources import files
+from nnfmq.driver.devices.registry import load_devices
+from nnfmq.importers import load
+model = load(files("nnfmq") / "data" / "digits.tflite").model
+device = load_devices().find("onnxruntime")
+print(device.version_string, *set(device.supported_operations(model)))
+print(*[name for name in sys.modules if name.startswith("nnfmq.hosted") or name == "onnxruntime"])
 """
 
 PREFETCHES = """
 import sys
 from msgspec.structs import replace
 from nnfmq.driver.devices import installation
+from nnfmq.hal.preparation import ProgramKind
 from nnfmq.driver.devices.registry import load_devices
-needed = {"hmac", "nnfmq.engines.compiled.artifact"}
+needed = {"nnfmq.engines.compiled.artifact"}
 devices = load_devices()
 if sys.argv[1] == "without":
     installation._current = replace(installation.installation(), llvmlite=None)
@@ -44,6 +58,12 @@ def test_it_has_the_versions_of_installed_packages() -> None:
     llvmlite = pytest.importorskip("llvmlite")
     read = installation.read()
     assert (read.release, read.llvmlite) == (version("nnfmq"), llvmlite.__version__)
+
+
+def test_a_device_tells_the_version_of_its_runtime_and_imports_no_adapter_for_an_ordinary_model() -> None:
+    release = pytest.importorskip("onnxruntime").__version__
+    output = subprocess.run([sys.executable, "-c", HOSTS], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines() == [f"nnfmq-{version('nnfmq')} onnxruntime-{release} False", ""]
 
 
 def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +85,7 @@ def test_a_supervisor_does_not_map_OpenSSL() -> None:
 
 
 @pytest.mark.parametrize(
-    ("llvmlite", "limit_mib", "imported"), [("with", "1", "2"), ("with", "0", "0"), ("without", "1", "0")]
+    ("llvmlite", "limit_mib", "imported"), [("with", "1", "1"), ("with", "0", "0"), ("without", "1", "0")]
 )
 def test_a_driver_imports_what_links_a_cached_program_before_it_needs_it(
     llvmlite: str, limit_mib: str, imported: str
@@ -81,7 +101,13 @@ def test_a_driver_imports_what_links_a_cached_program_before_it_needs_it(
     assert output.split() == ["0", imported]
 
 
-def test_a_worker_maps_OpenSSL_before_a_model_is_prepared() -> None:
-    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon, daemon.connect() as client:
-        maps = Path(f"/proc/{client.worker_pid}/maps")
-        until(lambda: "libcrypto" in maps.read_text())
+@pytest.mark.skipif(not digests.is_compiled, reason="OpenSSL computes the digests here")
+def test_a_worker_prepares_a_model_from_the_cache_without_OpenSSL() -> None:
+    pytest.importorskip("llvmlite")
+    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon:
+        for _ in range(2):
+            with daemon.connect() as client, client.device("compiled").prepare(example_path("digits.tflite")) as model:
+                kind, maps = model.handle.program, Path(f"/proc/{client.worker_pid}/maps").read_text()
+    assert kind is ProgramKind.CACHED
+    assert "_sha256" in maps
+    assert "libcrypto" not in maps

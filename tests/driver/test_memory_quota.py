@@ -9,8 +9,10 @@ from contextlib import ExitStack
 import pytest
 
 from nnfmq.base import settings
+from nnfmq.base.memory import Memory
 from nnfmq.driver.memory.quota import MemoryQuota, MemoryShare, MemoryShares, quota_limit_bytes, total_limit_bytes
 from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedPersistent, ResourceExhaustedTransient
+from nnfmq.hal.types import Protection
 from nnfmq.serialize.messages import MemoryData
 
 
@@ -81,10 +83,26 @@ def test_a_size_above_the_limit_is_refused_for_good() -> None:
         MemoryQuota(10_000).charge(10_001)
 
 
+def share(shares: MemoryShares, slot: int, resources: ExitStack) -> MemoryShare:
+    """Return a worker's side of its slot, in this process."""
+    reading = resources.enter_context(Memory.adopt(os.dup(shares.memory.fileno()), protection=Protection.READ))
+    return MemoryShare(shares.own_word(slot), reading, 8000)
+
+
+@pytest.mark.parametrize(("written", "counted"), [(-(2**62), 0), (2**62, 8000), (7000, 7000)])
+def test_what_another_worker_writes_counts_as_what_its_client_could_have_at_most(
+    written: int, counted: int, resources: ExitStack
+) -> None:
+    shares = resources.enter_context(MemoryShares(10_000, slots=2))
+    hostile, own = shares.take(), shares.take()
+    shares.own_word(hostile)[0] = written
+    assert share(shares, own, resources).total() == counted
+
+
 def test_all_clients_together_have_one_limit(resources: ExitStack) -> None:
     shares = resources.enter_context(MemoryShares(10_000, slots=2))
     slots = [shares.take(), shares.take()]
-    first, second = (MemoryQuota(8000, MemoryShare(shares.memory, slot)) for slot in slots)
+    first, second = (MemoryQuota(8000, share(shares, slot, resources)) for slot in slots)
     held = [first.charge(6000), second.charge(3000)]
     with pytest.raises(ResourceExhaustedTransient, match=r"would make 10001 of all clients' .*--memory"):
         second.charge(1001)

@@ -18,9 +18,10 @@ from support.descriptors import no_more_descriptors
 
 from nnfmq.base import settings
 from nnfmq.base.channel import NO_WAIT, Channel
+from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.memory import CONSTANT_SEALS, Memory
 from nnfmq.driver.cache.files import DeviceIdentity, PackedConstants
-from nnfmq.driver.cache.programs import CacheEntry, entry_for
+from nnfmq.driver.cache.programs import CacheEntry, copy_entry, entry_for
 from nnfmq.driver.cache.shared import (
     LOOKUP_TIMEOUT_NS,
     Found,
@@ -33,11 +34,14 @@ from nnfmq.driver.cache.shared import (
     SharedCacheClient,
     SharedCacheMessage,
     SharedProgram,
+    Store,
     decode,
     encode,
     shared_cache,
 )
-from nnfmq.hal.types import OperationType
+from nnfmq.driver.cache.shared_files import SHARED_BYTES_MIN, SharedFile, shared_file
+from nnfmq.hal.errors import MissedDeadlineTransient
+from nnfmq.hal.types import OperationType, Protection
 
 SELF = DeviceIdentity("compiled", "1")
 NAME = "a" * 64
@@ -241,12 +245,26 @@ def test_a_full_socket_closes_the_connection(supervisor: Supervisor, worker: Sha
 
 def store_entry(entry: CacheEntry, supervisor: Supervisor) -> tuple[PackedConstants, Memory]:
     """Store an entry. Return its shared constants, and the published memory, which the caller closes."""
-    thread = supervisor.replies(NotFound)
+    received: list[tuple[SharedCacheMessage, list[int]]] = []
+
+    def serve() -> None:
+        lookup, _ = supervisor.receives()
+        supervisor.sends(NotFound(lookup.ref_id))
+        received.extend([supervisor.receives(), supervisor.receives()])
+        (stored, (memory, pipe)) = received[1]
+        assert isinstance(stored, Store)
+        copy_entry(stored.name, memory)
+        os.close(memory)
+        os.close(pipe)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
     shared = entry.store(PACKED)
     thread.join()
     assert shared is not None
-    (published, (fd,)) = supervisor.receives()
-    assert isinstance(published, Publish) and published.name == entry.name
+    (published, (fd,)), (stored, _) = received
+    assert isinstance(published, Publish) and isinstance(stored, Store)
+    assert published.name == stored.name == entry.name
     return shared, Memory.adopt_constant(fd)
 
 
@@ -349,8 +367,105 @@ def test_a_program_is_shared_if_its_file_cannot_be_written(
     assert_equal(shared)
 
 
+def test_a_worker_does_not_wait_for_a_file_that_nobody_writes(entry: CacheEntry, supervisor: Supervisor) -> None:
+    """The supervisor closes the fds of a request that it cannot do."""
+
+    def refuse() -> None:
+        lookup, _ = supervisor.receives()
+        supervisor.sends(NotFound(lookup.ref_id))
+        for _ in (Publish, Store):
+            for fd in supervisor.receives()[1]:
+                os.close(fd)
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    assert_equal(entry.store(PACKED))
+    thread.join()
+
+
 def test_without_a_shared_cache_files_are_read_into_private_memory(entry: CacheEntry) -> None:
     assert entry.store(PACKED) is None
     found = entry.load()
     assert_equal(found)
     assert own_mappings() == 0
+
+
+# ---- model files of hosted runtimes
+
+
+FILE = bytes(range(256)) * (SHARED_BYTES_MIN // 256)
+
+
+def sent(data: bytes) -> FileMemory:
+    with constant(data) as memory:
+        return FileMemory.from_fd(memory.fileno(), len(data), protection=Protection.READ)
+
+
+def answered(supervisor: Supervisor, data: bytes | None) -> tuple[SharedFile | None, list[SharedCacheMessage]]:
+    """Share FILE while another worker has published `data` under its name; return that, and what the worker sent."""
+    with ExitStack() as stack:
+        fds = () if data is None else (stack.enter_context(constant(data)).fileno(),)
+        thread = supervisor.replies(NotFound if data is None else Found, fds=fds)
+        with sent(FILE) as memory:
+            found = shared_file(memory, lambda: None)
+        thread.join()
+    messages = []
+    while isinstance(message := received(supervisor), SharedCacheMessage):
+        messages.append(message)
+    return found, messages
+
+
+def received(supervisor: Supervisor) -> SharedCacheMessage | None:
+    try:
+        with supervisor.channel.receive(NO_WAIT) as frame:
+            return decode(frame.data, sender=Sender.WORKER, fds=frame.fd_count)
+    except MissedDeadlineTransient:
+        return None
+
+
+def test_a_file_that_nobody_shares_is_published_and_released_when_it_is_closed(supervisor: Supervisor) -> None:
+    file, messages = answered(supervisor, None)
+    assert file is not None and not file.is_replacement
+    assert [type(message) for message in messages] == [Publish]
+    with sent(FILE) as other:
+        assert os.fstat(other.fileno()).st_ino != os.fstat(file.fd).st_ino
+    del file
+    gc.collect()
+    assert [type(received(supervisor)), received(supervisor)] == [Release, None]
+
+
+def test_the_same_bytes_replace_those_of_the_client(supervisor: Supervisor) -> None:
+    file, messages = answered(supervisor, FILE)
+    assert file is not None and file.is_replacement
+    assert messages == []
+    with FileMemory.from_fd(file.fd, len(FILE), protection=Protection.READ) as again:
+        assert shared_file(again, lambda: None) is file  # without another lookup
+
+
+@pytest.mark.parametrize("data", [FILE[:-1] + b"?", FILE + b"?", FILE[:-1]], ids=["other", "longer", "shorter"])
+def test_other_bytes_under_the_digest_of_a_file_are_reported_and_not_used(supervisor: Supervisor, data: bytes) -> None:
+    file, messages = answered(supervisor, data)
+    assert file is not None and not file.is_replacement
+    assert [type(message) for message in messages if not isinstance(message, Release)] == [Invalidate, Publish]
+
+
+def test_a_process_without_free_fds_shares_no_file(supervisor: Supervisor, caplog: pytest.LogCaptureFixture) -> None:
+    with sent(FILE) as memory, no_more_descriptors():
+        assert shared_file(memory, lambda: None) is None
+    assert "a file is not shared: " in caplog.text
+    assert received(supervisor) is None
+
+
+def test_a_small_or_unsealed_file_or_one_beyond_the_cache_s_limit_is_not_shared(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(FILE)
+    with sent(FILE[:-1]) as small, open(path, "rb") as opened:
+        assert shared_file(small, lambda: None) is None
+        with FileMemory.from_fd(opened.fileno(), len(FILE), protection=Protection.READ) as unsealed:
+            assert shared_file(unsealed, lambda: None) is None
+    monkeypatch.setenv(settings.CACHE_MIB.variable, "0")
+    with sent(FILE) as large:
+        assert shared_file(large, lambda: None) is None
+    assert received(supervisor) is None

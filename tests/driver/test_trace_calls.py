@@ -51,7 +51,7 @@ def test_memory_that_is_too_small_is_an_invalid_argument(greeted: ProtocolPeer) 
 
 def test_who_administers_the_driver_gets_its_area(running: Running, greeted: ProtocolPeer) -> None:
     with TraceArea(2) as area:
-        WORKER_TRACE.use_area(Memory.adopt(os.dup(area.memory.fileno())), 1)
+        WORKER_TRACE.use_area(area.memory, 1)
         greeted.send(messages.TraceDriver(1))
         reply, (fd,) = greeted.receive_with_fds(messages.DriverTraced)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ def allocated_bytes(memory: Memory) -> int:
 
 
 def worker_in(area: TraceArea, trace: WorkerTrace, slot: int) -> WorkerTrace:
-    trace.use_area(Memory.adopt(os.dup(area.memory.fileno())), slot)
+    trace.use_area(area.memory, slot)
     return trace
 
 
@@ -154,6 +155,21 @@ def test_the_client_of_one_worker_traces_the_driver_until_the_worker_exits(area:
         assert area.memory.view[OWNER] == 0
     finally:
         os.close(fd)
+
+
+def test_who_reads_the_area_cannot_open_it_for_writing_either(area: TraceArea, trace: WorkerTrace) -> None:
+    fd = worker_in(area, trace, 2).open_area()
+    try:
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    finally:
+        os.close(fd)
+    try:
+        with pytest.raises(PermissionError):
+            os.pwrite(again, b"x", ring_offset(1))
+        with pytest.raises(PermissionError):
+            mmap.mmap(again, 0)
+    finally:
+        os.close(again)
 
 
 def test_a_second_client_cannot_trace_the_driver(area: TraceArea, trace: WorkerTrace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,9 +35,9 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(limited())
 
 
-def threads() -> set[str]:
-    """Return the names of this process's threads, without the waiter of queues."""
-    return {thread.name for thread in threading.enumerate() if thread.name != aio.THREAD_NAME}
+def threads() -> Counter[str]:
+    """Return how many threads of each name this process has, without the waiter of queues."""
+    return Counter(thread.name for thread in threading.enumerate() if thread.name != aio.THREAD_NAME)
 
 
 # ------------------------------------------------------------------------------------------------ execute_async
@@ -56,7 +57,7 @@ def test_API_9_many_tasks_wait_without_a_thread_for_each(model: nnfmq.PreparedMo
         pending = [model.execute_async(one(i)) for i in range(50)]
         results = asyncio.gather(*(asyncio.ensure_future(_await(execution)) for execution in pending))
         await asyncio.sleep(0)
-        assert threads() == before
+        assert threads() - before <= Counter({"nnfmq-own-burst": 1})  # that of the model
         return await results
 
     assert run(main()) == [(one(i),) for i in range(50)]

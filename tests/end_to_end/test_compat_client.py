@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from pathlib import Path
 
 import pytest
-from support.drivers import Daemon, Process, Program, one, until
+from support.drivers import Daemon, Process, Program, closer_threads, one, until
 from support.forking import fork
 from support.models import null_model
 
@@ -23,6 +22,7 @@ class Owner: pass
 owner = Owner()
 client = DriverShare(owner).client()
 print(client.worker_pid, flush=True)
+input()
 """
 
 
@@ -46,10 +46,6 @@ def _use_daemon(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def is_closed(client: nnfmq.Client) -> bool:
     return not client.connection.is_open
-
-
-def closer_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "nnfmq-compat"]
 
 
 def test_owners_share_the_connection_to_the_driver_that_listens(daemon: Daemon) -> None:
@@ -150,5 +146,6 @@ def test_an_embedded_driver_exits_with_a_script_that_closes_nothing(
     script = tmp_path / "script.py"
     script.write_text(OWNS_NOTHING_AT_EXIT)
     with Program.start(["-W", "error", script]) as program, Process(int(program.line())) as driver:
+        program.tell()  # from now on the pid may become another process's
         assert (program.wait(), program.errors()) == (0, "")
         driver.wait_for_end()

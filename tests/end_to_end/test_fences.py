@@ -159,6 +159,7 @@ def test_LIFE_9_a_thousand_executions_of_every_kind_leak_nothing_in_the_driver(
                 assert execution.compute(one(number)) == (one(number),)
                 with execution.compute_fenced(one(number)) as launched:
                     assert launched.result(LIMIT_S) == (one(number),)
+        client.connection.close_own_bursts()  # which the model keeps for `execute_async`, for 2 s after the last call
         client.devices()  # the reply follows the release of everything before
 
     with Process(client.worker_pid) as worker:

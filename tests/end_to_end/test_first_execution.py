@@ -55,7 +55,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def driver(steps: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     site = tmp_path_factory.mktemp("site")
     (site / "sitecustomize.py").write_text(NOTING.format(path=str(steps)))
-    with short_folder() as folder, running_daemon(folder / "d.sock", environment=path_with(site)) as daemon:
+    environment = {**path_with(site), "NNFMQ_SANDBOX": "off"}  # its workers write a file
+    with short_folder() as folder, running_daemon(folder / "d.sock", environment=environment) as daemon:
         yield daemon
 
 

@@ -11,6 +11,7 @@ from support.small_models import F32, I32, Q8, Q8S, one_operation, two_adds
 
 import nnfmq
 from nnfmq.hal.capabilities import LARGEST_FLOAT32
+from nnfmq.hal.deterministic import DETERMINISTIC
 from nnfmq.hal.extensions import NAME as BUILTIN
 from nnfmq.hal.hosted import NAME as HOSTED
 from nnfmq.hal.hosted import is_runtime_name
@@ -56,7 +57,9 @@ def test_N_BAS_3_names_versions_types_and_extensions_are_well_formed(devices: li
         assert info.type in DeviceType and info.type is not DeviceType.OTHER
         assert 1 <= info.feature_level <= 8
         hosted = [HOSTED] if is_runtime_name(info.name) else []
-        assert all(extension.name in (BUILTIN, *hosted) for extension in info.extensions)  # no plug-in is installed
+        assert all(
+            extension.name in (BUILTIN, DETERMINISTIC, *hosted) for extension in info.extensions
+        )  # no plug-in is installed
 
 
 def test_SUP_6_cpu_devices_report_their_type_and_unsupported_operations(devices: list[nnfmq.Device]) -> None:

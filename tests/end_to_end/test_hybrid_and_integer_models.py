@@ -25,10 +25,11 @@ def case(name: str, note: str) -> bytes:
     [
         case("FULLY_CONNECTED", "int4-units-asymmetric"),
         case("CONV_2D", "channels"),
+        case("CONV_2D", "channels-images"),
         case("UNIDIRECTIONAL_SEQUENCE_LSTM", "normalized-projection"),
         lstm(LstmForm(projection=True, outputs=3)),
     ],
-    ids=["fully connected", "convolution", "lstm", "integer lstm"],
+    ids=["fully connected", "convolution", "convolution of images", "lstm", "integer lstm"],
 )
 def test_quantized_weights_give_litert_s_results_step_after_step(content: bytes, device: str) -> None:
     litert, rng = Theirs(content), np.random.default_rng(4)

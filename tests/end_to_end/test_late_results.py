@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, InThread, Process, one, until, wait_until_waiting
+from support.drivers import LIMIT_S, Daemon, InThread, Process, interrupted_after, one, until, wait_until_waiting
 from support.models import null_model
 from support.sessions import create_endless_request
 
@@ -39,19 +38,8 @@ def test_after_a_timeout_the_next_execution_gets_its_own_result(
 def test_after_a_signal_handler_that_raises_the_next_execution_gets_its_own_result(
     worker: Process, burst: nnfmq.Burst
 ) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    def execute_and_be_interrupted() -> None:
-        signal.setitimer(signal.ITIMER_REAL, SOON_S)
+    with worker.stopped(), interrupted_after(SOON_S):
         burst.execute(one(2), timeout=LIMIT_S)
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with worker.stopped(), pytest.raises(KeyboardInterrupt):
-            execute_and_be_interrupted()
-    finally:
-        signal.signal(signal.SIGALRM, before)
     assert burst.execute(one(3)) == (one(3),)
 
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import io
-import re
 import shutil
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 from flatbuffers import flexbuffers
-from support.drivers import Daemon, until
+from support.drivers import Daemon, wait_for_closers
 from support.litert import litert
+from support.litert_scripts import add_other_names, changed, printed
 from support.stateful_models import stream, streaming_window
 from support.tflite_files import Operator, Tensor, writer
 
@@ -366,35 +361,12 @@ def _use_daemon(_daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setenv("NNFMQ_SOCKET", str(_daemon.path))
     yield
     gc.collect()
-    closers = [thread for thread in threading.enumerate() if thread.name == "nnfmq-compat"]
-    until(lambda: not any(thread.is_alive() for thread in closers), "the interpreters are closed")
+    wait_for_closers()
 
 
 @pytest.fixture(autouse=True)
-def _other_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have LiteRT under the names that it had in tflite_runtime and in TensorFlow."""
-    for package, member in (("tflite_runtime", "interpreter"), ("tensorflow", "lite")):
-        module = ModuleType(package)
-        setattr(module, member, litert)
-        monkeypatch.setitem(sys.modules, package, module)
-        monkeypatch.setitem(sys.modules, f"{package}.{member}", litert)
-
-
-def changed(script: str) -> str:
-    """Return a script with its import of LiteRT changed."""
-    imports = r"^(import|from) (?:(?:tflite_runtime|ai_edge_litert)\.interpreter|(tensorflow))\b"
-    new, count = re.subn(
-        imports, lambda found: f"{found[1]} nnfmq.compat.{found[2] or 'litert'}", script, flags=re.MULTILINE
-    )
-    assert count == 1
-    return new
-
-
-def printed(script: str) -> str:
-    """Return what a script prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as stdout:
-        exec(compile(script, "script", "exec"), {})
-    return stdout.getvalue()
+def _use_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_other_names(monkeypatch, litert)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

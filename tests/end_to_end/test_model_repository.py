@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -36,14 +37,13 @@ X = np.array([[0, 1, 2, 3]], np.float32)
 READY, LOADING, UNAVAILABLE = ModelState.READY, ModelState.LOADING, ModelState.UNAVAILABLE
 
 ORDERS = """
-import os, signal, sys
+import ctypes, os, signal, sys
 if "--import" in sys.orig_argv:
     from nnfmq.repository import version_import
     def import_version(folder, socket, real=version_import.import_version):
         orders = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
         names = os.listdir(folder)
-        with open("/proc/self/comm", "w") as file:
-            file.write("importing")
+        ctypes.CDLL(None).prctl(15, b"importing", 0, 0, 0)  # PR_SET_NAME: its sandbox writes no files
         for name in names:
             if name in orders:
                 os.kill(os.getpid(), orders[name])
@@ -316,6 +316,20 @@ def test_an_import_that_hangs_delays_no_other_model(models: Path, driver: Daemon
             "model 'hanging' is still being prepared",
         )
         assert not child.has_exited()
+
+
+def test_imports_that_hang_end_when_their_files_are_removed(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
+    for name in ("first", "second"):  # as many as are imported at a time
+        add_version(models, name, 1, adder(1), file="hang")
+    with running_repository(driver) as repository, importing(repository) as child:
+        until(lambda: len(repository.children()) == 2, "both are imported")
+        add_version(models, "adder", 1, adder(1))
+        peer.wait_for("adder", state=LOADING)
+        for name in ("first", "second"):
+            shutil.rmtree(models / name)
+        peer.wait_for("adder", version=1)
+        assert child.has_exited()
+    assert "is not served" not in driver.program.errors()
 
 
 def test_a_model_that_kills_the_worker_fails_and_the_others_are_prepared_again(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import Daemon, until
+from support.drivers import Daemon, wait_for_closers
 from support.onnx_files import IR_VERSION
 from support.onnx_runtime import onnx
-from support.ort_scripts import rate_model
+from support.ort_scripts import changed, rate_model
 
 RNG = np.random.default_rng(3)
 make = onnx.helper.make_node
@@ -196,20 +195,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _use_daemon(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
     yield
-    closers = [thread for thread in threading.enumerate() if thread.name == "nnfmq-compat"]
-    until(lambda: not any(thread.is_alive() for thread in closers), "the sessions are closed")
-
-
-def changed(script: str) -> str:
-    """Return a script with its first import of ONNX Runtime changed; others stay."""
-    for old, new in (
-        ("import onnxruntime as ort", "import nnfmq.compat.onnxruntime as ort"),
-        ("import onnxruntime\n", "import nnfmq.compat.onnxruntime as onnxruntime\n"),
-        ("from onnxruntime import", "from nnfmq.compat.onnxruntime import"),
-    ):
-        if old in script:
-            return script.replace(old, new, 1)
-    raise AssertionError("no import")
+    wait_for_closers()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import Daemon, Process, until
+from support.drivers import Daemon, Process, wait_for_closers
 from support.onnx_files import file_of
 from support.onnx_runtime import onnx, runtime
 from support.ort_scripts import (
@@ -21,6 +21,7 @@ from support.ort_scripts import (
     S,
     Script,
     X,
+    answer,
     assert_same,
     bound,
     index_model,
@@ -41,8 +42,7 @@ from nnfmq.hal.errors import UnsupportedModel
 def _use_daemon(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
     yield
-    closers = [thread for thread in threading.enumerate() if thread.name == "nnfmq-compat"]
-    until(lambda: not any(thread.is_alive() for thread in closers), "the sessions are closed")
+    wait_for_closers()
 
 
 IMAGE = RNG.uniform(-2, 2, (1, 2, 3, 4)).astype(np.float32)
@@ -242,19 +242,17 @@ def test_an_int64_beyond_int32_is_computed() -> None:
     assert_same(*(session(module, index_model()).run(None, fed) for module in (ours, runtime)))
 
 
-def test_an_index_beyond_int32_is_refused_with_onnx_runtime_s_text() -> None:
+def test_an_error_of_an_execution_has_onnx_runtime_s_class_and_text() -> None:
     gather = onnx.helper.make_node("Gather", ["x", "i"], ["y"])
     content = file_of([gather], {"x": X, "i": np.int64([1])}, ["y"])
     made, peer = session(ours, content), session(runtime, content)
     fed = {"x": X, "i": np.int64([1])}
     assert_same(made.run(None, fed), peer.run(None, fed))
-    fed["i"] = np.int64([2**31])
-    for each, kind in (
-        (made, ours.onnxruntime_pybind11_state.RuntimeException),
-        (peer, runtime.capi.onnxruntime_pybind11_state.InvalidArgument),  # a binding has no status
-    ):
-        with pytest.raises(kind, match="indices element out of data bounds, idx=2147483648"):
-            each.run(None, fed)
+    for index in (9, 2**31):  # the driver's own engine refuses it when it executes, and before
+        fed["i"] = np.int64([index])
+        wanted = answer(lambda: peer.run(None, fed))
+        assert "InvalidArgument: [ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Non-zero status" in wanted
+        assert [answer(lambda: made.run(None, fed)) for _ in range(2)] == [wanted] * 2
 
 
 def test_an_input_without_elements_has_onnx_runtime_s_results() -> None:
@@ -354,7 +352,7 @@ def test_a_binding_has_the_outcome_that_it_has_with_onnx_runtime(name: str) -> N
 def test_a_tensor_of_another_shape_cannot_be_an_output() -> None:
     made, binding = bound(ours, **FED)
     binding.bind_ortvalue_output("y", ours.OrtValue.ortvalue_from_shape_and_type([2, 3, 5], 1))
-    with pytest.raises(RuntimeError, match=r"'y' is float32\[2, 3, 5\]; the model computes float32\[2, 3, 4\]"):
+    with pytest.raises(RuntimeError, match=r"'y' has shape {2,3,5} but the computed.* is {2,3,4}"):
         made.run_with_iobinding(binding)
 
 
@@ -464,7 +462,7 @@ def test_a_session_without_spinning_has_bursts_that_do_not_poll() -> None:
 
 
 def test_unknown_providers_are_reported_and_ignored() -> None:
-    with pytest.warns(UserWarning, match="no provider 'CUDAExecutionProvider'.*allowed are"):
+    with pytest.warns(UserWarning, match="'CUDAExecutionProvider' is not in available provider names"):
         made = ours.InferenceSession(symbolic_model(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
     assert made.get_providers() == ["CPUExecutionProvider"]
     for providers, options in [(3, None), ([3], None), (["CPUExecutionProvider"], []), ([("a", {})], [{}])]:

@@ -130,7 +130,9 @@ def holding(folder: Path, place: Path) -> Iterator[Held]:
     site.mkdir()
     (site / "sitecustomize.py").write_text(HELD)
     order = place / "order"
-    environment = {**path_with(site), "TEST_ORDER": str(order), "XDG_CACHE_HOME": str(place)}
+    # Workers read the order, and start a program: not in a sandbox.
+    orders = {"TEST_ORDER": str(order), "NNFMQ_SANDBOX": "off"}
+    environment = {**path_with(site), **orders, "XDG_CACHE_HOME": str(place)}
     with running_daemon(folder / "d.sock", environment=environment) as daemon:
         yield Held(daemon, order, place / "nnfmq")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -25,6 +28,7 @@ from support.drivers import (
     until,
     wait_until_waiting,
 )
+from support.model_folders import RepositoryPeer, add_version, adder
 from support.models import null_model
 from support.protocol import LIMIT_NS, ProtocolPeer
 from support.sessions import HELLO
@@ -100,6 +104,36 @@ def test_a_worker_that_cannot_be_watched_is_ended_and_its_client_sees_a_hang_up(
         until(lambda: daemon.process.children() == [], "the worker has exited")
         with daemon.connect() as client, client.device("reference").prepare(null_model()) as model:
             model.execute(one(1))
+
+
+def test_one_process_leaves_places_to_others(folder: Path) -> None:
+    with running_daemon(folder / "d.sock", environment={"NNFMQ_PROCESS_CLIENTS": str(FEW)}) as daemon:
+        with daemon.connect(), daemon.connect() as second:
+            with pytest.raises(nnfmq.ResourceExhaustedTransient, match=rf"process {os.getpid()} has 2 clients already"):
+                daemon.connect()
+            assert executes(second, 1)
+            other = "import nnfmq, sys; nnfmq.connect(sys.argv[1]).close()"
+            subprocess.run([sys.executable, "-P", "-c", other, daemon.path], check=True, timeout=LIMIT_S)
+        until(lambda: daemon.process.children() == [], "the workers have exited")
+        assert admits(daemon)
+
+
+def test_the_last_place_is_that_of_the_driver_s_model_repository(folder: Path) -> None:
+    (folder / "models").mkdir()
+    arguments = ["-P", "-c", SERVE_A_FEW, folder / "d.sock", str(FEW)]
+    environment = {"NNFMQ_MODELS": str(folder / "models")}
+    with (
+        running_daemon(folder / "d.sock", arguments=arguments, environment=environment) as daemon,
+        daemon.connect() as client,
+        RepositoryPeer(daemon.path) as peer,
+    ):
+        with pytest.raises(nnfmq.ResourceExhaustedTransient, match="its model repository has the last place"):
+            daemon.connect()
+        add_version(folder / "models", "adder", 1, adder(1))
+        peer.wait_for("adder", version=1)
+        with pytest.raises(nnfmq.ResourceExhaustedTransient, match="this driver serves 2 clients already"):
+            daemon.connect()
+        assert executes(client, 1)
 
 
 def test_a_driver_starts_where_BLAS_would_have_several_threads(folder: Path) -> None:
@@ -206,15 +240,19 @@ def test_SIGTERM_ends_every_worker_and_the_waits_of_their_clients(own: Daemon, w
         second.resume()
         assert own.program.wait() == 0
         assert first.has_exited() and second.has_exited()
-        assert isinstance(call.wait().error, nnfmq.DeadObject) or call.value == (one(2),)
+        assert call.wait().value == (one(2),)
         with pytest.raises(nnfmq.DeadObject):
             idle.devices()
     assert own.program.errors() == ""  # nobody had to be killed
     assert not own.path.exists()
 
 
-def test_SIGTERM_ends_a_worker_that_is_stopped_as_well(own: Daemon) -> None:
-    with own.connect() as client, Process(client.worker_pid) as worker:
+def test_SIGTERM_ends_a_worker_that_is_stopped_as_well(folder: Path) -> None:
+    with (
+        running_daemon(folder / "d.sock", environment={"NNFMQ_DRAIN_S": "0"}) as own,
+        own.connect() as client,
+        Process(client.worker_pid) as worker,
+    ):
         worker.stop()
         call = InThread.start(client.devices)
         own.process.send(signal.SIGTERM)

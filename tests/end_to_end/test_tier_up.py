@@ -7,6 +7,7 @@ distinguish the results of machine code from the reference's, the compiled progr
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, short_folder, until
+from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, short_folder, thread_state, until
 from support.models import logistics_model, null_model
 from support.plugins import path_with
 
@@ -100,7 +101,8 @@ def cache(tmp_path: Path) -> Path:
 def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     place = tmp_path_factory.mktemp("held")
     os.mkfifo(place / "pipe")
-    environment = {"TEST_HOLD": str(place / "pipe"), "XDG_CACHE_HOME": str(place)}
+    hold = {"TEST_HOLD": str(place / "pipe"), "NNFMQ_SANDBOX": "off"}  # its workers open the pipe
+    environment = {**hold, "XDG_CACHE_HOME": str(place)}
     with short_folder() as folder, patched(folder, place / "site", HELD, environment) as daemon:
         yield Held(daemon, place / "pipe", place / "nnfmq")
 
@@ -312,19 +314,23 @@ def test_each_instruction_set_has_its_own_entries(
     assert np.array_equal(*found)
 
 
-def test_LIFE_4_a_worker_killed_while_it_writes_an_entry_leaves_none_and_the_next_removes_its_file(
+def stopped_writers(daemon: Daemon) -> list[int]:
+    """Return the child processes of a driver that are stopped, as by SIGSTOP."""
+    return [pid for pid in daemon.process.children() if thread_state(pid, pid) == "T"]
+
+
+def test_LIFE_4_a_process_killed_while_it_writes_an_entry_leaves_none_and_the_next_removes_its_file(
     folder: Path, tmp_path: Path, cache: Path
 ) -> None:
     environment = {"XDG_CACHE_HOME": str(cache.parent)}
-    with (
-        patched(folder, tmp_path / "site", STOPPING, environment) as daemon,
-        daemon.connect() as client,
-        Process(client.worker_pid) as worker,
-    ):
+    with patched(folder, tmp_path / "site", STOPPING, environment) as daemon, daemon.connect() as client:
         call = InThread.start(lambda: client.device("compiled").prepare(NULL, preference=SUSTAINED))
-        until(lambda: set(worker.states()) == {"T"}, "the worker has stopped in the middle of an entry")
-        worker.kill()
-        assert isinstance(call.wait().error, nnfmq.DeadObject)
+        until(lambda: len(stopped_writers(daemon)) == 1, "a process has stopped in the middle of an entry")
+        (writer,) = stopped_writers(daemon)
+        os.kill(writer, signal.SIGKILL)
+        model = call.wait().value
+        assert model is not None
+        model.close()
     assert entries(cache) == [] and len(list(cache.iterdir())) == 1
     with (
         running_daemon(folder / "next.sock", environment=environment) as daemon,

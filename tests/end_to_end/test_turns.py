@@ -28,7 +28,7 @@ CORES = allowed_cpus()
 OTHERS, CROWD = range(SLOTS // 4, SLOTS // 4 + CORES), range(SLOTS // 2, SLOTS)
 MODEL = slow_model(128, 128)  # tenths of a second
 INPUT = np.ones((1, 128, 128, 32), np.float32)
-SOON_S = 1.0  # much less than the limit of a wait beside the crowd
+SOON_S = 2.0  # much less than the limit of a wait beside the crowd
 pytestmark = pytest.mark.skipif(max(OTHERS) >= min(CROWD), reason="the page has not enough slots for these cores")
 
 

@@ -247,6 +247,16 @@ def test_constants_are_copied_from_the_clients_pools() -> None:
     assert (out == 3).all()
 
 
+def test_a_small_constant_does_not_keep_all_constants_of_the_model() -> None:
+    """Those of the other operations may be large weights, which kernels have packed; a large one is not copied."""
+    large, small = np.ones((64, 64), np.float32), np.ones((2, 2), np.float32)
+    image, other = Operand(F32, (64, 64)), Operand(F32, (2, 2))
+    model = one_operation(OperationType.ADD, [(image, large.tobytes()), (other, small.tobytes()), 0], image)
+    stored = np.frombuffer(model.operand_values, np.uint8)
+    found = [interpreter.load_constant(model, operand) for operand in model.main.operands[:2]]
+    assert [array is not None and np.shares_memory(array, stored) for array in found] == [True, False]
+
+
 def test_large_images_are_computed_in_bands_with_the_same_result() -> None:
     rng = np.random.default_rng(7)
     image = rng.integers(0, 256, (2, 96, 96, 16), dtype=np.uint8)

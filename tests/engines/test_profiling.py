@@ -120,6 +120,11 @@ def test_overhead_is_subtracted_from_timings_which_are_never_negative() -> None:
     assert (Timings([5, 5], [9, 9]).p50_ns, Timings([5, 5], [9, 9]).min_ns) == (0, 0)
 
 
+def test_a_time_below_a_tenth_of_the_overhead_gives_no_rate() -> None:
+    assert (Timings([331], [300]).rate_ns, Timings([330], [300]).rate_ns, Timings([5], [9]).rate_ns) == (31, None, None)
+    assert Timings([0], [0]).rate_ns is None
+
+
 def test_timings_are_added_run_by_run() -> None:
     total = Timings.sum([Timings([1, 20], [0, 2]), Timings([300, 4], [5, 6])])
 

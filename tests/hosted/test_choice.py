@@ -16,6 +16,7 @@ from support.drivers import Daemon, kill_worker, running_daemon, short_folder
 import nnfmq
 from nnfmq.client.connection.hosted_choice import GivenModel, Host, Hosting
 from nnfmq.client.partitioned.devices import RuntimeDevice
+from nnfmq.hal.hosted import RUNTIMES
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -30,8 +31,9 @@ def hosting() -> Iterator[Daemon]:
 @pytest.fixture(scope="module")
 def without() -> Iterator[Daemon]:
     """Return a driver in whose environment no runtime is installed."""
+    hidden = dict.fromkeys(runtime.package for runtime in RUNTIMES)
     with short_folder() as made:
-        (made / "sitecustomize.py").write_text("import sys\nsys.modules['onnxruntime'] = None\n")
+        (made / "sitecustomize.py").write_text(f"import sys\nsys.modules.update({hidden})\n")
         with running_daemon(made / "d.sock", environment={"PYTHONPATH": str(made)}) as daemon:
             yield daemon
 

@@ -15,7 +15,7 @@ from support.drivers import InThread
 
 import nnfmq
 from nnfmq.base.file_memory import FileMemory
-from nnfmq.base.processes import allowed_cpus
+from nnfmq.base.processes import allowed_cores, allowed_cpus
 from nnfmq.base.shared_constants import SharedConstants
 from nnfmq.driver.compilation.jobs import PrepareContext, prepare_context
 from nnfmq.driver.memory.private import ConstantPool, copy_constant_pools
@@ -115,10 +115,12 @@ class Sent:
         path = tmp_path / "net.twice"
         path.write_text(str(size_mib))
 
-        def describe(call: HostedCall, parts: Sequence[SharedConstants]) -> HostedDescription:
+        def describe(
+            call: HostedCall, parts: Sequence[SharedConstants]
+        ) -> tuple[HostedDescription, Sequence[SharedConstants]]:
             self.call, self.pools = call, received(parts, is_sealed=is_sealed)
             self.received_again = received(parts, is_sealed=is_sealed)
-            return device.describe_file(call, self.pools)
+            return device.describe_file(call, self.pools), parts
 
         self.model = replace(load_hosted(path, describe).model, pools=self.received_again)
 
@@ -142,6 +144,19 @@ def test_a_file_is_opened_once_for_the_question_and_the_preparation(
     assert len(device.opened) == 1
     device.compile(sent.model)  # the first program has the open file
     assert len(device.opened) == 2
+
+
+def test_a_signature_is_refused_by_a_device_whose_files_have_none(device: Doubling, tmp_path: Path) -> None:
+    (tmp_path / "net.twice").write_text("0")
+
+    def describe(
+        call: HostedCall, parts: Sequence[SharedConstants]
+    ) -> tuple[HostedDescription, Sequence[SharedConstants]]:
+        return device.describe_file(call, received(parts)), parts
+
+    with pytest.raises(nnfmq.InvalidArgument, match="signature 'serving': files on doubling have no signatures"):
+        load_hosted(tmp_path / "net.twice", describe, signature="serving")
+    assert device.opened == []
 
 
 def test_the_preparation_of_another_file_does_not_take_it(device: Doubling, tmp_path: Path) -> None:
@@ -225,11 +240,11 @@ def test_so_is_each_execution_of_a_model_whose_first_one_took_too_much(
 # Threads.
 
 
-def test_an_execution_has_the_cpus_of_the_process_unless_fewer_are_asked_for(device: Doubling, tmp_path: Path) -> None:
+def test_an_execution_has_the_cores_of_the_process_unless_fewer_are_asked_for(device: Doubling, tmp_path: Path) -> None:
     sent = Sent(device, tmp_path)
     for threads in (1, 10**6):
         device.describe_file(replace(sent.call, options={"threads": threads}), sent.pools)
-    assert [options.threads for options in device.opened] == [allowed_cpus(), 1, allowed_cpus()]
+    assert [options.threads for options in device.opened] == [allowed_cores(), 1, allowed_cpus()]
     for wrong in (0, "2", True):
         with pytest.raises(nnfmq.InvalidArgument, match="threads"):
             device.describe_file(replace(sent.call, options={"threads": wrong}), sent.pools)

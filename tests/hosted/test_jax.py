@@ -32,7 +32,7 @@ def device(shared_client: nnfmq.Client) -> nnfmq.Device:
     ("name", "case"),
     [
         ("vision", "vision"), ("transformer", "transformer"), ("transformer", "transformer1"), ("wide", "wide"),
-        ("wide", "wide1"), ("types", "types"),
+        ("wide", "wide1"), ("types", "types"), ("words", "words"), ("words", "words1"),
     ],
 )  # fmt: skip
 def test_a_file_computes_what_jax_does_bit_for_bit(device: nnfmq.Device, files: Path, name: str, case: str) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import signal
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from support.drivers import DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, until, wait_until_waiting
+from support.hosted_files import examples, made
 
 import nnfmq
 
@@ -17,15 +21,19 @@ ENDLESS = 2**62
 
 
 class Example(NamedTuple):
-    """A file with inputs for an execution that takes seconds, and one with inputs for an execution that does not."""
+    """A file with inputs for an execution that takes seconds, and one with inputs for an execution that does not.
 
-    file: bytes
-    inputs: Mapping[str, Any]
-    short_file: bytes
-    short_inputs: Mapping[str, Any]
+    `huge` is a file with inputs for an execution that takes 10 GiB; None: another test has one.
+    """
+
+    file: bytes | Path
+    inputs: Sequence[Any]
+    short_file: bytes | Path
+    short_inputs: Sequence[Any]
+    huge: tuple[bytes | Path, Sequence[Any]] | None = None
 
 
-def onnx_loop() -> Example:
+def onnx_loop(_: Path) -> Example:
     """Return a loop of as many iterations as the first input says."""
     onnx: Any = pytest.importorskip("onnx")
     helper, kinds = onnx.helper, onnx.TensorProto
@@ -39,12 +47,12 @@ def onnx_loop() -> Example:
     graph = helper.make_graph([loop], "loop", [number, x], [y])
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     content, ones = model.SerializeToString(), np.ones(4, np.float32)
-    return Example(content, {"n": np.array(ENDLESS), "x": ones}, content, {"n": np.array(2), "x": ones})
+    return Example(content, [np.array(ENDLESS), ones], content, [np.array(2), ones])
 
 
-def tflite_convolution() -> Example:
+def tflite_convolution(_: Path) -> Example:
     """Return a convolution of 40 billion multiplications."""
-    from support.tflite_files import CONV, Tensor, single
+    from support.tflite_files import CONV, Operator, Tensor, single, writer
 
     shape, weights = (1, 256, 256, 64), (64, 12, 12, 64)
     tensors = [
@@ -55,21 +63,50 @@ def tflite_convolution() -> Example:
     ]
     content = single("CONV_2D", tensors, "Conv2DOptions", CONV)
     short = Path(nnfmq.example_path("digits.tflite")).read_bytes()
-    return Example(content, {"x": np.ones(shape, np.float32)}, short, {"image": np.zeros((1, 8, 8, 1), np.float32)})
+    tensors = [
+        Tensor("x", (1,), "INT64"), Tensor("shape", (2,), "INT32"), Tensor("product", (1, 1), "INT64"),
+        Tensor("y", (), "INT64"), Tensor("axes", (2,), "INT32", struct.pack("<2i", 0, 1)),
+    ]  # fmt: skip
+    operators = [
+        Operator("BROADCAST_TO", (0, 1), (2,), "BroadcastToOptions", {}),
+        Operator("REDUCE_MAX", (2, 4), (3,), "ReducerOptions", {}),
+    ]
+    huge = writer.write(tensors, operators, (0, 1), (3,)), [np.ones(1, np.int64), np.int32([36800] * 2)]
+    images = [np.zeros((1, 8, 8, 1), np.float32)]
+    return Example(content, [np.ones(shape, np.float32)], short, images, huge)
 
 
-RUNTIMES: dict[str, Callable[[], Example]] = {"onnxruntime": onnx_loop, "litert": tflite_convolution}
+def framework_files(folder: Path, runtime: str, ending: str, size: int) -> Example:
+    """Return files of a framework: products of matrices of this size in a row, and a small model for images."""
+    made(f"{runtime}_models", folder)
+
+    long, vision, huge = (folder / f"{name}{ending}" for name in ("long", "vision", "huge"))
+    images, _ = examples(folder, "vision")
+    matrix, column = np.zeros((size, size), np.float32), np.zeros((51200, 1), np.float32)
+    return Example(long, [matrix], vision, images, (huge, [column]))
 
 
-@pytest.fixture(params=RUNTIMES)
+RUNTIMES: dict[str, Callable[[Path], Example]] = {
+    "onnxruntime": onnx_loop,
+    "litert": tflite_convolution,
+    "openvino": lambda folder: framework_files(folder, "openvino", ".xml", 1200),
+    "torch": lambda folder: framework_files(folder, "torch", ".pt2", 1200),
+    "jax": lambda folder: framework_files(folder, "jax", ".jax", 64),
+}
+
+
+@pytest.fixture(params=RUNTIMES, scope="module")
 def runtime(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip({"litert": "ai_edge_litert"}.get(request.param, request.param))
-    return str(request.param)
+    name = str(request.param)
+    module = {"litert": "ai_edge_litert"}.get(name, name)
+    if find_spec(module) is None:  # no test imports a framework
+        pytest.skip(f"{module} is not installed")
+    return name
 
 
-@pytest.fixture
-def example(runtime: str) -> Example:
-    return RUNTIMES[runtime]()
+@pytest.fixture(scope="module")
+def example(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Example:
+    return RUNTIMES[runtime](tmp_path_factory.mktemp(runtime))
 
 
 @pytest.fixture
@@ -80,15 +117,15 @@ def neighbour(shared_daemon: Daemon, runtime: str, example: Example) -> Iterator
         client.device(runtime).prepare(example.short_file) as model,
         model.burst() as burst,
     ):
-        before = [array.copy() for array in burst.execute(example.short_inputs)]
+        before = [array.copy() for array in burst.execute(*example.short_inputs)]
         yield
-        after = burst.execute(example.short_inputs, timeout=LIMIT_S)
+        after = burst.execute(*example.short_inputs, timeout=LIMIT_S)
         assert all(map(np.array_equal, before, after))
 
 
 def running(client: nnfmq.Client, burst: nnfmq.Burst, example: Example, timeout: float | None = None) -> InThread:
     """Start a long execution, and return when the worker computes."""
-    call = InThread.start(lambda: burst.execute(example.inputs, timeout=timeout))
+    call = InThread.start(lambda: burst.execute(*example.inputs, timeout=timeout))
     wait_until_waiting(burst)
     with Process(client.worker_pid) as worker:
         until(lambda: "R" in worker.states(), "the worker computes")
@@ -107,7 +144,36 @@ def test_SIGKILL_of_the_worker_in_a_run_is_DEAD_OBJECT_and_the_client_goes_on_wi
                 assert isinstance(call.wait().error, nnfmq.DeadObject)
             print(f"DEAD_OBJECT {(call.ended_ns - killed_ns) / 1e6:.1f} ms after SIGKILL")
             assert call.ended_ns - killed_ns < 10 * DEAD_WITHIN_NS  # 100 ms on an otherwise idle machine
-            other.execute(example.short_inputs, timeout=LIMIT_S)
+            other.execute(*example.short_inputs, timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV])
+def test_a_runtime_that_crashes_in_a_run_is_DEAD_OBJECT(
+    shared_daemon: Daemon, runtime: str, example: Example, neighbour: None, number: signal.Signals
+) -> None:
+    if runtime == "onnxruntime":
+        pytest.skip("its custom operators crash by themselves: tests/hosted/test_custom_operators.py")
+    with shared_daemon.connect() as client, client.device(runtime).prepare(example.file) as model:
+        burst = model.burst()
+        call = running(client, burst, example)
+        with Process(client.worker_pid) as worker:
+            worker.send(number)
+            assert isinstance(call.wait().error, nnfmq.DeadObject)
+            worker.wait_for_end()
+        burst.close()
+
+
+def test_a_run_that_takes_10_GiB_fails_or_ends_its_worker(
+    shared_daemon: Daemon, runtime: str, example: Example, neighbour: None
+) -> None:
+    if example.huge is None:
+        pytest.skip("its custom operators take as much: tests/hosted/test_custom_operators.py")
+    file, inputs = example.huge
+    with shared_daemon.connect() as client:
+        errors = (nnfmq.ResourceExhausted, nnfmq.DeadObject)
+        with pytest.raises(nnfmq.GeneralFailure if runtime == "litert" else errors) as raised:  # it does not say why
+            client.device(runtime).prepare(file).execute(*inputs)
+        print(f"{type(raised.value).__name__}: {raised.value}")
 
 
 def test_SIGSTOP_of_the_worker_in_a_run_is_a_missed_deadline(

@@ -197,9 +197,10 @@ def test_sizes_that_an_operator_refuses_are_refused_with_its_text(device: nnfmq.
         assert model.execute(np.eye(3, dtype=np.float32))[0].tolist() == np.eye(3).tolist()
 
 
-def test_an_output_of_unknown_size_comes_in_its_size(device: nnfmq.Device) -> None:
+@pytest.mark.parametrize("stated", [{"shape": (1, 1), "signature": (-1, 1)}, {"shape": (4, 1)}, {"shape": (0, 1)}])
+def test_an_output_of_unknown_size_comes_in_its_size(device: nnfmq.Device, stated: Mapping[str, Any]) -> None:
     where = Operator("WHERE", (0,), (1,))
-    content = one_operator(Tensor("x", (4,), "BOOL"), Tensor("y", (1, 1), "INT64", signature=(-1, 1)), where)
+    content = one_operator(Tensor("x", (4,), "BOOL"), Tensor("y", type="INT64", **stated), where)
     expected = InProcess(content)
     with device.prepare(content, runtime_options=ONE_THREAD) as model:
         for x in np.bool_([[0, 0, 0, 1], [1, 0, 1, 1]]):
@@ -321,3 +322,19 @@ def test_options_of_the_interpreter_are_those_of_litert(device: nnfmq.Device, da
 def test_other_options_are_refused(device: nnfmq.Device, options: Mapping[str, Any], text: str) -> None:
     with pytest.raises(nnfmq.InvalidArgument, match=text):
         device.prepare(nnfmq.example_path("digits.tflite"), runtime_options=options)
+
+
+def test_a_count_that_data_decide_is_computed_by_nnfmq_or_the_import_chooses_litert(_daemon: Daemon) -> None:  # noqa: PT019
+    """The file states 2 true elements. nnfmq's own engine finds any number; what reads them is LiteRT's."""
+    values = np.float32([10, 11, 12, 13])
+    tensors = [Tensor("x", (4,), "BOOL"), Tensor("values", (4,), data=values.tobytes()),
+               Tensor("places", (2, 1), "INT64"), Tensor("y", (2,))]  # fmt: skip
+    where, gather = Operator("WHERE", (0,), (2,)), Operator("GATHER_ND", (1, 2), (3,))
+    for operators, output, chosen in (([where], 2, "compiled"), ([where, gather], 3, "litert")):
+        content = writer.write(tensors, operators, (0,), (output,))
+        expected = InProcess(content)
+        with _daemon.connect() as client, client.prepare(content) as model, model.burst() as burst:
+            assert model.device == chosen
+            for x in np.bool_([[1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1]]):
+                for execute in (model.execute, burst.execute):
+                    assert [each.tolist() for each in execute(x)] == [each.tolist() for each in expected(x)]

@@ -80,6 +80,17 @@ def test_a_deadline_cancels_the_execution_and_the_worker_stays(shared_daemon: Da
                 long.execute(np.zeros((1200, 1200), np.float32), timeout=0.2)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_execution_that_fails_has_no_results_of_an_earlier_one(
+    device: nnfmq.Device, files: Path, threads: int
+) -> None:
+    x = np.ones(4, np.float32)
+    with device.prepare(files / "reshaped.xml", runtime_options={"threads": threads}) as model:
+        assert model.execute(x, np.array([2, 2]))[0].shape == (2, 2)
+        with pytest.raises(nnfmq.GeneralFailure, match="conflicts with the reshape pattern"):
+            model.execute(x, np.array([5, 5]))
+
+
 def test_two_clients_of_a_daemon_run_the_same_file(shared_daemon: Daemon, files: Path) -> None:
     inputs, outputs = examples(files, "vision")
     with shared_daemon.connect() as a, shared_daemon.connect() as b:

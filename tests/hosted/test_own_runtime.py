@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.places import ROOT
 from support.plugins import add_example, path_with
 
 import nnfmq
+from nnfmq.cli import main
 
 EXAMPLE = ROOT / "docs" / "examples" / "hosted"
 PAGE = ROOT / "docs" / "how-to" / "host-a-runtime.md"
@@ -56,6 +58,17 @@ def test_a_file_of_the_format_is_prepared_without_a_device_s_name(driver: Daemon
             client.prepare(text)
 
 
+def test_commands_find_the_device_of_a_file_that_nnfmq_s_engine_does_not_read(
+    driver: Daemon, layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", np.float32([[1, 2]]))
+    for words in (["model", "show", str(layers)], ["run", str(layers), "--input", str(tmp_path / "x.npy")]):
+        assert main([*words, "--connect", str(driver.path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["device"] == "layers"
+    assert main(["model", "show", str(layers), "--connect", str(driver.path)]) == 0
+    assert "this is a zip archive" in capsys.readouterr().out
+
+
 def test_what_the_runtime_says_of_a_bad_file_reaches_the_caller_and_the_device_lives_on(
     driver: Daemon, layers: Path, tmp_path: Path
 ) -> None:
@@ -66,7 +79,7 @@ def test_what_the_runtime_says_of_a_bad_file_reaches_the_caller_and_the_device_l
         text.write_text("no model")
         with pytest.raises(nnfmq.InvalidArgument, match="layers: File is not a zip file"):
             device.prepare(bad)
-        with pytest.raises(nnfmq.InvalidArgument, match="runs files of the formats npz, not 'txt'"):
+        with pytest.raises(nnfmq.InvalidArgument, match="runs npz files, not 'txt'"):
             device.prepare(text)
         with device.prepare(layers, shapes={"x": (1, 2)}) as model:
             assert model.execute(np.float32([[0, 0]]))[0].tolist() == [[0.5, 0]]

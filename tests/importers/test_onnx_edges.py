@@ -84,3 +84,34 @@ def test_unique_elements_in_another_order_or_with_nan_are_refused(x: list[float]
     case = OnnxCase("Unique", [np.array(x, F32)], {"sorted": is_sorted}, frozenset({0}))
     with pytest.raises(nnfmq.UnsupportedModel, match="sorted elements without NaN"):
         nnfmq.load(with_constants(case.content(), {}))
+
+
+def with_function_and_branch() -> bytes:
+    """Return a model with names of every kind, each of which begins with "NAME"."""
+    h, types = onnx.helper, onnx.TensorProto
+    inner = h.make_node("Abs", ["NAMEin"], ["NAMEout"], "NAMEinner")
+    opsets = [h.make_opsetid("", 18), h.make_opsetid("NAMEdomain", 1)]
+    function = h.make_function("NAMEdomain", "NAMEfunction", ["NAMEin"], ["NAMEout"], [inner], opsets)
+    branch = h.make_graph(
+        [h.make_node("Identity", ["NAMEx"], ["NAMEb"])], "g", [], [h.make_tensor_value_info("NAMEb", types.FLOAT, [2])]
+    )
+    nodes = [
+        h.make_node("NAMEfunction", ["NAMEx"], ["NAMEy"], "NAMEnode", domain="NAMEdomain"),
+        h.make_node("If", ["NAMEc"], ["NAMEz"], then_branch=branch, else_branch=branch),
+    ]
+    inputs = [h.make_tensor_value_info("NAMEx", types.FLOAT, [2]), h.make_tensor_value_info("NAMEc", types.BOOL, [])]
+    outputs = [h.make_tensor_value_info(name, types.FLOAT, [2]) for name in ("NAMEy", "NAMEz")]
+    graph = h.make_graph(nodes, "g", inputs, outputs, [h.make_tensor("NAMEw", types.FLOAT, [1], [0.0])])
+    content: bytes = h.make_model(graph, opset_imports=opsets, functions=[function]).SerializeToString()
+    return content
+
+
+def test_a_model_with_names_of_every_kind_is_loaded() -> None:
+    assert len(nnfmq.load(with_function_and_branch()).outputs) == 2
+
+
+@pytest.mark.parametrize("name", ["in", "out", "inner", "domain", "function", "x", "b", "y", "node", "c", "z", "w"])
+def test_a_name_that_is_not_utf_8_makes_the_file_corrupt(name: str) -> None:
+    wrong = with_function_and_branch().replace(f"NAME{name}".encode(), b"NAME"[:3] + b"\xff" + name.encode())
+    with pytest.raises(nnfmq.InvalidArgument, match=r"a corrupt ONNX model: the name .* is not UTF-8"):
+        nnfmq.load(wrong)

@@ -23,7 +23,8 @@ def real(*shape: int) -> Any:
 
 
 def weights(*shape: int) -> Any:
-    return RNG.integers(-127, 128, shape).astype(np.int8)
+    """Return int8 of 7 bits: ONNX Runtime saturates sums of two products with uint8 on x86 without VNNI."""
+    return RNG.integers(-64, 64, shape).astype(np.int8)
 
 
 def within_one_step(content: bytes, fed: dict[str, Any], step: float) -> None:
@@ -50,7 +51,7 @@ def quantized(kind: Any, channels: bool) -> tuple[bytes, dict[str, Any]]:
     constants = {
         "xs": np.float32(1 / 127),
         "xz": kind(3),
-        "w": RNG.integers(-127, 128, (3, 2, 3, 3)).astype(np.int8),
+        "w": weights(3, 2, 3, 3),
         "ws": scales,
         "wz": np.zeros(scales.shape, np.int8),
         "b": RNG.integers(-500, 500, 3).astype(np.int32),
@@ -201,7 +202,7 @@ def lstm(operator: str, weights: dict[str, Any], names: list[str], domain: str =
 @pytest.mark.parametrize("per_gate", [False, True])
 def test_an_lstm_with_quantized_weights_rounds_inputs_and_states_as_onnx_runtime_does(per_gate: bool) -> None:
     count = 16 if per_gate else 1
-    w, r = (RNG.integers(-128, 128, (1, size, 16)).astype(np.int8) for size in (3, 4))
+    w, r = (weights(1, size, 16) for size in (3, 4))
     scales = {
         name: RNG.uniform(0.002, 0.004, (1, count)[-1 if not per_gate else 0 :]).astype(np.float32) for name in "ab"
     }

@@ -114,7 +114,12 @@ def scales(*shape: int) -> Any:
     return real(*shape, low=0.001, high=0.01)
 
 
-BYTES, WEIGHTS = numbers(np.uint8, 2, 3, 8), numbers(np.int8, 8, 6)
+def weights(*shape: int) -> Any:
+    """Return int8 of 7 bits: ONNX Runtime saturates sums of two products with uint8 on x86 without VNNI."""
+    return RNG.integers(-64, 64, shape).astype(np.int8)
+
+
+BYTES, WEIGHTS = numbers(np.uint8, 2, 3, 8), weights(8, 6)
 TABLES = [numbers(np.uint8, *shape) for shape in ((6, 8), (4, 8), (2, 8), (8,), (8,))]
 ONE = np.float32(0.01)
 INTEGER_CASES = [
@@ -136,10 +141,20 @@ INTEGER_CASES = [
     case("DynamicQuantizeMatMul", X, WEIGHTS, scales(6), None, real(6), constants=(1, 2, 4)),
     case("MatMulIntegerToFloat", BYTES, WEIGHTS, ONE, ONE, np.uint8(120), np.int8(-3), constants=(1, 2, 3, 4, 5)),
     case("MatMulIntegerToFloat", BYTES, WEIGHTS, ONE, scales(6), None, None, real(6), constants=(1, 3, 6)),
-    case("QAttention", BYTES, numbers(np.int8, 8, 24), real(24), ONE / 4, ONE / 9, ints([[1, 1, 0], [1, 1, 1]]),
+    case("QAttention", BYTES, weights(8, 24), real(24), ONE / 4, ONE / 9, ints([[1, 1, 0], [1, 1, 1]]),
          np.uint8(120), np.int8(0), constants=(1, 2, 3, 4, 6, 7), num_heads=2),
     case("QEmbedLayerNormalization", *WORDS[:2], *TABLES, None, *[ONE] * 5, *[np.uint8(99)] * 5,
          constants=(*range(2, 7), *range(8, 18)), outputs=2),
+    case("MatMulNBits", real(2, 70), numbers(np.uint8, 9, 3, 8), scales(9, 3), constants=(1, 2), K=70, N=9, bits=2,
+         block_size=32, accuracy_level=1),
+    case("MatMulNBits", real(70), numbers(np.uint8, 9, 3, 16), scales(9, 3), numbers(np.uint8, 9, 2),
+         constants=(1, 2, 3), K=70, N=9, bits=4, block_size=32),
+    case("MatMulNBits", real(2, 70), numbers(np.uint8, 9, 3, 16), scales(9, 3), None, None, real(9), constants=(1, 2),
+         K=70, N=9, bits=4, block_size=32),
+    case("MatMulNBits", real(2, 70).astype(np.float16), numbers(np.uint8, 9, 3, 16), scales(9, 3).astype(np.float16),
+         constants=(1, 2), K=70, N=9, bits=4, block_size=32),
+    case("MatMulNBits", real(3, 2, 600), numbers(np.uint8, 4, 2, 512), scales(4, 2), constants=(1, 2), K=600, N=4,
+         bits=8, block_size=512),
 ]  # fmt: skip
 
 
@@ -147,6 +162,15 @@ INTEGER_CASES = [
 def test_an_imported_operator_is_onnx_runtime_s(case: OnnxCase) -> None:
     content, fed = case.content(), case.fed()
     assert_close(results(content, fed), expected(content, fed))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_in_blocks_stay_as_packed_as_in_the_file(bits: int) -> None:
+    blocks = numbers(np.uint8, 48, 4, 4 * bits)
+    inputs = real(1, 128), blocks, scales(48, 4), numbers(np.uint8, 48, bits // 2)
+    options = {"K": 128, "N": 48, "bits": bits, "block_size": 32}
+    content = case("MatMulNBits", *inputs, constants=(1, 2, 3), **options).content()
+    assert len(nnfmq.load(content).model.operand_values) < 1.1 * len(content)
 
 
 def test_every_operator_of_these_modules_is_tested() -> None:

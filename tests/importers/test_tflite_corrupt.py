@@ -13,14 +13,22 @@ from pathlib import Path
 
 import pytest
 from support.tflite_cases import CASES, Case
-from support.tflite_files import Operator, Tensor, everything, quantized, single, writer
+from support.tflite_files import Operator, Tensor, everything, floats, quantized, single, writer
 from support.tiers import IS_DEEP
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers import load
 from nnfmq.validation import validate_model
 
-TINY = {"everything": everything, "quantized": quantized}
+
+def constants_after_the_flatbuffer() -> bytes:
+    """Return a file as LiteRT's quantizer writes them: constants of 16 bytes or more are not in the FlatBuffer."""
+    weights = Tensor("w", (3, 4), data=floats(3, 4))
+    tensors = [Tensor("x", (2, 4)), weights, Tensor("y", (2, 3))]
+    return single("FULLY_CONNECTED", tensors, "FullyConnectedOptions", constants_follow=True)
+
+
+TINY = {"everything": everything, "quantized": quantized, "constants follow": constants_after_the_flatbuffer}
 REAL = (
     "mobilenet_v1_0.25_128_quant.tflite",
     "mobilenet_v2_1.0_224_quant.tflite",

@@ -53,6 +53,122 @@ def test_range_takes_its_numbers_from_the_inputs(kind: str, values: tuple[float,
     np.testing.assert_array_equal(found, expected)
 
 
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+IDS = np.int32([0, 0, 1])
+DIAGONAL = np.int32([[0], [2]])
+INT = {np.dtype(np.int32): "INT32", np.dtype(np.float32): "FLOAT32", np.dtype(bool): "BOOL"}
+OTHER_SIZES: dict[str, tuple[list[Any], list[Any], str, dict[str, Any]]] = {
+    "WHERE": ([np.array([1, 0, 1, 0], bool)], [Tensor("y", (4, 1), "INT64")], "", {}),
+    "UNIQUE": ([np.int32([1, 2, 1, 3])], [Tensor("y", (4,), "INT32"), Tensor("z", (4,), "INT32")], "UniqueOptions",
+               {"IdxOutType": 2}),
+    "RANGE": ([np.int32(0), np.int32(3), np.int32(1)], [Tensor("y", (5,), "INT32")], "", {}),
+    "PAD": ([X, np.int32([[1, 1], [0, 1]])], [Tensor("y", (3, 3))], "PadOptions", {}),
+    "MIRROR_PAD": ([X, np.int32([[1, 1], [0, 1]])], [Tensor("y", (3, 3))], "MirrorPadOptions", {"Mode": 1}),
+    "TILE": ([X, np.int32([2, 2])], [Tensor("y", (2, 3))], "TileOptions", {}),
+    "TRANSPOSE": ([X, np.int32([0, 1])], [Tensor("y", (3, 2))], "TransposeOptions", {}),
+    "SUM": ([X, np.int32([0])], [Tensor("y", (2,))], "ReducerOptions", {"KeepDims": False}),
+    "SCATTER_ND": ([DIAGONAL, np.float32([1, 2]), np.int32([5])], [Tensor("y", (4,))], "ScatterNdOptions", {}),
+    "UNSORTED_SEGMENT_SUM": ([X.reshape(3, 2), IDS, np.int32(2)], [Tensor("y", (3, 2))], "", {}),
+    "SPACE_TO_BATCH_ND": ([X[:, :2].reshape(1, 2, 2, 1), np.int32([1, 2]), np.zeros((2, 2), np.int32)],
+                          [Tensor("y", (4, 1, 1, 1))], "", {}),
+    "RFFT2D": ([np.ones((1, 4, 4), np.float32), np.int32([2, 2])], [Tensor("y", (1, 4, 3), "COMPLEX64")],
+               "Rfft2dOptions", {}),
+    "RESHAPE": ([X, np.int32([3, -1])], [Tensor("y", (2, 3))], "ReshapeOptions", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_SIZES)
+def test_data_decide_the_size_of_a_result_whatever_the_file_states(name: str) -> None:
+    inputs, results, table, options = OTHER_SIZES[name]
+    tensors = [Tensor(f"x{place}", array.shape, INT[array.dtype]) for place, array in enumerate(inputs)]
+    outputs = tuple(range(len(inputs), len(inputs) + len(results)))
+    operator = Operator(name, range(len(inputs)), outputs, table, options)
+    content = writer.write([*tensors, *results], [operator], range(len(inputs)), outputs)
+    loaded = load(content)
+    assert 0 in loaded.outputs[0].shape  # unknown
+    given = [array.view(np.uint8) if array.dtype == bool else array.reshape(array.shape or (1,)) for array in inputs]
+    for found, expected in zip(outputs_of(loaded, *given), Theirs(content)(inputs), strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert found.shape == expected.shape
+
+
+def test_FILL_takes_dimensions_that_are_an_input() -> None:
+    tensors = [Tensor("dimensions", (2,), "INT32"), Tensor("v", (), data=floats(1)), Tensor("y", (1, 1))]
+    agrees(tensors, [Operator("FILL", (0, 1), (2,), "FillOptions")], [2], np.int32([2, 3]))
+
+
+def test_a_begin_or_an_axis_that_is_an_input_leaves_the_size_known() -> None:
+    sizes = Tensor("sizes", (2,), "INT32", ints(1, 2))
+    begin = [Tensor("x", (2, 3)), Tensor("begin", (2,), "INT32"), sizes, Tensor("y", (1, 2))]
+    agrees(begin, [Operator("SLICE", (0, 1, 2), (3,), "SliceOptions")], [3], X, np.int32([1, 1]))
+    axis = [Tensor("x", (2, 3)), Tensor("axis", (1,), "INT32"), Tensor("y", (2, 3))]
+    reverse = Operator("REVERSE_V2", (0, 1), (2,), "ReverseV2Options")
+    agrees(axis, [reverse], [2], X, np.int32([1]))
+    assert load(writer.write(axis, [reverse], (0, 1), (2,))).outputs[0].shape == (2, 3)
+
+
+def chosen(count: int, gathered: int) -> bytes:
+    """Return a model that returns the true elements of x, and states their count."""
+    tensors = [Tensor("x", (4,), "BOOL"), Tensor("values", (4,), data=floats(4)),
+               Tensor("places", (count, 1), "INT64"), Tensor("y", (gathered,))]  # fmt: skip
+    operators = [Operator("WHERE", (0,), (2,)), Operator("GATHER_ND", (1, 2), (3,))]
+    content: bytes = writer.write(tensors, operators, (0,), (3,))
+    return content
+
+
+def test_a_stated_size_that_follows_from_one_that_data_decide_is_refused_by_the_import() -> None:
+    with pytest.raises(UnsupportedModel, match=r"GATHER_ND\): the shape of an input depends on the data") as caught:
+        load(chosen(2, 2))
+    assert [problem.operator for problem in caught.value.problems] == ["GATHER_ND"]
+    (found,) = outputs_of(load(chosen(0, 0)), np.uint8([0, 1, 1, 1]))
+    assert found.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["TILE", "SUM", "RESHAPE", "PAD"])
+@pytest.mark.parametrize("stated", [(2, 3), ()], ids=["stated", "of unknown rank"])
+def test_a_result_that_data_decide_may_have_an_unknown_rank(name: str, stated: tuple[int, ...]) -> None:
+    inputs, _, table, options = OTHER_SIZES[name]
+    count = len(inputs)
+    tensors = [Tensor(f"x{place}", array.shape, INT[array.dtype]) for place, array in enumerate(inputs)]
+    tensors += [Tensor("y", ()), Tensor("z", stated)]
+    operators = [Operator(name, range(count), (count,), table, options), Operator("ABS", (count,), (count + 1,))]
+    if not stated:
+        agrees(tensors, operators, [count + 1], *inputs)
+        return
+    content = writer.write(tensors, operators, range(count), [count + 1])
+    with pytest.raises(UnsupportedModel, match=r"ABS\): the shape of an input depends on the data"):
+        load(content)
+
+
+@pytest.mark.parametrize(("name", "shape", "size"), [
+    ("BROADCAST_TO", (1,), [3]), ("RESIZE_BILINEAR", (1, 2, 2, 1), [3, 3]),
+    ("RESIZE_NEAREST_NEIGHBOR", (1, 2, 2, 1), [3, 3]),
+])  # fmt: skip
+def test_a_size_that_is_an_input_is_refused_and_not_replaced_by_that_which_the_file_states(
+    name: str, shape: tuple[int, ...], size: list[int]
+) -> None:
+    stated = (2,) if len(size) == 1 else (1, 4, 4, 1)
+    tensors = [Tensor("x", shape), Tensor("size", (len(size),), "INT32"), Tensor("y", stated)]
+    table = "" if len(size) == 1 else f"{name.title().replace('_', '')}Options"
+    content = writer.write(tensors, [Operator(name, (0, 1), (2,), table, {})], (0, 1), (2,))
+    assert Theirs(content)([np.ones(shape, np.float32), np.int32(size)])[0].shape != stated
+    with pytest.raises(UnsupportedModel, match=r"'size'\) must be a constant"):
+        load(content)
+
+
+def test_a_size_that_follows_from_the_shape_of_an_input_is_that_which_the_file_states() -> None:
+    """SHAPE of x gives the size of a repetition; but not that of a result whose count data decide."""
+    kept = [Tensor("x", (3,)), Tensor("shape", (1,), "INT32"), Tensor("one", (1,), data=floats(1)), Tensor("y", (3,))]
+    shape = Operator("SHAPE", (0,), (1,), "ShapeOptions", {"OutType": 2})
+    agrees(kept, [shape, Operator("BROADCAST_TO", (2, 1), (3,))], [3], np.zeros(3, np.float32))
+    tensors = [Tensor("x", (4,), "BOOL"), Tensor("places", (2, 1), "INT64"), Tensor("shape", (2,), "INT32"),
+               Tensor("one", (1,), data=floats(1)), Tensor("y", (2, 1))]  # fmt: skip
+    operators = [Operator("WHERE", (0,), (1,)), Operator("SHAPE", (1,), (2,), "ShapeOptions", {"OutType": 2}),
+                 Operator("BROADCAST_TO", (3, 2), (4,))]  # fmt: skip
+    with pytest.raises(UnsupportedModel, match=r"\(SHAPE\): the shape of an input depends on the data"):
+        load(writer.write(tensors, operators, (0,), (4,)))
+
+
 def test_range_rejects_a_step_of_0() -> None:
     tensors = [
         Tensor("x", (), "INT32"),

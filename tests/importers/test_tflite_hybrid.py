@@ -8,8 +8,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.both_runners import Theirs, ours
-from support.hybrid_cases import HYBRID_CASES
-from support.tflite_cases import Case
+from support.hybrid_cases import HYBRID_CASES, real_bias
+from support.sixteen_bit_cases import channels, filter
+from support.tflite_cases import Case, x
+from support.tflite_files import single
+
+from nnfmq.importers import load
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 
@@ -25,3 +29,23 @@ def test_a_hybrid_operator_is_litert_s(case: Case) -> None:
         inputs = case.draw(rng)
         (found,), (expected,) = imported(inputs), litert(inputs)
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_constants_may_be_after_the_flatbuffer() -> None:
+    tensors = [x(3, 33), filter(7, 33, scales=channels(7)), real_bias(7), x(3, 7, name="y")]
+    made = [single("FULLY_CONNECTED", tensors, "FullyConnectedOptions", constants_follow=after) for after in (0, 1)]
+    rows = np.random.default_rng(1).standard_normal((3, 33)).astype(np.float32)
+    (near,), (far,), (expected,) = ours(made[0])([rows]), ours(made[1])([rows]), Theirs(made[1])([rows])
+    assert len(load(made[1]).model.operand_values) == len(load(made[0]).model.operand_values)
+    np.testing.assert_array_equal(near, far)
+    np.testing.assert_allclose(far, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+BYTES = ("FULLY_CONNECTED", "CONV_2D")
+
+
+@pytest.mark.parametrize("case", [case for case in HYBRID_CASES if case.name in BYTES], ids=str)
+def test_weights_that_are_multiplied_as_bytes_stay_bytes(case: Case) -> None:
+    operations = load(case.content()).model.main.operations
+    names = [operation.type.name for operation in operations if operation.type.name.endswith(case.name)]
+    assert names == [f"nnfmq.tflite.HYBRID_{case.name}"] * (2 if "images" in case.note else 1)

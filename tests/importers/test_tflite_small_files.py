@@ -147,30 +147,35 @@ COMPUTED: dict[str, tuple[tuple[int, ...], list[Any], tuple[int, ...], str]] = {
 
 
 def computed_size(name: str) -> bytes:
-    """Return a file whose operator takes a size that another one computes: half of it and half of it."""
+    """Return a file whose operator takes a size that others compute from the shape of an input."""
     size, given, shape, table = COMPUTED[name]
     count = len(size)
     start = [
-        Tensor("half", (count,), "INT32"),
-        Tensor("rest", (count,), "INT32", ints(*size)),
+        Tensor("like", (1,) * count),
+        Tensor("shape", (count,), "INT32"),
+        Tensor("rest", (count,), "INT32", ints(*(extent - 1 for extent in size))),
         Tensor("size", (count,), "INT32"),
     ]
     tensors = [*start, *(tensor for tensor in given if tensor is not None), Tensor("y", shape)]
-    places = [2 if tensor is None else tensors.index(tensor) for tensor in given]
-    sources = [0, *(place for place in places if place != 2 and tensors[place].data is None)]
+    places = [3 if tensor is None else tensors.index(tensor) for tensor in given]
+    sources = [0, *(place for place in places if place != 3 and tensors[place].data is None)]
     options = {"Padding": 0, "StrideW": 2, "StrideH": 2} if name == "TRANSPOSE_CONV" else {}
     last = len(tensors) - 1
-    operators = [Operator("ADD", (0, 1), (2,), "AddOptions"), Operator(name, places, (last,), table, options)]
+    operators = [
+        Operator("SHAPE", (0,), (1,), "ShapeOptions", {"OutType": 2}),
+        Operator("ADD", (1, 2), (3,), "AddOptions"),
+        Operator(name, places, (last,), table, options),
+    ]
     data: bytes = writer.write(tensors, operators, sources, (last,))
     return data
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_size_that_a_file_computes_is_that_of_the_result_it_states(name: str) -> None:
+def test_a_size_that_a_file_computes_from_a_shape_is_that_of_the_result_it_states(name: str) -> None:
     content = computed_size(name)
     imported, litert = ours(content), Theirs(content)
     shapes = [info.shape for info in imported.loaded.inputs]
-    inputs = [np.zeros(shapes[0], np.int32), *(RNG.uniform(-1, 1, shape).astype(np.float32) for shape in shapes[1:])]
+    inputs = [RNG.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
     np.testing.assert_allclose(imported(inputs), litert(inputs), rtol=1e-5, atol=1e-6)
     assert Op.ADD not in [operation.type for operation in imported.loaded.model.main.operations]
 

@@ -6,7 +6,7 @@ rejects something, whether shapes are known when the model is prepared or only w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from support.small_models import scalar
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.partition import prepare as compiling
+from nnfmq.engines.compiled.thread_pool import default_thread_pool
 from nnfmq.engines.program import Program
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.extensions import NAME, PREFIX, TfliteOperation, operation_code
@@ -29,6 +30,14 @@ from nnfmq.validation import validate_model
 Array = NDArray[Any]
 Arguments = Sequence[Any]
 ENGINES = pytest.mark.parametrize("prepare", [interpreter.prepare, compiling], ids=["reference", "compiling"])
+
+
+@pytest.fixture(autouse=True)
+def _stop_thread_pool() -> Iterator[None]:
+    yield
+    default_thread_pool().stop()
+
+
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 OVERFLOWS = {"largest": 0, "infinity": 1, "nan": 2, "largest, no nan": 3}
 LOWEST, HIGHEST = -(2**31), 2**31 - 1

@@ -14,6 +14,7 @@ from nnfmq.operations import binary_arithmetic
 from nnfmq.operations.declaration import Tensor
 from nnfmq.operations.shapes import DATA_DEPENDENT
 from nnfmq.operations.tflite_extension import (
+    blockwise,
     dynamic_sizes,
     indexing,
     matrices,
@@ -41,6 +42,12 @@ VOLUME = {"padding_scheme": SAME, "activation": 0} | {
 
 Rule = tuple[Callable[..., Any], dict[str, Any], Any]
 RULES: dict[str, Rule] = {
+    "BLOCKWISE_MATMUL": (
+        blockwise.blockwise_shape,
+        {"input": (5, 3, 30), "weights": (4, 2, 8), "scales": (4, 2), "zero_points": None, "bias": None, "bits": 4,
+         "rounds_input": True},
+        (5, 3, 4),
+    ),
     "MAX_POOL_WITH_ARGMAX": (mediapipe.pool_shapes, {"input": (1, 4, 6, 3)} | WINDOW, ((1, 2, 3, 3),) * 2),
     "MAX_UNPOOL": (
         mediapipe.unpool_shape,
@@ -123,6 +130,7 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 VIOLATIONS: list[tuple[str, str, dict[str, Any]]] = [
+    ("BLOCKWISE_MATMUL", "C3", {"input": ()}),
     ("MAX_POOL_WITH_ARGMAX", "C2", {"input": (4, 6, 3)}),
     ("MAX_POOL_WITH_ARGMAX", "C2", {"input": (1, 4, 6, 3, 1)}),
     ("MAX_UNPOOL", "C2", {"input": (1, 2, 3, 3, 1), "positions": (1, 2, 3, 3, 1)}),

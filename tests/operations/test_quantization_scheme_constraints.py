@@ -17,9 +17,10 @@ from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, Operand, Opera
 from nnfmq.operations.lstm import TENSOR_COUNT
 from nnfmq.operations.tflite_extension.recurrent import lstm_shape, svdf_shape
 
-F32, I32, Q8S, Q16S = (
+F32, I32, Q8, Q8S, Q16S = (
     OperandType.TENSOR_FLOAT32,
     OperandType.TENSOR_INT32,
+    OperandType.TENSOR_QUANT8_ASYMM,
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
     OperandType.TENSOR_QUANT16_SYMM,
 )
@@ -36,6 +37,19 @@ def narrow(*shape: int, scale: float = 0.5) -> Operand:
 def weights(zero_point: int) -> list[Any]:
     """Weights (2, 3) and a bias, which follow an input of three elements."""
     return [(Operand(Q8S, (2, 3), 0.5, zero_point), bytes(6)), (Operand(I32, (2,)), bytes(8)), 0]
+
+
+def in_blocks(**changes: Any) -> list[Any]:
+    """Rows of 30 elements, two units of two blocks of 16 numbers of 4 bits, scales, zero points and a bias."""
+    shapes = {"input": (3, 30), "weights": (2, 2, 8), "scales": (2, 2), "zero_points": (2, 2), "bias": (2,)}
+    options = {"bits": 4, "rounds_input": False, "zero_type": F32} | changes
+    kinds = {"weights": (Q8, 1.0), "zero_points": (options["zero_type"], 1.0 if options["zero_type"] == Q8 else 0.0)}
+    found: list[Any] = [Operand(F32, changes.get("input", shapes.pop("input")))]
+    for name, usual in shapes.items():
+        kind, scale = kinds.get(name, (F32, 0.0))
+        operand = Operand(kind, changes.get(name, usual), scale)
+        found.append((operand, bytes(int(np.prod(operand.dimensions)) * (1 if kind == Q8 else 4))))
+    return [*found, options["bits"], options["rounds_input"]]
 
 
 def per_channel(dimension: int, *shape: int) -> Any:
@@ -88,6 +102,23 @@ VIOLATIONS = [
     ("Q8_ABS", "Q1", [narrow(4, scale=1e6)], narrow(4, scale=1e-6)),
     ("DYNAMIC_QUANTIZE", "C1", [Operand(F32, (2, 3)), 4, False], Operand(F32, (2, 3))),
     ("DYNAMIC_QUANTIZE", "C1", [Operand(F32, (2, 3)), -1, False], Operand(F32, (2, 3))),
+    *(
+        ("BLOCKWISE_MATMUL", constraint, in_blocks(**changes), Operand(F32, (3, 2)))
+        for constraint, changes in (
+            ("C1", {"bits": 3}),
+            ("C1", {"bits": 0}),
+            ("C2", {"weights": (2, 16)}),
+            ("C2", {"weights": (2, 2, 4)}),
+            ("C2", {"weights": (2, 2, 12)}),
+            ("C3", {"input": (3, 33)}),
+            ("C3", {"input": (3, 16)}),
+            ("C4", {"scales": (2, 3)}),
+            ("C4", {"zero_points": (4,)}),
+            ("C5", {"bias": (3,)}),
+            ("C6", {"rounds_input": True}),
+            ("C6", {"rounds_input": True, "zero_type": Q8, "input": (3, 600), "weights": (2, 2, 256)}),
+        )
+    ),
 ]
 
 

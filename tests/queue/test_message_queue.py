@@ -8,10 +8,11 @@ import struct
 from collections.abc import Callable
 
 import pytest
+from support.code_steps import made_with_an_interrupt_at_every_line
 
 from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
-from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
+from nnfmq.queue import Grantor, MessageQueue, MQDescriptor, message_queue
 from nnfmq.queue.core import Core
 
 MakeQueue = Callable[..., MessageQueue]
@@ -76,6 +77,13 @@ def test_stats_view_is_the_reserved_area_behind_the_event_flag_word(make_queue: 
     assert queue.stats_view is not None
     queue.stats_view[:] = b"s" * 256
     assert bytes(queue.memory.view).find(b"s" * 256) == 24640
+
+
+# ---- making one ----
+
+
+def test_an_interrupt_while_a_queue_is_made_leaves_nothing_open(core: Core) -> None:
+    assert made_with_an_interrupt_at_every_line(lambda: MessageQueue.create(8, 4, core=core), message_queue) > 20
 
 
 # ---- libfmq's SynchronizedReadWrites ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -68,6 +69,33 @@ def test_a_state_changes_with_every_change_of_a_file(tmp_path: Path, folder: Pat
     states.append(directory.state("m", 1))
     assert None not in states and len({state.files for state in states if state}) == len(states)
     assert directory.state("m", 1) == states[-1]
+
+
+@pytest.mark.parametrize("target", ["nothing", ".#model.toml"], ids=["dangling, as an editor's lock", "to itself"])
+def test_a_link_that_leads_nowhere_is_a_part_of_the_state(tmp_path: Path, folder: Path, target: str) -> None:
+    directory = ModelDirectory(tmp_path)
+    before = directory.state("m", 1)
+    os.symlink(target, folder / ".#model.toml")
+    state = directory.state("m", 1)
+    assert before and state and [file.name for file in state.files] == [".", ".#model.toml", "model.tflite"]
+
+
+def test_a_link_to_itself_hides_no_model_and_no_version(tmp_path: Path, folder: Path) -> None:
+    for link in (tmp_path / "itself", folder.parent / "2"):
+        os.symlink(link.name, link)
+    directory = ModelDirectory(tmp_path)
+    assert (directory.names(), directory.versions("m")) == (["m"], [1])
+
+
+def test_of_a_folder_that_may_not_be_read_the_folder_is_the_state(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scandir(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    state = ModelDirectory(tmp_path).state("m", 1)
+    assert state and [file.name for file in state.files] == ["."]
 
 
 def test_the_time_of_the_last_change_is_not_that_which_a_copy_sets(tmp_path: Path, folder: Path) -> None:

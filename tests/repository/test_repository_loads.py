@@ -7,7 +7,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,13 @@ import nnfmq
 from nnfmq.repository import repository
 from nnfmq.repository.models import ModelDirectory, VersionState
 from nnfmq.repository.repository import LOADS_MAX, ModelRepository
-from nnfmq.repository.version_import import ImportCrashed, ImportedModel, ImportedVersion, VersionOptions
+from nnfmq.repository.version_import import (
+    ImportCancellation,
+    ImportCrashed,
+    ImportedModel,
+    ImportedVersion,
+    VersionOptions,
+)
 from nnfmq.serialize.repository_protocol import ModelDescription, ModelEntry, ModelState
 
 
@@ -88,13 +96,15 @@ class Setup:
         self._lock = threading.Condition()
         self._ended: dict[str, Exception | None] = {}
         self.running: list[str] = []
+        self.killed: list[str] = []
         monkeypatch.setattr(repository, "import_in_process", self._import)
         directory = ModelDirectory(path)
         self.repository = ModelRepository(directory, self.driver, self.server)  # type: ignore[arg-type]
 
-    def _import(self, folder: Path, socket: Path) -> ImportedVersion:
+    def _import(self, folder: Path, socket: Path, cancellation: ImportCancellation) -> ImportedVersion:
         assert socket == self.driver.socket
         key = f"{folder.parent.name}/{folder.name}"
+        cancellation.started(SimpleNamespace(kill=partial(self.killed.append, key)))  # type: ignore[arg-type]
         with self._lock:
             self.running.append(key)
             self._lock.wait_for(lambda: key in self._ended, 30)
@@ -187,7 +197,9 @@ def test_a_model_that_is_removed_while_it_is_loaded_is_forgotten(
     setup.look()
     setup.wait_for_imports("m/1")
     os.rename(setup.path / "m", setup.path / ".removed")
+    assert setup.killed == []
     setup.look()
+    assert setup.killed == ["m/1", "m/1"], "at each of both looks"
     setup.end("m/1", error)
     assert (setup.server.versions, setup.server.entries) == ([], {})
     assert all(memory.closed for memory in setup.memories)
@@ -234,9 +246,10 @@ def test_an_older_version_is_loaded_if_the_newest_one_takes_long_and_none_is_ser
     monkeypatch.setattr(repository, "SLOW_LOAD_S", 0.0)
     setup.look()
     setup.wait_for_imports("m/1", "m/2")
+    assert setup.killed == []
     setup.end("m/2")
-    assert setup.server.versions == [("m", 2)]
-    setup.end("m/1")  # too late
+    assert (setup.server.versions, setup.killed) == ([("m", 2)], ["m/1"])
+    setup.end("m/1")  # although it was killed
     assert setup.server.versions == [("m", 2)]
     assert [memory.closed for memory in setup.memories] == [False, True]
 

@@ -41,7 +41,7 @@ X = (TensorInfo("x", (1,), "float32"),)
 
 
 def description(name: str, version: int) -> ModelDescription:
-    return ModelDescription(name, version, "reference", 1, 1, 1, b"model", (MemoryData(8, 0, 1),), X, X)
+    return ModelDescription(name, version, "reference", 1, 1, 1, False, b"model", (MemoryData(8, 0, 1),), X, X)
 
 
 def memory(content: int) -> FileMemory:

@@ -198,16 +198,11 @@ def fail_with(error: BaseException) -> ImportFailed:
     with pytest.MonkeyPatch.context() as patch, near:
         patch.setattr(version_import, "import_version", fail)
         patch.setattr(version_import, "request_signal_at_parent_exit", lambda number: None)
-        patch.setattr("builtins.open", refuse)
+        patch.setattr(version_import.sandbox, "enter", lambda _: None)  # this process must stay as it is
         version_import.import_in_child(far.detach(), Path("/models/m/1"))
         with near.receive() as frame:
             assert frame.fds == []
             return msgspec.msgpack.decode(frame.data, type=ImportFailed)
-
-
-def refuse(path: object, *_: object) -> None:
-    """Fail to open a file, as oom_score_adj where /proc is read-only: this process's own must not change."""
-    raise PermissionError(path)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +210,7 @@ def refuse(path: object, *_: object) -> None:
     [
         (nnfmq.InvalidArgument("/models/m/1/model.tflite: bad"), ErrorStatus.INVALID_ARGUMENT, "model.tflite: bad"),
         (OSError(5, "Input/output error"), ErrorStatus.DEVICE_UNAVAILABLE, "the files cannot be read: Input/output"),
-        (MemoryError(), ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "there is not enough memory to import the model"),
+        (MemoryError(), ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "the import of the model needs more than 1024 MiB, "),
         (KeyError("bug"), ErrorStatus.GENERAL_FAILURE, "the import failed: KeyError('bug')"),
         (nnfmq.InvalidArgument("x" * 10_000), ErrorStatus.INVALID_ARGUMENT, "x" * 4096),
     ],
@@ -302,7 +297,7 @@ def test_a_child_imports_nothing_for_a_parent_that_has_exited() -> None:
     near.close()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(version_import, "request_signal_at_parent_exit", lambda number: None)
-        patch.setattr("builtins.open", refuse)
+        patch.setattr(version_import.sandbox, "enter", lambda _: None)  # this process must stay as it is
         patch.setattr(version_import, "import_version", lambda folder, socket: pytest.fail("it imports"))
         version_import.import_in_child(far.detach(), Path("/models/m/1"))
 

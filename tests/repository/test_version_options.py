@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,8 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert options(tmp_path, 'priority = "low"').priority == Priority.LOW
     given = options(tmp_path, "[runtime_options]\nthreads = 1\nproviders = ['CPUExecutionProvider']")
     assert given.runtime_options == {"threads": 1, "providers": ["CPUExecutionProvider"]}
+    assert options(tmp_path, "deterministic = true").deterministic is True
+    assert options(tmp_path, "deterministic = false").deterministic is False
     assert options(tmp_path, "shapes = { x = [1, 4], scalar = [] }").shapes == {"x": (1, 4), "scalar": ()}
 
 
@@ -60,6 +64,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
             "preference = 'quick'",
             "preference is 'quick'; allowed: 'low_power', 'fast_single_answer', 's",
         ),
+        ("deterministic = 1", "deterministic is 1; allowed: true or false"),
         ("preference = 1", "preference is 1; allowed: 'low_power', 'fast_single_answer', 'sustained_speed'"),
         ("priority = 'urgent'", "priority is 'urgent'; allowed: 'low', 'medium', 'high'"),
         ("batch = 0", "batch is 0; allowed: an integer from 1 to 65536"),
@@ -85,7 +90,10 @@ def test_a_wrong_file_is_rejected_with_key_value_and_what_is_allowed(
     assert len(str(raised.value)) < 250
 
 
-def test_a_file_that_cannot_be_read_is_no_default(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).mkdir()
-    with pytest.raises(IsADirectoryError):
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_file_that_is_no_regular_file_is_rejected_and_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / FILE_NAME)
+    with pytest.raises(nnfmq.InvalidArgument, match="no regular file"):
         read_options(tmp_path)

@@ -112,9 +112,9 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     ),
     (
         DRIVER,
-        {"call": 3, "status": 0, "message": "", "description": b"{}"},
-        messages.FileDescription(3, ErrorStatus.NONE, "", b"{}"),
-        0,
+        {"call": 3, "status": 0, "message": "", "description": b"{}", "replaced": [1]},
+        messages.FileDescription(3, ErrorStatus.NONE, "", b"{}", (1,)),
+        1,
     ),
     (
         CLIENT,
@@ -305,6 +305,8 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     ),
     (CLIENT, {"call": 11, "buffer_id": 9, "memory": MEMORY_WIRE}, messages.CopyTo(11, 9, MEMORY), 1),
     (CLIENT, {"call": 12, "buffer_id": 9}, messages.ReleaseBuffer(12, 9), 0),
+    (DRIVER, {"message": "the driver ends"}, messages.GoAway("the driver ends"), 0),
+    (CLIENT, {}, messages.Leave(), 0),
     (CLIENT, {}, messages.Goodbye(), 0),
 ]  # fmt: skip
 GREETINGS = [sample for sample in SAMPLES if isinstance(sample[2], messages.Greeting)]

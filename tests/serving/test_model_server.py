@@ -6,7 +6,7 @@ import asyncio
 import importlib.metadata
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import nnfmq
 from nnfmq.client.connection.prepare_arguments import FinishedModel
 from nnfmq.hal.errors import (
     DeadObject,
+    DeviceUnavailable,
     InvalidArgument,
     MissedDeadlineTransient,
     ModelNotFound,
@@ -29,7 +30,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.queue import aio
 from nnfmq.serving.inference_service import InferenceTensorMetadata, InferResponse, ServerMetadata
-from nnfmq.serving.providers import ModelFiles
+from nnfmq.serving.providers import ModelFiles, ProvidedModel
 from nnfmq.serving.server import ModelServer, ServerOptions
 
 MODELS = {"positive": TestModel(positive()), "adding": TestModel(adding()), "rows": TestModel(positive((4, 3)), 4)}
@@ -175,6 +176,36 @@ def test_a_model_is_opened_once_for_all_requests_that_wait_for_it(client: nnfmq.
         assert models.opened == [("positive", 0), ("positive", 1)]
 
     served(client, test, models=models)
+
+
+class SlowToOpen(ModelsInMemory):
+    """Models of which those named `slow` open when the test says so."""
+
+    def __init__(self, client: nnfmq.Client, models: Mapping[str, TestModel]) -> None:
+        super().__init__(client, models)
+        self.may_open = threading.Event()
+
+    def open(self, name: str, version: int, timeout: float | None) -> ProvidedModel:
+        if name.startswith("slow"):
+            assert self.may_open.wait(LIMIT_S)
+        return super().open(name, version, timeout)
+
+
+def test_models_that_take_long_to_open_delay_no_other_model_and_not_the_end(client: nnfmq.Client) -> None:
+    models = SlowToOpen(client, {**MODELS, **{f"slow {i}": TestModel(positive()) for i in range(8)}})
+
+    async def main() -> None:
+        async with serving(client, models) as server:
+            slow = [asyncio.create_task(server.infer(request(f"slow {i}", x(1, 2, 3)))) for i in range(8)]
+            assert values(await server.infer(request("positive", x(1, -2, 3)))) == [[1, 0, 3]]
+        for task in slow:
+            with pytest.raises(DeadObject, match="this server is closed"):
+                await task
+
+    run(main())
+    models.may_open.set()
+    until(lambda: len(models.opened) == 9, "the threads have opened what nobody needs")
+    until(lambda: not any(each.models for each in client.statistics().clients), "and closed it")
 
 
 def test_a_model_that_does_not_exist_is_not_remembered(client: nnfmq.Client) -> None:
@@ -443,17 +474,27 @@ def test_a_server_whose_client_does_not_recover_stays_unready(daemon: Daemon) ->
         served(client, test)
 
 
-def test_a_driver_that_ends_and_starts_again_is_found(folder: Path) -> None:
+def test_while_no_driver_listens_requests_fail_at_once_and_health_and_metadata_do_not_wait(folder: Path) -> None:
     path = folder / "d.sock"
 
     async def main(client: nnfmq.Client, daemon: Daemon) -> None:
         async with serving(client) as server:
-            await server.infer(request("positive", x(1, 2, 3)))
+            for model in ("positive", "rows"):  # without and with batches
+                await server.open_model(model)
+            before = await server.model_metadata("positive")
             await asyncio.to_thread(daemon.end)
-            waiting = asyncio.create_task(server.infer(request("positive", x(4, -4, 4), timeout_s=LIMIT_S)))
-            await settled()
+            for name, given in (("positive", x(4, -4, 4)), ("rows", {"x": np.ones((2, 3), np.float32)})):
+                with pytest.raises(DeviceUnavailable, match="no driver listens"):
+                    await server.infer(request(name, given))
+            for unknown in (server.infer(request("adding", {})), server.model_metadata("adding"), server.model_index()):
+                with pytest.raises(DeviceUnavailable, match="no driver listens"):
+                    await unknown
+            assert (await server.is_live(), await server.is_ready()) == (True, False)
+            assert not await server.is_model_ready("positive")
+            assert await server.model_metadata("positive") == before
             with running_daemon(path):
-                assert values(await waiting) == [[4, 0, 4]]
+                assert values(await server.infer(request("positive", x(4, -4, 4)))) == [[4, 0, 4]]
+                assert await server.is_ready() and await server.is_model_ready("positive")
                 await server.close()
                 client.close()
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import driver_bench
+import driver_calls
+import driver_hosting
 import driver_isolation
 import driver_memory
 import driver_sharing
@@ -321,6 +323,39 @@ def test_sharing_has_medians_of_the_rounds_and_sums_of_the_misses() -> None:
     assert made["targets"].rows == [["throughput", "1.95 ×", "0.10 ×", "at least 1.80 ×", "met"]]
     assert made["throughput"].rows[0] == ["nnfmq", "20", "9", "11", "1.00", "2.00", "2.50"]
     assert made["deadlines"].rows == [["2 ×", "32", "2", "5", "16"]]
+
+
+def test_hosting_has_the_memory_of_both_and_medians_of_the_rounds() -> None:
+    kinds = {"client": {"count": 2, "pss": 3 * MIB, "private_dirty": 0, "anonymous": 0, "file": 0, "shared": 0}}
+    memory = {"kinds": kinds, "total": kinds["client"]}
+    report = {
+        "conditions": {"model": "a.onnx", "model_bytes": 2 * MIB, "clients": 2},
+        "memory": {"hosted": memory, "onnxruntime": memory}, "file_copies": 1, "unmapped_bytes": MIB,
+        "per_second": [{"hosted": rate, "onnxruntime": 5} for rate in (10, 30, 20)], "targets": [],
+    }  # fmt: skip
+    made = driver_hosting.tables(report)
+    assert made["memory"].title == "a.onnx: 2.0 MiB, in shared memory 1 time for 2 clients; not mapped: 1.0 MiB"
+    assert made["memory"].rows[0][:3] == ["nnfmq: client", "2", "3.0"]
+    assert made["throughput"].rows == [["nnfmq", "20"], ["ONNX Runtime", "5"]]
+
+
+def test_calls_have_medians_of_the_rounds_and_ratios_to_the_burst() -> None:
+    def each(factor: float) -> dict[str, Any]:
+        return {call: dict.fromkeys(("p50", "p99", "p99.9"), 10 * factor * (index + 1)) for index, call in
+                enumerate(driver_calls.CALLS)}  # fmt: skip
+
+    report = {"conditions": {}, "models": {"100": {"rounds": [each(1), each(3), each(2)]}}, "targets": []}
+    assert driver_calls.tables(report)["calls"].rows[:2] == [
+        ["100", "burst", "20.0", "20.0", "20.0", "1.00", "1.00", "1.00"],
+        ["100", "execute", "40.0", "40.0", "40.0", "2.00", "2.00", "2.00"],
+    ]
+
+
+def test_a_small_run_measures_every_call(folder: Path) -> None:
+    report = reported(folder, "calls", "--quick")
+    (found,) = report["models"]["10"]["rounds"]
+    assert list(found) == list(driver_calls.CALLS)
+    assert all(times["p50"] > 0 for times in found.values())
 
 
 def test_what_failed_has_no_value() -> None:

@@ -16,7 +16,9 @@ from typing import Any
 
 import fuzz as tool
 import pytest
+from support import tiers
 from support.fuzzing import corpus
+from support.fuzzing.decoders import DECODERS, mutated
 from support.fuzzing.driver_level import run_driver
 from support.places import ROOT
 
@@ -47,7 +49,10 @@ def fuzz(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("target", sorted(tool.TARGETS))
+MODELS = ("api", "driver")
+
+
+@pytest.mark.parametrize("target", MODELS)
 def test_TST_9_no_input_of_the_corpus_fails(target: str, data_dir: Path) -> None:
     run = tool.load(target)
     inputs = corpus.read(target)
@@ -56,8 +61,60 @@ def test_TST_9_no_input_of_the_corpus_fails(target: str, data_dir: Path) -> None
     assert len(outcomes) > 2
 
 
+def test_TST_9_the_tool_has_every_decoder() -> None:
+    assert tuple(DECODERS) == tool.DECODERS
+
+
+@pytest.mark.parametrize("target", tool.DECODERS)
+def test_TST_9_a_decoder_accepts_its_seeds(target: str) -> None:
+    run, seeds = DECODERS[target]
+    outcomes = [run(data) for data in seeds()]
+    assert outcomes and outcomes.count("decoded") == len(outcomes)
+
+
+@pytest.mark.parametrize("target", tool.DECODERS)
+def test_TST_9_a_decoder_decodes_changed_seeds_or_says_why_not(target: str) -> None:
+    run, seeds = DECODERS[target]
+    count = 50_000 if tiers.IS_DEEP else 1000
+    outcomes = {run(data) for data in [*corpus.read(target), *mutated(list(seeds()), count, 1)]}
+    assert "decoded" in outcomes
+    assert len(outcomes) > 1
+
+
+def test_TST_9_a_live_driver_replies_to_random_calls_or_closes_the_connection() -> None:
+    code = (
+        "import random, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from support.fuzzing.live_driver import run_live\n"
+        "chance = random.Random(1)\n"
+        "print(sorted({run_live(chance.randbytes(size)) for size in range(2, 62, 3)}))\n"
+    )
+    words = [sys.executable, "-c", code, str(ROOT / "tests" / "lib")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.stdout == "['closed', 'replied']\n", done.stderr
+
+
+def test_TST_9_an_exception_that_a_decoder_does_not_document_fails_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(data: bytes) -> object:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr("nnfmq.importers.onnx.file.parse", broken)
+    (first, *_) = DECODERS["onnx"][1]()
+    with pytest.raises(ValueError, match="a mistake"):
+        DECODERS["onnx"][0](first)
+
+
 @needs_atheris
-@pytest.mark.parametrize("target", sorted(tool.TARGETS))
+def test_TST_9_inputs_that_reach_new_code_remain_in_a_folder(tmp_path: Path) -> None:
+    done = fuzz("models", "--runs", "20000", "--seed", "1", "--json", "--corpus", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["edges"] > found["edges_of_corpus"] > 10
+    assert 0 < len(list(tmp_path.iterdir())) <= found["new_inputs"]
+
+
+@needs_atheris
+@pytest.mark.parametrize("target", MODELS)
 def test_TST_9_a_short_campaign_begins_with_the_corpus_and_finds_no_mistake(target: str, data_dir: Path) -> None:
     done = fuzz(target, "--runs", "600", "--seed", "1", "--json")
     assert done.returncode == 0, done.stdout + done.stderr

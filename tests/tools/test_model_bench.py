@@ -1,4 +1,4 @@
-"""The benchmark of models: arithmetic, generated models, the page, small runs of the command. No time is asserted."""
+"""The benchmark of models: arithmetic, interruptions, versions, the page, small runs. No time is asserted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import bench_support
+import compared_versions
 import model_bench
 import numpy as np
 import pytest
+from bench_support import MIN_ROUNDS, interval_limit, median_interval
+from compared_versions import AFTER, BEFORE, SLOWER_LIMIT, compare_versions, version_tables
 from model_bench import (
     BASELINES,
     BURST,
@@ -29,6 +33,7 @@ from model_bench import (
     RunnerJob,
     Trial,
     client_cpus,
+    compared_in,
     compute_cpus,
     count_trials,
     inputs_for,
@@ -39,6 +44,7 @@ from model_bench import (
     targets_of,
 )
 from support.places import ROOT
+from version_runner import FORMS
 
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.lab import placement
@@ -94,7 +100,8 @@ def test_every_runner_of_a_model_is_reported(data_dir: Path) -> None:
         runner_name(kind, n) for kind in (BURST, IN_PROCESS, *BASELINES) for n in (1, 2)
     }
     for runner in row["runners"].values():
-        assert {"p50", "p99", "p99.9", "threads", "api_variant", "output_difference"} <= set(runner)
+        assert {"p50", "threads", "api_variant", "output_difference"} <= set(runner)
+        assert "p99" not in runner  # of 50 executions
         assert runner["output_difference"] < 1e-5  # all runners execute the same model on the same input
     if "LiteRT, 1 thread" in row["runners"]:
         assert row["runners"]["LiteRT, 1 thread"]["delegate"] == "XNNPACK"
@@ -185,7 +192,14 @@ def test_the_only_api_variant_is_the_fastest() -> None:
 def test_a_metric_is_a_percentile_of_all_executions() -> None:
     rounds = [[1000] * 598 + [9000, 8000], [2000] * 400]
     assert metrics_of(rounds) == {"p50": 1.0, "p99": 2.0, "p99.9": 8.0}
-    assert Measurements({"a": rounds}).metrics() == {"a": metrics_of(rounds)}
+
+
+@pytest.mark.parametrize(
+    ("count", "reported"),
+    [(1, ["p50"]), (999, ["p50"]), (1000, ["p50", "p99"]), (9999, ["p50", "p99"]), (10_000, ["p50", "p99", "p99.9"])],
+)
+def test_a_percentile_is_reported_if_ten_executions_exceed_it(count: int, reported: list[str]) -> None:
+    assert list(Measurements({"a": [[1000] * count]}).metrics()["a"]) == reported
 
 
 def test_each_round_begins_with_another_runner() -> None:
@@ -206,16 +220,18 @@ METRICS = {
     "nnfmq burst, 2 threads": _metrics(40), "nnfmq in process, 2 threads": _metrics(35),
     "LiteRT, 1 thread": _metrics(10), "LiteRT, 2 threads": _metrics(100), "ONNX Runtime, 2 threads": _metrics(80),
 }  # fmt: skip
+ROUNDS = [METRICS] * MIN_ROUNDS
 
 
 def test_a_model_s_ratio_is_over_the_best_baseline_with_as_many_threads() -> None:
-    row = model_row(MODEL, METRICS, 2)
+    row = model_row(MODEL, METRICS, 2, ROUNDS)
     assert (row["model"], row["threads"], row["best_baseline"]) == ("net", 2, "ONNX Runtime")
     assert (row["subject"], row["subject_us"], row["baseline_us"]) == ("nnfmq burst", 40, 80)
     assert [(each["value"], each["limit"], each["met"]) for each in row["targets"]] == [
         (0.5, 0.5, True), (0.5, 1.3, True), (0.5, 2.0, True),
     ]  # fmt: skip
-    slower = model_row(MODEL, METRICS | {"nnfmq burst, 2 threads": _metrics(41)}, 2)
+    metrics = METRICS | {"nnfmq burst, 2 threads": _metrics(41)}
+    slower = model_row(MODEL, metrics, 2, [metrics] * MIN_ROUNDS)
     assert slower["targets"][0]["met"] is False
 
 
@@ -236,7 +252,7 @@ def test_tails_are_compared_with_the_shortest_tail_of_a_baseline() -> None:
         "LiteRT, 1 thread": {"p50": 20.0, "p99": 40.0, "p99.9": 30.0},
         "OpenVINO, 1 thread": {"p50": 30.0, "p99": 20.0, "p99.9": 50.0},
     }
-    row = model_row(MODEL, tails, 1)
+    row = model_row(MODEL, tails, 1, [tails] * MIN_ROUNDS)
     assert row["best_baseline"] == "LiteRT"
     assert [(each["value"], each["met"]) for each in row["targets"]] == [(0.5, True), (1.35, False), (2.0, True)]
 
@@ -257,8 +273,10 @@ def test_output_difference_is_in_quantized_steps_or_relative_to_the_largest_floa
 def test_targets_are_listed_with_the_label_of_their_row() -> None:
     slower = METRICS | {"nnfmq burst, 2 threads": _metrics(400)}
     report = {
-        "models": [{"comparisons": [model_row(MODEL, METRICS, 2)]}],
-        "transformers": [{"comparisons": [model_row(ModelBenchmark("block", (1.0, 1.0)), slower, 2)]}],
+        "models": [{"comparisons": [model_row(MODEL, METRICS, 2, ROUNDS)]}],
+        "transformers": [
+            {"comparisons": [model_row(ModelBenchmark("block", (1.0, 1.0)), slower, 2, [slower] * MIN_ROUNDS)]}
+        ],
     }
     assert [(label, target["met"]) for label, target in targets_of(report)] == [
         *[("net, 2 threads", True)] * 3,
@@ -276,7 +294,9 @@ def test_the_client_of_a_burst_has_its_own_cpu_if_one_is_left(monkeypatch: pytes
 def fake_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace trials by immediate results: each step takes as many ns as its runner's name is long."""
 
-    def take(jobs: dict[str, RunnerJob], trial: object, rounds: int, advance: Callable[[str], object]) -> Measurements:
+    def take(
+        jobs: dict[str, RunnerJob], trial: object, rounds: int, advance: Callable[[str], object], *, model_s: object
+    ) -> Measurements:
         for name in [*jobs] * rounds * TRIALS_PER_ROUND:
             advance(name)
         outputs = {name: [np.zeros(1, np.uint8)] for name in jobs}
@@ -297,13 +317,123 @@ def test_the_progress_bar_has_the_number_of_trials(
     monkeypatch.setattr(placement, "ALLOWED", frozenset(range(cpus)))
     seen: list[str] = []
     plan = BenchmarkPlan(Path(), MODELS, 3, divisor, 1, seen.append)
-    SECTIONS[section](plan)
+    assert len(list(SECTIONS[section](plan))) == len(compared_in(section, plan))
     assert len(seen) == count_trials(section, plan)
 
 
 def test_a_quick_run_has_fewer_steps() -> None:
     assert BenchmarkPlan(Path(), MODELS, 3, 1, 1, lambda _: None).trial(2000) == Trial(2000 // TRIALS_PER_ROUND, 40)
     assert BenchmarkPlan(Path(), MODELS, 3, 100, 1, lambda _: None).trial(2000) == Trial(10, 3)
+
+
+@pytest.mark.parametrize(
+    ("count", "cut"), [(6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (20, 5), (30, 9)]
+)  # one less than the ranks in tables of the sign test at 5 %
+def test_the_interval_of_a_median_is_that_of_the_sign_test(count: int, cut: int) -> None:
+    assert median_interval([*range(count)][::-1]) == (cut, count - 1 - cut)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "met"),
+    [([1.0] * MIN_ROUNDS, True), ([1.1] * MIN_ROUNDS, False), ([0.9, 1.1] * 5, None), ([1.0] * (MIN_ROUNDS - 1), None)],
+)
+def test_a_limit_is_judged_by_the_interval_of_the_rounds(ratios: list[float], met: bool | None) -> None:
+    assert interval_limit("", ratios, 1.0, SLOWER_LIMIT)["met"] is met
+
+
+# ---- interruptions
+
+
+@pytest.fixture
+def interrupted_in_round(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A function that lets the user press Ctrl-C within a round: the round has one trial by then."""
+
+    def choose(interrupted: int) -> None:
+        def run_round(number: int, *arguments: Any) -> None:
+            samples = arguments[3].samples.setdefault("a", [])
+            samples += [[number]] * (1 if number == interrupted else TRIALS_PER_ROUND)
+            if number == interrupted:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(model_bench, "_run_round", run_round)
+
+    return choose
+
+
+def test_an_interrupted_measurement_has_its_whole_rounds(interrupted_in_round: Callable[[int], None]) -> None:
+    interrupted_in_round(2)
+    found = model_bench.run_interleaved({}, Trial(1, 1), 5, lambda _: None)
+    assert found.is_interrupted
+    assert found.samples == {"a": [[0]] * TRIALS_PER_ROUND + [[1]] * TRIALS_PER_ROUND}
+
+
+def test_a_measurement_that_is_interrupted_in_its_first_round_has_no_result(
+    interrupted_in_round: Callable[[int], None],
+) -> None:
+    interrupted_in_round(0)
+    with pytest.raises(KeyboardInterrupt):
+        model_bench.run_interleaved({}, Trial(1, 1), 5, lambda _: None)
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_an_interrupted_benchmark_prints_what_it_has(
+    is_within: bool, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows(_: BenchmarkPlan) -> Iterator[dict[str, Any]]:
+        yield report["models"][0] | {"interrupted": is_within}
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(SECTIONS, "models", rows)
+    for name in ("adopt_orphans", "interrupt_on_sigterm"):  # they would change the process of the tests
+        monkeypatch.setattr(bench_support, name, lambda: None)
+    assert model_bench.main(["--no-color"]) == 130
+    printed = capsys.readouterr()
+    assert "net" in printed.out
+    assert printed.err == "model_bench: interrupted: the rest was not measured\n"
+
+
+# ---- versions
+
+
+def test_versions_alternate_and_are_compared_by_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def measure_model(
+        name: str, _path: Path, threads: int, _places: object, _plan: object, orders: Any, times: Any
+    ) -> None:
+        for order in orders:
+            begun.append(order[0])
+            compared_versions._add(times, (name, threads, "burst"), {BEFORE: 100.0, AFTER: 104.0})
+
+    monkeypatch.setattr(compared_versions, "build", lambda *_: tmp_path)
+    monkeypatch.setattr(compared_versions, "_measure_model", measure_model)
+    monkeypatch.setattr(compared_versions, "_measure_starts", lambda *_: None)
+    plan = compared_versions.VersionsPlan({"m": tmp_path}, {1: ((0,), (1,))}, MIN_ROUNDS, None, True, True)
+    report = compare_versions("HEAD", plan, tmp_path)
+    assert begun[:4] == [BEFORE, AFTER, BEFORE, AFTER]
+    assert [row["target"]["met"] for row in report["versions"]["rows"]] == [False, False]
+    assert report["missed"] == ["null, 1 thread: burst", "m, 1 thread: burst"]
+    row = version_tables(report["versions"])["versions"].rows[1]
+    assert row == ["m", "1", "burst", "100", "104", "1.04", "1.04-1.04", "missed (≤ 1.03)", "6"]
+
+
+def test_a_revision_that_does_not_exist_is_an_error_of_one_line() -> None:
+    done = bench("--against-ref", "no-such-commit")
+    assert (done.returncode, done.stderr) == (1, "model_bench: error: no commit no-such-commit\n")
+
+
+@needs_llvmlite
+@pytest.mark.full
+def test_a_commit_is_built_and_compared_with_the_working_tree(data_dir: Path) -> None:
+    words = ("--against-ref", "HEAD", "--quick", "--json", "--only", "mobilenet_v1_0.25_128_quant")
+    with one_cpu():  # half as many runners
+        done = bench(*words, "--models", str(data_dir / "models"))
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = json.loads(done.stdout)["versions"]["rows"]
+    starts = ["script, first start", "script, cached"]
+    assert [row["form"] for row in rows] == [*FORMS * 2, *starts]
+    assert {row["rounds"] for row in rows} == {2}
+    assert all(row["before_us"] > 0 < row["after_us"] for row in rows)
 
 
 # ---- results
@@ -316,7 +446,7 @@ def _runner(p50: float) -> dict[str, Any]:
 @pytest.fixture
 def report() -> dict[str, Any]:
     row = {"model": "net", "count": 7, "rounds": 3, "is_quantized": True, "missing": {}}
-    row["comparisons"] = [model_row(MODEL, METRICS, 2)]
+    row["comparisons"] = [model_row(MODEL, METRICS, 2, ROUNDS)]
     row["runners"] = {name: _runner(metrics["p50"]) for name, metrics in METRICS.items()}
     conditions = {
         "cpu": "a processor", "target": "avx2", "kernel": "6", "python": "3", "packages": {"onnx": None}, "core": "c",
@@ -334,7 +464,8 @@ def report() -> dict[str, Any]:
 
 def test_results_have_a_table_for_each_section(report: dict[str, Any]) -> None:
     made = model_bench.tables(report)
-    ratios = ["0.50 ×", "0.50 ×", "met", "0.50 ×", "1.30 ×", "met", "0.50 ×", "2 ×", "met"]
+    ratio = ["0.50", "0.50-0.50"]
+    ratios = [*ratio, "met (≤ 0.50)", *ratio, "met (≤ 1.30)", *ratio, "met (≤ 2.00)"]
     assert made["models"].rows == [["net", "nnfmq burst", "2", *ratios, "40", "80", "ONNX Runtime"]]
     assert ["net", "nnfmq burst, 2 threads", "40", "80", "120", "0", "in place"] in made["models-runners"].rows
     assert made["transformers-runners"].rows[0][:2] == ["block", "nnfmq burst, 2 threads"]
@@ -359,7 +490,7 @@ def test_TST_10_the_plot_is_drawn_and_the_same_report_gives_the_same_bytes(
         written.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert written[0] == written[1]
     assert b"<svg" in written[0]["models.svg"]
-    assert written[0]["model-models.csv"].startswith(b"model,runner,threads,p50,target,,")
+    assert written[0]["model-models.csv"].startswith(b"model,runner,threads,p50,95 %,,")
 
 
 def test_the_page_of_the_repository_has_the_targets() -> None:
@@ -392,7 +523,7 @@ def test_the_printed_tables_have_ratios_first_and_every_runner(
     ratio = next(number for number, line in enumerate(lines) if line.startswith("model") and "runner" in line)
     runner = next(number for number, line in enumerate(lines) if line.startswith("net") and "burst, 2 threads" in line)
     assert ratio < runner
-    assert lines[ratio + 2].split()[:7] == ["net", "nnfmq", "burst", "2", "0.50", "×", "0.50"]
+    assert lines[ratio + 2].split()[:7] == ["net", "nnfmq", "burst", "2", "0.50", "0.50-0.50", "met"]
     assert lines[runner].split()[5:9] == ["40", "80", "120", "0"]
     assert "targets missed: net: something" in lines
     assert "not compared: nothing" in lines

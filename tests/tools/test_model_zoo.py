@@ -18,8 +18,12 @@ import numpy as np
 import pytest
 from bench_support import END
 from model_zoo import inputs_of, times
+from support.onnx_files import file_of
+from support.onnx_runtime import onnx
 
 import nnfmq
+
+NODE = onnx.helper.make_node
 
 
 def test_the_list_names_each_content_once_and_packages_by_their_version() -> None:
@@ -77,16 +81,41 @@ RAN = {"peer": True, "runs": True, "float": True}
         ({"peer": True, "hosted": "the peer varies", "device": "onnxruntime"}, "hosted"),
         ({"peer": True, "hosted": "other bits", "device": "litert"}, "not run"),
         ({"peer": True, "hosted": "same bits", "device": "compiled"}, "not run"),
-        (RAN | {"difference": 1e-5}, "equal"),
-        (RAN | {"difference": 2e-5}, "different"),
-        (RAN | {"difference": 2e-5, "rival": 1e-5}, "equal"),
-        (RAN | {"difference": 3e-5, "rival": 1e-5}, "different"),
-        (RAN | {"float": False, "difference": 0.0}, "equal"),
-        (RAN | {"float": False, "difference": 1.0, "rival": 1.0}, "different"),
+        (RAN | {"difference": 1e-5}, "within limit"),
+        (RAN | {"difference": 2e-5}, "beyond limit"),
+        (RAN | {"difference": 2e-5, "rival": 1e-5}, "within limit"),
+        (RAN | {"difference": 3e-5, "rival": 1e-5}, "beyond limit"),
+        (RAN | {"difference": 0.1, "rival": 0.0, "tolerance": 0.2}, "within limit"),
+        (RAN | {"difference": 0.3, "rival": 0.0, "tolerance": 0.2}, "beyond limit"),
+        (RAN | {"float": False, "difference": 0.0}, "within limit"),
+        (RAN | {"float": False, "difference": 1.0, "rival": 1.0}, "beyond limit"),
+        (RAN | {"float": False, "steps": 1.0}, "within limit"),
+        (RAN | {"float": False, "steps": 2.0, "rival_steps": 2.0}, "beyond limit"),
+        (RAN | {"difference": 0.0, "steps": 2.0}, "beyond limit"),
+        (RAN | {"difference": 2e-5, "steps": 0.0}, "beyond limit"),
     ],
 )
 def test_the_state_of_a_model_follows_from_its_differences(result: dict[str, Any], state: str) -> None:
     assert model_zoo.state_of(result) == state
+
+
+def test_distances_of_quantized_outputs_are_in_steps() -> None:
+    expected = [[np.int8([-128, 5]), np.float32([0.5, 1.0]), np.float32([4.0])]]
+    found = [[np.int8([127, 5]), np.float32([0.5, 1.25]), np.float32([3.0])]]
+    distances = model_zoo.compared(found, expected, expected, [1.0, 0.25])
+    assert distances == {"float": True, "steps": 255.0, "rival_steps": 0.0, "difference": 0.25, "rival": 0.0}
+    only = model_zoo.compared([found[0][1:2]], [expected[0][1:2]], [found[0][1:2]], [0.25])
+    assert only == {"float": False, "steps": 1.0, "rival_steps": 1.0}
+    nan = [[np.float32([np.nan, 1.0])]]
+    assert model_zoo.compared(nan, [expected[0][1:2]], nan, [0.25])["steps"] == np.inf
+
+
+def test_the_step_of_an_output_is_that_of_its_codes() -> None:
+    nodes = [NODE("QuantizeLinear", ["x", "step"], ["codes"]), NODE("DequantizeLinear", ["codes", "step"], ["floats"])]
+    nodes.append(NODE("Neg", ["x"], ["other"]))
+    x, step = np.float32([[0.25, 1.5]]), np.float32(0.5)
+    content = file_of(nodes, {"x": x}, ["codes", "floats", "other"], {"step": np.asarray(step)})
+    assert model_zoo.step_sizes(nnfmq.load(content)) == [1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +157,41 @@ def test_the_times_of_both_sides_are_taken_in_turns() -> None:
     assert "".join(calls).count("ab") > 10
 
 
+def operation(name: str, share: float, computed_by: str, *kinds: str) -> dict[str, Any]:
+    kernels = [{"kind": kind} for kind in kinds]
+    return {"operation": name, "share": share, "p50_ns": share * 1e6, "computed_by": computed_by, "kernels": kernels}
+
+
+def test_operations_of_a_type_and_an_engine_are_added_up() -> None:
+    operations = [
+        operation("CONV_2D", 0.04, "kernel", "GemmKernel"),
+        operation("GATHER", 0.06, "reference"),
+        operation("CONV_2D", 0.05, "kernel", "TransposeKernel", "GemmKernel"),
+        operation("CONV_2D", 0.05, "reference"),
+        operation("RESHAPE", 0.0, "view"),
+    ]
+    first, second = model_zoo.most_expensive(operations)
+    assert first["kernels"] == ["GemmKernel", "TransposeKernel"]
+    assert (first["operation"], first["engine"], first["count"], first["us"]) == ("CONV_2D", "kernel", 2, 90.0)
+    assert (second["operation"], second["engine"], second["share"]) == ("GATHER", "interpreter", 0.06)
+
+
+@pytest.mark.full
+def test_the_profile_has_a_model_s_most_expensive_operations_or_the_reason_why_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+    (tmp_path / "digits.tflite").write_bytes(Path(nnfmq.example_path("digits.tflite")).read_bytes())
+    (tmp_path / "broken.tflite").write_bytes(b"TFL3")
+    assert model_zoo.main(["--folder", str(tmp_path), "--profile", "--json"]) == 1
+    broken, digits = json.loads(capsys.readouterr().out)["models"]
+    assert "reason" in broken
+    assert digits["us"] > 0
+    assert "CONV_2D" in {row["operation"] for row in digits["operations"]}
+    assert {row["engine"] for row in digits["operations"]} == {"kernel"}
+    assert all(row["share"] > model_zoo.SHARE for row in digits["operations"])
+
+
 @pytest.mark.full
 def test_models_run_and_the_page_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -139,17 +203,17 @@ def test_models_run_and_the_page_shows_them(
         (models / f"{name}.tflite").write_bytes(Path(nnfmq.example_path(f"{name}.tflite")).read_bytes())
     (models / "broken.tflite").write_bytes(b"TFL3")
     page = tmp_path / "page.md"
-    old = "old\n| digits.tflite | equal | 0 | 12 / 24 = 0.50 |  |"
+    old = "old\n| digits.tflite | within limit | 0 | 12 / 24 = 0.50 |  |"
     page.write_text("before\n" + model_zoo._BEGIN + "\n" + old + "\n" + END + "\nafter\n")
     monkeypatch.setattr(model_zoo, "PAGE", page)
     words = ["--folder", str(models), "--device", "reference", "--no-time", "--json", "--page"]
     assert model_zoo.main(words) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [model["state"] for model in found["models"]] == ["not counted", "equal", "equal"]
-    assert found["totals"] == {"tflite": {"not counted": 1, "equal": 2}}
+    assert [model["state"] for model in found["models"]] == ["not counted", "within limit", "within limit"]
+    assert found["totals"] == {"tflite": {"not counted": 1, "within limit": 2}}
     written = page.read_text()
-    assert "| digits_quant.tflite | equal | compiled | same bits | 0 |" in written
-    assert re.search(r"digits\.tflite \| equal \| compiled \| same bits \| [^|]+ \| 12 / 24 = 0\.50 \|", written)
+    assert re.search(r"\| digits_quant\.tflite \| within limit \| compiled \| same bits \| steps: 0 \(\d\) \|", written)
+    assert re.search(r"digits\.tflite \| within limit \| compiled \| same bits \| [^|]+ \| 12 / 24 = 0\.50 \|", written)
     assert "old" not in written
     assert written.startswith("before\n")
     assert written.endswith("after\n")

@@ -245,7 +245,14 @@ def test_a_wheel_for_aarch64_is_built_and_has_no_problems(tmp_path: Path) -> Non
     wheel = build.build(target, python.path, tree, tmp_path / "cache", tmp_path / "out")
     assert checks.content_problems(wheel, target, build.package_files()) == []
     modules = checks.in_wheel(wheel)
-    cores = ["engines/compiled/_pool", "observe/_recorder", "queue/_core", "serialize/_codec"]
+    cores = [
+        "base/_sha256",
+        "client/model/_copies",
+        "engines/compiled/_pool",
+        "observe/_recorder",
+        "queue/_core",
+        "serialize/_codec",
+    ]
     assert sorted(modules) == [f"nnfmq/{core}" for core in cores]
     assert [problem for module in modules.values() for problem in checks.binary_problems(module, "aarch64")] == []
 

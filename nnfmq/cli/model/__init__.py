@@ -51,11 +51,11 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _graph(arguments: argparse.Namespace) -> str:
     """Return the graph of a model in Graphviz's language, or as a picture."""
-    from nnfmq.cli.model.inspection import plan_of, read_inspected
+    from nnfmq.cli.model.inspection import plan_of, read_drawn
     from nnfmq.graphs.graph_dump import graph_lines
     from nnfmq.graphs.picture import graph_svg, operation_graph
 
-    inspected = read_inspected(arguments)
+    inspected = read_drawn(arguments)
     plan = plan_of(arguments, inspected.model)
     if arguments.action == "svg":
         return graph_svg(operation_graph(inspected.model, plan))

@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from nnfmq.cli.console import open_runtime
-from nnfmq.cli.model_file import SizesNeeded, load_model
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.cli.console import open_client, open_runtime
+from nnfmq.cli.model_file import SizesNeeded, load_model, shapes_of
+from nnfmq.client.connection.device import hosts_runtime
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo, operand_info
 
 if TYPE_CHECKING:
     from nnfmq.hal.types import Model
+    from nnfmq.importers import LoadedModel
     from nnfmq.importers.onnx.interface import OnnxValueType
     from nnfmq.lab.conformance.testmodels import TestModel
     from nnfmq.planning.plan import ExecutionPlan
 
-__all__ = ["InspectedModel", "is_test_file", "plan_of", "read_inspected", "read_tests", "shareable"]
+__all__ = [
+    "InspectedModel", "describe_declared", "is_test_file", "plan_of", "read_drawn", "read_hosted", "read_inspected",
+    "read_tests", "shareable",
+]  # fmt: skip
 
 _NAMES_SHOWN = 8
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
@@ -92,6 +97,38 @@ def read_inspected(arguments: argparse.Namespace) -> InspectedModel:
         names = ", ".join(test.name for test in tests[:_NAMES_SHOWN]) + (", …" if len(tests) > _NAMES_SHOWN else "")
         raise InvalidArgument(f"{arguments.model}: {len(tests)} test models; choose one with --test: {names}")
     return _of_test(tests[0])
+
+
+def read_hosted(arguments: argparse.Namespace, refusal: InvalidArgument) -> tuple[str, LoadedModel]:
+    """Return the device that hosts a runtime and opens a file, of those given if there are any, and what it finds.
+
+    Raises:
+        UnsupportedModel: If there is none; the message says why, and what to install.
+    """
+    options = {"shapes": shapes_of(arguments), "signature": arguments.signature}
+    with open_client(arguments.connect) as client:
+        if not arguments.device:
+            return client.load_hosted(arguments.model, refusal, **options)
+        name = arguments.device[0]
+        if not hosts_runtime(client.device(name).info):
+            raise refusal
+        return name, client.device(name).load(arguments.model, **options)
+
+
+def read_drawn(arguments: argparse.Namespace) -> InspectedModel:
+    """Return the model that the arguments name, to be drawn; if only a hosted runtime runs the file, that which does.
+
+    Raises:
+        NnfmqError: Those of `read_inspected` and `read_hosted`.
+        OSError: If the file cannot be read.
+    """
+    from nnfmq.importers.file_format import UnknownFormat  # slow to import
+
+    try:
+        return read_inspected(arguments)
+    except (UnsupportedModel, UnknownFormat) as refusal:
+        _, loaded = read_hosted(arguments, refusal)
+    return InspectedModel(arguments.model.name, loaded.model, loaded.inputs, loaded.outputs, loaded.states)
 
 
 def _open_inputs(arguments: argparse.Namespace) -> dict[str, tuple[int | None, ...]]:

@@ -10,7 +10,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import console, open_client, print_json, table
-from nnfmq.cli.model.inspection import InspectedModel, describe_declared, plan_of, read_inspected, shareable
+from nnfmq.cli.model.inspection import (
+    InspectedModel,
+    describe_declared,
+    plan_of,
+    read_hosted,
+    read_inspected,
+    shareable,
+)
 from nnfmq.cli.model_file import SizesNeeded, shapes_of
 from nnfmq.client.connection.device import hosts_runtime
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
@@ -112,13 +119,15 @@ _SHAPES_SHOWN = 2
 
 def show(arguments: argparse.Namespace) -> int:
     """Read the model, ask the devices, print the description; return the exit status."""
+    from nnfmq.importers.file_format import UnknownFormat  # slow to import
+
     try:
         inspected = read_inspected(arguments)
     except SizesNeeded as needed:
         _print_declared(arguments, describe_declared(arguments, needed))
         return 0
-    except UnsupportedModel as refusal:
-        _print_hosted(arguments, refusal, *_hosted(arguments, refusal))
+    except (UnsupportedModel, UnknownFormat) as refusal:
+        _print_hosted(arguments, refusal, *read_hosted(arguments, refusal))
         return 0
     with ExitStack() as resources:
         model = shareable(inspected.model, resources)
@@ -132,32 +141,17 @@ def show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _hosted(arguments: argparse.Namespace, refusal: UnsupportedModel) -> tuple[str, LoadedModel]:
-    """Return the device that hosts a runtime and opens a file, of those given if there are any, and what it finds.
-
-    Raises:
-        UnsupportedModel: If there is none; the message says why, and what to install.
-    """
-    options = {"shapes": shapes_of(arguments), "signature": arguments.signature}
-    with open_client(arguments.connect) as client:
-        if not arguments.device:
-            return client.load_hosted(arguments.model, refusal, **options)
-        name = arguments.device[0]
-        if not hosts_runtime(client.device(name).info):
-            raise refusal
-        return name, client.device(name).load(arguments.model, **options)
-
-
-def _print_hosted(arguments: argparse.Namespace, refusal: UnsupportedModel, device: str, loaded: LoadedModel) -> None:
+def _print_hosted(arguments: argparse.Namespace, refusal: InvalidArgument, device: str, loaded: LoadedModel) -> None:
     """Print what nnfmq's own engine does not support of a model, and which device runs it."""
     from nnfmq.importers.loaded_model import grouped
 
+    problems = refusal.problems if isinstance(refusal, UnsupportedModel) else ()
     report = {
         "model": arguments.model.name,
         **{kind: [_tensor(info) for info in getattr(loaded, kind)] for kind in ("inputs", "outputs")},
         "states": [_tensor(state.tensor) for state in loaded.states],
         "signatures": list(loaded.signatures),
-        "problems": [problem._asdict() for problem in refusal.problems] or [{"reason": str(refusal)}],
+        "problems": [problem._asdict() for problem in problems] or [{"reason": str(refusal)}],
         "device": device,
     }
     if arguments.json:
@@ -166,10 +160,10 @@ def _print_hosted(arguments: argparse.Namespace, refusal: UnsupportedModel, devi
     screen = console(arguments.no_color)
     screen.print(_tensors(report))
     rows = table("not supported", ">count", "types", "reason")
-    for group in grouped(refusal.problems):
+    for group in grouped(problems):
         name, count = group.problem.operator or "(whole model)", str(len(group.indexes))
         rows.add_row(name, count, group.problem.types, group.reason)
-    screen.print(rows if refusal.problems else str(refusal))
+    screen.print(rows if problems else str(refusal))
     screen.print(f"nnfmq's own engine does not run this model. Device {device} does, which hosts a runtime.")
 
 

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -330,6 +330,7 @@ class ModelBurst(HasState, ClosedWhenDropped, Closable, ABC):
 # Burst: a burst of one device.
 
 
+ResultT = TypeVar("ResultT")
 _NO_CONFIG = ExecutionConfig()
 _MAX_CACHED_BYTES = 4096  # larger replies are decoded each time
 _IS_MEASURED = 1  # as HAS_DEADLINE, a summand of an index of a burst's cached requests
@@ -458,20 +459,15 @@ class Burst(ModelBurst):
         was_lost, channel.is_packet_lost = channel.is_packet_lost, False
         return not was_lost and not self._is_closed and self._model.can_recover(error)
 
-    def _reopen(self, error: NnfmqError, deadline_ns: int | None) -> None:
-        """Configure the burst in the driver that has replaced the one that died with `error`; blocks.
+    def _reopen(self, execute: Callable[[], ResultT], deadline_ns: int | None) -> ResultT:
+        """Configure the burst in the driver that the model has been prepared in again, and return `execute()`; blocks.
 
         Raises:
-            DeadObject: `error`, if the CPU executes until the model is prepared again.
-            DeviceUnavailable: If there is none, or its device is not the same.
             MissedDeadline: If the deadline passes.
             NnfmqError: The error that the driver replied.
         """
-        try:
-            self._model.recover(error, deadline_ns)
-        finally:
-            del error  # it may be raised, and this frame, to which it refers then, would keep it
         self._replace_channel(deadline_ns)
+        return execute()
 
     def _has_moved(self) -> bool:
         """Return whether the served model has another version now than the channel."""
@@ -513,7 +509,7 @@ class Burst(ModelBurst):
             self.channel.end()
         finally:
             self._keep_info()  # the driver's words go with the queues
-            self.channel.release()
+            self.channel.close()
 
     def _require_open(self) -> None:
         self.channel.require_open()
@@ -710,8 +706,8 @@ class Burst(ModelBurst):
         try:
             if self._can_reopen(error):
                 try:
-                    self._reopen(error, deadline_ns)
-                    return self._execute(inputs, out, measure, deadline_ns)
+                    execute = partial(self._execute, inputs, out, measure, deadline_ns)
+                    return self._model.execute_again(error, deadline_ns, partial(self._reopen, execute, deadline_ns))
                 except NnfmqError as failure:
                     self._note_failure(failure, deadline_ns)
                     error = failure
@@ -763,8 +759,8 @@ class Burst(ModelBurst):
         except DeadObject as error:
             if not self._can_reopen(error):
                 raise
-            self._reopen(error, deadline_ns)
-        return self._send_request(request, memories, measure, deadline_ns)
+            send = partial(self._send_request, request, memories, measure, deadline_ns)
+            return self._model.execute_again(error, deadline_ns, partial(self._reopen, send, deadline_ns))
 
     def _send_request(
         self, request: Request, memories: Sequence[Pool], measure: MeasureTiming, deadline_ns: int | None

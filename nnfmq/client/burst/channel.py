@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 
 from nnfmq.base import watcher
 from nnfmq.base.deadlines import has_passed
+from nnfmq.base.ownership import Closable
 from nnfmq.client.connection import trace
-from nnfmq.client.connection.connection import Connection
+from nnfmq.client.connection.connection import Connection, ResultHandler
 from nnfmq.client.execution.requests import to_wire_descriptor
 from nnfmq.client.model.handle import ModelLocation
 from nnfmq.client.waiting import Future
@@ -132,7 +133,7 @@ _SEND_TIMEOUT_NS = 1_000_000_000  # as `Connection.post`
 _CLOSE_TIMEOUT_NS = 5_000_000_000  # the driver finishes the execution in progress first
 
 
-class BurstChannel:
+class BurstChannel(Closable):
     """Sends request packets to the driver that has a model, and receives the results. One burst at a time uses it.
 
     `connection` is that to the driver, `version` the version of the model there (0 = it has none), and `burst_id` is 0
@@ -178,6 +179,22 @@ class BurstChannel:
         Raises:
             NnfmqError: The error of the driver's reply.
         """
+        message, fds = self._configuration(location)
+        self.connection.call(message, messages.BurstConfigured, fds, deadline_ns, on_reply=self.accept)
+        self.version = location.version
+
+    def start_configuring(self, location: ModelLocation, handler: ResultHandler[messages.BurstConfigured]) -> None:
+        """As `configure`, but does not block: `handler` gets the reply, which it passes to `accept` if that succeeds.
+
+        Raises:
+            NnfmqError: If the call cannot be sent.
+        """
+        message, fds = self._configuration(location)
+        self.version = location.version
+        self.connection.start_call_nonblocking(message, messages.BurstConfigured, handler, fds)
+
+    def _configuration(self, location: ModelLocation) -> tuple[messages.ConfigureBurst, list[int]]:
+        """Return the call that configures the burst, and its fds; from now on the driver's death wakes the queues."""
         self.connection = connection = location.connection
         connection.add_peer(self.peer)
         self.peer.add(self.requests, self.results)
@@ -187,11 +204,10 @@ class BurstChannel:
             to_wire_descriptor(self.requests),
             to_wire_descriptor(self.results),
         )
-        fds = [self.requests.memory.fileno(), self.results.memory.fileno()]
-        connection.call(message, messages.BurstConfigured, fds, deadline_ns, on_reply=self._on_configured)
-        self.version = location.version
+        return message, [self.requests.memory.fileno(), self.results.memory.fileno()]
 
-    def _on_configured(self, reply: messages.BurstConfigured) -> None:
+    def accept(self, reply: messages.BurstConfigured) -> None:
+        """Use the burst that the driver has configured."""
         self.burst_id = reply.burst_id
         self.trace = trace.burst_trace(self.connection, reply.burst_id, self.stats.words)
         self.connection.add_burst(reply.burst_id, self)
@@ -237,8 +253,9 @@ class BurstChannel:
         try:
             reply = self.results.receive(deadline_ns, self._window_ns)
         except DeadObject:
-            self.is_packet_lost = True
-            raise
+            reply = self._last_reply()
+            if not reply:
+                raise
         if reply is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
         self._sent_bytes += len(packet)
@@ -259,8 +276,9 @@ class BurstChannel:
             if reply is None:
                 reply = await self.results.receive_async(deadline_ns)
         except DeadObject:
-            self.is_packet_lost = True
-            raise
+            reply = self._last_reply()
+            if not reply:
+                raise
         if reply is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
         self._sent_bytes += len(packet)
@@ -318,8 +336,8 @@ class BurstChannel:
         try:
             reply = self.connection.exchange(self._error_call(), messages.BurstError, (), _text_limit_ns(deadline_ns))
         except (MissedDeadlineTransient, BadState, DeadObject):
-            raise _error_without_text(result, deadline_ns) from None
-        raise _error_with_text(result, reply)
+            raise self._ending_error(result) or _error_without_text(result, deadline_ns) from None
+        raise self._ending_error(result) or _error_with_text(result, reply)
 
     async def raise_error_in_task(self, result: ResultPacket, deadline_ns: int | None) -> None:
         """As `raise_error`; other tasks run while this one waits."""
@@ -334,8 +352,26 @@ class BurstChannel:
             async with asyncio.timeout(left_s):
                 found = await result_of(reply)
         except (TimeoutError, BadState, DeadObject):
-            raise _error_without_text(result, deadline_ns) from None
-        raise _error_with_text(result, found)
+            raise self._ending_error(result) or _error_without_text(result, deadline_ns) from None
+        raise self._ending_error(result) or _error_with_text(result, found)
+
+    def _ending_error(self, result: ResultPacket) -> DeadObject | None:
+        return self.connection.ending_error(result.status)
+
+    def _last_reply(self) -> bytes | None:
+        """Return the reply that the driver has sent before it exited; note that the request is lost if there is none.
+
+        Raises:
+            DriverEnding: If the driver has left the request in the queue when it ended: nobody has executed it.
+        """
+        if count := self.results.available_to_read():
+            return self.results.read(count)
+        connection = self.connection
+        written, read = self.requests.counters()
+        if connection.has_left and read < written:
+            connection.raise_if_closed()
+        self.is_packet_lost = True
+        return None
 
     def _error_call(self) -> messages.GetBurstError:
         return messages.GetBurstError(self.connection.next_call_id(), self.burst_id)
@@ -370,11 +406,23 @@ class BurstChannel:
         try:
             close_in_driver(self.connection, burst_id)
         finally:
-            self.burst_id = 0
-            self.connection.discard_burst(burst_id, self.peer)
-            self.peer.discard(self.requests, self.results)
+            self._forget(burst_id)
 
-    def release(self) -> None:
+    def end_soon(self) -> None:
+        """As `end`, but does not wait for the driver. Idempotent."""
+        burst_id, connection = self.burst_id, self.connection
+        if burst_id and connection.is_open:
+            with suppress(BadState, DeadObject):
+                message = messages.CloseBurst(connection.next_call_id(), burst_id)
+                connection.start_call_nonblocking(message, messages.Reply, Future())
+        self._forget(burst_id)
+
+    def _forget(self, burst_id: int) -> None:
+        self.burst_id = 0
+        self.connection.discard_burst(burst_id, self.peer)
+        self.peer.discard(self.requests, self.results)
+
+    def close(self) -> None:
         """Release the queues after `end`, which wakes a thread that waits for a result. Idempotent."""
         self._resources.close()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.burst.burst import Burst
 from nnfmq.client.connection.garbage import catch_up
 from nnfmq.client.execution.synchronous import model_on_cpu
 from nnfmq.client.model.array_request import MappedArrays, has_unknown_shapes
 from nnfmq.client.model.handle import ModelHandle
-from nnfmq.hal.errors import NnfmqError
+from nnfmq.hal.errors import NnfmqError, ResourceExhaustedTransient
 
 __all__ = ["configure_burst"]
 
@@ -24,7 +26,8 @@ def configure_burst(
     """Configure a burst and return it, which the caller closes; blocks. Arguments and errors of `Burst.configure`.
 
     If the driver has died, the model is prepared again in the one that has replaced it; otherwise, or if that fails,
-    the burst is one of the model on the CPU device, if the model has a fallback.
+    the burst is one of the model on the CPU device, if the model has a fallback. If the driver has no resources for it,
+    bursts that models keep for `execute` give way.
     """
     catch_up()
 
@@ -35,7 +38,13 @@ def configure_burst(
             from nnfmq.client.burst.unfixed import UnfixedBurst  # few models
 
             kind = UnfixedBurst
-        return kind.configure(target, polling_window_us, deadline_ns, with_memory=with_memory, arrays=arrays)
+        finish = partial(kind.configure, target, polling_window_us, deadline_ns, with_memory=with_memory, arrays=arrays)
+        try:
+            return finish()
+        except ResourceExhaustedTransient:
+            if not target.connection.close_own_bursts():
+                raise
+        return finish()
 
     error: NnfmqError | None = None
     try:
@@ -47,8 +56,7 @@ def configure_burst(
             error = failure
         if model.can_recover(error):
             try:
-                model.recover(error, deadline_ns)
-                return configure(model)
+                return model.execute_again(error, deadline_ns, partial(configure, model))
             except NnfmqError as failure:
                 error = failure
         cpu = model_on_cpu(model, error, deadline_ns)

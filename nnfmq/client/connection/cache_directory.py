@@ -8,7 +8,6 @@ another process that has them open keeps their content. The driver rejects files
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import struct
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from nnfmq.base.digests import sha256
 from nnfmq.hal.types import Pool
 from nnfmq.serialize.messages import DeviceInfo, PrepareModel
 from nnfmq.validation.values import validate_cache_token
@@ -36,24 +36,18 @@ class Files(NamedTuple):
 
 def model_token(prepare: PrepareModel, pools: Sequence[Pool]) -> bytes:
     """Return a token that identifies a model by its content."""
-    digest = hashlib.sha256(prepare.model)
-    for pool in pools:
-        digest.update(pool.view)
-    return digest.digest()
+    return sha256(prepare.model, *(pool.view for pool in pools))
 
 
 def compilation_token(token: bytes, device: DeviceInfo, prepare: PrepareModel) -> bytes:
     """Return the token of one compilation: a SHA-256 of the application's token and the compilation's options."""
-    digest = hashlib.sha256()
     fields = [token, device.name.encode(), device.version.encode()]
     fields.append(struct.pack("<iiI", prepare.preference, prepare.priority, len(prepare.hints)))
     for hint in prepare.hints:
         fields += [struct.pack("<i", hint.token), hint.value]
     for extension in prepare.extensions:
         fields += [extension.name.encode(), struct.pack("<I", extension.prefix)]
-    for field in fields:
-        digest.update(struct.pack("<Q", len(field)) + field)
-    return digest.digest()
+    return sha256(*(struct.pack("<Q", len(field)) + field for field in fields))
 
 
 def file_names(token: bytes, model_count: int, data_count: int) -> tuple[list[str], list[str]]:

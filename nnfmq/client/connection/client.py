@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack
 
-from msgspec.structs import replace
-
 from nnfmq.base.channel import close_all
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.memory import Memory
@@ -25,7 +23,7 @@ from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.device import Device
 from nnfmq.client.connection.hosted_choice import FileOptions, GivenModel, Hosting
-from nnfmq.client.connection.open_connections import CLOSED
+from nnfmq.client.connection.open_connections import CLOSED, DriverEnding
 from nnfmq.client.connection.prepare_arguments import (
     ModelArgument,
     PrepareOptions,
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
     from nnfmq.client.model.compiled_model import CompiledModel
     from nnfmq.client.named.models import ConnectRepository, NamedModels, ServedModel
     from nnfmq.hal.preparation import DeviceChoice
-    from nnfmq.importers.file_format import SourceArgument
+    from nnfmq.importers.file_format import ModelSource, SourceArgument
     from nnfmq.importers.loaded_model import LoadedModel
     from nnfmq.observe.driver_statistics import DriverStatistics
     from nnfmq.serialize.repository_protocol import ModelEntry
@@ -151,6 +149,8 @@ class Client(Closable):
         connect_repository: ConnectRepository | None = None,
     ) -> None:
         self._connection = connection
+        connection.moves = connect_again is not None
+        self._left: list[Connection] = []  # to drivers that asked this client to leave, while calls are in progress
         self._process = process
         self._connect_again = connect_again  # None = the client does not recover
         self._attempt: SingleAttempt[Connection] = SingleAttempt()
@@ -178,6 +178,8 @@ class Client(Closable):
             return "closed"
         if connection.is_open:
             return "" if connection.has_started else "starting"
+        if connection.has_left:
+            return "driver ends, connects to the next one at the next call"
         return "driver has died" + (", connects again at the next call" if self.recovers else "")
 
     @property
@@ -339,20 +341,20 @@ class Client(Closable):
 
     def prepare_hosted(
         self,
-        runtime: str,
-        file: SourceArgument,
+        runtime: str | None,
+        file: ModelSource,
         refusal: InvalidArgument | GeneralFailure | None,
         **options: Unpack[PrepareOptions],
     ) -> CompiledModel:
-        """Prepare a model file, or its content, on the device that hosts `runtime`; blocks. The caller closes it.
+        """Prepare a model file on the device that hosts `runtime`, or the first that loads it; blocks; close the model.
 
         For a caller that imports the file itself: `refusal` is why nnfmq's own engine does not run it; None if the
         caller wants the runtime. Takes the keyword arguments of `prepare`, and raises as that.
         """
         deadline_ns = deadline_after(options.get("timeout"))
-        given = replace(GivenModel.of(file, options, is_imported=False), refusal=refusal)
+        given = GivenModel.of_read_file(file, refusal, options)
         devices, compilation = self._usable_devices(deadline_ns)
-        hosts = [info for info in devices if info.name == runtime]
+        hosts = [info for info in devices if runtime in (None, info.name)]
         return compilation.prepare(self, hosts, given, with_time_left(options, deadline_ns))
 
     def load_hosted(
@@ -430,14 +432,31 @@ class Client(Closable):
 
     # ------------------------------------------------------------------------------------------------ recovery
 
+    def require_driver(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Connect to the driver's successor if the driver has died; blocks, but waits for none that does not listen.
+
+        Raises:
+            DeviceUnavailable: If no driver listens.
+            DeadObject: If the client does not recover, or the next driver may not be started yet.
+            BadState: If the client is closed.
+            MissedDeadline: If `timeout` (seconds; None = no limit) passes.
+        """
+        self._live_connection(deadline_after(timeout), wait=False).raise_if_closed()
+
     def _call(self, call: Callable[[Connection, int | None], ResultT], deadline_ns: int | None) -> ResultT:
-        """Return `call(connection, deadline)`; again if the driver has died and the client recovers."""
-        try:
-            return call(self._live_connection(deadline_ns), deadline_ns)
-        except DeadObject:
-            if self._connect_again is None:
-                raise
-        return call(self._live_connection(deadline_ns), deadline_ns)
+        """Return `call(connection, deadline)`; again, once, if the driver has died and the client recovers.
+
+        A call that the driver has rejected because it ends is repeated as often as that happens.
+        """
+        has_died = False
+        while True:
+            try:
+                return call(self._live_connection(deadline_ns), deadline_ns)
+            except DeadObject as error:
+                is_ending = isinstance(error, DriverEnding)
+                if self._connect_again is None or (has_died and not is_ending):
+                    raise
+                has_died |= not is_ending
 
     def _reach(self, device: str, deadline_ns: int | None, wait: bool) -> Connection:
         """Return the connection for a call to a device. Raises DeviceUnavailable if the device has changed."""
@@ -465,7 +484,8 @@ class Client(Closable):
 
     def _connect_to_successor(self, deadline_ns: int | None, wait: bool) -> Connection:
         if not self._connection.is_open and self._connect_again is not None:
-            self._note_death()
+            if not self._connection.has_left:
+                self._note_death()
             try:
                 new = self._connect_again(deadline_ns, (lambda: self._is_closed) if wait else None)
                 self._replace_connection(new, deadline_ns)
@@ -475,7 +495,6 @@ class Client(Closable):
                 raise
             self._recovery.limit.begin()
             self._recovery.count(reconnections=1)
-            _log.warning("the driver has died; connected again, to process %d", self.driver_pid)
         if self._is_closed:  # by another thread, meanwhile
             self.close()
         return self._connection
@@ -504,7 +523,13 @@ class Client(Closable):
                 self._lost_devices.add(name)
         old, self._connection = self._connection, new._connection
         process, self._process = self._process, new._process
-        old.close()
+        if old.has_left:
+            self._left = [*(each for each in self._left if not each.has_hung_up), old]
+            old.leave()
+            _log.info("the driver has asked to leave; connected to process %d", self.driver_pid)
+        else:
+            old.close()
+            _log.warning("the driver has died; connected again, to process %d", self.driver_pid)
         if process is not None:
             old.end_driver()
 
@@ -515,7 +540,8 @@ class Client(Closable):
         for models in self._named_models.values():
             models.end()
         has_started = self._connection.has_started
-        self._connection.close()
+        for connection in (*self._left, self._connection):
+            connection.close()
         successor = self._next
         if successor is not None:
             successor.close()

@@ -170,7 +170,7 @@ def _new_client(
     repository: ConnectRepository | None = None,
 ) -> Client:
     from nnfmq.client.connection.client import Client  # while the driver starts
-    from nnfmq.client.partitioned.compilation import ClientCompilation
+    from nnfmq.client.connection.client_compilation import ClientCompilation
 
     return Client(connection, process, again, ClientCompilation(connect_cpu_driver), repository)
 

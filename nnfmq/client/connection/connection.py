@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT, Channel, Frame, close_all
+from nnfmq.base.ownership import Closable
+from nnfmq.base.threads import Thread
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection import open_connections, trace
 from nnfmq.client.connection.defaults import INTERFACE, level_of
@@ -157,7 +159,7 @@ def send_nonblocking(channel: Channel, data: bytes, fds: Sequence[int], on_error
     except MissedDeadlineTransient:
         copies = [os.dup(fd) for fd in fds]  # the caller may close its fds before the thread sends them
         arguments = (channel, data, copies, on_error)
-        threading.Thread(target=_send_late, args=arguments, name="nnfmq-late", daemon=True).start()
+        Thread(target=_send_late, args=arguments, name="nnfmq-late", daemon=True).start()
 
 
 def _send_late(channel: Channel, data: bytes, fds: Sequence[int], on_error: Callable[[Exception], None]) -> None:
@@ -268,7 +270,7 @@ def _identity(reply: HelloReply) -> tuple[str, int, int, str]:
 
 
 # Feature levels of `hal.feature_levels`, which is not imported here: a driver would get the hello later.
-_FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = 5, 4, 8
+_FIRST_WITH_BURSTS, _FIRST_WITH_DEADLINES, _FIRST_AIDL, _FIRST_WITH_REUSABLE = 3, 4, 5, 8
 _DRIVER_EXITED = "the driver process is gone"
 _POST_TIMEOUT_NS = 1_000_000_000
 _END_TIMEOUT_S = 1.0  # the watcher thread may be busy, but it never blocks
@@ -290,6 +292,7 @@ class Connection(DroppedConnection):
         self.interface = interface
         self.level = level = level_of(interface)  # the feature level of this connection's interface version
         self.is_aidl = level >= _FIRST_AIDL
+        self.has_bursts = level >= _FIRST_WITH_BURSTS
         self.has_deadlines = level >= _FIRST_WITH_DEADLINES
         self.has_reusable_executions = level >= _FIRST_WITH_REUSABLE
         super().__init__(channel)
@@ -299,8 +302,13 @@ class Connection(DroppedConnection):
         self._driver_start = DriverStart(deadline_ns)
         self._bursts: weakref.WeakValueDictionary[int, MemoryProvider] = weakref.WeakValueDictionary()
         self._peers: list[watcher.DeathRecipients] = []
+        self._own_bursts: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The managed buffers of this connection by token."""
+        self.moves = False
+        """Whether the client connects to the driver's successor when the driver asks it to leave."""
+        self.has_left = False
+        """Whether it has done so: this connection takes no new calls, and ends when those in progress have ended."""
         self._close_reason: str | None = None
         self._ended, self.ended_ns = threading.Event(), 0  # at the end of `_end`
         self._is_abandoned, self._pid, self._pidfd = False, os.getpid(), -1
@@ -367,8 +375,13 @@ class Connection(DroppedConnection):
 
     @property
     def is_open(self) -> bool:
-        """False once the driver has exited, the connection is closed, or in a forked child."""
+        """False once the driver has exited or has been left, the connection is closed, or in a forked child."""
         return self._close_reason is None
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether the driver has exited, or the connection is closed, and nothing is in progress any more."""
+        return self._ended.is_set()
 
     @property
     def is_abandoned(self) -> bool:
@@ -376,9 +389,19 @@ class Connection(DroppedConnection):
         return self._is_abandoned or self._pid != os.getpid()
 
     def raise_if_closed(self) -> None:
-        """Raise BadState if this process has closed the connection, DeadObject if `is_open` is False otherwise."""
+        """Raise BadState if this process has closed the connection, DeadObject if `is_open` is False otherwise.
+
+        The DeadObject is a DriverEnding if the driver has asked the client to leave.
+        """
         if self._close_reason is not None:
+            if self.has_left and not self.is_abandoned:
+                raise open_connections.DriverEnding(self._close_reason)
             raise open_connections.closed_error(self._close_reason)
+
+    def _raise_if_hung_up(self) -> None:
+        """Raise as `raise_if_closed`, unless calls may still be in progress: the driver may ask for what they need."""
+        if not self.has_left or self._ended.is_set():
+            self.raise_if_closed()
 
     def next_call_id(self) -> int:
         """Return an id for a new call."""
@@ -522,7 +545,10 @@ class Connection(DroppedConnection):
 
     def _register(self, key: ReplyKey, pending: PendingCall) -> None:
         with self._lock:
-            self.raise_if_closed()
+            if key.reply_type is messages.FencedExecutionInfo:  # of an execution in progress
+                self._raise_if_hung_up()
+            else:
+                self.raise_if_closed()
             self._pending_calls[key] = pending
 
     def add_peer(self, peer: watcher.DeathRecipients) -> None:
@@ -530,6 +556,26 @@ class Connection(DroppedConnection):
         with self._lock:
             self.raise_if_closed()
             self._peers.append(peer)
+
+    @property
+    def open_calls(self) -> int:
+        """How many replies and callbacks of this connection's calls have not arrived."""
+        return len(self._pending_calls)
+
+    def add_own_burst(self, burst: Closable) -> None:
+        """Close a burst that a model keeps for `execute` when the connection ends. Raises as `raise_if_closed`."""
+        with self._lock:
+            self.raise_if_closed()
+            self._own_bursts.add(burst)
+
+    def close_own_bursts(self) -> bool:
+        """Close the bursts that models keep for `execute`; return whether there were any. Does not block."""
+        with self._lock:
+            bursts = list(self._own_bursts)
+            self._own_bursts.clear()
+        for burst in bursts:
+            burst.close()
+        return bool(bursts)
 
     def add_burst(self, burst_id: int, burst: MemoryProvider) -> None:
         """Register the burst that serves the driver's GetMemories calls for `burst_id`."""
@@ -566,11 +612,11 @@ class Connection(DroppedConnection):
     def _encode(self, message: messages.Message) -> bytes:
         """Return the bytes of a message that is sent next, and record it in the connection's state."""
         data = control_protocol.encode(message)
-        self.raise_if_closed()
+        self._raise_if_hung_up()
         try:
             self._connection_state.process_message(message, PeerRole.CLIENT)
         except ProtocolError:
-            self.raise_if_closed()  # another thread may have closed the connection since the check above
+            self._raise_if_hung_up()  # another thread may have closed the connection since the check above
             raise
         return data
 
@@ -578,19 +624,21 @@ class Connection(DroppedConnection):
         """Send from the watcher thread, which must not block. If the socket is full, a new thread sends the message."""
         send_nonblocking(self._channel, self._encode(message), fds, self._on_channel_error)
 
-    def _on_readable(self) -> None:
+    def _on_readable(self) -> bool:
+        """Handle a message; return whether there was one."""
         try:
             frame = self._channel.receive(NO_WAIT)
         except MissedDeadlineTransient:
-            return  # the data that woke the watcher has been received already
+            return False  # the data that woke the watcher has been received already
         except NnfmqError as error:
             self._on_channel_error(error)
-            return
+            return False
         with frame:
             try:
                 self._on_frame(frame)
             except NnfmqError as error:
                 self._on_channel_error(error)
+        return True
 
     def _on_channel_error(self, error: Exception) -> None:
         if isinstance(error, DeadObject):
@@ -600,6 +648,8 @@ class Connection(DroppedConnection):
         self._end(f"the connection to the driver was closed: {error}")
 
     def _on_exit(self) -> None:
+        while not self._ended.is_set() and self._on_readable():
+            pass  # what the driver sent before it exited: replies, and that it ends
         self._end(_DRIVER_EXITED)
 
     def _on_internal_error(self, error: Exception) -> None:
@@ -614,6 +664,8 @@ class Connection(DroppedConnection):
         elif isinstance(message, messages.Refused):
             status = message.status or ErrorStatus.GENERAL_FAILURE
             self._driver_start.fail(error_for_status(status, f"the driver rejected the client: {message.message}"))
+        elif isinstance(message, messages.GoAway):
+            self._on_go_away(message.message)
         elif isinstance(message, messages.GetMemories):
             self._send_nonblocking(*memories_reply(self._bursts.get(message.burst_id), message))
         elif isinstance(message, messages.PreparationProgress):
@@ -625,14 +677,44 @@ class Connection(DroppedConnection):
             assert isinstance(message, messages.Call)
             self._on_reply(message, frame)
 
+    def _on_go_away(self, reason: str) -> None:
+        """Take no new calls, if the client moves: the next one raises DeadObject, as after the driver's death.
+
+        A client that does not move goes on until the driver has exited; if the driver ends, it rejects what is new.
+        """
+        if self.moves:
+            with self._lock:
+                if self._close_reason is None:
+                    self._close_reason, self.has_left = reason, True
+
+    def leave(self) -> None:
+        """Let the driver end the connection when it has replied to what is in progress. Does not block.
+
+        The connection closes itself then, or the caller closes it before.
+        """
+        with contextlib.suppress(NnfmqError, OSError):  # the driver has exited, or exits
+            self._channel.send(control_protocol.encode(messages.Leave()), (), NO_WAIT)
+
+    def ending_error(self, status: ErrorStatus) -> DeadObject | None:
+        """Return the error of a request that the driver has rejected because it ends; None for another reason.
+
+        None also if the client does not move.
+        """
+        if status is ErrorStatus.DEVICE_UNAVAILABLE and self.has_left:
+            return open_connections.DriverEnding(self._close_reason or "")
+        return None
+
     def _on_reply(self, reply: messages.Call, frame: Frame) -> None:
         if getattr(reply, "status", ErrorStatus.NONE) is ErrorStatus.DEAD_OBJECT:
             # Only the transport reports DEAD_OBJECT, to a client whose driver has exited (VAL-4).
             raise ProtocolError("the driver replied with the status DEAD_OBJECT, which no running driver has")
         key = ReplyKey(reply.call, type(reply))
         pending = self._pending_calls.pop(key, None)
+        ending = self.ending_error(getattr(reply, "status", ErrorStatus.NONE))
         if pending is None:
             self._release_orphan(reply)
+        elif ending is not None:
+            pending.handler.set_exception(ending)
         elif frame.fds_truncated:
             pending.handler.set_exception(
                 ResourceExhaustedTransient("this process has no free fds for the driver's reply (ulimit -n)")
@@ -670,17 +752,21 @@ class Connection(DroppedConnection):
             watcher.remove_reader(watch)
         for peer in peers:
             watcher.notify_peer_death(peer)
+        self.close_own_bursts()
         self._driver_start.fail_with_exit(self._close_reason)
         error = DeadObject(self._close_reason)
         for pending in pending_calls.values():
             pending.handler.set_exception(error)
         self._ended.set()
+        if self.has_left:
+            self._close_files()
 
     def close(self) -> None:
         """Send Goodbye and hang up; pending calls of other threads fail with DeadObject. Idempotent."""
         self._driver_start.fail(BadState(open_connections.CLOSED))
         with self._lock:
-            was_open, self._close_reason = self._close_reason is None, self._close_reason or open_connections.CLOSED
+            was_open = self._close_reason is None or self.has_left
+            self._close_reason = self._close_reason or open_connections.CLOSED
             watches, self._watches = self._watches, []
             self._is_abandoned |= was_open
         for watch in watches:
@@ -689,6 +775,9 @@ class Connection(DroppedConnection):
             with contextlib.suppress(NnfmqError, OSError):  # the hang-up below has the same effect
                 self._channel.send(control_protocol.encode(messages.Goodbye()), (), NO_WAIT)
         self._end(self._close_reason)
+        self._close_files()
+
+    def _close_files(self) -> None:
         if self._pid == os.getpid():
             self._channel.hang_up()  # also ends a send that blocks in another thread
         self._channel.close()

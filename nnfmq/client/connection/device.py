@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -12,7 +13,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nnfmq.base.channel import close_all
 from nnfmq.base.deadlines import deadline_after, remaining_s
+from nnfmq.base.memory import Memory
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
@@ -36,12 +39,11 @@ from nnfmq.client.connection.prepare_arguments import (
 )
 from nnfmq.client.connection.recovery import DriverRecovery
 from nnfmq.client.execution.requests import memory_fds, require_supported_hints, to_wire_deadline
-from nnfmq.client.model.buffer_allocation import ModelRole, allocate_in_device
-from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.handle import ModelHandle
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.observation import Preparation, begin_preparation
 from nnfmq.hal.capabilities import Capabilities
+from nnfmq.hal.deterministic import DETERMINISTIC, with_deterministic_hint
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -72,16 +74,19 @@ from nnfmq.hal.types import (
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo, OperandTypeData
 from nnfmq.serialize.models import encode_model
-from nnfmq.validation.values import element_info, validate_capabilities
 
 if TYPE_CHECKING:
+    from nnfmq.base.shared_constants import SharedConstants
     from nnfmq.client.connection.cache_directory import CacheDirectory
+    from nnfmq.client.model.buffer_allocation import ModelRole
+    from nnfmq.client.model.buffers import Buffer
     from nnfmq.importers.file_format import SourceArgument
     from nnfmq.importers.hosted import HostedSource
     from nnfmq.importers.loaded_model import LoadedModel
 
 __all__ = ["Device", "DeviceInfo", "extension_types", "hosts_runtime", "model_signature"]
 
+_LARGE_BYTES = 1 << 20  # of a model, after whose preparation freed memory is returned to the kernel
 _log = logging.getLogger("nnfmq.client")
 
 
@@ -123,6 +128,8 @@ class Device(Struct, frozen=True):
         def query(connection: Connection) -> messages.DeviceCapabilities:
             message = messages.GetCapabilities(connection.next_call_id(), self.info.name)
             return connection.call(message, messages.DeviceCapabilities, (), deadline_ns)
+
+        from nnfmq.validation.values import validate_capabilities  # few applications have other than packaged devices
 
         reply = self._call(query, deadline_ns)
         try:
@@ -175,6 +182,7 @@ class Device(Struct, frozen=True):
         shapes: Mapping[str | int, Sequence[int]] | None = None,
         signature: str | None = None,
         runtime_options: Mapping[str, Any] | None = None,
+        deterministic: bool = False,
     ) -> PreparedModel:
         """Validate and compile a model in the driver; blocks until it is ready. The caller closes the result.
 
@@ -205,16 +213,21 @@ class Device(Struct, frozen=True):
             signature: For a .tflite file, as for `nnfmq.load`.
             runtime_options: For a model file on a device that hosts another runtime, such as `onnxruntime`: its
                 options, values of JSON; `{"threads": 1}` for all of them (docs/how-to/hosted-runtimes.md).
+            deterministic: Whether floats must have the same bits on every machine, with every number of threads and in
+                every execution (docs/how-to/deterministic-results.md). Only the device `compiled` promises that.
 
         Raises:
-            InvalidArgument: If the model, its file, the preference, the priority or a hint is invalid.
+            InvalidArgument: If the model, its file, the preference, the priority or a hint is invalid, or the device
+                cannot promise what `deterministic` demands.
             OSError: If the model's file cannot be read.
-            GeneralFailure: If the device cannot execute the model.
+            GeneralFailure: If the device cannot execute the model, or not as `deterministic` demands.
             MissedDeadline: If the timeout passes.
             DeadObject: If the driver exits.
         """
         if cache_dir is not None and (model_cache or data_cache):
             raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
+        if deterministic:
+            hints, extensions = self._with_deterministic_hint(hints, extensions)
         require_supported_hints(self.info.name, self._extension_names(), hints, extensions)
         deadline_ns = deadline_after(timeout)
         loaded = self._loaded(model, shapes, signature, runtime_options, deadline_ns)
@@ -247,7 +260,22 @@ class Device(Struct, frozen=True):
             )  # fmt: skip
             prepared.handle.prepare_again = partial(self._prepare_again, loaded, options)
             prepared.handle.recover_later = None if self._recovery is None else self._recovery.request
+        if len(data) >= _LARGE_BYTES:
+            from nnfmq.engines.memory import trim_memory  # most models of a first start are smaller
+
+            del data, message
+            trim_memory()  # what the message, and the importer of the model's file, have freed
         return prepared
+
+    def _with_deterministic_hint(
+        self, hints: Sequence[TokenValuePair], extensions: Sequence[ExtensionNameAndPrefix]
+    ) -> tuple[Sequence[TokenValuePair], Sequence[ExtensionNameAndPrefix]]:
+        if DETERMINISTIC not in self._extension_names():
+            raise InvalidArgument(
+                f"device {self.info.name!r} does not promise the same bits on every machine, which `deterministic` "
+                "demands: use the device compiled"
+            )
+        return with_deterministic_hint(hints, extensions)
 
     def _loaded(
         self,
@@ -297,10 +325,18 @@ class Device(Struct, frozen=True):
         describe = partial(self._describe_file, deadline_after(timeout))
         return load_hosted(file, describe, shapes=shapes, signature=signature, options=runtime_options)
 
-    def _describe_file(self, deadline_ns: int | None, call: HostedCall, parts: Sequence[Pool]) -> HostedDescription:
-        """Return what the device finds in a file; blocks."""
+    def describe(self, file: SourceArgument, *, timeout: float | None = None) -> HostedDescription:
+        """Return what this device, which hosts a runtime, finds in a file; blocks. Raises as `load`."""
+        from nnfmq.importers.hosted import describe_hosted  # most applications have no such device
 
-        def query(connection: Connection) -> messages.FileDescription:
+        return describe_hosted(file, partial(self._describe_file, deadline_after(timeout)))
+
+    def _describe_file(
+        self, deadline_ns: int | None, call: HostedCall, parts: Sequence[SharedConstants]
+    ) -> tuple[HostedDescription, Sequence[SharedConstants]]:
+        """Return what the device finds in a file, and its parts, in memory that other clients have, too; blocks."""
+
+        def query(connection: Connection) -> tuple[messages.FileDescription, list[int]]:
             pools = tuple(map(messages.memory_to_data, parts))
             message = messages.DescribeFile(
                 connection.next_call_id(),
@@ -309,10 +345,19 @@ class Device(Struct, frozen=True):
                 call.encode(),
                 pools,
             )
-            return connection.call(message, messages.FileDescription, memory_fds(parts), deadline_ns)
+            fds: list[int] = []
+            with ExitStack() as undo:
+                undo.callback(close_all, fds)
+                reply = connection.call(
+                    message, messages.FileDescription, memory_fds(parts), deadline_ns, on_fds=fds.extend
+                )
+                undo.pop_all()
+            return reply, fds
 
+        reply, fds = self._call(query, deadline_ns)
+        used = _with_replacements(parts, reply.replaced, fds)
         try:
-            return msgspec.json.decode(self._call(query, deadline_ns).description, type=HostedDescription)
+            return msgspec.json.decode(reply.description, type=HostedDescription), used
         except msgspec.DecodeError as error:
             raise ProtocolError(f"the driver describes a file wrongly: {error}") from error
 
@@ -324,6 +369,7 @@ class Device(Struct, frozen=True):
         *,
         preference: ExecutionPreference,
         priority: Priority,
+        deterministic: bool,
         deadline_ns: int | None,
         name: str,
         version: int,
@@ -335,7 +381,10 @@ class Device(Struct, frozen=True):
         of the model repository. Raises as `prepare`. The caller closes the result.
         """
         message = self._prepare_message(model, data, pools, preference, priority, deadline_ns)
-        message = replace(message, name=name, version=version)
+        hints, extensions = (
+            messages.hints_to_data(*self._with_deterministic_hint((), ())) if deterministic else ((), ())
+        )
+        message = replace(message, hints=hints, extensions=extensions, name=name, version=version)
         return self._prepare(message, memory_fds(pools), model, deadline_ns)
 
     def _prepare_message(
@@ -540,6 +589,8 @@ class Device(Struct, frozen=True):
         deadline_ns = deadline_after(timeout)
 
         def allocate(connection: Connection) -> Buffer:
+            from nnfmq.client.model.buffer_allocation import allocate_in_device  # few applications have buffers
+
             left_s = remaining_s(deadline_ns)
             return allocate_in_device(connection, self.info.name, inputs, outputs, tuple(dimensions), left_s)
 
@@ -616,7 +667,37 @@ def _require_known(model: Model, known: dict[OperandType, ElementInfo], devices:
 
 
 def _element(extension: str, kind: OperandTypeData) -> ElementInfo:
+    from nnfmq.validation.values import element_info  # few models have such types
+
     try:
         return element_info(extension, kind)
     except InvalidArgument as error:
         raise ProtocolError(f"the driver reports {error}") from error
+
+
+def _with_replacements(
+    parts: Sequence[SharedConstants], indexes: Sequence[int], fds: list[int]
+) -> list[SharedConstants]:
+    """Return the parts of files, those with these indexes in the memory that a driver has sent for each instead.
+
+    Takes ownership of `fds`.
+
+    Raises:
+        ProtocolError: If a memory is not sealed against writing, or cannot have the bytes of its part.
+    """
+    from nnfmq.base.shared_constants import SharedConstants  # imported with the files; most applications have none
+
+    found = list(parts)
+    with ExitStack() as undo:
+        undo.callback(close_all, fds)
+        for index in indexes:
+            if index >= len(parts) or not fds:
+                raise ProtocolError(f"the driver replaces part {index} of {len(parts)}, without a memory or a part")
+            try:
+                memory = Memory.adopt_constant(fds.pop(0))
+            except InvalidArgument as error:
+                raise ProtocolError(f"the driver sent memory that cannot replace a file's: {error}") from error
+            found[index] = SharedConstants(memory)
+            if memory.size_bytes != parts[index].size_bytes:
+                raise ProtocolError(f"the driver replaces {parts[index].size_bytes} bytes by {memory.size_bytes}")
+    return found

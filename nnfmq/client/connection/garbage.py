@@ -21,7 +21,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from nnfmq.base.ownership import Uncopyable
-from nnfmq.base.threads import BLOCKED_SIGNALS
+from nnfmq.base.threads import BLOCKED_SIGNALS, Thread
 
 __all__ = ["ClosedWhenDropped", "CloserUse", "catch_up", "weak_call"]
 
@@ -32,7 +32,11 @@ _log = logging.getLogger("nnfmq.client")
 
 
 class ClosedWhenDropped(Uncopyable):
-    """The base of objects that are closed when nothing refers to them any more."""
+    """The base of objects that are closed when nothing refers to them any more.
+
+    A constructor sets last what `_is_left_open` reads, or that says until then that there is nothing to close: a signal
+    handler may raise at any line. The finalizers of its parts then release those.
+    """
 
     __slots__ = ()
 
@@ -120,7 +124,7 @@ class _Process:
             self._users += 1
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        thread = Thread(target=self._run, name=THREAD_NAME, daemon=True)
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:
             thread.start()  # it inherits this mask: signals must interrupt the main thread

@@ -42,7 +42,7 @@ from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
 if TYPE_CHECKING:
     from nnfmq.client.model.compiled_model import CompiledModel
     from nnfmq.client.model.prepared_model import PreparedModel
-    from nnfmq.importers.file_format import SourceArgument
+    from nnfmq.importers.file_format import ModelSource, SourceArgument
     from nnfmq.importers.hosted import HostedSource
     from nnfmq.importers.loaded_model import LoadedModel
 
@@ -67,11 +67,12 @@ class FileOptions(TypedDict, total=False):
 class GivenModel(Struct, frozen=True):
     """A model as an application gave it: `model` is what was imported; None if the file is for a hosted runtime.
 
-    That is a file that the importer has refused: `refusal` is why; or one that came with options of a runtime.
+    That is a file that the importer has refused: `refusal` is why; or one that came with options of a runtime. The file
+    is a ModelSource if the caller has read it.
     """
 
     model: Model | FinishedModel | None
-    file: SourceArgument | None
+    file: SourceArgument | ModelSource | None
     file_options: FileOptions
     refusal: InvalidArgument | GeneralFailure | None = None
 
@@ -82,14 +83,7 @@ class GivenModel(Struct, frozen=True):
         Unless `is_imported`, a file is for a hosted runtime in any case. Raises as `to_model`, if no hosted runtime can
         help; or InvalidArgument if the preference or the priority is none.
         """
-        options["name"] = name_for_display(argument, options.get("name"))
-        options["preference"] = to_preference(options.get("preference", DEFAULT_PREFERENCE))
-        options["priority"] = to_priority(options.get("priority", Priority.MEDIUM))
-        of_file = FileOptions(
-            shapes=options.pop("shapes", None),
-            signature=options.pop("signature", None),
-            runtime_options=options.pop("runtime_options", None),
-        )
+        of_file = _without_file(argument, options)
         if not is_file(argument):
             if of_file["runtime_options"]:
                 raise InvalidArgument(f"`runtime_options` are for a model file, this is a {type(argument).__name__}")
@@ -104,11 +98,36 @@ class GivenModel(Struct, frozen=True):
             error.__context__ = None  # it refers to the importer's frames, and these to the content of the file
             return cls(None, argument, of_file, error.with_traceback(None))
 
+    @classmethod
+    def of_read_file(
+        cls, file: ModelSource, refusal: InvalidArgument | GeneralFailure | None, options: PrepareOptions
+    ) -> GivenModel:
+        """Return a file for a hosted runtime that the caller has read, and `options` as `of`."""
+        return cls(None, file, _without_file(b"" if file.path is None else file.path, options), refusal)
+
     @property
     def label(self) -> str:
         """The file, for messages."""
         file = self.file
-        return f"a model of {len(file):,} bytes" if isinstance(file, (bytes, bytearray, memoryview)) else str(file)
+        if isinstance(file, Struct):  # a ModelSource
+            return str(file.path) if file.path is not None else _bytes_label(len(file.data))
+        return _bytes_label(len(file)) if isinstance(file, (bytes, bytearray, memoryview)) else str(file)
+
+
+def _bytes_label(count: int) -> str:
+    return f"a model of {count:,} bytes"
+
+
+def _without_file(argument: ModelArgument, options: PrepareOptions) -> FileOptions:
+    """Return the options about the model's file, and make `options` the others, checked. Raises InvalidArgument."""
+    options["name"] = name_for_display(argument, options.get("name"))
+    options["preference"] = to_preference(options.get("preference", DEFAULT_PREFERENCE))
+    options["priority"] = to_priority(options.get("priority", Priority.MEDIUM))
+    return FileOptions(
+        shapes=options.pop("shapes", None),
+        signature=options.pop("signature", None),
+        runtime_options=options.pop("runtime_options", None),
+    )
 
 
 def _is_refusal(error: InvalidArgument) -> bool:
@@ -236,13 +255,14 @@ class Hosting(Struct, frozen=True):
         """Return why no hosted runtime runs a file, or how to install one that may."""
         if rejections:
             return "\n".join(f"device {name!r} rejects it: {text}" for name, text in rejections.items())
-        runtimes = runtimes_of(source.format) if source is not None else ()
-        absent = self._absent(runtimes[0].name) if runtimes else ""
+        absent = self._absent(source.format) if source is not None else ""
         return f"a hosted runtime may run it: {absent}" if absent else ""
 
-    def _absent(self, name: str) -> str:
+    def _absent(self, format: str) -> str:
+        """Return how to get the first runtime that runs files of a format; "" if it is there, or nothing is known."""
+        runtimes = runtimes_of(format)
         try:
-            return self.why_absent(name)
+            return self.why_absent(runtimes[0].name) if runtimes else ""
         except NnfmqError:  # the refusal is what the caller has to know
             return ""
 
@@ -252,10 +272,8 @@ class Hosting(Struct, frozen=True):
         for host in (host for host in self.hosts if host.may_run(format)):
             if all(host.supported_operations(model, timeout=remaining_s(deadline_ns))):
                 return host
-        runtimes = runtimes_of(format)
-        absent = self._absent(runtimes[0].name) if runtimes else ""
         reason = f"this is a hosted model, of the format {format!r}, and no device runs it"
-        raise UnsupportedModel(reason, (), absent)
+        raise UnsupportedModel(reason, (), self._absent(format))
 
 
 def is_hosted(model: Model) -> bool:
@@ -265,12 +283,13 @@ def is_hosted(model: Model) -> bool:
 
 def _read(given: GivenModel, refusal: Exception | None) -> HostedSource | None:
     """Return the file in sealed memories; None if it is of no format that a runtime may run, which was refused."""
-    from nnfmq.importers.file_format import read_source  # most models need no hosted runtime
+    from nnfmq.importers.file_format import ModelSource, read_source  # most models need no hosted runtime
     from nnfmq.importers.hosted import read_hosted
 
-    assert given.file is not None  # it is what was refused
+    file = given.file
+    assert file is not None  # it is what was refused
     try:
-        return read_hosted(read_source(given.file))
+        return read_hosted(file if isinstance(file, ModelSource) else read_source(file))
     except InvalidArgument:
         if refusal is None:
             raise

@@ -24,6 +24,10 @@ class ForkAware(Protocol):
         ...
 
 
+class DriverEnding(DeadObject):
+    """The driver has asked the client to leave, and has not executed the call: its successor may execute it."""
+
+
 def closed_error(reason: str) -> NnfmqError:
     """Return the error of a call on a connection that has ended: BadState if it is closed, otherwise DeadObject."""
     return (BadState if reason == CLOSED else DeadObject)(reason)

@@ -318,6 +318,7 @@ class PrepareOptions(TypedDict, total=False):
     shapes: Mapping[str | int, Sequence[int]] | None
     signature: str | None
     runtime_options: Mapping[str, Any] | None
+    deterministic: bool
 
 
 def with_time_left(options: PrepareOptions, deadline_ns: int | None) -> PrepareOptions:

@@ -16,14 +16,13 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from nnfmq.base import settings
 from nnfmq.base.channel import Channel
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
-from nnfmq.observe.trace_core import ExchangeTrace
 from nnfmq.observe.trace_layout import RING_BYTES, request_base
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.serialize import messages
@@ -38,7 +37,10 @@ __all__ = [
     "trace_worker",
 ]
 
-BurstTrace: TypeAlias = ExchangeTrace | None
+if TYPE_CHECKING:
+    from nnfmq.observe.trace_core import ExchangeTrace
+
+BurstTrace: TypeAlias = "ExchangeTrace | None"
 """What records the requests of a burst; None: this process does not record."""
 
 SOCKET_PREFIX = "socket:"
@@ -198,5 +200,7 @@ def burst_trace(connection: WorkerConnection, burst_id: int, words: memoryview) 
     recorder = TRACING.recorder
     if recorder is None:
         return None
+    from nnfmq.observe.trace_core import ExchangeTrace  # few processes record
+
     base = request_base(connection.wait_until_ready().worker_pid, burst_id)
     return ExchangeTrace(recorder.ring, base, words, recorder.sample_wait)

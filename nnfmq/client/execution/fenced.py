@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from nnfmq.base.deadlines import deadline_after
@@ -310,8 +311,8 @@ def launch_after_failure(
             raise error
         if model.can_recover(error):
             try:
-                model.recover(error, deadline_ns)
-                return _launch(model, request, config, limits, deadline_ns, collect)
+                launch = partial(_launch, model, request, config, limits, deadline_ns, collect)
+                return model.execute_again(error, deadline_ns, launch)
             except NnfmqError as failure:
                 error = failure
         cpu = model_on_cpu(model, error, deadline_ns)

@@ -6,8 +6,9 @@ Also the fallback of burst and reusable executions for requests that they cannot
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -51,6 +52,7 @@ __all__ = [
     "exchange_execution",
     "execute_after_failure",
     "execute_arrays",
+    "execute_call",
     "execute_on_cpu",
     "execute_on_device",
     "execute_request",
@@ -139,8 +141,9 @@ def execute_after_failure(
     try:
         if model.can_recover(error) and not _has_buffers(request):
             try:
-                model.recover(error, deadline_ns)
-                return execute_on_device(model, request, config, deadline_ns)
+                return model.execute_again(
+                    error, deadline_ns, partial(execute_on_device, model, request, config, deadline_ns)
+                )
             except NnfmqError as failure:
                 error = failure
         return execute_on_cpu(model, request, config, deadline_ns, error)
@@ -316,11 +319,15 @@ class _Replacement:
 
 
 def execute_request(
-    model: ModelHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None
+    model: ModelHandle,
+    request: Request,
+    config: ExecutionConfig,
+    deadline_ns: int | None,
+    execute: Callable[[ModelHandle, Request, ExecutionConfig, int | None], ExecutionResult] = execute_on_device,
 ) -> ExecutionResult:
     """Execute a request and return its validated result; blocks. Borrows the request's pools.
 
-    If the device fails, the CPU may execute it, see `execute_after_failure`.
+    `execute` sends it to the device. If that fails, the CPU may execute it, see `execute_after_failure`.
 
     Raises:
         ProtocolError: If the driver's reply is invalid.
@@ -330,7 +337,7 @@ def execute_request(
     """
     with recorded("[NN_LR_PE]execution"):
         try:
-            return execute_on_device(model, request, config, deadline_ns)
+            return execute(model, request, config, deadline_ns)
         except NnfmqError as error:
             if not model.can_execute_again(error, deadline_ns):
                 raise
@@ -353,11 +360,21 @@ def execute_arrays(
         NnfmqError: As `execute_request`.
     """
     call = CallArguments(model, inputs, out)
+    outputs, timing = execute_call(model, call, config, deadline_ns)
+    return call.finish(outputs), timing
+
+
+def execute_call(
+    model: ModelHandle, call: CallArguments, config: ExecutionConfig, deadline_ns: int | None
+) -> tuple[tuple[Array | Buffer, ...], Timing]:
+    """Execute a call that was checked, over memory of its own, and return the outputs and the timing. Blocks.
+
+    Raises as `execute_request`.
+    """
     with ArrayRequest.create(model, call.inputs, call.targets) as array_request:
         try:
             result = execute_request(model, array_request.request, config, deadline_ns)
         except OutputInsufficientSize as error:
             array_request.grow(error)  # the driver has reported the size of outputs of unknown shape
             result = execute_request(model, array_request.request, config, deadline_ns)
-        outputs = array_request.results(result.shapes)
-    return call.finish(outputs), result.timing
+        return array_request.results(result.shapes), result.timing

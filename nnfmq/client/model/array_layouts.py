@@ -14,13 +14,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
+from nnfmq.client.model.array_copies import ArrayCopies
 from nnfmq.client.model.array_request import MappedArrays
 from nnfmq.client.model.arrays import (
     LENGTH_MAX,
@@ -61,8 +62,7 @@ class ArrayUser(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LaidOutArrays(MappedArrays):
+class LaidOutArrays(MappedArrays, frozen=True, eq=False):
     """Arrays for inputs of one combination of shapes.
 
     The infos are the model's. `output_shapes` are those of the last execution's outputs, states included; if the model
@@ -88,7 +88,7 @@ class LaidOutArrays(MappedArrays):
             user = self.user()
             assert user is not None  # it is what calls this
             return user.lay_out(tuple(value.shape for value in values)).take(values)
-        return MappedArrays.take(self, values)  # not super(): the decorator has made another class of this one
+        return super().take(values)
 
 
 class _NoOutputs(Outputs):
@@ -137,8 +137,8 @@ class ArrayLayouts(Closable):
             none = Request((), (), ())
             state = MappedState(model.states, (), _NOWHERE, _NOWHERE) if model.states else None
             return LaidOutArrays(
-                model.caller_inputs, model.caller_outputs, nowhere, _NoOutputs(), (), nowhere, (), state, none, (),
-                user=self._user,
+                model.caller_inputs, model.caller_outputs, nowhere, _NoOutputs(), ArrayCopies(nowhere, ()), nowhere, (),
+                state, none, (), user=self._user,
             )  # fmt: skip
         return self.lay_out(tuple(info.shape for info in model.caller_inputs), None)
 
@@ -174,8 +174,9 @@ class ArrayLayouts(Closable):
             )
         request = Request(input_args, output_args, (source, sink))
         arrays = LaidOutArrays(
-            model.caller_inputs, model.caller_outputs, inputs[:count], _NoOutputs(), (), inputs, (), state, request,
-            (source, sink), self._prepare(request), shapes, user=self._user,
+            model.caller_inputs, model.caller_outputs, inputs[:count], _NoOutputs(),
+            ArrayCopies(inputs[:count], ()), inputs, (), state, request, (source, sink), self._prepare(request), shapes,
+            user=self._user,
         )  # fmt: skip
         if any(info.has_unknown_shape for info in model.outputs):
             return arrays
@@ -223,7 +224,7 @@ class ArrayLayouts(Closable):
         )
         outputs = outputs_type(names_of(arrays.output_infos))(all_outputs[: len(arrays.output_infos)])
         return replace(
-            arrays, outputs=outputs, all_outputs=all_outputs, copies=tuple(output.copy for output in outputs),
+            arrays, outputs=outputs, all_outputs=all_outputs, copies=ArrayCopies(arrays.inputs, outputs),
             output_shapes=shapes,
         )  # fmt: skip
 

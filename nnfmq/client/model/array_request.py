@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable, Uncopyable
+from nnfmq.client.model.array_copies import ArrayCopies
 from nnfmq.client.model.arrays import (
     Array,
     InputValue,
@@ -129,7 +131,7 @@ class ArrayRequest(Closable):
         self._model = model
         self._input_memory = input_memory
         self._input_args = input_args
-        self._inputs = inputs
+        self._inputs = [value if isinstance(value, Buffer) else None for value in inputs]  # a burst keeps no arrays
         self._targets = targets
         self._output_memory: Memory | None = None
         self._output_args: tuple[RequestArgument, ...] = ()
@@ -148,14 +150,18 @@ class ArrayRequest(Closable):
         input_memory = Memory.create(size_bytes, "nnfmq-inputs", one_writer=True)
         request = cls(model, input_memory, input_args, inputs, targets or [None] * len(model.outputs))
         try:
-            for info, argument, value in zip(model.inputs, input_args, inputs, strict=True):
-                if isinstance(value, np.ndarray):
-                    np.copyto(view(input_memory, argument, info, value.shape), value, casting="same_kind")
+            request.write(inputs)
             request._allocate_outputs([info.shape for info in model.outputs])
         except BaseException:
             request.close()
             raise
         return request
+
+    def write(self, inputs: Sequence[Array | Buffer]) -> None:
+        """Copy inputs, which `checked_arguments` returned, into the memory. They have the shapes of those before."""
+        for info, argument, value in zip(self._model.inputs, self._input_args, inputs, strict=True):
+            if isinstance(value, np.ndarray):
+                np.copyto(view(self._input_memory, argument, info, value.shape), value, casting="same_kind")
 
     def _allocate_outputs(self, shapes: Shapes) -> None:
         self._output_args, size_bytes = layout(self._model.outputs, shapes, 1)
@@ -243,12 +249,11 @@ class ArrayRequest(Closable):
 # MappedArrays: a model's input and output arrays in shared memory, laid out once for many executions.
 
 
-@dataclass(frozen=True, slots=True)
-class MappedArrays(Uncopyable):
+class MappedArrays(Uncopyable, Struct, frozen=True, eq=False):
     """Input arrays over one memory, output arrays over another, and the request over both.
 
     The driver cannot write the inputs' memory. `inputs` and `outputs` are the caller's; `all_inputs` and `all_outputs`
-    have the model's states, too. `copies` has for each of `outputs` what copies it. `prepared` is what the arrays' user
+    have the model's states, too. `copies` copies an execution's arrays. `prepared` is what the arrays' user
     has made of the request: a burst its packets, an execution object what sends it.
     """
 
@@ -256,7 +261,7 @@ class MappedArrays(Uncopyable):
     output_infos: tuple[TensorInfo, ...]
     inputs: tuple[Array, ...]
     outputs: Outputs
-    copies: tuple[Callable[[], Array], ...]
+    copies: ArrayCopies
     all_inputs: tuple[Array, ...]
     all_outputs: tuple[Array, ...]
     state: MappedState | None
@@ -289,7 +294,7 @@ class MappedArrays(Uncopyable):
             model.caller_outputs,
             inputs[:input_count],
             own_outputs,
-            tuple(output.copy for output in own_outputs),
+            ArrayCopies(inputs[:input_count], own_outputs),
             inputs,
             outputs,
             state,
@@ -309,7 +314,7 @@ class MappedArrays(Uncopyable):
             for args, infos in ((request.inputs, model.inputs), (request.outputs, model.outputs))
         )
         own_outputs = outputs_type(names_of(model.outputs))(outputs)
-        copies = tuple(output.copy for output in outputs)
+        copies = ArrayCopies(inputs, outputs)
         return cls(
             model.inputs, model.outputs, inputs, own_outputs, copies, inputs, outputs, None, request, tuple(pools)
         )  # fmt: skip
@@ -332,16 +337,11 @@ class MappedArrays(Uncopyable):
         """
         if not values:
             return self
-        inputs = self.inputs
-        if len(values) != len(inputs):
+        if self.copies.copy_in(values):
+            return self
+        if len(values) != len(self.inputs):
             values = in_order(self.input_infos, values)
             check_count("input", self.input_infos, len(values))
-        for target, value in zip(inputs, values, strict=True):
-            if type(value) is not np.ndarray or value.dtype != target.dtype or value.shape != target.shape:
-                break
-            target[...] = value
-        else:
-            return self
         return self.take(checked_arrays(self.input_infos, values))
 
     def take(self, values: Sequence[Array]) -> MappedArrays:
@@ -354,12 +354,7 @@ class MappedArrays(Uncopyable):
         """Return the outputs: new arrays if `out` is None, `outputs` or in place, else the filled arrays of `out`."""
         outputs = self.outputs
         if out is None:
-            copies = self.copies
-            if len(copies) == 1:  # a list in between would cost as much as the copy of a small array
-                return outputs.__class__((copies[0](),))
-            if len(copies) == 2:
-                return outputs.__class__((copies[0](), copies[1]()))
-            return outputs.__class__([copy() for copy in copies])
+            return outputs.__class__(self.copies.copy_out())
         if out is outputs or out is IN_PLACE:
             return outputs
         copy_out(out, outputs)

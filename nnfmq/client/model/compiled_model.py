@@ -1,9 +1,9 @@
 """CompiledModel: a model on one device or several that can be executed, with a method for each execution mode.
 
-`execute` is synchronous, over the control channel: any shapes, deadlines and number of threads, some hundred µs.
-`execute_async` returns immediately; `execute_fenced` waits for fences in the driver; `create_reusable_execution` makes
-the driver validate and bind a request once; `burst` is the fastest. Each mode also exists for HAL requests over the
-caller's memory.
+`execute` is synchronous: any shapes, deadlines and number of threads. It sends a message over the control channel, some
+hundred µs, or a packet over a burst of the model's own if it is called often, some tens of µs. `execute_async` returns
+immediately; `execute_fenced` waits for fences in the driver; `create_reusable_execution` makes the driver validate and
+bind a request once; `burst` is the fastest. Each mode also exists for HAL requests over the caller's memory.
 
 The public methods check what is the same for all models, and turn timeouts into deadlines once. A PreparedModel and a
 PartitionedModel implement the methods with an underscore.
@@ -21,10 +21,7 @@ import numpy as np
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.ownership import Claims, Closable, exclusive
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
-from nnfmq.client.execution.asynchronous import PendingExecution, started
-from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
 from nnfmq.client.execution.requests import make_execution_config
-from nnfmq.client.execution.reusable import BoundRequest, Execution
 from nnfmq.client.model.array_request import check_targets
 from nnfmq.client.model.arrays import (
     ALIGNMENT,
@@ -52,6 +49,9 @@ if TYPE_CHECKING:
     from nnfmq.client.burst.aidl import AidlBurst
     from nnfmq.client.burst.burst import ModelBurst
     from nnfmq.client.burst.pool import BurstPool
+    from nnfmq.client.execution.asynchronous import PendingExecution
+    from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits
+    from nnfmq.client.execution.reusable import BoundRequest, Execution
     from nnfmq.importers.loaded_model import ModelMetadata
     from nnfmq.planning.plan import ExecutionPlan
 
@@ -158,7 +158,7 @@ class CompiledModel(Closable, HasState, ABC):
         timeout: float | None = None,
         loop_timeout: float | None = None,
     ) -> tuple[Array | Buffer, ...]:
-        """Run the model once over the control channel and return its outputs; blocks.
+        """Run the model once and return its outputs; blocks.
 
         Args:
             inputs: For each input, in order, an array of its shape and dtype, or a Buffer; on several devices one in
@@ -227,6 +227,8 @@ class CompiledModel(Closable, HasState, ABC):
             BadState: If the model is closed.
             DeadObject: If the driver has exited. `PendingExecution.result` raises all other errors.
         """
+        from nnfmq.client.execution.asynchronous import started  # at the first such call, as below
+
         config, deadline_ns = self._config(measure, loop_timeout), deadline_after(timeout)
         self.handle.require_open()
         require_no_state(self.states, "execute")
@@ -259,6 +261,8 @@ class CompiledModel(Closable, HasState, ABC):
             DeadObject: If the driver exits.
             NnfmqError: The error that the driver replied.
         """
+        from nnfmq.client.execution.fenced import FenceLimits  # at the first such call
+
         config = self._config(measure, loop_timeout)
         require_no_state(self.states, "execute")
         return self._launch_arrays(inputs, config, FenceLimits(wait_for, timeout, duration))
@@ -289,6 +293,8 @@ class CompiledModel(Closable, HasState, ABC):
         return self._create_execution(self._config(measure, loop_timeout), None, is_reusable=False)
 
     def _create_execution(self, config: ExecutionConfig, timeout: float | None, *, is_reusable: bool) -> Execution:
+        from nnfmq.client.execution.reusable import Execution  # at the first such call
+
         self.handle.require_open()
 
         def bind(request: Request) -> BoundRequest:
@@ -356,6 +362,8 @@ class CompiledModel(Closable, HasState, ABC):
             DeadObject: If the driver has exited.
             InvalidArgument: If no message can carry the request. `PendingExecution.result` raises all other errors.
         """
+        from nnfmq.client.execution.asynchronous import started  # at the first such call, as below
+
         self._check_config(config)
         return started(self._start_request(request, config, deadline_after(timeout)), self.is_synchronous)
 
@@ -369,6 +377,8 @@ class CompiledModel(Closable, HasState, ABC):
         duration: float | None = None,
     ) -> FencedExecution[FencedTiming]:
         """Execute a HAL request when all fences of `wait_for` are signaled; otherwise as `execute_fenced`."""
+        from nnfmq.client.execution.fenced import FenceLimits  # at the first such call
+
         self._check_config(config)
         return self._launch_request(request, config, FenceLimits(wait_for, timeout, duration))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -15,9 +16,10 @@ from numpy.typing import ArrayLike
 from nnfmq.base.memory import Memory
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.garbage import ClosedWhenDropped
+from nnfmq.client.connection.open_connections import DriverEnding
 from nnfmq.client.model.arrays import Array, checked_arrays
 from nnfmq.client.waiting import SingleAttempt
-from nnfmq.hal.errors import BadState, DeadObject, ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.summaries import counted, signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
@@ -41,6 +43,7 @@ __all__ = [
     "require_no_state",
 ]
 
+ResultT = TypeVar("ResultT")
 Place: TypeAlias = tuple[Memory, Sequence[RequestArgument]]
 """The arguments of states, and the memory in which they are."""
 _RELEASE_TIMEOUT_NS = 1_000_000_000
@@ -287,19 +290,43 @@ class ModelHandle(ClosedWhenDropped):
         """Prepare the model again after its driver has died with `error`; blocks. Does nothing if that is done.
 
         If the CPU executes meanwhile, the model is prepared in the background instead, and `error` is raised: the
-        caller has the CPU execute.
+        caller has the CPU execute. If the driver has only asked to leave and its successor listens, that executes.
 
         Raises:
             NnfmqError: `error`, or as `recover_now`.
         """
         if not self.recovers_in_background:
             self.recover_now(deadline_ns, wait=True)
-        elif not self.connection.is_open:
+            return
+        if self.connection.has_left:
+            with suppress(DeviceUnavailable):  # no driver listens yet
+                self.recover_now(deadline_ns, wait=False)
+        if not self.connection.is_open:
             self.request_recovery(error)
             try:
                 raise error
             finally:
                 del error  # this frame, to which it refers, would keep it
+
+    def execute_again(self, error: NnfmqError, deadline_ns: int | None, execute: Callable[[], ResultT]) -> ResultT:
+        """Prepare the model again after its driver has died with `error`, and return `execute()`; blocks.
+
+        If the next driver ends before it has executed, the one after it does.
+
+        Raises:
+            NnfmqError: As `recover`, or as `execute`.
+        """
+        try:
+            while True:
+                try:
+                    self.recover(error, deadline_ns)
+                    return execute()
+                except DriverEnding as again:
+                    if again is error:  # there is no next driver, and the CPU executes
+                        raise
+                    error = again
+        finally:
+            del error  # this frame, to which it refers, would keep it
 
     def request_recovery(self, error: NnfmqError) -> None:
         """Have the model prepared again in the background, if that may help after `error`. Does not block."""

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT, Channel
 from nnfmq.base.deadlines import deadline_after, has_passed, remaining_s
+from nnfmq.base.threads import Thread
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.device import Device
@@ -115,7 +116,7 @@ class VersionUpdates:
     def _ensure_started(self) -> None:
         with self._lock:
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True)
+                self._thread = Thread(target=self._run, name=_THREAD_NAME, daemon=True)
                 self._thread.start()
 
     def _run(self) -> None:
@@ -338,6 +339,7 @@ class NamedModels:
             received.pools,
             preference=ExecutionPreference(description.preference),
             priority=Priority(description.priority),
+            deterministic=description.deterministic,
             deadline_ns=deadline_ns,
             name=description.name,
             version=description.version,

@@ -3,28 +3,24 @@
 The order of things is that of Android's NNAPI runtime: the devices, the plan, the preparations, and after a failure the
 whole model on the CPU device. It is used neither after a mistake of the application, nor if the application has
 listed the devices, nor for operations of vendors, nor if a setting says so (PREP-12, PART-6, PART-7, EXT-5).
-ClientCompilation is the same for the devices of one client.
+`connection.client_compilation` does the same for the devices of one client.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from nnfmq.base import settings
 from nnfmq.base.deadlines import deadline_after, has_passed
+from nnfmq.base.threads import Thread
 from nnfmq.base.verbose_log import vlog, vlog_is_on
-from nnfmq.client.connection.client import Client
-from nnfmq.client.connection.device import Device, DeviceInfo, hosts_runtime, model_signature
-from nnfmq.client.connection.hosted_choice import GivenModel, Host, Hosting
+from nnfmq.client.connection.device import model_signature
 from nnfmq.client.connection.prepare_arguments import (
     NamedModel,
     PrepareOptions,
@@ -37,16 +33,16 @@ from nnfmq.client.connection.prepare_arguments import (
     to_priority,
     with_time_left,
 )
+from nnfmq.client.connection.switches import PartitionMode, Switches
 from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.model.cpu_fallback import CpuFallback
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.observation import Preparation, begin_preparation
-from nnfmq.client.partitioned.devices import CPU_DEVICE_NAME, ClientAccess, CpuDevice, DriverAccess, RuntimeDevice
+from nnfmq.client.partitioned.devices import RuntimeDevice
 from nnfmq.client.partitioned.model import PartitionedModel
-from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadline, MissedDeadlineTransient, NnfmqError
+from nnfmq.hal.errors import InvalidArgument, MissedDeadline, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.preparation import DeviceChoice
-from nnfmq.hal.types import DEFAULT_PREFERENCE, DeviceStatus, ExecutionPreference, Model, Priority
+from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
 from nnfmq.observe.trace_points import recorded
 from nnfmq.operations.extensions import to_local_prefixes
 from nnfmq.planning.device_assignment import Choose
@@ -57,12 +53,8 @@ from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_extensions
 
 __all__ = [
-    "ClientCompilation",
     "DeviceSelection",
-    "PartitionMode",
     "StepCall",
-    "Switches",
-    "best_of_all",
     "compile_model",
     "plan_model",
     "prepare_steps",
@@ -102,7 +94,7 @@ def prepare_steps(calls: Sequence[StepCall], progress: Callable[[int, int], None
     try:
         if len(groups) > 1:
             for group in groups.values():
-                threading.Thread(target=work.run, args=[group], name="nnfmq-prepare", daemon=True).start()
+                Thread(target=work.run, args=[group], name="nnfmq-prepare", daemon=True).start()
         for index in range(len(calls)):
             if len(groups) == 1:
                 work.run([index])
@@ -165,66 +157,6 @@ class _Preparations:
     def results(self) -> list[PreparedModel]:
         """Return the models, when all are prepared."""
         return [self._prepared[index] for index in range(len(self._calls))]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Switches: the settings of NNAPI's runtime that change on which devices models run (PART-7, PART-8).
-
-
-class PartitionMode(IntEnum):
-    """The values of $NNFMQ_PARTITION."""
-
-    NONE = 0
-    WITH_FALLBACK = 1
-    WITHOUT_FALLBACK = 2
-
-
-class Switches(NamedTuple):  # a dataclass takes longer to import
-    """The switches as they were when a compilation began.
-
-    Attributes:
-        partition: Whether models are divided among devices, and whether the CPU device executes what fails.
-        is_cpu_only: The CPU device executes all models whose devices the application does not choose.
-        enabled_devices: A regular expression for the names of devices that the application does not choose.
-        strict_slicing: Devices are asked about valid models only.
-        is_synchronous: Asynchronous executions are done when the call returns: on every device.
-        is_synchronous_on_cpu: The same, on the CPU device.
-    """
-
-    partition: PartitionMode = PartitionMode.WITH_FALLBACK
-    is_cpu_only: bool = False
-    enabled_devices: str = settings.ENABLED_DEVICES.default
-    strict_slicing: bool = False
-    is_synchronous: bool = False
-    is_synchronous_on_cpu: bool = False
-
-    @classmethod
-    def read(cls) -> Switches:
-        """Return the switches of the settings. Raises InvalidArgument if one is not valid."""
-        return cls(
-            PartitionMode(settings.PARTITION.value()),
-            settings.CPU_ONLY.value(),
-            settings.ENABLED_DEVICES.value(),
-            settings.STRICT_SLICING.value(),
-            settings.SYNC_EXEC_RUNTIME.value(),
-            settings.SYNC_EXEC_CPU.value(),
-        )
-
-    def is_enabled(self, device: str) -> bool:
-        """Return whether the device of that name may be used by an application that does not name it.
-
-        By default the sample devices are not: their figures are those of hardware that does not exist.
-        """
-        return re.fullmatch(self.enabled_devices, device) is not None
-
-    @property
-    def uses_only_cpu(self) -> bool:
-        """Whether models are not divided at all, but executed by the CPU device."""
-        return self.is_cpu_only or self.partition is PartitionMode.NONE
-
-    def is_synchronous_on(self, is_cpu: bool) -> bool:
-        """Return whether asynchronous executions are done when the call returns, on the CPU device or another one."""
-        return self.is_synchronous or (is_cpu and self.is_synchronous_on_cpu)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -322,6 +254,7 @@ class _Compilation:
             not selection.is_explicit
             and switches.partition is not PartitionMode.WITHOUT_FALLBACK
             and not has_vendor_operations(self._model)
+            and not options.get("deterministic")  # which the CPU device cannot promise
         )
         self._notice: ProgressReport | None = None  # of all steps
 
@@ -414,7 +347,7 @@ class _Compilation:
         return found
 
     def _require_no_single_device_options(self, plan: ExecutionPlan) -> None:
-        options = [name for name in ("hints", "model_cache", "data_cache") if self._options.get(name)]
+        options = [name for name in ("hints", "deterministic", "model_cache", "data_cache") if self._options.get(name)]
         if options:
             names = ", ".join(f"`{name}`" for name in options)
             on = ", ".join(dict.fromkeys(plan.devices[step.device] for step in plan.execution_steps))
@@ -500,187 +433,3 @@ def _log_plan(plan: ExecutionPlan) -> None:
 
         for line in plan_text(plan).splitlines():
             vlog("compilation", "%s", line)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# ClientCompilation: the choice among one driver's devices, for `Client.prepare`, and the CPU device behind them.
-#
-# The common case costs nothing beside the preparation: a driver whose devices are the packaged ones has `compiled`,
-# which no other device beats, so no device is asked for its performance or for what it supports. Only if it declines,
-# or the driver has other devices that are faster at something, is the model planned.
-
-
-_COMPILED, _REFERENCE = "compiled", "reference"
-_PACKAGED = {_COMPILED, _REFERENCE}
-_UNKNOWN = UNKNOWN_PERFORMANCE.exec_time
-_client_log = logging.getLogger("nnfmq.client")
-
-
-class ClientCompilation:
-    """Prepares the models of one client. Close it: the driver of the CPU device ends with it. Thread-safe.
-
-    Args:
-        connect_cpu: Starts the driver of the CPU device when it is first needed. Takes a deadline.
-    """
-
-    def __init__(self, connect_cpu: Callable[[int | None], Client]) -> None:
-        self._connect_cpu = connect_cpu
-        self._lock = threading.Lock()
-        self._cpu: CpuDevice | None = None
-        self._warning = threading.Lock()  # acquired once, by the thread that logs the warning
-        self._capabilities: dict[str, Capabilities] = {}
-
-    def prepare(
-        self, client: Client, infos: Sequence[DeviceInfo], given: GivenModel, options: PrepareOptions
-    ) -> CompiledModel:
-        """Return the model, prepared on the best of the client's devices, or on several, or on the CPU device; blocks.
-
-        What these do not support is prepared on a device that hosts a runtime.
-
-        Args:
-            client: The client.
-            infos: Its devices, as they are now.
-            given: The model. The caller closes the result.
-            options: As for `Device.prepare`.
-
-        Raises:
-            NnfmqError: As `Hosting.prepare`.
-        """
-        switches = Switches.read()
-        own = [info for info in infos if switches.is_enabled(info.name) and not hosts_runtime(info)]
-        prepare_own = partial(self._prepare_own, client, own, switches)
-        return self.hosting(client, infos).prepare(given, options, prepare_own)
-
-    def hosting(self, client: Client, infos: Sequence[DeviceInfo]) -> Hosting:
-        """Return those of the client's devices that host runtimes."""
-        switches = Switches.read()
-        hosts = [info for info in infos if hosts_runtime(info) and switches.is_enabled(info.name)]
-        return Hosting(
-            [Host.of(client.device_of(info, "best")) for info in hosts if not switches.uses_only_cpu],
-            client.why_absent,
-            switches.is_synchronous,
-        )
-
-    def _prepare_own(
-        self,
-        client: Client,
-        infos: Sequence[DeviceInfo],
-        switches: Switches,
-        model: Model | NamedModel,
-        options: PrepareOptions,
-    ) -> CompiledModel:
-        deadline_ns = deadline_after(options.get("timeout"))
-        enabled = sorted(infos, key=lambda info: info.name != _COMPILED)
-        best = None if switches.uses_only_cpu else self._best(client, enabled, options)
-        if best is None:
-            return self._compile(client, enabled, model, options)
-        try:
-            with recorded("[NN_LR_PC]compilation"):
-                prepared = client.device_of(best, "best").prepare(model, **options)
-        except InvalidArgument:
-            raise
-        except NnfmqError as error:
-            # A device that has declined the model may still be one of several that execute it.
-            left, may_be_planned = with_time_left(options, deadline_ns), isinstance(error, GeneralFailure)
-            return self._compile(client, enabled, model, left, None if may_be_planned else error)
-        return self._with_fallback(prepared, model, switches, client.recovers)
-
-    # -- the common case -----------------------------------------------------------------------------------------------
-
-    def _best(self, client: Client, infos: Sequence[DeviceInfo], options: PrepareOptions) -> DeviceInfo | None:
-        """Return the device that no other one beats at anything; None if there is none such."""
-        available = [info for info in infos if info.status is DeviceStatus.AVAILABLE]
-        if {info.name for info in infos} <= _PACKAGED:
-            # `reference` is the CPU, which all figures are relative to, and `compiled` its operations in machine code.
-            best = available[0] if available else None
-        else:
-            is_low_power = to_preference(options.get("preference", DEFAULT_PREFERENCE)) == ExecutionPreference.LOW_POWER
-            best = best_of_all(available, self._performance(client, available), is_low_power)
-        if best is not None and best.name == _REFERENCE:
-            self._warn(infos)
-        return best
-
-    def _performance(self, client: Client, infos: Sequence[DeviceInfo]) -> list[Capabilities]:
-        """Return the capabilities of the devices, each asked for once; none at all if one fails."""
-        for info in infos:
-            if info.name not in self._capabilities:
-                try:
-                    self._capabilities[info.name] = client.device_of(info).capabilities()
-                except NnfmqError as error:
-                    _client_log.info("device %r does not tell its performance: %s", info.name, error)
-                    return []
-        return [self._capabilities[info.name] for info in infos]
-
-    def _warn(self, infos: Sequence[DeviceInfo]) -> None:
-        status = next((info.status for info in infos if info.name == _COMPILED), None)
-        if self._warning.acquire(blocking=False):
-            _client_log.warning(
-                "device 'compiled' is %s: models are prepared on the slower device 'reference'. "
-                "'compiled' needs llvmlite where the driver runs: pip install 'nnfmq[compiled]'",
-                "missing" if status is None else status.name,
-            )
-
-    def _with_fallback(
-        self, prepared: PreparedModel, model: Model | NamedModel, switches: Switches, recovers: bool
-    ) -> PreparedModel:
-        prepared.planned_model = hal_model = to_hal_model(model)
-        prepared.is_synchronous = switches.is_synchronous
-        if switches.partition is PartitionMode.WITH_FALLBACK and not has_vendor_operations(hal_model):
-            prepared.fallback = CpuFallback(self._open_cpu, model, survives_driver=recovers)
-        return prepared
-
-    def _open_cpu(self) -> Device:
-        return self._cpu_device().connected()
-
-    # -- all other cases -----------------------------------------------------------------------------------------------
-
-    def _compile(
-        self,
-        client: Client,
-        infos: Sequence[DeviceInfo],
-        model: Model | NamedModel,
-        options: PrepareOptions,
-        failure: NnfmqError | None = None,
-    ) -> CompiledModel:
-        access = ClientAccess(client, infos)
-        devices = [RuntimeDevice(info.name, access, info) for info in infos]
-        selection = DeviceSelection(devices, self._cpu_device(), is_cpu_last=True, survives_driver=client.recovers)
-        try:
-            return compile_model(model, selection, options, failure)
-        finally:
-            del failure  # as in `compile_model`
-
-    def _cpu_device(self) -> CpuDevice:
-        with self._lock:
-            if self._cpu is None:
-                self._cpu = CpuDevice(DriverAccess(CPU_DEVICE_NAME, self._connect_cpu))
-            return self._cpu
-
-    def close(self) -> None:
-        """End the driver of the CPU device. Idempotent."""
-        cpu = self._cpu
-        if cpu is not None:
-            cpu.close()
-
-
-def best_of_all(
-    infos: Sequence[DeviceInfo], performance: Sequence[Capabilities], is_low_power: bool
-) -> DeviceInfo | None:
-    """Return the first device whose every performance figure is at least as good as that of all others, if any."""
-    tables = [_table(capabilities, is_low_power) for capabilities in performance]
-    types = {type for table in tables for type in table}
-    for info, table in zip(infos, tables, strict=False):
-        if all(table.get(type, _UNKNOWN) <= other.get(type, _UNKNOWN) for other in tables for type in types):
-            return info
-    return None
-
-
-def _table(capabilities: Capabilities, is_low_power: bool) -> dict[object, float]:
-    """Return the figures by operand type, and by name for those of relaxed models and of control flow."""
-    infos = {entry.type: entry.info for entry in capabilities.operand_performance} | {
-        "relaxed scalar": capabilities.relaxed_float32_to_float16_scalar,
-        "relaxed tensor": capabilities.relaxed_float32_to_float16_tensor,
-        "if": capabilities.if_performance,
-        "while": capabilities.while_performance,
-    }
-    return {key: info.power_usage if is_low_power else info.exec_time for key, info in infos.items()}

@@ -15,6 +15,7 @@ from nnfmq.base import settings
 from nnfmq.base.deadlines import deadline_after, has_passed, remaining_s
 from nnfmq.base.ownership import Closable
 from nnfmq.base.paths import SOCKET_NAME, default_socket, runtime_directory
+from nnfmq.base.threads import Thread
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connect import connect, connect_cpu_driver
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
@@ -28,10 +29,10 @@ from nnfmq.client.connection.prepare_arguments import (
     to_model,
     with_time_left,
 )
+from nnfmq.client.connection.switches import Switches
 from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.partitioned.compilation import (
     DeviceSelection,
-    Switches,
     compile_model,
     plan_model,
     supported_in_slice,
@@ -135,7 +136,7 @@ def _for_each(
         except (NnfmqError, OSError) as error:
             errors[index] = error
 
-    threads = [threading.Thread(target=call, args=[index], name="nnfmq-probe") for index in range(1, len(accesses))]
+    threads = [Thread(target=call, args=[index], name="nnfmq-probe") for index in range(1, len(accesses))]
     for thread in threads:
         thread.start()
     if accesses:

@@ -18,15 +18,15 @@ from weakref import WeakSet
 
 import numpy as np
 
+from nnfmq.compat.litert.allocations import AllocatedModel, TensorAllocation
 from nnfmq.compat.litert.tensors import Array, DescribedModel, as_index, as_tensor_value, constant_value, stored_dtype
 from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, NnfmqError, UnsupportedModel
 
 if TYPE_CHECKING:
-    from nnfmq.client.burst.burst import ModelBurst
-    from nnfmq.client.model.compiled_model import CompiledModel
+    from nnfmq.compat.litert.hosting import HostedAllocation, HostedSubgraph
     from nnfmq.importers.file_format import ModelSource
-    from nnfmq.importers.tflite.interface import FileSubgraph, FileTensor
+    from nnfmq.importers.tflite.interface import FileTensor
     from nnfmq.importers.tflite.model import TracedModel
 
 __all__ = [
@@ -35,162 +35,9 @@ __all__ = [
     "LiteRtInterpreter",
     "OpResolverType",
     "SignatureRunner",
-    "TensorAllocation",
     "load_delegate",
     "warn_of_delegates",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# TensorAllocation: a model in the driver for certain input shapes, and the memory of its tensors.
-#
-# Inputs and outputs are a burst's own arrays, so that an execution copies nothing.
-
-
-class AllocatedModel:
-    """A prepared model and its burst."""
-
-    _share: DriverShare
-    _model: CompiledModel
-    _burst: ModelBurst
-
-    def reset_variables(self) -> None:
-        """Begin the next execution with the initial states."""
-        self._burst.reset_state()
-
-    def close(self) -> None:
-        """Release the model in the driver; the arrays remain. Idempotent."""
-        self._share.discard(self._burst)
-        self._share.discard(self._model)
-
-
-class TensorAllocation(AllocatedModel):
-    """One prepared model and its burst; `arrays` has the memory of each input, output and kept result, by tensor."""
-
-    def __init__(self, share: DriverShare, subgraph: FileSubgraph, traced: TracedModel) -> None:
-        """Prepare the model; blocks. Raises NnfmqError."""
-        self._share = share
-        self._subgraph = subgraph
-        self._traced = traced
-        self._model = share.adopt(share.client().prepare(traced.loaded))
-        self._burst = share.adopt(self._model.burst())
-        self._outputs = self._burst.outputs
-        self.arrays: dict[int, Array] = {}
-        self._bind(subgraph.inputs, self._burst.inputs)
-        self._bind((*subgraph.outputs, *traced.results), self._outputs)
-        for array in self.arrays.values():
-            array[...] = 0
-
-    def _bind(self, tensors: Sequence[int], arrays: Sequence[Array]) -> None:
-        """Enter the arrays of tensors.
-
-        An output that is an input, a constant or another output is that tensor, and needs no array.
-        """
-        for index, array in zip(tensors, arrays, strict=True):
-            if index not in self.arrays and self._subgraph.tensors[index].data is None:
-                self.arrays[index] = array
-
-    def shape(self, index: int) -> tuple[int, ...] | None:
-        """Return the shape of a tensor that is computed; None for all others. The HAL has no results of rank 0."""
-        shape = self._traced.shapes.get(index)
-        if shape == (1,) and not self._subgraph.tensors[index].shape:
-            return ()
-        return shape
-
-    @property
-    def variables(self) -> Sequence[int]:
-        """The tensors that are states."""
-        return self._traced.states
-
-    def variable(self, index: int) -> Array:
-        """Return a copy of the state of a variable tensor."""
-        return self._burst.state[self._traced.states.index(index)]
-
-    def set_variable(self, index: int, value: Array) -> None:
-        """Set the state of a variable tensor."""
-        states = list(self._burst.state)
-        states[self._traced.states.index(index)] = value
-        self._burst.state = tuple(states)
-
-    def invoke(self) -> None:
-        """Execute the model on the arrays; blocks. Raises NnfmqError."""
-        self._burst.execute(out=self._outputs)
-
-    def renewed(self) -> TensorAllocation:
-        """Return the same in another driver, with the values of all tensors and states; blocks. Closes this one."""
-        new = TensorAllocation(self._share, self._subgraph, self._traced)
-        for index, array in self.arrays.items():
-            new.arrays[index][...] = array
-        new._burst.state = self._burst.state
-        self.close()
-        return new
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# HostedAllocation: the same for a model that LiteRT itself runs in the driver, because nnfmq's own engine refuses it.
-
-
-class HostedAllocation(AllocatedModel):
-    """One model on the device `litert` and its burst; `arrays` has a value of each input and output, by tensor.
-
-    An output has the shape that the last execution gave it. States are the burst's; they cannot be read or set.
-    """
-
-    variables: Sequence[int] = ()
-
-    def __init__(
-        self,
-        share: DriverShare,
-        subgraph: FileSubgraph,
-        source: ModelSource,
-        refusal: InvalidArgument | GeneralFailure,
-        shapes: Sequence[tuple[int, ...]],
-    ) -> None:
-        """Prepare the model for these shapes of the inputs; blocks. Raises NnfmqError."""
-        self._share, self._subgraph = share, subgraph
-        self._arguments = source, refusal, shapes
-        file = source.path if source.path is not None else bytes(source.data)
-        client = share.client()
-        sizes: dict[str | int, Sequence[int]] = dict(enumerate(shapes))
-        self._model = share.adopt(client.prepare_hosted("litert", file, refusal, shapes=sizes))
-        self._burst = share.adopt(self._model.burst())
-        self.arrays: dict[int, Array] = {}
-        for index, shape in zip(subgraph.inputs, shapes, strict=True):
-            self.arrays.setdefault(index, np.zeros(shape, stored_dtype(subgraph.tensors[index])))
-        for index, info in zip(subgraph.outputs, self._model.outputs, strict=True):
-            if subgraph.tensors[index].data is None:
-                self.arrays.setdefault(index, np.zeros(info.shape, stored_dtype(subgraph.tensors[index])))
-
-    def shape(self, index: int) -> tuple[int, ...] | None:
-        """Return the shape of an input or output; None for all others."""
-        array = self.arrays.get(index)
-        return None if array is None else array.shape
-
-    def variable(self, index: int) -> Array:
-        """Raise ValueError: there are none."""
-        raise ValueError(f"tensor {index} is no variable that can be read")
-
-    def set_variable(self, index: int, _value: Array) -> None:
-        """Raise ValueError: there are none."""
-        raise ValueError(f"tensor {index} is no variable that can be set")
-
-    def invoke(self) -> None:
-        """Execute the model on the arrays; blocks. Raises NnfmqError."""
-        results = self._burst.execute(*(self.arrays[index] for index in self._subgraph.inputs))
-        for index, result in zip(self._subgraph.outputs, results, strict=True):
-            if self._subgraph.tensors[index].data is None and index not in self._subgraph.inputs:
-                array = self.arrays[index]
-                if array.shape == result.shape:
-                    array[...] = result
-                else:
-                    self.arrays[index] = np.array(result)
-
-    def renewed(self) -> HostedAllocation:
-        """Return the same in another driver, with the values of all tensors and states; blocks. Closes this one."""
-        new = HostedAllocation(self._share, self._subgraph, *self._arguments)
-        new.arrays, new._burst.state = self.arrays, self._burst.state
-        self.close()
-        return new
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -309,6 +156,7 @@ _HELD = (
     "an array of tensor(), or a slice of one, still refers to the interpreter's memory: delete it, and keep only the "
     "function that tensor() returned"
 )
+_NOT_COMPUTED = "has no value before invoke(), because its shape follows from the data"
 _PRESERVING = (
     "experimental_preserve_all_tensors makes every intermediate result an output of the model, which takes time and "
     "memory: use it for debugging only"
@@ -323,6 +171,19 @@ class _View:
     def __init__(self, array: Array, interpreter: LiteRtInterpreter) -> None:
         self.__array_interface__ = array.__array_interface__
         self._owners = (array, interpreter)
+
+
+class _ResourceVariables:
+    """The resource variables of a file, which all its subgraphs share: the model that was executed last has them."""
+
+    def __init__(self) -> None:
+        self.owner: AllocatedModel | None = None
+
+    def move_to(self, model: AllocatedModel) -> None:
+        """Give the values to the model that is to be executed."""
+        if self.owner is not None:
+            model.resources = self.owner.resources
+        self.owner = model
 
 
 class LiteRtInterpreter(DescribedModel):
@@ -347,8 +208,8 @@ class LiteRtInterpreter(DescribedModel):
     ) -> None:
         """Read and import a model, from a file or from the bytes of one.
 
-        `experimental_preserve_all_tensors` keeps the intermediate results for `get_tensor`. All other options are
-        checked and have no effect; delegates are ignored with a warning.
+        `experimental_preserve_all_tensors` keeps the intermediate results for `get_tensor`. The other options are
+        checked, and are for models that LiteRT runs in the driver; delegates are ignored with a warning.
 
         Raises:
             ValueError: If there is no model, the file cannot be read, is corrupt or not supported (`UnsupportedModel`
@@ -364,13 +225,25 @@ class LiteRtInterpreter(DescribedModel):
         self._experimental_compress_quantization_zero_points = experimental_compress_quantization_zero_points
         self._share = DriverShare(self)
         self._share.connect_early(model_path or model_content)
-        self._open(_read(model_path, model_content), 0, keep_results=bool(experimental_preserve_all_tensors))
+        options = _hosted_options(
+            num_threads,
+            experimental_op_resolver_type,
+            experimental_preserve_all_tensors=experimental_preserve_all_tensors,
+            experimental_disable_delegate_clustering=experimental_disable_delegate_clustering,
+            experimental_default_delegate_latest_features=experimental_default_delegate_latest_features,
+            experimental_compress_quantization_zero_points=experimental_compress_quantization_zero_points,
+            experimental_disable_delegate_node_fusion=experimental_disable_delegate_node_fusion,
+        )
+        self._open(_read(model_path, model_content), 0, options, _ResourceVariables())
         self._delegates = list(experimental_delegates or ())
         warn_of_delegates(self._delegates)
 
-    def _open(self, source: ModelSource, subgraph: int, *, keep_results: bool) -> None:
+    def _open(
+        self, source: ModelSource, subgraph: int, options: Mapping[str, Any], resources: _ResourceVariables
+    ) -> None:
         """Read and import a subgraph, which is then the only one. Raises ValueError."""
-        self._keeps_results = keep_results
+        self._options, self._resources = options, resources
+        self._keeps_results = "experimental_preserve_all_tensors" in options
         self._source = source
         self._subgraph_index = subgraph
         self._others: dict[int, LiteRtInterpreter] = {}  # of other subgraphs, which signatures name
@@ -378,7 +251,8 @@ class LiteRtInterpreter(DescribedModel):
         self._traced: TracedModel | None = None  # for the shapes in the file, until tensors are allocated
         self._refusal: InvalidArgument | GeneralFailure | None = None  # why LiteRT runs the model in the driver
         self._resized: dict[int, tuple[int, ...]] = {}  # new shapes of inputs
-        self._allocation: TensorAllocation | HostedAllocation | None = None
+        self._allocation: AllocatedModel | None = None
+        self._early: HostedAllocation | None = None  # what the constructor has prepared
         self._is_ready = False
         self._views: WeakSet[_View] = WeakSet()
         self._import_in_advance()
@@ -390,15 +264,22 @@ class LiteRtInterpreter(DescribedModel):
         except UnsupportedModel as error:
             tensors = (self._subgraph.tensors[index] for index in self._subgraph.inputs)
             if not any(-1 in tensor.shape_signature for tensor in tensors):
-                self._allocation = self._hosted(error)
+                self._early = self._hosted(error)
 
     def _hosted(self, refusal: InvalidArgument | GeneralFailure) -> HostedAllocation:
-        """Prepare the model on LiteRT in the driver; blocks. Raises `refusal` where that cannot stand in for nnfmq."""
+        """Prepare the model on LiteRT in the driver; blocks. Raises NnfmqError with the text of `refusal`."""
+        from nnfmq.compat.litert.hosting import HostedAllocation  # most models need no hosted runtime
+
         refusal.__context__, self._refusal = None, refusal.with_traceback(None)  # they refer to the importer's frames
-        if self._subgraph_index or self._keeps_results:
-            raise refusal
-        shapes = [self._shape(index) for index in self._subgraph.inputs]
-        return HostedAllocation(self._share, self._subgraph, self._source, refusal, shapes)
+        shapes = {index: self._shape(index) for index in self._subgraph.inputs}
+        return HostedAllocation(self._share, self._hosted_subgraph(), refusal, shapes)
+
+    def _hosted_subgraph(self) -> HostedSubgraph:
+        from nnfmq.compat.litert.hosting import HostedSubgraph
+
+        graph = self._subgraph_index
+        keys = (item for item in self._file.signatures.items() if graph and item[1].subgraph == graph)
+        return HostedSubgraph(self._source, self._subgraph, next(keys, None), self._options)
 
     def _imported(self, shapes: Mapping[int, tuple[int, ...]]) -> TracedModel:
         from msgspec.structs import replace
@@ -424,19 +305,22 @@ class LiteRtInterpreter(DescribedModel):
         if self._is_ready:
             return
         with _runtime_errors():
-            is_prepared = self._refusal is not None and self._allocation is not None and not self._resized
-            if not is_prepared:  # by the constructor, on LiteRT
-                old, self._allocation = self._allocation, None
-                if old is not None:
-                    old.close()
+            old, early, self._allocation, self._early = self._allocation, self._early, None, None
+            if early is not None and not self._resized:
+                self._allocation = early
+            else:
+                for replaced in (old, early):
+                    if replaced is not None:
+                        replaced.close()
                 self._allocation = self._allocated()
         self._is_ready = True
 
-    def _allocated(self) -> TensorAllocation | HostedAllocation:
+    def _allocated(self) -> AllocatedModel:
         if self._refusal is not None:
             return self._hosted(self._refusal)
         try:
             traced = self._imported(self._resized) if self._resized or self._traced is None else self._traced
+            _require_known_shapes(traced)
             found = TensorAllocation(self._share, self._subgraph, traced)
         except (UnsupportedModel, GeneralFailure) as error:
             return self._hosted(error)
@@ -453,19 +337,22 @@ class LiteRtInterpreter(DescribedModel):
         allocation = self._allocation
         if allocation is None or not self._is_ready:
             raise RuntimeError("the tensors are not allocated for the inputs' shapes: call allocate_tensors() first")
+        if allocation is not self._resources.owner:
+            self._resources.move_to(allocation)
         try:
             allocation.invoke()
         except DeadObject:
             with _runtime_errors():
-                self._allocation = allocation.renewed()
+                self._allocation = self._resources.owner = allocation.renewed()
                 self._allocation.invoke()
         except NnfmqError as error:
             raise RuntimeError(str(error)) from error
 
     def reset_all_variables(self) -> None:
-        """Begin the next execution with the initial states."""
-        if self._allocation is not None:
-            self._allocation.reset_variables()
+        """Give the variable tensors of all subgraphs their first values. Resource variables keep their values."""
+        for interpreter in (self, *self._others.values()):
+            if interpreter._allocation is not None:
+                interpreter._allocation.reset_variables()
 
     def resize_tensor_input(self, input_index: int, tensor_size: Sequence[int], strict: bool = False) -> None:
         """Give an input another shape; call `allocate_tensors` before the next use.
@@ -535,7 +422,7 @@ class LiteRtInterpreter(DescribedModel):
         self._allocation.set_variable(index, array)
 
     def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> Array:
-        """Return a copy of a tensor's value: an input, an output, a constant or a variable.
+        """Return a copy of a tensor's value: an input, an output, a constant or a variable; of rank 0 NumPy's scalar.
 
         Raises:
             ValueError: If there is no such tensor, it is not allocated, or it is an intermediate result that is not
@@ -546,22 +433,24 @@ class LiteRtInterpreter(DescribedModel):
         if self._is_ready and subgraph_index == 0:
             array = self._allocation.arrays.get(tensor_index) if self._allocation is not None else None
             if array is not None:
-                return array.copy()
+                return array.copy() if array.ndim else array[()]
         if subgraph_index in self._others:
             return self._others[subgraph_index].get_tensor(tensor_index)
-        return np.array(self._value(tensor_index, subgraph_index))
+        return np.array(self._value(tensor_index, subgraph_index))[()]
 
     def tensor(self, tensor_index: int) -> Callable[[], Array]:
         """Return a function that returns an array over the tensor's memory itself.
 
         Do not keep that array: as long as it, or a slice of it, exists, `invoke`, `allocate_tensors` and
         `resize_tensor_input` raise RuntimeError. The function raises as `get_tensor`. The array of a constant cannot be
-        written.
+        written; that of a tensor of rank 0 is a copy, NumPy's scalar.
         """
         return lambda: self._view(tensor_index)
 
     def _view(self, index: int) -> Array:
         array = self._value(index, 0)
+        if not array.ndim:
+            return array[()]
         view = _View(array, self)
         self._views.add(view)
         return np.asarray(view)
@@ -587,6 +476,8 @@ class LiteRtInterpreter(DescribedModel):
         what = f"tensor {index} ({tensor.name[:80]!r})"
         if tensor.data is not None:
             return f"{what} is a constant"
+        if index in self._subgraph.outputs:
+            return f"{what} {_NOT_COMPUTED}"
         if self._keeps_results:
             return f"{what} has no value: the operators that compute the outputs do not write it"
         return f"{what} is an intermediate result: it is kept only with experimental_preserve_all_tensors=True"
@@ -611,6 +502,12 @@ class LiteRtInterpreter(DescribedModel):
         allocated = self._allocation.shape(index) if self._allocation is not None else None
         shape = allocated if allocated is not None else self._subgraph.tensors[index].shape
         return self._resized.get(index, shape)
+
+    def _get_tensor_details(self, tensor_index: int, subgraph_index: int) -> dict[str, Any]:
+        other = self._others.get(int(subgraph_index))
+        if other is None:
+            return super()._get_tensor_details(tensor_index, subgraph_index)
+        return other._get_tensor_details(tensor_index, 0)
 
     def _native_handle(self) -> NoReturn:
         raise NotImplementedError("nnfmq has no native interpreter: the model runs in the driver")
@@ -654,9 +551,7 @@ class LiteRtInterpreter(DescribedModel):
             found = object.__new__(LiteRtInterpreter)
             found._share = DriverShare(found)
             with _runtime_errors():
-                found._open(self._source, subgraph_index, keep_results=self._keeps_results)
-            if found._traced is None or found._traced.states:
-                raise RuntimeError(f"subgraph {subgraph_index} has variables: only those of the first one are kept")
+                found._open(self._source, subgraph_index, self._options, self._resources)
             self._others[subgraph_index] = found
         return self._others[subgraph_index]
 
@@ -686,6 +581,23 @@ def _check_options(resolver: Any, num_threads: Any) -> None:
             raise ValueError(f"num_threads is {num_threads!r}: it must be an int")
         if num_threads < 1:
             raise ValueError(f"num_threads is {num_threads}: it must be at least 1")
+
+
+def _require_known_shapes(traced: TracedModel) -> None:
+    """Check that memory can be allocated for all outputs. Raises GeneralFailure."""
+    for info in traced.loaded.outputs:
+        if info.has_unknown_shape:
+            raise GeneralFailure(f"output {info.name!r} has a shape that follows from the data")
+
+
+def _hosted_options(threads: int | None, resolver: OpResolverType, **flags: bool) -> dict[str, Any]:
+    """Return the options of the device `litert` that stand for arguments: those that are not the defaults."""
+    found: dict[str, Any] = {name: True for name, value in flags.items() if value}
+    if threads is not None:
+        found["threads"] = int(threads)  # which may be True
+    if resolver is not OpResolverType.AUTO:
+        found["experimental_op_resolver_type"] = resolver.name
+    return found
 
 
 def _read(model_path: Any, model_content: Any) -> ModelSource:

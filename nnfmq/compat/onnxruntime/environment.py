@@ -1,13 +1,14 @@
-"""Functions of ONNX Runtime about the whole process: versions, providers, logging."""
+"""Functions of ONNX Runtime about the whole process: versions, logging; and the names that nnfmq does not have."""
 
 from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from nnfmq.compat.onnxruntime.errors import ort_error
+from nnfmq.compat.onnxruntime.providers import get_all_providers, get_available_providers
 from nnfmq.compat.onnxruntime.types import OrtAllocatorType, OrtMemType
 
 # The names of ONNX Runtime, which the package has as well; other modules here import further ones.
@@ -52,46 +53,6 @@ __all__ = [
     "set_seed",
     "unregister_execution_provider_library",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Execution providers: the CPU's, whose work the driver does, and those of an ONNX Runtime that the driver hosts.
-
-
-CPU = "CPUExecutionProvider"
-
-
-def checked_providers(providers: Any, provider_options: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Return the names of providers, each with its options.
-
-    Raises:
-        ValueError: If an argument has another form than names, or names with options.
-    """
-    if providers is None:
-        return []
-    if not isinstance(providers, Sequence):
-        raise ValueError(f"providers is a {type(providers).__name__}: it must be a sequence")
-    if provider_options is not None:
-        _check_options(providers, provider_options)
-    found = {}
-    for index, provider in enumerate(providers):
-        is_pair = isinstance(provider, tuple) and len(provider) == 2
-        name, options = provider if is_pair else (provider, provider_options[index] if provider_options else {})
-        if not isinstance(name, str) or not isinstance(options, dict):
-            raise ValueError(f"{provider!r} among the providers is neither a name nor a pair of a name and a dict")
-        found[name] = options
-    return list(found.items())
-
-
-def _check_options(providers: Sequence[Any], options: Any) -> None:
-    if not isinstance(options, Sequence):
-        raise ValueError(f"provider_options is a {type(options).__name__}: it must be a sequence")
-    if len(providers) != len(options):
-        raise ValueError("'providers' and 'provider_options' should be the same length if both are given.")
-    if not all(isinstance(provider, str) for provider in providers):
-        raise ValueError("Only string values for 'providers' are supported if 'provider_options' is given.")
-    if not all(isinstance(option, dict) for option in options):
-        raise ValueError("'provider_options' values must be dicts.")
 
 
 class OrtMemoryInfo:
@@ -190,7 +151,7 @@ def unavailable_function(name: str, reason: str) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Functions of ONNX Runtime about the whole process: versions, providers, logging.
+# Functions of ONNX Runtime about the whole process: versions, logging.
 
 
 VERSION = "1.32.0"
@@ -205,16 +166,6 @@ def get_version_string() -> str:
 def get_build_info() -> str:
     """Return a line about this package."""
     return f"nnfmq, with the interface of ONNX Runtime {VERSION}"
-
-
-def get_available_providers() -> list[str]:
-    """Return the name of the only provider."""
-    return [CPU]
-
-
-def get_all_providers() -> list[str]:
-    """Return the name of the only provider."""
-    return [CPU]
 
 
 def get_device() -> str:

@@ -20,7 +20,7 @@ from nnfmq.hal.errors import (
     UnsupportedModel,
 )
 
-__all__ = ["EXCEPTIONS", "bare_message", "ort_error", "translated"]
+__all__ = ["EXCEPTIONS", "bare_message", "load_failure", "ort_error", "translated"]
 
 _CODES = {
     "Fail": (1, "FAIL"),
@@ -67,14 +67,16 @@ def _exception(name: str, peer: Any) -> type[Exception]:
     return type(name, (kind, peer), {"__module__": kind.__module__})
 
 
-def translated(error: NnfmqError) -> Exception:
+def translated(error: NnfmqError, name: str = "", path: object = None) -> Exception:
     """Return the exception that stands for an error of nnfmq: it says the same.
 
-    If that has the text of an exception of ONNX Runtime, which the driver hosts, it is that exception.
+    If that has the text of an exception of ONNX Runtime, which the driver hosts, it is that exception. The driver knows
+    a file by its `name`, the application by its path (None: it gave bytes).
     """
     found = _PEER_TEXT.search(str(error))
     if found is not None and found[1] in _NAMES_OF_STATUSES:
-        return ort_error(_NAMES_OF_STATUSES[found[1]], found[2])
+        text = found[2].replace(load_failure(name), load_failure(path), 1)
+        return ort_error(_NAMES_OF_STATUSES[found[1]], text)
     if isinstance(error, UnsupportedModel):
         return ort_error("NotImplemented", str(error))
     if isinstance(error, InvalidArgument):
@@ -82,6 +84,11 @@ def translated(error: NnfmqError) -> Exception:
     if isinstance(error, (DeadObject, DeviceUnavailable, TransportError)):
         return ort_error("EPFail", str(error))
     return ort_error("RuntimeException", str(error))
+
+
+def load_failure(path: object) -> str:
+    """Return what ONNX Runtime writes before the reason why it does not load a file; nothing for bytes: None."""
+    return "" if path is None else f"Load model from {path} failed:"
 
 
 def bare_message(error: Exception) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from nnfmq.compat.onnxruntime.errors import ort_error
+from nnfmq.compat.onnxruntime.errors import load_failure, ort_error
 from nnfmq.compat.onnxruntime.shape_plans import Array, OutputForm
 from nnfmq.compat.onnxruntime.types import dtype_of_type, tensor_type
 from nnfmq.hal.errors import InvalidArgument
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from nnfmq.importers.file_format import ModelSource
     from nnfmq.importers.onnx.interface import OnnxInterface, OnnxValueType
 
-__all__ = ["NodeArg", "OrtModelMetadata", "open_model", "read_nodes"]
+__all__ = ["NodeArg", "OrtModelMetadata", "check_shape", "open_model", "read_nodes"]
 
 _NO_VERSION = 2**63 - 1  # ONNX Runtime's, for a model without one
 
@@ -42,19 +43,8 @@ class NodeArg:
             raise ort_error(
                 "InvalidArgument", f"Unexpected input data type. Actual: ({actual}) , expected: ({self.type})"
             )
-        if not self.shape:
-            return
-        if len(self.shape) != array.ndim:
-            numbers = f"Got: {array.ndim} Expected: {len(self.shape)}"
-            raise ort_error("InvalidArgument", f"Invalid rank for input: {self.name} {numbers} {_ADVICE}")
-        wrong = [
-            f" index: {index} Got: {size} Expected: {wanted}\n"
-            for index, (wanted, size) in enumerate(zip(self.shape, array.shape, strict=True))
-            if isinstance(wanted, int) and wanted != size
-        ]
-        if wrong:
-            text = f"Got invalid dimensions for input: {self.name} for the following indices\n{''.join(wrong)}"
-            raise ort_error("InvalidArgument", f"{text} {_ADVICE}")
+        if self.shape:
+            check_shape("input", self.name, self.shape, array.shape)
 
     @property
     def is_static(self) -> bool:
@@ -68,6 +58,21 @@ class NodeArg:
 
 
 _ADVICE = "Please fix either the inputs/outputs or the model."
+
+
+def check_shape(kind: str, name: str, expected: Sequence[int | str | None], given: Sequence[int]) -> None:
+    """Raise InvalidArgument, with ONNX Runtime's text, if an array has another rank, or another known size."""
+    if len(expected) != len(given):
+        numbers = f"Got: {len(given)} Expected: {len(expected)}"
+        raise ort_error("InvalidArgument", f"Invalid rank for {kind}: {name} {numbers} {_ADVICE}")
+    wrong = [
+        f" index: {index} Got: {size} Expected: {wanted}\n"
+        for index, (wanted, size) in enumerate(zip(expected, given, strict=True))
+        if isinstance(wanted, int) and wanted != size
+    ]
+    if wrong:
+        text = f"Got invalid dimensions for {kind}: {name} for the following indices\n{''.join(wrong)}"
+        raise ort_error("InvalidArgument", f"{text} {_ADVICE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,31 +116,37 @@ def read_nodes(values: tuple[OnnxValueType, ...], sizes: Mapping[str, int]) -> l
     ]
 
 
-def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSource, OnnxInterface | None]:
+def open_model(
+    path_or_bytes: str | bytes | os.PathLike[str] | ModelSource, data_folder: Path
+) -> tuple[ModelSource, OnnxInterface | None]:
     """Return a model's file, parsed, and its interface; without the package `onnx` the file alone.
 
+    The folder has the external data of a model that is given as bytes.
+
     Raises:
-        Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf, InvalidArgument; NotImplemented for .ort files.
+        Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf, InvalidArgument, Fail; NotImplemented for .ort files.
         TypeError: If the argument is neither a path nor bytes.
     """
     from msgspec.structs import replace
 
-    from nnfmq.importers.file_format import importer_of, read_source  # while an embedded driver starts
+    from nnfmq.importers.file_format import ModelSource, importer_of, read_source  # while an embedded driver starts
 
-    if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
+    if not isinstance(path_or_bytes, (str, bytes, os.PathLike, ModelSource)):
         raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
-    path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
-    place = f"Load model from {path} failed:" if path is not None else ""
+    path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
+    place = load_failure(path)
     try:
-        source = read_source(path_or_bytes)
+        source = path_or_bytes if isinstance(path_or_bytes, ModelSource) else read_source(path_or_bytes)
         if not len(source.data):
-            raise ort_error("InvalidArgument", f"{place}the model is empty")
+            raise ort_error("InvalidArgument", f"{place}No graph was found in the protobuf.")
         if source.data[4:8] == b"ORTM":
             raise ort_error(
                 "NotImplemented", f"{place}this is a model in ONNX Runtime's own format (.ort); use its .onnx"
             )
         if importer_of(source.data) != "nnfmq.importers.onnx.model":
             raise InvalidArgument("this is no ONNX model; nnfmq.load and nnfmq.compat.litert read .tflite files")
+        if isinstance(path_or_bytes, bytes):
+            source = _with_folder(source, data_folder)
         if find_spec("onnx") is None:
             return source, None
         from nnfmq.importers.onnx.file import parse
@@ -144,6 +155,32 @@ def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSour
         proto = parse(source)
         return replace(source, parsed=proto), read_interface(proto)
     except FileNotFoundError as error:
-        raise ort_error("NoSuchFile", f"{place}there is no file {path}") from error
+        raise ort_error("NoSuchFile", f"{place}Load model {path} failed. File doesn't exist") from error
     except (InvalidArgument, OSError) as error:
-        raise ort_error("InvalidProtobuf", f"{place}{error}") from error
+        text = "Failed to load model because protobuf parsing failed." if path is None else "Protobuf parsing failed."
+        raise ort_error("InvalidProtobuf", f"{place}{text}") from error
+
+
+def _with_folder(source: ModelSource, folder: Path) -> ModelSource:
+    """Return a model that was given as bytes with the folder that has its external data, if it has some.
+
+    Raises:
+        Exception: Fail, as ONNX Runtime, if a file is missing, or would be outside the folder.
+    """
+    from msgspec.structs import replace
+
+    from nnfmq.importers.companion_files import external_names
+
+    names = external_names(source)
+    for name in names:
+        place = folder / name
+        if not place.resolve().is_relative_to(folder.resolve()):
+            _refuse_external(f"External data path escapes model directory. External data path: {str(place)!r}")
+        if not place.is_file():
+            _refuse_external(f"External data path does not exist: {str(place.resolve())!r}")
+    return replace(source, path=folder / "model.onnx") if names else source
+
+
+def _refuse_external(reason: str) -> NoReturn:
+    start = "External data path for model loaded from bytes escapes working directory."
+    raise ort_error("Fail", f"External data path validation failed. Error: {start} {reason}")

@@ -1,14 +1,15 @@
 """SessionOptions and RunOptions of ONNX Runtime: what has an effect, what is accepted without one, what raises.
 
-Effective: free dimensions by name, profiling, `terminate`, and whether a thread that waits polls. What only changes how
-ONNX Runtime computes is passed on to it if the driver hosts the model on it, and has no effect on nnfmq's own engine,
-because results do not depend on it (docs/how-to/move-an-onnx-runtime-script.md).
+Effective: free dimensions by name, profiling, `terminate`, whether a thread that waits polls, and libraries of custom
+operators. What only changes how ONNX Runtime computes is passed on to it if the driver hosts the model on it, and has
+no effect on nnfmq's own engine, because results do not depend on it (docs/how-to/move-an-onnx-runtime-script.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from nnfmq.compat.onnxruntime.errors import ort_error
@@ -74,11 +75,15 @@ class SessionOptions(_Typed):
         entries: dict[str, str] = {}
         dimensions: dict[str, int] = {}
         object.__setattr__(self, "_entries", entries)
+        libraries: list[str] = []
         object.__setattr__(self, "free_dimensions", dimensions)
+        object.__setattr__(self, "custom_op_libraries", libraries)
 
     _entries: dict[str, str]
     free_dimensions: dict[str, int]
     """The sizes of symbolic dimensions that `add_free_dimension_override_by_name` has fixed."""
+    custom_op_libraries: list[str]
+    """The paths that `register_custom_ops_library` got."""
 
     @property
     def config_entries(self) -> Mapping[str, str]:
@@ -105,6 +110,11 @@ class SessionOptions(_Typed):
         """The polling window of a session's bursts: 0 if its threads may not spin, otherwise the default."""
         return 0.0 if self._entries.get("session.intra_op.allow_spinning") == "0" else None
 
+    @property
+    def external_data_folder(self) -> Path:
+        """The folder of the external data of models that are given as bytes."""
+        return Path(self._entries.get("session.model_external_initializers_file_folder_path", ""))
+
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Store a configuration entry. On nnfmq's own engine only "session.intra_op.allow_spinning" has an effect."""
         self._entries[key] = value
@@ -118,6 +128,15 @@ class SessionOptions(_Typed):
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
         """Fix the size of a symbolic dimension of the model's inputs."""
         self.free_dimensions[name] = int(size)
+
+    def register_custom_ops_library(self, path: str) -> None:
+        """Let ONNX Runtime in the driver load a library of custom operators, whose SHA-256 the driver trusts.
+
+        It is read when a session is made that nnfmq's own engine does not execute. Raises Fail if there is no file.
+        """
+        if not Path(path).is_file():
+            raise ort_error("Fail", f"Failed to load library {path}: there is no such file")
+        self.custom_op_libraries.append(str(path))
 
     def has_providers(self) -> bool:
         """Return False: the only provider is that of `get_available_providers`."""
@@ -144,13 +163,6 @@ class SessionOptions(_Typed):
     def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> NoReturn:
         """Raise NotImplemented."""
         raise _refused("add_free_dimension_override_by_denotation", "dimensions are known by their names only")
-
-    def register_custom_ops_library(self, path: str) -> NoReturn:
-        """Raise NotImplemented."""
-        raise _refused(
-            "register_custom_ops_library",
-            "such a library has code for ONNX Runtime; see the guide to operations of your own",
-        )
 
     def add_initializer(self, name: str, value: Any) -> NoReturn:
         """Raise NotImplemented."""

@@ -21,15 +21,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from nnfmq.compat.onnxruntime.environment import CPU, OrtMemoryInfo, checked_providers
+from nnfmq.compat.onnxruntime.environment import OrtMemoryInfo
 from nnfmq.compat.onnxruntime.errors import bare_message, ort_error, translated
-from nnfmq.compat.onnxruntime.hosting import HostedPlan, Provider, SessionFile
+from nnfmq.compat.onnxruntime.hosting import HostedPlan, SessionFile
 from nnfmq.compat.onnxruntime.interface import NodeArg, OrtModelMetadata, open_model, read_nodes
 from nnfmq.compat.onnxruntime.options import OrtRunOptions, SessionOptions
-from nnfmq.compat.onnxruntime.shape_plans import Array, IntegerTooLarge, ShapePlan, ShapePlans, bindings
-from nnfmq.compat.onnxruntime.values import IOBinding, OrtValue, require_cpu
+from nnfmq.compat.onnxruntime.providers import CPU, Provider, checked_providers
+from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlan, ShapePlans, bindings
+from nnfmq.compat.onnxruntime.types import BFLOAT16
+from nnfmq.compat.onnxruntime.values import IOBinding, OrtValue, require_cpu, require_numpy_type
 from nnfmq.compat.shared_client import DriverShare
-from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, NnfmqError, UnsupportedModel
+from nnfmq.hal.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NnfmqError, UnsupportedModel
 
 if TYPE_CHECKING:
     from nnfmq.importers import LoadedModel
@@ -87,13 +89,13 @@ class InferenceSession:
 
     def __init__(
         self,
-        path_or_bytes: str | bytes | os.PathLike[str],
+        path_or_bytes: str | bytes | os.PathLike[str] | ModelSource,
         sess_options: SessionOptions | None = None,
         providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Open a model; blocks. `kwargs` are ignored.
+        """Open a model; blocks. `kwargs` are ignored; a ModelSource is what a session has read.
 
         Providers other than the CPU's are those of ONNX Runtime in the driver, if that has them; otherwise a warning
         says that they are ignored.
@@ -117,27 +119,38 @@ class InferenceSession:
             self._profile.add("session_initialization", self._profile.start_ns, time.monotonic_ns())
 
     def _open(
-        self, path_or_bytes: str | bytes | os.PathLike[str], share: DriverShare, wanted: Sequence[Provider]
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str] | ModelSource,
+        share: DriverShare,
+        wanted: Sequence[Provider],
     ) -> None:
-        from msgspec.structs import replace  # while an embedded driver starts
-
-        source, interface = open_model(path_or_bytes)
-        self._hosting = SessionFile(share, source, self._options, wanted)
-        self._hosted: HostedPlan | None = None
-        self._lock = threading.Lock()  # held while `_hosted` is opened
+        source, interface = open_model(path_or_bytes, self._options.external_data_folder)
         sizes = self._options.free_dimensions
-        self._inputs = read_nodes(interface.inputs, sizes) if interface is not None else []
-        self._outputs = read_nodes(interface.outputs, sizes) if interface is not None else []
+        self._declared_inputs = read_nodes(interface.inputs, sizes) if interface is not None else []
+        self._declared_outputs = read_nodes(interface.outputs, sizes) if interface is not None else []
         self._overridable = read_nodes(interface.overridable, sizes) if interface is not None else []
         self._metadata = OrtModelMetadata.of(interface) if interface is not None else None
+        self._share = share
+        self._path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
+        self._start(source, wanted)
+
+    def _start(self, source: ModelSource, wanted: Sequence[Provider]) -> None:
+        """Prepare the model for these providers, or let the first run prepare it; blocks."""
+        from msgspec.structs import replace  # while an embedded driver starts
+
+        self._inputs, self._outputs = self._declared_inputs, self._declared_outputs
+        self._hosting = SessionFile(self._share, source, self._options, wanted)
+        self._hosted: HostedPlan | None = None
+        self._overriding: dict[tuple[str, ...], InferenceSession] = {}
+        self._lock = threading.Lock()  # held while `_hosted` or one of `_overriding` is opened
         importer = _Importer(source, [node.name for node in self._inputs])
         self._plans = ShapePlans(
-            share,
+            self._share,
             importer,
             [node.form for node in self._outputs],
             self._options.polling_window_us,
         )
-        with _translated():
+        with _translated(source, self._path):
             self._hosted = self._hosting.open_with_providers()
             if self._hosted is None:
                 self._prepare(source)
@@ -152,6 +165,10 @@ class InferenceSession:
 
         A model that needs values of inputs is prepared by the first run.
         """
+        wide = next((node.name for node in (*self._inputs, *self._outputs) if node.dtype == BFLOAT16), None)
+        if wide is not None:
+            self._host(InvalidArgument(f"{wide!r} has elements of bfloat16, with which it would compute as float32"))
+            return
         examples = [_example(node) for node in self._inputs] if all(node.is_static for node in self._inputs) else None
         try:
             if examples is None:
@@ -180,7 +197,7 @@ class InferenceSession:
         return list(self._outputs)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Return the inputs that have a default value, which cannot be overridden here."""
+        """Return the inputs that have a default value, to which a run may give another one."""
         return list(self._overridable)
 
     def get_modelmeta(self) -> OrtModelMetadata:
@@ -199,13 +216,21 @@ class InferenceSession:
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Return the options of each provider that were given."""
-        providers = self._hosted.providers if self._hosted is not None else ()
-        used = {name: {key: str(value) for key, value in given.items()} for name, given in providers}
+        is_hosted = self._hosted is not None
+        used = {
+            name: {str(key): str(value) for key, value in given.items()} if is_hosted and name != CPU else {}
+            for name, given in self._hosting.providers
+        }
         return used if CPU in used else {**used, CPU: {}}
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """Check the arguments; without effect."""
-        checked_providers(providers, provider_options)
+        """Use other execution providers from now on: the model is prepared again. Blocks; raises as the constructor."""
+        wanted = checked_providers(providers, provider_options)
+        plans, hosted = self._plans, self._hosted
+        self._start(self._hosting.source, wanted)
+        plans.retire()
+        if hosted is not None:
+            hosted.retire()
 
     def disable_fallback(self) -> None:
         """Do nothing: there is one provider."""
@@ -240,7 +265,9 @@ class InferenceSession:
             Exception: InvalidArgument if a name, type or shape is wrong; NotImplemented if nodes are not supported with
                 these shapes; Fail if `run_options.terminate` is set; EPFail if the driver dies twice.
         """
-        return self._run(self._places_of(output_names), input_feed, run_options)
+        results = self._run(self._places_of(output_names), input_feed, run_options)
+        require_numpy_type(*results)
+        return results
 
     def run_with_ort_values(
         self,
@@ -249,7 +276,8 @@ class InferenceSession:
         run_options: OrtRunOptions | None = None,
     ) -> list[OrtValue]:
         """Return the named outputs, or all of them, as OrtValues; blocks. Raises as `run`."""
-        return [OrtValue(array) for array in self.run(output_names, input_dict_ort_values, run_options)]
+        places = self._places_of(output_names)
+        return [OrtValue(array) for array in self._run(places, input_dict_ort_values, run_options)]
 
     def run_async(
         self,
@@ -288,17 +316,19 @@ class InferenceSession:
         try:
             names = list(iobinding.outputs)
             if not names:
-                raise ort_error("InvalidArgument", "no output is bound")
-            iobinding.fill(self.run(names, iobinding.inputs, run_options))
+                raise ort_error("InvalidArgument", "At least one output should be requested.")
+            iobinding.fill(self._run(self._places_of(names), iobinding.inputs, run_options))
         except Exception as error:
-            raise RuntimeError(f"the execution failed: {bare_message(error)}") from error
+            raise RuntimeError(f"Error in execution: {bare_message(error)}") from error
 
     def _run(
         self, places: Sequence[int], feed: Mapping[str, Any], run_options: OrtRunOptions | None, is_last: bool = False
     ) -> list[Array]:
         if run_options is not None and run_options.terminate:
-            raise ort_error("Fail", "terminate is set in the run options")
+            raise ort_error("Fail", "Exiting due to terminate flag being set to true.")
         begin_ns = time.monotonic_ns()
+        if self._overridable and (names := tuple(node.name for node in self._overridable if node.name in feed)):
+            return self._with_inputs(names)._run(places, feed, run_options)
         inputs = self._arrays(feed)
         plan: ShapePlan | HostedPlan | None = self._plans.get(self._plans.key_of(inputs))
         try:
@@ -307,7 +337,9 @@ class InferenceSession:
                 plan = self._plan_for(inputs)
             try:
                 results = plan.execute(inputs, places)
-            except IntegerTooLarge as error:
+            except (InvalidArgument, GeneralFailure) as error:  # ONNX Runtime has a result, or its own error
+                if not isinstance(plan, ShapePlan) or isinstance(error, BadState):
+                    raise
                 results = self._host(error).execute(inputs, places)
         except NnfmqError as error:
             is_gone = isinstance(error, DeadObject) or (plan is not None and plan.is_retired)
@@ -329,6 +361,17 @@ class InferenceSession:
         except (InvalidArgument, GeneralFailure) as error:
             return self._host(error)
 
+    def _with_inputs(self, names: tuple[str, ...]) -> InferenceSession:
+        """Return a session of the model in which these initializers are inputs; blocks when it is made."""
+        from nnfmq.importers.onnx.interface import without_defaults
+
+        with self._lock:
+            if names not in self._overriding:
+                source = without_defaults(self._hosting.source, names)
+                providers = [(name, dict(given)) for name, given in self._hosting.providers]
+                self._overriding[names] = InferenceSession(source, self._options, providers)
+            return self._overriding[names]
+
     def _places_of(self, names: Sequence[str] | None) -> Sequence[int]:
         if not names:
             return self._all_places
@@ -337,7 +380,7 @@ class InferenceSession:
         try:
             return [self._places[name] for name in names]
         except KeyError as error:
-            raise ort_error("InvalidArgument", f"the model has no output {error.args[0]!r}") from None
+            raise ort_error("InvalidArgument", f"Invalid output name:{error.args[0]}") from None
 
     def _arrays(self, feed: Mapping[str, Any]) -> list[Array]:
         """Return the arrays of the inputs, in order, with the types that the model has."""
@@ -359,17 +402,13 @@ class InferenceSession:
         names = list(feed.keys())
         missing = [node.name for node in self._inputs if node.name not in names]
         if missing:
-            raise ValueError(f"inputs {missing} are missing; {names} are given")
+            raise ValueError(f"Required inputs ({missing}) are missing from input feed ({names}).")
 
     def _reject_other_names(self, feed: Mapping[str, Any]) -> None:
         known = {node.name for node in self._inputs}
         for name in feed:
             if name not in known:
-                if any(node.name == name for node in self._overridable):
-                    raise ort_error(
-                        "NotImplemented", f"input {name} has a value in the file, which cannot be overridden"
-                    )
-                raise ort_error("InvalidArgument", f"the model has no input {name!r}")
+                raise ort_error("InvalidArgument", f"Invalid input name: {name}")
 
     def _check_shapes(self, arrays: Sequence[Array]) -> None:
         for node, array in zip(self._inputs, arrays, strict=True):
@@ -418,12 +457,15 @@ class InferenceSession:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
-    """Raise nnfmq's errors as ONNX Runtime's."""
+def _translated(source: ModelSource, path: str | None) -> Iterator[None]:
+    """Raise nnfmq's errors as ONNX Runtime's; Fail if a file that belongs to the model cannot be read."""
     try:
         yield
     except NnfmqError as error:
-        raise translated(error) from error
+        name = source.path.name if source.path is not None else "model.onnx"
+        raise translated(error, name, path) from error
+    except OSError as error:
+        raise ort_error("Fail", f"External data cannot be read: {error}") from error
 
 
 class _Importer:
@@ -466,12 +508,16 @@ def _as_array(node: NodeArg, value: Any) -> Array:
         RuntimeError: If it is neither array, list nor OrtValue.
         Exception: InvalidArgument if it has another type.
     """
+    if value is None:
+        raise ort_error("Fail", f"input {node.name} has no value: None was given")
     if isinstance(value, OrtValue):
-        value = value.numpy()
+        value = value.elements
     elif isinstance(value, list) and node.dtype is not None:
         value = np.asarray(value, node.dtype)
     elif not isinstance(value, np.ndarray):
-        raise RuntimeError(f"an input is a {type(value).__name__}: it must be an array, a list or an OrtValue")
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            raise RuntimeError(f"Input must be a list of dictionaries or a single numpy array for input '{node.name}'.")
+        raise RuntimeError(f"Unable to handle object of type {type(value)}")
     array: Array = np.asarray(value, value.dtype.newbyteorder("="))
     if array.dtype != node.dtype:
         node.check(array)

@@ -24,9 +24,10 @@ from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from nnfmq.client.burst.burst import ModelBurst
+    from nnfmq.client.model.compiled_model import CompiledModel
     from nnfmq.importers import LoadedModel
 
-__all__ = ["Array", "IntegerTooLarge", "OutputForm", "ShapePlan", "ShapePlans", "bindings"]
+__all__ = ["MAX_PLANS", "Array", "ModelBursts", "OutputForm", "ShapePlan", "ShapePlans", "bindings"]
 
 Array: TypeAlias = npt.NDArray[Any]
 PlanKey: TypeAlias = tuple[Any, ...]
@@ -36,10 +37,6 @@ Import: TypeAlias = "Callable[[Sequence[Array], Sequence[int]], LoadedModel]"
 MAX_PLANS = 8
 """How many combinations of shapes a session keeps prepared."""
 _MAX_VALUES = 16  # elements of an input that may be bound by value
-
-
-class IntegerTooLarge(InvalidArgument):
-    """INVALID_ARGUMENT: an integer exceeds the element type that nnfmq's own engine computes with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,53 +50,26 @@ class OutputForm:
         return found.astype(self.dtype or found.dtype)
 
 
-class ShapePlan:
-    """A model prepared for certain shapes, and its bursts that no thread uses. Thread-safe."""
+class ModelBursts:
+    """A prepared model and its bursts that no thread uses. Thread-safe."""
 
-    def __init__(
-        self,
-        share: DriverShare,
-        loaded: LoadedModel,
-        kept: Sequence[int],
-        forms: Sequence[OutputForm],
-        polling_window_us: float | None,
-    ) -> None:
+    def __init__(self, share: DriverShare, model: CompiledModel, polling_window_us: float | None) -> None:
         self._share = share
         self._polling_window_us = polling_window_us
-        self._model = share.adopt(share.client().prepare(loaded))
-        self._forms = forms
-        self._kept = tuple(kept)  # places of the inputs that are not bound by value
-        dtypes = [(place, np.dtype(info.dtype)) for place, info in enumerate(loaded.inputs)]
-        self._numbers = [(place, dtype) for place, dtype in dtypes if dtype.kind in "iuf"]
+        self._model = share.adopt(model)
         self._free: deque[ModelBurst] = deque()
         self.is_retired = False
-
-    def execute(self, inputs: list[Array], outputs: Sequence[int]) -> list[Array]:
-        """Return copies of the outputs with these indexes; blocks.
-
-        Raises:
-            IntegerTooLarge: If an integer exceeds the element type that the driver computes with.
-            NnfmqError: As `Burst.execute`.
-        """
-        if len(inputs) != len(self._kept):
-            inputs = [inputs[place] for place in self._kept]
-        for place, dtype in self._numbers:
-            if inputs[place].dtype != dtype:
-                inputs[place] = _narrowed(inputs[place], dtype)
-        burst = self._take()
-        try:
-            found = burst.execute(*inputs, out=burst.outputs)
-            return [self._forms[index].copy(found[index]) for index in outputs]
-        finally:
-            self._free.append(burst)
-            if self.is_retired:
-                self._close_free()
 
     def _take(self) -> ModelBurst:
         try:
             return self._free.pop()
         except IndexError:
             return self._share.adopt(self._model.burst(polling_window_us=self._polling_window_us))
+
+    def _release(self, burst: ModelBurst) -> None:
+        self._free.append(burst)
+        if self.is_retired:
+            self._close_free()
 
     def retire(self) -> None:
         """Close the model and its bursts, those in use as soon as they are not."""
@@ -116,14 +86,51 @@ class ShapePlan:
             self._share.discard(burst)
 
 
+class ShapePlan(ModelBursts):
+    """A model prepared for certain shapes, and its bursts that no thread uses. Thread-safe."""
+
+    def __init__(
+        self,
+        share: DriverShare,
+        loaded: LoadedModel,
+        kept: Sequence[int],
+        forms: Sequence[OutputForm],
+        polling_window_us: float | None,
+    ) -> None:
+        super().__init__(share, share.client().prepare(loaded), polling_window_us)
+        self._forms = forms
+        self._kept = tuple(kept)  # places of the inputs that are not bound by value
+        dtypes = [(place, np.dtype(info.dtype)) for place, info in enumerate(loaded.inputs)]
+        self._numbers = [(place, dtype) for place, dtype in dtypes if dtype.kind in "iuf"]
+
+    def execute(self, inputs: list[Array], outputs: Sequence[int]) -> list[Array]:
+        """Return copies of the outputs with these indexes; blocks.
+
+        Raises:
+            InvalidArgument: If an integer exceeds the element type that the driver computes with.
+            NnfmqError: As `Burst.execute`.
+        """
+        if len(inputs) != len(self._kept):
+            inputs = [inputs[place] for place in self._kept]
+        for place, dtype in self._numbers:
+            if inputs[place].dtype != dtype:
+                inputs[place] = _narrowed(inputs[place], dtype)
+        burst = self._take()
+        try:
+            found = burst.execute(*inputs, out=burst.outputs)
+            return [self._forms[index].copy(found[index]) for index in outputs]
+        finally:
+            self._release(burst)
+
+
 def _narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the numbers of `array` in another type. Raises IntegerTooLarge if an integer exceeds it."""
+    """Return the numbers of `array` in another type. Raises InvalidArgument if an integer exceeds it."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             return array.astype(dtype)
     limits = np.iinfo(dtype)
     if array.size and (array.min() < limits.min or array.max() > limits.max):
-        raise IntegerTooLarge(
+        raise InvalidArgument(
             f"an input of type {array.dtype} has values beyond {dtype}, with which the driver computes"
         )
     return array.astype(dtype)
@@ -195,6 +202,13 @@ class ShapePlans:
         loaded = self._import_for(inputs, places)
         self._bound = places
         return loaded
+
+    def retire(self) -> None:
+        """Retire all plans."""
+        with self._lock:
+            plans, self._plans = self._plans, OrderedDict()
+        for plan in plans.values():
+            plan.retire()
 
     def discard(self, key: PlanKey, plan: ShapePlan) -> None:
         """Retire a plan, for instance because the driver has died."""

@@ -30,13 +30,25 @@ ELEMENT_NUMBERS = {
     "float64": 11, "uint32": 12, "uint64": 13, "complex64": 14, "complex128": 15,
 }  # fmt: skip
 """TensorProto's number of each NumPy type."""
-_DTYPES = {number: np.dtype(name) for name, number in ELEMENT_NUMBERS.items()}
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+"""What stands here for bfloat16, which NumPy lacks: 16-bit words that are no uint16."""
+_BFLOAT16_NUMBER = 16
+_DTYPES = {number: np.dtype(name) for name, number in ELEMENT_NUMBERS.items()} | {_BFLOAT16_NUMBER: BFLOAT16}
 _NAMES = {"float32": "float", "float64": "double"}
 _DTYPES_OF_TYPES = {f"tensor({_NAMES.get(name, name)})": np.dtype(name) for name in ELEMENT_NUMBERS}
+_DTYPES_OF_TYPES["tensor(bfloat16)"] = BFLOAT16
+_DTYPES_OF_TYPES["tensor(int64)"] = np.dtype(np.longlong)  # as ONNX Runtime's: equal, but an array prints its name
+
+
+def element_number(dtype: np.dtype[Any]) -> int:
+    """Return TensorProto's number of an element type; 0 if it has none."""
+    return _BFLOAT16_NUMBER if dtype == BFLOAT16 else ELEMENT_NUMBERS.get(dtype.name, 0)
 
 
 def tensor_type(dtype: np.dtype[Any]) -> str:
     """Return the name of the type of a tensor with these elements, such as "tensor(float)"."""
+    if dtype == BFLOAT16:
+        return type_name("bfloat16")
     return "tensor(string)" if dtype.kind in "USO" else type_name(dtype.name)
 
 

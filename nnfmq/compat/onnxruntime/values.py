@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.compat.onnxruntime.errors import ort_error
-from nnfmq.compat.onnxruntime.interface import NodeArg
+from nnfmq.compat.onnxruntime.interface import NodeArg, check_shape
 from nnfmq.compat.onnxruntime.shape_plans import Array
-from nnfmq.compat.onnxruntime.types import ELEMENT_NUMBERS, element_dtype, tensor_type
+from nnfmq.compat.onnxruntime.types import BFLOAT16, ELEMENT_NUMBERS, element_dtype, element_number, tensor_type
 
-__all__ = ["IOBinding", "OrtDevice", "OrtValue", "array_at", "copy_tensors", "require_cpu"]
+__all__ = ["IOBinding", "OrtDevice", "OrtValue", "array_at", "copy_tensors", "require_cpu", "require_numpy_type"]
 
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1, "gpu": 1, "dml": 1, "webgpu": 1, "npu": 2, "cann": 2}
 _NO_DEVICE_MEMORY = (
@@ -66,7 +66,7 @@ class OrtValue:
         if not isinstance(ortvalue, np.ndarray):
             raise ValueError("an OrtValue is made of a NumPy array")
         self._array = ortvalue
-        self._element_type = ELEMENT_NUMBERS.get(ortvalue.dtype.name, 0)
+        self._element_type = element_number(ortvalue.dtype)
 
     @classmethod
     def ortvalue_from_numpy(
@@ -120,13 +120,19 @@ class OrtValue:
         raise RuntimeError("this OrtValue is a tensor, not a sparse tensor")
 
     def numpy(self) -> Array:
-        """Return the array over the tensor's memory."""
+        """Return the array over the tensor's memory. Raises RuntimeError for bfloat16, which NumPy lacks."""
+        require_numpy_type(self._array)
+        return self._array
+
+    @property
+    def elements(self) -> Array:
+        """The array over the tensor's memory, of BFLOAT16 for bfloat16."""
         return self._array
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy:
-            return np.array(self._array, dtype=dtype)
-        return np.asarray(self._array, dtype=dtype)
+            return np.array(self.numpy(), dtype=dtype)
+        return np.asarray(self.numpy(), dtype=dtype)
 
     def __dlpack__(self, *, stream: Any = None) -> Any:
         return self._array.__dlpack__()
@@ -185,10 +191,16 @@ class OrtValue:
         """
         if not isinstance(data, (np.ndarray, OrtValue)):
             raise TypeError(f"data is a {type(data).__name__}: it must be an array or an OrtValue")
-        array = data.numpy() if isinstance(data, OrtValue) else data
+        array = data.elements if isinstance(data, OrtValue) else data
         if array.size != self._array.size:
             raise RuntimeError("the array has another size than the OrtValue")
         self._array[...] = array.reshape(self._array.shape)
+
+
+def require_numpy_type(*arrays: Array) -> None:
+    """Raise RuntimeError, with ONNX Runtime's text, if an array is of bfloat16."""
+    if any(array.dtype == BFLOAT16 for array in arrays):
+        raise RuntimeError("No corresponding Numpy type for Tensor Type. bfloat16")
 
 
 def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any = None) -> None:
@@ -211,7 +223,8 @@ class _Address:
 
 def array_at(address: int, shape: Sequence[int], element_type: npt.DTypeLike | int) -> Array:
     """Return an array over memory that the caller owns, which must outlive the array."""
-    return np.asarray(_Address(address, shape, element_dtype(element_type)))
+    dtype = element_dtype(element_type)
+    return np.asarray(_Address(address, shape, dtype)).view(dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -220,6 +233,8 @@ def array_at(address: int, shape: Sequence[int], element_type: npt.DTypeLike | i
 
 class _Session(Protocol):
     def get_inputs(self) -> list[NodeArg]: ...
+    def get_outputs(self) -> list[NodeArg]: ...
+    def get_overridable_initializers(self) -> list[NodeArg]: ...
 
 
 class IOBinding:
@@ -235,19 +250,26 @@ class IOBinding:
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """Use an array, with its content at the time of each run, as an input. Raises RuntimeError if there is none."""
         if name not in {node.name for node in self.session.get_inputs()}:
-            raise RuntimeError(f"the model has no input or output {name!r}")
+            raise RuntimeError(f"Failed to find NodeArg with name: {name} in the def list")
         self.inputs[name] = arr_on_cpu
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
-        """Use memory at an address, which the caller owns, as an input."""
+        """Use memory at an address, which the caller owns, as an input. Raises RuntimeError if there is none."""
+        self._require_input(name)
         require_cpu(device_type, device_id)
         self.inputs[name] = array_at(buffer_ptr, shape, element_type)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Use a tensor as an input."""
-        self.inputs[name] = ortvalue.numpy()
+        """Use a tensor as an input. Raises RuntimeError if there is no such input."""
+        self._require_input(name)
+        self.inputs[name] = ortvalue.elements
+
+    def _require_input(self, name: str) -> None:
+        nodes = (*self.session.get_inputs(), *self.session.get_overridable_initializers())
+        if name not in {node.name for node in nodes}:
+            raise RuntimeError(f"Error when binding input: Failed to find input name in the mapping: {name}")
 
     def bind_output(
         self,
@@ -278,14 +300,13 @@ class IOBinding:
             Exception: InvalidArgument if a bound tensor has another shape or type.
         """
         found = []
+        nodes = {node.name: node for node in self.session.get_outputs()}
         for (name, target), array in zip(self.outputs.items(), results, strict=True):
             if target is None:
                 found.append(OrtValue(array))
                 continue
-            given = target.numpy()
-            if given.shape != array.shape or given.dtype != array.dtype:
-                text = f"is {given.dtype}{list(given.shape)}; the model computes {array.dtype}{list(array.shape)}"
-                raise ort_error("InvalidArgument", f"The output OrtValue provided for output '{name}' {text}")
+            given = target.elements
+            _require_place(nodes[name], given, array)
             given[...] = array
             found.append(target)
         self._results = found
@@ -315,3 +336,16 @@ class IOBinding:
     def get_outputs_as_ortvaluevector(self) -> NoReturn:
         """Raise NotImplemented."""
         raise ort_error("NotImplemented", "nnfmq has no OrtValueVector; use get_outputs")
+
+
+def _require_place(node: NodeArg, given: Array, array: Array) -> None:
+    """Raise InvalidArgument, with ONNX Runtime's text, unless an output fits into the array that is bound to it."""
+    if given.dtype != array.dtype:
+        types = f"Actual: ({tensor_type(given.dtype)}) , expected: ({tensor_type(array.dtype)})"
+        raise ort_error("InvalidArgument", f"Unexpected output data type. {types}")
+    if node.shape:
+        check_shape("output", node.name, node.shape, given.shape)
+    if given.shape != array.shape:
+        ours, theirs = (f"{{{','.join(map(str, each.shape))}}}" for each in (given, array))
+        text = f"has shape {ours} but the computed output shape for this run is {theirs}"
+        raise ort_error("InvalidArgument", f"The output OrtValue provided for output '{node.name}' {text}")

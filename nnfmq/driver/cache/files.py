@@ -39,6 +39,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nnfmq.base.digests import DIGEST_BYTES, are_equal, hmac_sha256
 from nnfmq.base.memory import write_all
 from nnfmq.base.paths import check_directory, make_state_directory, state_directory
 from nnfmq.driver.devices.installation import build_identity, framed
@@ -191,9 +192,8 @@ FORMAT = 1
 _HEADER = struct.Struct("<8sHBBIQ8x32s")
 _MAGIC = b"nnfmqCCH"
 _MODEL_FILE, _DATA_FILE = 1, 2
-_DIGEST_BYTES = 32
 _ALIGNMENT = 64  # bytes; a cache line
-_NO_DIGEST = bytes(_DIGEST_BYTES)
+_NO_DIGEST = bytes(DIGEST_BYTES)
 _log = logging.getLogger("nnfmq.caching")
 
 
@@ -252,15 +252,9 @@ class DeviceIdentity(Struct, frozen=True):
 
 def _digest(key: bytes, device: DeviceIdentity, token: bytes, files: Sequence[tuple[bytes, BytesLike]]) -> bytes:
     """Return the digest of a compilation. Each of `files` is a header without digest, and the data after it."""
-    from hmac import new  # it loads OpenSSL, which a supervisor does without
-
-    mac = new(key, digestmod="sha256")
-    for field in (device.name.encode(), device.version.encode(), build_identity(), token):
-        mac.update(framed(field))
-    for header, data in files:  # the header contains the length of the data
-        mac.update(header)
-        mac.update(data)
-    return mac.digest()
+    fields = (device.name.encode(), device.version.encode(), build_identity(), token)
+    parts = (part for file in files for part in file)  # a header contains the length of the data
+    return hmac_sha256(key, *map(framed, fields), *parts)
 
 
 def _header(kind: int, index: int, size: int, digest: bytes = _NO_DIGEST) -> bytes:
@@ -329,7 +323,7 @@ def seal(device: DeviceIdentity, token: bytes, contents: CacheContents) -> list[
     kinds = _kinds(len(contents.model), len(contents.data))
     unsealed = [(_header(kind, index, len(data)), data) for (kind, index), data in zip(kinds, all_data, strict=True)]
     digest = _digest(find_or_create_key(), device, token, unsealed)
-    return [(header[:-_DIGEST_BYTES] + digest, data) for header, data in unsealed]
+    return [(header[:-DIGEST_BYTES] + digest, data) for header, data in unsealed]
 
 
 def write_file(fd: int, header: bytes, data: BytesLike) -> None:
@@ -387,9 +381,7 @@ def read_memory(file: memoryview, device: DeviceIdentity, token: bytes) -> Cache
 
 def _verify(files: Sequence[_File], device: DeviceIdentity, token: bytes) -> None:
     expected = _digest(find_key(), device, token, [(file.header, file.data) for file in files])
-    from hmac import compare_digest
-
-    if not all(compare_digest(expected, file.digest) for file in files):
+    if not all(are_equal(expected, file.digest) for file in files):
         raise GeneralFailure("the cache is not what this driver saved for this device and token")
 
 
@@ -399,9 +391,9 @@ def _split_header(header: bytes, kind: int, index: int, size: int) -> tuple[byte
     Raises GeneralFailure unless all other fields are as expected for this kind, index and size.
     """
     expected = _header(kind, index, max(size, 0))
-    if size < 0 or header[:-_DIGEST_BYTES] != expected[:-_DIGEST_BYTES]:
+    if size < 0 or header[:-DIGEST_BYTES] != expected[:-DIGEST_BYTES]:
         raise GeneralFailure(f"a file of {size + _HEADER.size} bytes is not a cache file for this position")
-    return header[-_DIGEST_BYTES:], expected
+    return header[-DIGEST_BYTES:], expected
 
 
 def _read_all(files: CacheFiles, limit_bytes: int) -> list[_File]:
@@ -518,7 +510,7 @@ def encode_program(model: Model, packed: PackedConstants) -> CacheContents | Non
 
 
 def encode_constants(packed: PackedConstants) -> CacheContents:
-    """Return one file of packed constants: the arrays, their encoded locations, and the length of the latter."""
+    """Return one file of packed constants: the arrays, their encoded locations, and the length of the locations."""
     file = _DataFile()
     locations = _encoder.encode(file.add_packed(packed))
     file.data += locations + _LENGTH.pack(len(locations))

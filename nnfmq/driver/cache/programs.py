@@ -11,6 +11,7 @@ recently used are removed first. Failures are logged and never fail a preparatio
 
 Before a worker reads a file it looks the entry up in the shared cache (`shared`). Shared memory has the
 exact bytes of the file, so both are verified in the same way, and the program's constants are views of that memory.
+A worker may not write to the directory: a child process of the supervisor copies the shared memory to the file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import fcntl
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.base import settings
+from nnfmq.base.digests import Sha256
 from nnfmq.base.memory import Memory, write_all
 from nnfmq.base.paths import cache_directory, check_directory, make_cache_directory
 from nnfmq.driver.cache.files import (
@@ -49,7 +51,16 @@ from nnfmq.operations.extensions import uses_plugins
 from nnfmq.serialize.models import encode_model
 from nnfmq.serialize.packets import BytesLike
 
-__all__ = ["CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_of", "entry_sizes", "will_keep"]
+__all__ = [
+    "CacheEntry",
+    "cache_disabled",
+    "cache_limit_bytes",
+    "copy_entry",
+    "entry_for",
+    "entry_of",
+    "entry_sizes",
+    "will_keep",
+]
 
 _MIB = 1 << 20
 _MEMORY_LABEL = "nnfmq-program"
@@ -103,9 +114,7 @@ def will_keep(model: Model) -> bool:
 
 
 def _digest(*fields: bytes | memoryview) -> bytes:
-    import hashlib  # it loads OpenSSL, which a supervisor does without
-
-    digest = hashlib.sha256()
+    digest = Sha256()
     for field in fields:
         digest.update(len(field).to_bytes(8, "little"))  # framed: ("ab", "c") and ("a", "bc") must differ
         digest.update(field)
@@ -162,16 +171,10 @@ class CacheEntry(Struct, frozen=True):
             _log.warning("a model was not added to the cache: %s", str(error))
             return None
         client = shared_cache()
-        shared = None if client is None else self._share(client, header, data)
-        try:
-            directory = make_cache_directory()
-            _remove_leftovers(directory)
-            with _new_file(directory, self.name) as fd:
-                write_file(fd, header, data)
-            _evict(directory)
-        except _ERRORS as error:
-            _log.warning("a model was not added to the cache: %s", str(error))
-        return shared
+        if client is not None:
+            return self._share(client, header, data)
+        write_entry(self.name, lambda fd: write_file(fd, header, data))
+        return None
 
     def _load_shared(self) -> PackedConstants | None:
         """Return the content of another worker's memory, or None if there is no valid one."""
@@ -193,7 +196,7 @@ class CacheEntry(Struct, frozen=True):
         try:
             directory = cache_directory()
             check_directory(directory)
-            fd = os.open(directory / self.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(directory / self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         except _ERRORS as error:
@@ -231,16 +234,37 @@ class CacheEntry(Struct, frozen=True):
         return decode_constants(read_memory(file, self.device, self.token))
 
     def _share(self, client: SharedCacheClient, header: bytes, data: BytesLike) -> PackedConstants | None:
-        """Publish the bytes of a file to other workers; return the constants as views of the published memory."""
+        """Publish the bytes of a file to other workers, and let the supervisor write it.
+
+        Returns the constants as views of the published memory.
+        """
         try:
             size_bytes = len(header) + len(data)
             with Memory.create_constant(size_bytes, lambda fd: write_file(fd, header, data), _MEMORY_LABEL) as memory:
                 packed = decode_constants(CacheContents((memory.view[len(header) :],)))
                 client.publish(self.name, memory)
+                client.store(self.name, memory)
                 return packed
         except _ERRORS as error:
             _log.warning("a model is not shared: %s", str(error))
             return None
+
+
+def write_entry(name: str, fill: Callable[[int], object]) -> None:
+    """Write the file of an entry; `fill` writes to the fd that it borrows. Blocks. Failures are logged."""
+    try:
+        directory = make_cache_directory()
+        _remove_leftovers(directory)
+        with _new_file(directory, name) as fd:
+            fill(fd)
+        _evict(directory)
+    except _ERRORS as error:
+        _log.warning("a model was not added to the cache: %s", str(error))
+
+
+def copy_entry(name: str, memory: int) -> None:
+    """Write the bytes of a sealed memory to the file of an entry. Blocks. Failures are logged. Borrows the fd."""
+    write_entry(name, partial(_copy, memory, os.fstat(memory).st_size))
 
 
 def _copy(source: int, size_bytes: int, target: int) -> None:

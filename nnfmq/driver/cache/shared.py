@@ -3,7 +3,8 @@
 The workers of one supervisor share the constants of a compiled program through a memfd that is sealed against writing
 and contains the bytes of the program's cache file. A worker looks the entry up first, and publishes it after it has
 compiled the model or read the file. Memory from a lookup is untrusted until its digest has been verified. The reference
-ends when the last array over the mapping is garbage-collected.
+ends when the last array over the mapping is garbage-collected. Model files of hosted runtimes are shared in the same
+way (`shared_files`).
 
 A failure never fails a preparation: it is logged, and the worker uses a private copy. An embedded driver has no
 supervisor, and a supervisor may be killed; then lookups return None immediately. A lookup that takes longer than
@@ -16,16 +17,18 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import select
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from enum import Enum
-from typing import Annotated, TypeAlias
+from typing import Annotated, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
-from nnfmq.base.channel import NO_WAIT, Channel, Frame
+from nnfmq.base.channel import FDS_MAX, NO_WAIT, Channel, Frame
 from nnfmq.base.memory import Memory, sealed_size
 from nnfmq.hal.errors import (
     DeadObject,
@@ -41,6 +44,7 @@ __all__ = [
     "ENTRIES_MAX",
     "REFERENCES_MAX",
     "Found",
+    "GoOn",
     "Invalidate",
     "Lookup",
     "NotFound",
@@ -51,7 +55,9 @@ __all__ = [
     "SharedCacheMessage",
     "SharedCacheServer",
     "SharedProgram",
+    "Store",
     "WorkerLink",
+    "WorkerRequests",
     "connect",
     "decode",
     "encode",
@@ -70,9 +76,13 @@ __all__ = [
 #     worker      Publish      ref_id, name       the memory        add an entry; not replied to
 #     worker      Release      ref_id             -                 drop the reference
 #     worker      Invalidate   ref_id             -                 the content does not match the name: remove entry
+#     worker      Store        ref_id, name       memory, pipe      write the file of the entry; close the pipe then
+#     worker      GoOn         ref_id, pools      requests, pools   compile these models after the worker's exit
 #
 # The name of an entry is a SHA-256 digest in hexadecimal. A `ref_id` identifies one reference of one worker to an
-# entry; the worker chooses it and uses it once. Both ends are one build of nnfmq, so messages have no version.
+# entry; the worker chooses it and uses it once. That of Store and GoOn identifies nothing: a worker may not write files
+# or start programs (`base.sandbox`), so it asks its supervisor. Both ends are one build of nnfmq, so messages have no
+# version.
 # The two ends, the worker's and the supervisor's, are below.
 
 
@@ -113,6 +123,26 @@ class Invalidate(SharedCacheMessage, frozen=True):
     """The memory of a reference does not contain the entry; the worker drops the reference as well."""
 
 
+class Store(SharedCacheMessage, frozen=True):
+    """Write memory that is sealed against writing to the file of an entry. Nobody holds the pipe open afterwards."""
+
+    name: EntryName
+
+
+class GoOn(SharedCacheMessage, frozen=True):
+    """Start the process that compiles models whose client has left (`compilation.unfinished`).
+
+    The first fd is the requests' memory, which is sealed against writing; the other ones are their pools.
+    """
+
+    pools: Annotated[int, Meta(ge=0, lt=FDS_MAX)]
+
+    @property
+    def fd_count(self) -> int:
+        """How many fds come with it."""
+        return 1 + self.pools
+
+
 class Found(SharedCacheMessage, frozen=True):
     """Reply to Lookup, with an fd of the entry's memory."""
 
@@ -122,8 +152,8 @@ class NotFound(SharedCacheMessage, frozen=True):
 
 
 _codec: MessageCodec[SharedCacheMessage] = MessageCodec(
-    {Sender.WORKER: (Lookup, Publish, Release, Invalidate), Sender.SUPERVISOR: (Found, NotFound)},
-    {Publish: 1, Found: 1},
+    {Sender.WORKER: (Lookup, Publish, Release, Invalidate, Store, GoOn), Sender.SUPERVISOR: (Found, NotFound)},
+    {Publish: 1, Found: 1, Store: 2, GoOn: "fd_count"},
 )
 fd_count, encode, decode = _codec.fd_count, _codec.encode, _codec.decode
 
@@ -133,6 +163,7 @@ fd_count, encode, decode = _codec.fd_count, _codec.encode, _codec.decode
 
 
 LOOKUP_TIMEOUT_NS = 250_000_000  # the supervisor may be busy starting another worker
+STORE_TIMEOUT_S = 10.0  # to write a file
 _log = logging.getLogger("nnfmq.sharing")
 
 
@@ -158,8 +189,11 @@ class SharedCacheClient:
         """Whether the connection has ended, because the supervisor is gone or because of `close`."""
         return not self._open
 
-    def look_up(self, name: str) -> SharedProgram | None:
-        """Return the program that another worker published as `name`, or None. Blocks up to LOOKUP_TIMEOUT_NS."""
+    def look_up(self, name: str, owner: object = None) -> SharedProgram | None:
+        """Return the program that another worker published as `name`, or None. Blocks up to LOOKUP_TIMEOUT_NS.
+
+        The reference ends when `owner` is garbage-collected; by default, the mapping.
+        """
         ref_id = next(self._ref_ids)
         fd = self._request(ref_id, name)
         if fd is None:
@@ -170,18 +204,45 @@ class SharedCacheClient:
             _log.warning("a program that another worker shares is not used: %s", error)
             self._send(Invalidate(ref_id) if isinstance(error, InvalidArgument) else Release(ref_id))
             return None
-        self._release_with(memory, ref_id)
+        self._release_with(owner or memory.view.obj, ref_id)
         return SharedProgram(memory, ref_id)
 
-    def publish(self, name: str, memory: Memory) -> None:
-        """Share constant `memory` with other workers. Borrows `memory`. Does not block."""
+    def publish(self, name: str, memory: Memory, owner: object = None) -> None:
+        """Share constant `memory` with other workers. Borrows `memory`. Does not block. `owner` is as in `look_up`."""
         ref_id = next(self._ref_ids)
         if self._send(Publish(ref_id, name), memory.fileno()):  # SYNC published: the memory is sealed
-            self._release_with(memory, ref_id)
+            self._release_with(owner or memory.view.obj, ref_id)
 
     def invalidate(self, program: SharedProgram) -> None:
         """Report that the memory does not contain the entry of its name, so that no other worker gets it."""
         self._send(Invalidate(program.ref_id))
+
+    def store(self, name: str, memory: Memory) -> None:
+        """Let the supervisor write constant `memory` to the file of an entry. Borrows `memory`. Raises nothing.
+
+        Blocks until it is written, or cannot be, at most STORE_TIMEOUT_S.
+        """
+        try:
+            done, end = os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            _log.warning("a program is not stored: %s", error.strerror)
+            return
+        try:
+            try:
+                is_sent = self._send(Store(next(self._ref_ids), name), memory.fileno(), end)
+            finally:
+                os.close(end)
+            poll = select.poll()
+            poll.register(done, 0)  # POLLHUP is reported in any case
+            if is_sent and not poll.poll(STORE_TIMEOUT_S * 1000):
+                _log.warning("a program is not stored within %g s", STORE_TIMEOUT_S)
+        finally:
+            os.close(done)
+
+    def go_on(self, requests: Memory, pools: Sequence[int]) -> None:
+        """Let the supervisor start a process that compiles models. Borrows the arguments. Does not block."""
+        if len(pools) < FDS_MAX:
+            self._send(GoOn(next(self._ref_ids), len(pools)), requests.fileno(), *pools)
 
     def close(self) -> None:
         """Close the connection; the supervisor drops this worker's references. Idempotent."""
@@ -218,9 +279,9 @@ class SharedCacheClient:
                     self._send(Release(ref_id))
                 return frame.detach_fds()[0] if frame.fds else None
 
-    def _release_with(self, memory: Memory, ref_id: int) -> None:
-        """Release a reference when the mapping is garbage-collected. That may happen on any thread: takes no lock."""
-        weakref.finalize(memory.view.obj, self._send, Release(ref_id)).atexit = False  # SYNC released
+    def _release_with(self, owner: object, ref_id: int) -> None:
+        """Release a reference when `owner` is garbage-collected. That may happen on any thread: takes no lock."""
+        weakref.finalize(owner, self._send, Release(ref_id)).atexit = False  # SYNC released
 
     def _send(self, message: SharedCacheMessage, *fds: int) -> bool:
         """Send without blocking. If that fails, close the connection and return False."""
@@ -302,15 +363,26 @@ class WorkerLink:
         self.rejection_logged = self.invalidation_logged = False
 
 
+class WorkerRequests(Protocol):
+    """What a supervisor does for its workers, which may not do it themselves. Nothing of it blocks or raises."""
+
+    def store(self, name: str, memory: int, pipe: int) -> None:
+        """Write the file of an entry. Borrows the fds."""
+
+    def go_on(self, requests: int, pools: Sequence[int]) -> None:
+        """Start the process that compiles these models. Borrows the fds."""
+
+
 class SharedCacheServer:
     """The programs that the workers of one driver share. Used by one thread, which also closes all links.
 
-    `limit_bytes` bounds the size of all entries together. `lookups` counts how often workers asked for a program, and
-    `hits` how often there was one.
+    `limit_bytes` bounds the size of all entries together. `requests` does what else workers ask for. `lookups` counts
+    how often workers asked for a program, and `hits` how often there was one.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, requests: WorkerRequests | None = None) -> None:
         self._limit_bytes = limit_bytes
+        self._requests = requests
         self._entries: dict[str, _Entry] = {}
         self.lookups = self.hits = 0
 
@@ -365,6 +437,19 @@ class SharedCacheServer:
                     self._unref(entry)  # SYNC released
             case Invalidate(ref_id):
                 self._invalidate(link, ref_id)
+            case (Store() | GoOn()) as request if not frame.fds_truncated:
+                self._do(link, request, frame.fds)
+
+    def _do(self, link: WorkerLink, request: Store | GoOn, fds: Sequence[int]) -> None:
+        size = sealed_size(fds[0])
+        if not size:
+            raise ProtocolError("it sent an fd that is not a non-empty memfd sealed against writing")
+        if size > self._limit_bytes:
+            self._log_rejection(link, f"{size} bytes exceed the limit of {self._limit_bytes}")
+        elif self._requests is not None and isinstance(request, Store):
+            self._requests.store(request.name, *fds)
+        elif self._requests is not None:
+            self._requests.go_on(fds[0], fds[1:])
 
     def _look_up(self, link: WorkerLink, ref_id: int, name: str) -> None:
         _require_unused(link, ref_id)

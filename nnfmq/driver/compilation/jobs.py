@@ -1,33 +1,36 @@
 """Compilation of one model's kernels in compile processes, on behalf of a prepareModel call.
 
-The kernels are divided into parts, a few for each process; a process gets the next part when it has returned one. The
-worker does not load LLVM, unless there is no compile server: then it compiles itself. If the call fails, misses its
-deadline, or the worker dies, the connections to its processes close, and the processes exit. If the compile server
-dies, its processes do as well, and those of the next one compile the model.
+The kernels are divided into parts, a few for each process. A process gets the next part when it has returned one, and
+has another one meanwhile: the worker packs constants before it looks at what has arrived. A process may have to wait
+for its turn among those of other clients, and end when it has had it: another one then gets the parts that it has not
+returned, and one that has nothing left to do gets those of one that waits. The client is charged with the memory that
+the processes have taken, as long as they exist. The worker does not load LLVM, unless there is no compile server: then
+it compiles itself. If the call fails, misses its deadline, or the worker dies, the connections to its processes close,
+and the processes exit. If the compile server dies, its processes do as well, and those of the next one compile the
+model.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import select
-import signal
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Protocol, Self
 
 import msgspec
 from msgspec import Struct
 
 from nnfmq.base.channel import NO_WAIT, Channel
 from nnfmq.base.ownership import Closable
-from nnfmq.base.processes import allowed_cpus
-from nnfmq.driver.compilation.server import FORK, FORK_BACKGROUND, PREFETCH, CompileResult, fork_compile_server
+from nnfmq.driver.compilation.process import QUEUED, READY, CompileResult, error_of_death, processes_max
+from nnfmq.driver.compilation.server import FORK, FORK_BACKGROUND, PREFETCH, fork_compile_server
 from nnfmq.engines.execution import TieredProgram
 from nnfmq.hal.errors import (
     DeadObject,
@@ -48,6 +51,7 @@ __all__ = [
     "PrepareContext",
     "compile_in_processes",
     "current_prepare_context",
+    "no_charge",
     "no_progress",
     "prefetch_imports",
     "prepare_context",
@@ -57,9 +61,11 @@ __all__ = [
 
 PROCESSES_MAX = 16  # for one model: none has kernels for more
 _ATTEMPTS = 2  # to compile a model in processes, if the compile server dies
-_PARTS_PER_PROCESS = 4  # so that the processes finish at about the same time, and progress can be reported
+_PARTS_PER_PROCESS = 8  # so that the processes finish at about the same time, and progress can be reported
+_PARTS_AHEAD = 2  # of a process: what it compiles, and what it finds when it has finished
 _START_TIMEOUT_S = 5.0  # for the fork and the import of the compiler; the supervisor or the server may be stopped
-_STATUS_TIMEOUT_S = 1.0  # between the exit of a process and the server's report of its status
+_STATUS_TIMEOUT_S = 1.0  # between the exit of a process and the server's report
+_TURN_IS_OVER = "0"  # what the server reports of a process that has exited of its own
 _POLL_MS_MAX = 2**31 - 1  # poll(2) takes an int
 _LATE = "the deadline passed while the model was compiled"
 _log = logging.getLogger("nnfmq.compiler")
@@ -69,16 +75,29 @@ def no_progress(_done: int, _total: int) -> None:
     """Ignore progress: a callback for `PrepareContext.on_progress`."""
 
 
+class _Closing(Protocol):
+    def close(self) -> None: ...
+
+
+def no_charge(_size: int) -> _Closing:
+    """Charge nobody: a callback for `PrepareContext.charge`."""
+    return ExitStack()
+
+
 class PrepareContext(Struct, frozen=True):
     """Deadline and progress callback of a prepareModel call.
 
     `deadline_ns` is a time of the monotonic clock. `on_progress` gets the number of compiled kernels, and of all.
-    `is_background` tells that no caller waits for the compilation.
+    `is_background` tells that no caller waits for the compilation. A program that
+    `is_deterministic` computes the same bits on every machine. `charge` charges the client with memory of compile
+    processes until what it returns is closed, and raises ResourceExhausted if that is too much.
     """
 
     deadline_ns: int | None = None
     on_progress: Callable[[int, int], None] = no_progress
     is_background: bool = False
+    is_deterministic: bool = False
+    charge: Callable[[int], _Closing] = no_charge
 
     def report(self, done: int, total: int) -> None:
         """Report progress.
@@ -139,10 +158,19 @@ def prefetch_imports() -> None:
             _server.send(PREFETCH, (), NO_WAIT)
 
 
-def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[bytes]:
+def _nothing() -> None:
+    """Do nothing while other processes compile."""
+
+
+def compile_in_processes(
+    kernels: Sequence[Kernel], target: Target, meanwhile: Callable[[], None] = _nothing
+) -> list[bytes]:
     """Compile kernels in the current `PrepareContext`; return object code in parts. Blocks. The engine's `Compile`.
 
+    Calls `meanwhile` once, on this thread, when the processes have their first parts.
+
     Raises:
+        Exception: Any error that `meanwhile` raises.
         GeneralFailure: If a compile process dies.
         MissedDeadlineTransient: If the deadline passes.
         ResourceExhaustedTransient: If there is not enough memory, or no process can be started.
@@ -152,59 +180,50 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
     different = unique_kernels(kernels)
     context = current_prepare_context()
     if _server is not None:
-        count = min(allowed_cpus(), PROCESSES_MAX)
+        count = min(processes_max(), PROCESSES_MAX)
         parts = shard_kernels(different, count * _PARTS_PER_PROCESS)
         for _ in range(_ATTEMPTS):
-            with suppress(_ServerDiedError), ExitStack() as stack:
-                processes = _start_processes(_server, min(count, len(parts)), stack, context)
-                if not processes:
+            with suppress(_ServerDiedError), _Job(_server, parts, target, context) as job:
+                if not job.start(min(count, len(parts))):
                     break
-                return _Job(parts, target, processes, context).run()
+                do_once, meanwhile = meanwhile, _nothing
+                do_once()
+                codes = job.run()
+                if codes is None:
+                    break
+                return codes
             _log.warning("the compile server has died during a compilation")
+    meanwhile()
     return compile_shards(shard_kernels(different, _PARTS_PER_PROCESS), target, context.report)
 
 
-def _start_processes(server: Channel, count: int, stack: ExitStack, context: PrepareContext) -> list[_Process]:
-    """Start compile processes, which `stack` ends. Return an empty list if the server has exited or does not fork.
-
-    Raises:
-        GeneralFailure: If a process has died.
-        MissedDeadlineTransient: If the deadline passes.
-        ResourceExhaustedTransient: If no process can be started.
-    """
-    deadline_ns, limit_ns = context.deadline_ns, time.monotonic_ns() + int(_START_TIMEOUT_S * 1e9)
-    is_limited_by_deadline = deadline_ns is not None and deadline_ns < limit_ns
-    try:
-        processes = [stack.enter_context(_Process.start(server, context)) for _ in range(count)]
-        for process in processes:
-            process.wait_until_ready(deadline_ns if is_limited_by_deadline else limit_ns)
-    except DeadObject:
-        _log.warning("the compile server has exited: models are compiled in the worker from now on")
-        return []
-    except MissedDeadlineTransient:
-        if is_limited_by_deadline:
-            raise MissedDeadlineTransient(_LATE) from None
-        _log.warning("no compile process has started within %g s: the worker compiles this model", _START_TIMEOUT_S)
-        return []
-    except OSError as error:
-        raise ResourceExhaustedTransient(f"no compile process can be started: {error.strerror}") from error
-    return processes
-
-
 class _ServerDiedError(GeneralFailure):
-    """A compile process has ended because the compile server, which would report its exit status, has."""
+    """A compile process has ended because the compile server, which would report how, has."""
 
 
 class _Process(Closable):
-    """The worker's connection to a compile process. Closing it ends the process immediately."""
+    """The worker's connection to a compile process, from the request for it on. Closing it ends the process.
 
-    def __init__(self, channel: Channel, status_pipe: int) -> None:
+    Attributes:
+        channel: The connection.
+        parts: Indexes of the parts that it has and has not returned, in order.
+        reply_by_ns: Until when the server has to answer the request; None if it has.
+        is_ready: Whether the process runs.
+        memory_bytes: What the client is charged with for the process.
+    """
+
+    def __init__(self, channel: Channel, status: Channel) -> None:
         self.channel = channel
-        self._status_pipe = status_pipe
+        self._status = status
+        self._charges = ExitStack()
+        self.parts: deque[int] = deque()
+        self.reply_by_ns: int | None = time.monotonic_ns() + int(_START_TIMEOUT_S * 1e9)
+        self.is_ready = False
+        self.memory_bytes = 0
 
     @classmethod
     def start(cls, server: Channel, context: PrepareContext) -> Self:
-        """Let the server fork a compile process.
+        """Ask the server for a compile process.
 
         Raises:
             DeadObject: If the server has exited.
@@ -213,121 +232,195 @@ class _Process(Closable):
         """
         with ExitStack() as undo:
             local, remote = Channel.pair()
-            undo.callback(local.close)
+            undo.enter_context(local)
             with remote:
-                status_pipe, server_end = os.pipe2(os.O_CLOEXEC)
-                undo.callback(os.close, status_pipe)
-                try:
+                status, server_end = Channel.pair()
+                undo.enter_context(status)
+                with server_end:
                     kind = FORK_BACKGROUND if context.is_background else FORK
-                    server.send(kind, (remote.fileno(), server_end), context.deadline_ns)
-                finally:
-                    os.close(server_end)
+                    server.send(kind, (remote.fileno(), server_end.fileno()), context.deadline_ns)
             undo.pop_all()
-        return cls(local, status_pipe)
+        return cls(local, status)
 
-    def wait_until_ready(self, deadline_ns: int | None) -> None:
-        """Wait until the process has been forked.
+    def receive(self, context: PrepareContext) -> bytes | None:
+        """Return the object code that has arrived; None if something else has. Does not block.
 
-        Raises:
-            GeneralFailure: If it has died.
-            MissedDeadlineTransient: If the deadline passes.
-        """
-        try:
-            self.channel.receive(deadline_ns).close()
-        except DeadObject:
-            raise self.death_error() from None
-
-    def result(self) -> bytes:
-        """Return the object code that the process has sent. Does not block.
+        Charges the client with the process's memory.
 
         Raises:
-            GeneralFailure: If the process has died.
-            NnfmqError: The error that the process reported.
+            DeadObject: If the process has ended because its turn was over.
+            NnfmqError: The error that the process reported, or the one for how it has died.
+            ResourceExhausted: If its memory is more than the client may have.
         """
         try:
             with self.channel.receive(NO_WAIT) as frame:
+                self.reply_by_ns = None
+                if frame.data in (QUEUED, READY):
+                    self.is_ready = frame.data == READY
+                    return None
                 result = msgspec.msgpack.decode(frame.data, type=CompileResult)
         except DeadObject:
-            raise self.death_error() from None
+            self._raise_death()
+        if result.memory_bytes > self.memory_bytes:
+            self._charges.callback(context.charge(result.memory_bytes - self.memory_bytes).close)
+            self.memory_bytes = result.memory_bytes
         if result.status is not ErrorStatus.NONE:
             raise error_for_status(result.status, result.message)
         return result.code
 
-    def death_error(self) -> GeneralFailure:
-        """Return the error for a process that has died, with its exit status if the server reports it in time."""
-        poll = select.poll()
-        poll.register(self._status_pipe, select.POLLIN)
-        is_ready = bool(poll.poll(_STATUS_TIMEOUT_S * 1000))
-        status = os.read(self._status_pipe, 16).decode() if is_ready else ""
-        if is_ready and not status:
-            return _ServerDiedError("the compile server has died")
-        return GeneralFailure(f"the process that compiled the model {_describe_exit(status)}; prepare it again")
+    def _raise_death(self) -> NoReturn:
+        """Raise the error for a process that has ended, as the server describes it if it does in time."""
+        description = ""
+        try:
+            with self._status.receive(time.monotonic_ns() + int(_STATUS_TIMEOUT_S * 1e9)) as frame:
+                description = frame.data.decode("ascii", "replace")
+        except MissedDeadlineTransient:
+            pass
+        except DeadObject:
+            raise _ServerDiedError("the compile server has died") from None
+        if description == _TURN_IS_OVER:
+            raise DeadObject("the turn of the compile process is over")
+        raise error_of_death(description) from None
 
     def close(self) -> None:
-        """End the process, unless it has ended."""
+        """End the process, unless it has ended. Idempotent."""
         self.channel.close()
-        os.close(self._status_pipe)
+        self._status.close()
+        self._charges.close()
 
 
-def _describe_exit(status: str) -> str:
-    if not status:
-        return "has ended"
-    if not status.startswith("-"):
-        return f"ended with status {status}"
-    number = -int(status)
-    name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
-    return f"was ended by {name}{' (is there enough memory?)' if name in ('SIGKILL', 'SIGABRT') else ''}"
-
-
-class _Job:
-    """The compilation of one model's parts in its processes."""
+class _Job(Closable):
+    """The compilation of one model's parts in processes. Close it, which ends them."""
 
     def __init__(
-        self, parts: Sequence[Sequence[Kernel]], target: Target, processes: Sequence[_Process], context: PrepareContext
+        self, server: Channel, parts: Sequence[Sequence[Kernel]], target: Target, context: PrepareContext
     ) -> None:
+        self._server = server
         self._parts = parts
         self._target = target
-        self._processes = {process.channel.fileno(): process for process in processes}
         self._context = context
         self._codes = [b""] * len(parts)
-        self._current: dict[int, int] = {}  # fd of a process → index of the part that it compiles
-        self._sent = self._kernels_done = 0
+        self._unsent = deque(range(len(parts)))
+        self._processes: dict[int, _Process] = {}  # by the fd of the connection
         self._poll = select.poll()
+        self._kernels_done = 0
+        self._total = sum(map(len, parts))
 
-    def run(self) -> list[bytes]:
-        """Return the object code of each part. Blocks."""
-        total = sum(map(len, self._parts))
-        self._context.report(0, total)
-        for fd in self._processes:
-            self._poll.register(fd, select.POLLIN)
-            self._send_next(fd)
-        while self._current:
+    def start(self, count: int) -> bool:
+        """Ask for so many processes and send each its first parts. Return False if the server has exited.
+
+        Raises:
+            MissedDeadlineTransient: If the deadline passes.
+            ResourceExhaustedTransient: If this process has no free fds.
+        """
+        try:
+            for _ in range(count):
+                self._add_process()
+        except DeadObject:
+            _log.warning("the compile server has exited: models are compiled in the worker from now on")
+            return False
+        self._context.report(0, self._total)
+        for process in [*self._processes.values()] * _PARTS_AHEAD:
+            self._send_next(process)
+        return True
+
+    def _add_process(self) -> _Process:
+        try:
+            process = _Process.start(self._server, self._context)
+        except MissedDeadlineTransient:
+            raise MissedDeadlineTransient(_LATE) from None
+        except DeadObject:  # an OSError
+            raise
+        except OSError as error:
+            raise ResourceExhaustedTransient(f"no compile process can be started: {error.strerror}") from error
+        self._processes[process.channel.fileno()] = process
+        self._poll.register(process.channel.fileno(), select.POLLIN)
+        return process
+
+    def run(self) -> list[bytes] | None:
+        """Return the object code of each part; None if the server does not answer a request. Blocks.
+
+        Raises:
+            MissedDeadlineTransient: If the deadline passes.
+            NnfmqError: The error of a process.
+        """
+        while self._processes:
             for fd, _ in self._poll.poll(self._timeout_ms()):
-                index = self._current.pop(fd)
-                self._codes[index] = self._processes[fd].result()
-                self._kernels_done += len(self._parts[index])
-                self._send_next(fd)
-            self._context.report(self._kernels_done, total)  # raises if the deadline ended the poll
+                if fd in self._processes:  # it may have been dropped for another one
+                    self._on_message(self._processes[fd])
+            self._context.report(self._kernels_done, self._total)  # raises if the deadline ended the poll
+            if any(time_ns <= time.monotonic_ns() for time_ns in self._reply_times()):
+                _log.warning("no compile process has started within %g s: the worker compiles", _START_TIMEOUT_S)
+                return None
         return self._codes
+
+    def _reply_times(self) -> list[int]:
+        return [process.reply_by_ns for process in self._processes.values() if process.reply_by_ns is not None]
 
     def _timeout_ms(self) -> float | None:
         deadline_ns = self._context.deadline_ns
-        return None if deadline_ns is None else min(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e6), _POLL_MS_MAX)
+        times = self._reply_times() if deadline_ns is None else [deadline_ns, *self._reply_times()]
+        return min(max(0.0, (min(times) - time.monotonic_ns()) / 1e6), _POLL_MS_MAX) if times else None
 
-    def _send_next(self, fd: int) -> None:
-        """Send the next part to a process. If none is left, stop polling the process."""
+    def _on_message(self, process: _Process) -> None:
+        try:
+            code = process.receive(self._context)
+        except DeadObject:
+            self._drop(process)
+            if self._unsent:
+                self._replace()
+            return
+        if code is None:
+            return
+        index = process.parts.popleft()
+        self._codes[index] = code
+        self._kernels_done += len(self._parts[index])
+        if not self._unsent and not process.parts:
+            self._take_from_waiting()
+        self._send_next(process)
+        if not process.parts:
+            self._drop(process)
+
+    def _take_from_waiting(self) -> None:
+        """Drop a process that waits for its turn, if there is one: its parts can be compiled now."""
+        for process in self._processes.values():
+            if not process.is_ready:
+                self._drop(process)
+                return
+
+    def _drop(self, process: _Process) -> None:
+        """End a process. The parts that it has not returned are sent to others."""
+        fd = process.channel.fileno()
+        self._poll.unregister(fd)
+        del self._processes[fd]
+        self._unsent.extendleft(reversed(process.parts))
+        process.close()
+
+    def _replace(self) -> None:
+        """Ask for another process, and send it its first parts."""
+        try:
+            process = self._add_process()
+        except DeadObject:
+            raise _ServerDiedError("the compile server has died") from None
+        for _ in range(_PARTS_AHEAD):
+            self._send_next(process)
+
+    def _send_next(self, process: _Process) -> None:
+        """Send the next part to a process, if one is left. That it has died is seen when its result is awaited."""
         from nnfmq.engines.compiled.kernel_compilation import encode_kernels
 
-        if self._sent == len(self._parts):
-            self._poll.unregister(fd)
+        if not self._unsent:
             return
-        process, index = self._processes[fd], self._sent
-        try:
-            process.channel.send(encode_kernels(self._parts[index], self._target), (), self._context.deadline_ns)
-        except DeadObject:
-            raise process.death_error() from None
-        self._current[fd] = index
-        self._sent += 1
+        index = self._unsent.popleft()
+        process.parts.append(index)
+        with suppress(DeadObject):
+            description = encode_kernels(self._parts[index], self._target)
+            process.channel.send(description, (), self._context.deadline_ns)
+
+    def close(self) -> None:
+        """End all processes. Idempotent."""
+        while self._processes:
+            self._processes.popitem()[1].close()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -341,8 +434,11 @@ class _Job:
 _background_log = logging.getLogger("nnfmq.background_compile")
 
 
-def tier_up(program_ref: weakref.ref[TieredProgram]) -> None:
-    """Compile a program and let the result replace it, if the program is still in use. Blocks; raises nothing."""
+def tier_up(program_ref: weakref.ref[TieredProgram], charge: Callable[[int], _Closing] = no_charge) -> None:
+    """Compile a program and let the result replace it, if the program is still in use. Blocks; raises nothing.
+
+    `charge` charges the client with the memory of compile processes, see `PrepareContext`.
+    """
     program = program_ref()
     compile_program = None if program is None else program.compile_program
     del program  # no strong reference while compiling
@@ -351,7 +447,7 @@ def tier_up(program_ref: weakref.ref[TieredProgram]) -> None:
     compiled = None
     try:
         on_progress = partial(_require_in_use, program_ref)
-        with prepare_context(PrepareContext(on_progress=on_progress, is_background=True)):
+        with prepare_context(PrepareContext(on_progress=on_progress, is_background=True, charge=charge)):
             compiled = compile_program()
     except NnfmqError as error:
         level = logging.DEBUG if program_ref() is None else logging.WARNING

@@ -10,18 +10,22 @@ are sent:
     worker -> server      PREFETCH             import the compiler now: a compilation will follow
     worker -> server      FORK and 2 fds       the process's end of a connection; a pipe for its exit status
     worker -> server      FORK_BACKGROUND      the same for a compilation that no caller waits for
+    server -> worker      QUEUED               over the connection: the process waits for its turn
     process -> worker     READY                the process has been forked
     worker -> process     description          kernels as data; the next one follows the reply
     process -> worker     CompileResult        object code, or an error
-    server -> supervisor  HANDLED             a request was handled
-    server -> supervisor  FINISHED             a process that a FORK started has exited
+    server -> supervisor  HANDLED              a request was handled
+    server -> supervisor  FINISHED CLIENT      a process that a FORK asked for has exited, or is not wanted any more
+
+A supervisor appends to FORK and FORK_BACKGROUND for whom it passes them on: the number of the client, and its uid.
+`process_queue` decides whose process is started, and which one ends for another client's. SIGUSR1 tells a process that.
 
 The server and its processes run in a separate session (setsid), and keep no fd except their connection and the
 standard streams. They exit when the connection hangs up; in a compile process a thread waits for that, since the main
 thread is busy in LLVM. The server also watches the pipe for the exit status, which the worker closes as well: it kills
 a process that has not seen the hang-up, because it is stopped. If the process that forked them exits, the kernel kills
-them. The server waits for its processes and writes the exit status of each to its pipe. `jobs` decides what is
-compiled where. The processes have a lower CPU priority than the workers.
+them. The server waits for its processes and writes how each has ended to its pipe. `jobs` decides what is compiled
+where. The processes have a lower CPU priority than the workers, and limits of memory and CPU time.
 
 The server of an embedded driver also does for the driver what a supervisor does for a worker: it kills the driver if
 that has not exited CLIENT_EXIT_GRACE_S after its client, or COMPILING_EXIT_GRACE_S if it has compiled.
@@ -29,40 +33,45 @@ that has not exited CLIENT_EXIT_GRACE_S after its client, or COMPILING_EXIT_GRAC
 
 from __future__ import annotations
 
-import errno
 import gc
+import itertools
 import logging
 import os
-import select
+import re
 import signal
-import threading
+import sys
 import time
-from contextlib import suppress
-from pathlib import Path
-from typing import Final
-
-import msgspec
+from collections import Counter
+from contextlib import ExitStack, suppress
 
 from nnfmq.base.channel import NO_WAIT, Channel, Frame
+from nnfmq.base.memory import write_to_memfd
+from nnfmq.base.ownership import Closable
+from nnfmq.driver.compilation.process import (
+    END_SIGNAL,
+    QUEUED,
+    CompileProcess,
+    describe_death,
+    lower_session_priority,
+    processes_max,
+)
+from nnfmq.driver.compilation.process_queue import Claim, ProcessQueue
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
 from nnfmq.driver.process.event_loop import EventLoop, Timer
 from nnfmq.driver.process.statistics_area import StatisticsArea
 from nnfmq.hal.errors import (
     DeadObject,
-    ErrorStatus,
     GeneralFailure,
+    InvalidArgument,
     MissedDeadlineTransient,
-    NnfmqError,
     ProtocolError,
+    ResourceExhaustedTransient,
     TransportError,
-    status_for_error,
 )
 from nnfmq.observe import statistics_layout as layout
 
 __all__ = [
-    "BACKGROUND_NICE",
     "FINISHED",
-    "FOREGROUND_NICE",
     "FORK",
     "FORKS",
     "FORK_BACKGROUND",
@@ -70,45 +79,10 @@ __all__ = [
     "IDLE_TIMEOUT_S",
     "PREFETCH",
     "REPLY_TIMEOUT_S",
+    "CompileLink",
     "CompileRelay",
-    "CompileResult",
     "fork_compile_server",
-    "lower_priority",
-    "lower_session_priority",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The CPU priority of compile processes: below that of the workers, whose executions they would delay otherwise.
-#
-# A process lowers its priority before it compiles, and keeps it: raising it again needs CAP_SYS_NICE. The kernel weighs
-# processes by their nice value within one scheduling group. With autogroups (CONFIG_SCHED_AUTOGROUP) each session is a
-# group of its own, and the groups are weighed by values of their own; so the compile server lowers that of its session,
-# too. See docs/explanation/scheduling.md for the values.
-
-
-FOREGROUND_NICE: Final = 5
-"""How much a process is nicer than the driver while a caller waits for the compilation: a third of the weight."""
-BACKGROUND_NICE: Final = 10
-"""The same if the model executes meanwhile on its baseline program: a ninth of the weight."""
-_AUTOGROUP = Path("/proc/self/autogroup")
-
-
-def lower_priority(is_background: bool) -> None:
-    """Lower the priority of the calling thread, and of the threads that it starts. Call it once, before these."""
-    os.nice(BACKGROUND_NICE if is_background else FOREGROUND_NICE)
-
-
-def lower_session_priority() -> bool:
-    """Lower the priority of this process's session; return False if a later call may succeed.
-
-    For users without CAP_SYS_ADMIN the kernel changes one session in 0.1 s.
-    """
-    try:
-        _AUTOGROUP.write_text(str(FOREGROUND_NICE))
-    except OSError as error:  # a kernel without autogroups, or a sandbox
-        return error.errno != errno.EAGAIN
-    return True
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -118,17 +92,9 @@ def lower_session_priority() -> bool:
 PREFETCH, FORK, FORK_BACKGROUND = b"prefetch", b"fork", b"fork background"
 FORKS = (FORK, FORK_BACKGROUND)
 HANDLED, FINISHED = b"handled", b"finished"
-READY = b"ready"
-_OOM_SCORE_ADJ = "500"  # of 1000: if memory runs out, the kernel kills a compile process before a client's worker
+_OWNER = re.compile(rb"(.+?)(?: (\d+) (\d+))?")
+_LAST_WORDS_MAX = 64 << 10
 _log = logging.getLogger("nnfmq.compiler")
-
-
-class CompileResult(msgspec.Struct, frozen=True, array_like=True):
-    """Reply of a compile process. `code` is object code if `status` is NONE; else `message` describes the error."""
-
-    status: ErrorStatus
-    message: str = ""
-    code: bytes = b""
 
 
 def fork_compile_server(*, reports: bool = False, client_pidfd: int | None = None) -> tuple[Channel, ChildProcess]:
@@ -155,13 +121,87 @@ def fork_compile_server(*, reports: bool = False, client_pidfd: int | None = Non
         os.close(fd)
 
 
+def owned(kind: bytes, client: int, uid: int) -> bytes:
+    """Return a request of FORKS with the client for which a supervisor passes it on."""
+    return b"%b %d %d" % (kind, client, uid)
+
+
+def _parse_request(data: bytes) -> tuple[bytes, int, int]:
+    """Return a request's kind, and the number and uid of its client; 0 and 0 for that of an embedded driver."""
+    found = _OWNER.fullmatch(data)
+    assert found is not None  # any request has bytes
+    return found[1], int(found[2] or 0), int(found[3] or 0)
+
+
+def _finished(client: int) -> bytes:
+    return b"%b %d" % (FINISHED, client)
+
+
+class _Compilation:
+    """A compile process that a worker has asked for: it waits for its turn, and then runs. Owns its fds until `close`.
+
+    `connection` is its end of the connection to the worker, until it is forked; `status` tells how it has ended.
+
+    Raises:
+        InvalidArgument: If an fd is no SEQPACKET socket.
+    """
+
+    def __init__(self, claim: Claim, connection_fd: int, status_fd: int) -> None:
+        with ExitStack() as undo:
+            undo.callback(os.close, status_fd)
+            self.connection = undo.enter_context(Channel.adopt(connection_fd))
+            undo.pop_all()
+        self.status = Channel.adopt(status_fd)
+        self.claim = claim
+        self.process: ChildProcess | None = None
+        self._errors_fd = -1  # of the file that is its stderr
+        self._is_told = False
+
+    def start_process(self) -> None:
+        """Start the process. Raises OSError, or ResourceExhaustedTransient if no memory is left."""
+        errors_fd = self._errors_fd = write_to_memfd(b"", "nnfmq-compiler-errors")
+        connection, is_background = self.connection.detach(), self.claim.is_background
+        try:
+            self.process = fork_child(
+                lambda: CompileProcess(connection, errors_fd, is_background).run(),
+                [connection, errors_fd],
+                at_parent_exit=signal.SIGKILL,
+            )
+        finally:
+            os.close(connection)
+
+    def tell_queued(self) -> None:
+        """Tell the worker that the process starts later, so that it does not take the server for dead. Idempotent."""
+        if not self._is_told:
+            self._is_told = True
+            with suppress(DeadObject, MissedDeadlineTransient):
+                self.connection.send(QUEUED, (), NO_WAIT)
+
+    def close(self) -> None:
+        """Report to the worker how the process has ended, if it has run. Blocks until it has exited."""
+        self.connection.close()
+        if self.process is not None:
+            status, last_words = self.process.reap(), os.pread(self._errors_fd, _LAST_WORDS_MAX, 0).rstrip(b"\0")
+            if last_words:
+                sys.stderr.write(last_words.decode("utf-8", "replace"))
+                sys.stderr.flush()
+            with suppress(DeadObject, MissedDeadlineTransient):  # the worker no longer needs it
+                self.status.send(describe_death(status, last_words).encode(), (), NO_WAIT)
+        self.status.close()
+        if self._errors_fd >= 0:
+            os.close(self._errors_fd)
+
+
 class _Server:
-    """Forks a compile process for each message of FORKS, and reports its exit status."""
+    """Forks the compile processes that workers ask for, each in its turn, and reports how they have ended."""
 
     def __init__(self, channel: Channel, reports: bool, client_pidfd: int | None) -> None:
         self._channel = channel
         self._reports = reports
         self._has_lowered_session = self._has_forked = False
+        self._queue = ProcessQueue(processes_max())
+        self._compilations: dict[Claim, _Compilation] = {}
+        self._timer: Timer | None = None
         self._loop = EventLoop()
         self._loop.add_reader(channel.fileno(), self._serve)
         if client_pidfd is not None:
@@ -172,6 +212,7 @@ class _Server:
         """Serve until the connection closes."""
         os.setsid()
         gc.disable()  # compilations are short, and their processes exit
+        signal.pthread_sigmask(signal.SIG_BLOCK, [END_SIGNAL])  # a process that is forked waits with it until it can
         with suppress(DeadObject):
             while True:
                 self._loop.run_once()
@@ -181,102 +222,95 @@ class _Server:
             from nnfmq.engines.compiled.kernel_compilation import warm_up
 
             warm_up()
-            # If the fork fails, the worker sees that its end of the connection hangs up.
-            is_fork = frame.data in FORKS
-            is_running = is_fork and not frame.fds_truncated and self._fork(frame)
+            kind, client, uid = _parse_request(bytes(frame.data))
+            if kind in FORKS:
+                claim = Claim(client, uid, kind == FORK_BACKGROUND)
+                if not self._add(claim, frame):  # the worker sees that its end of the connection hangs up
+                    self._report(_finished(client))
             self._report(HANDLED)
-            if is_fork and not is_running:
-                self._report(FINISHED)
+            self._take_turns()
 
     def _report(self, message: bytes) -> None:
         if self._reports:
             self._channel.send(message)
 
-    def _fork(self, frame: Frame) -> bool:
-        """Fork a compile process; return False if that fails."""
+    def _add(self, claim: Claim, frame: Frame) -> bool:
+        """Let a claim wait for its turn; return False if it cannot be served. Workers are not trusted."""
+        if frame.fds_truncated:
+            return False
+        try:
+            compilation = _Compilation(claim, *frame.detach_fds())
+        except InvalidArgument as error:
+            _log.warning("no compile process: %s", error)
+            return False
         self._has_forked = True
-        connection, status_pipe = frame.fds
-        is_background = frame.data == FORK_BACKGROUND
+        self._compilations[claim] = compilation
+        self._queue.add(claim)
+        # The worker's end closes when it has no more use for the process, or exits. A process that is stopped does not
+        # see that its connection hangs up.
+        self._loop.add_reader(compilation.status.fileno(), lambda: self._on_unwanted(compilation))
+        return True
+
+    def _take_turns(self) -> None:
+        """Start the processes that have a turn, and tell those to end that have had theirs."""
+        now_ns = time.monotonic_ns()
+        while (claim := self._queue.start_next(now_ns)) is not None:
+            self._start(self._compilations[claim])
+        while (claim := self._queue.end_next(now_ns)) is not None:
+            process = self._compilations[claim].process
+            assert process is not None
+            process.send(END_SIGNAL)
+        for compilation in self._compilations.values():
+            if compilation.process is None:
+                compilation.tell_queued()
+        if self._timer is not None:
+            self._timer.cancel()
+        next_ns = self._queue.next_change_ns(now_ns)
+        self._timer = None if next_ns is None else self._loop.call_at(next_ns / 1e9, self._take_turns)
+
+    def _start(self, compilation: _Compilation) -> None:
         self._has_lowered_session = self._has_lowered_session or lower_session_priority()
         try:
-            process = fork_child(
-                lambda: _CompileProcess(connection, is_background).run(), [connection], at_parent_exit=signal.SIGKILL
-            )
-        except OSError as error:
-            _log.warning("no compile process: %s", error.strerror)
-            return False
-        frame.fds = [connection]  # the frame closes this one; the pipe stays open until the process exits
-        self._loop.add_reader(process.fileno(), lambda: self._reap(process, status_pipe))
-        # The reading end closes when the worker has no more use for the process, or exits. A process that is stopped
-        # does not see that its connection hangs up.
-        self._loop.add_reader(status_pipe, lambda: self._kill(process, status_pipe))
-        return True
+            compilation.start_process()
+        except (OSError, ResourceExhaustedTransient) as error:
+            _log.warning("no compile process: %s", error)
+            self._forget(compilation)
+            return
+        assert compilation.process is not None
+        self._loop.add_reader(compilation.process.fileno(), lambda: self._on_exit(compilation))
+
+    def _on_exit(self, compilation: _Compilation) -> None:
+        self._forget(compilation)
+        self._take_turns()
+
+    def _on_unwanted(self, compilation: _Compilation) -> None:
+        if compilation.process is None:
+            self._forget(compilation)
+        else:
+            self._loop.remove_reader(compilation.status.fileno())
+            compilation.process.send(signal.SIGKILL)
+
+    def _forget(self, compilation: _Compilation) -> None:
+        if compilation.process is not None:
+            self._loop.remove_reader(compilation.process.fileno())
+        self._loop.remove_reader(compilation.status.fileno())
+        del self._compilations[compilation.claim]
+        self._queue.remove(compilation.claim)
+        compilation.close()
+        self._report(_finished(compilation.claim.client))
 
     def _on_client_exit(self, client_pidfd: int, driver: ChildProcess) -> None:
         self._loop.remove_reader(client_pidfd)
         grace_s = COMPILING_EXIT_GRACE_S if self._has_forked else CLIENT_EXIT_GRACE_S
         self._loop.call_at(time.monotonic() + grace_s, lambda: driver.send(signal.SIGKILL))
 
-    def _kill(self, process: ChildProcess, status_pipe: int) -> None:
-        self._loop.remove_reader(status_pipe)
-        process.send(signal.SIGKILL)
-
-    def _reap(self, process: ChildProcess, status_pipe: int) -> None:
-        self._loop.remove_reader(process.fileno())
-        self._loop.remove_reader(status_pipe)
-        with suppress(BrokenPipeError):  # the worker no longer needs the status
-            os.write(status_pipe, str(process.reap()).encode())
-        os.close(status_pipe)
-        self._report(FINISHED)
-
-
-class _CompileProcess:
-    """Compiles the descriptions that it receives, one after the other."""
-
-    def __init__(self, fd: int, is_background: bool) -> None:
-        self._channel = Channel.adopt(fd)
-        self._is_background = is_background
-
-    def run(self) -> None:
-        """Compile until the worker closes the connection; during a compilation the process exits then."""
-        lower_priority(self._is_background)
-        threading.Thread(target=self._exit_with_worker, daemon=True).start()
-        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write(_OOM_SCORE_ADJ)
-        with suppress(DeadObject):
-            self._channel.send(READY)
-            while True:
-                with self._channel.receive() as frame:
-                    self._channel.send(msgspec.msgpack.encode(_compile(frame.data)))
-
-    def _exit_with_worker(self) -> None:
-        poll = select.poll()
-        poll.register(self._channel.fileno(), 0)  # no events: poll(2) reports POLLHUP and POLLERR in any case
-        poll.poll()
-        os._exit(0)
-
-
-def _compile(description: bytearray) -> CompileResult:
-    from nnfmq.engines.compiled.code_generator import compile_kernels
-    from nnfmq.engines.compiled.kernel_compilation import decode_kernels
-
-    try:
-        return CompileResult(ErrorStatus.NONE, code=compile_kernels(*decode_kernels(description)))
-    except MemoryError:
-        text = "there is not enough memory to compile the model"
-        return CompileResult(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
-    except NnfmqError as error:
-        return CompileResult(status_for_error(error), str(error))
-    except Exception as error:  # noqa: BLE001  errors of LLVM too: they fail one model
-        _log.exception("compiling failed")
-        return CompileResult(ErrorStatus.GENERAL_FAILURE, f"compiling failed: {error!r}")
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The supervisor's part in compiling: one compile server for all workers, which exists only while it is used.
 #
-# Workers send PREFETCH and FORKS to the supervisor, which passes them on to the compile server, with their fds, and
-# reads nothing else of them. It starts the server for the first request, and ends it IDLE_TIMEOUT_S after the last one
+# Workers send PREFETCH and FORKS to the supervisor, which passes them on to the compile server, with their fds and with
+# the client for which it does so. It reads nothing else of them, and closes the link to a worker that asks for more
+# than CLIENT_PROCESSES_MAX. It starts the server for the first request, and ends it IDLE_TIMEOUT_S after the last one
 # when no compile process runs, so that an idle driver does not keep the compiler's memory. Only the supervisor sends to
 # the server, so a request never meets one that is about to end.
 #
@@ -286,18 +320,39 @@ def _compile(description: bytearray) -> CompileResult:
 
 IDLE_TIMEOUT_S = 10.0
 REPLY_TIMEOUT_S = 30.0  # importing the compiler takes up to some seconds on a busy machine
+CLIENT_PROCESSES_MAX = 128  # that run or wait: each of a session's preparations asks for 16 at most
 _FDS = {PREFETCH: 0, **dict.fromkeys(FORKS, 2)}
 _supervisor_log = logging.getLogger("nnfmq.supervisor")
 
 
 class _RunningServer:
-    """A running compile server."""
+    """A running compile server. `processes` counts for each client those that run or wait."""
 
     def __init__(self, channel: Channel, process: ChildProcess) -> None:
         self.channel = channel
         self.process = process
-        self.unanswered = self.processes = 0
+        self.unanswered = 0
+        self.processes: Counter[int] = Counter()
         self.timer: Timer | None = None  # for the reply to a request, or for the end of an idle server
+
+
+class CompileLink(Closable):
+    """The connection over which a worker asks for compile processes. Close it.
+
+    Attributes:
+        channel: The supervisor's end.
+        client: The number of the worker's client, which no other client of this driver has had.
+        uid: The client's uid.
+    """
+
+    def __init__(self, channel: Channel, client: int, uid: int) -> None:
+        self.channel = channel
+        self.client = client
+        self.uid = uid
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self.channel.close()
 
 
 class CompileRelay:
@@ -307,12 +362,22 @@ class CompileRelay:
         self._loop = loop
         self._statistics = statistics
         self._server: _RunningServer | None = None
+        self._clients = itertools.count(1)
 
-    def relay(self, link: Channel) -> bool:
+    def connect(self, uid: int) -> tuple[CompileLink, Channel]:
+        """Return a link for the worker of a client with `uid`, and the worker's end. The caller owns both.
+
+        Raises:
+            OSError: If no fds are left.
+        """
+        channel, worker_end = Channel.pair()
+        return CompileLink(channel, next(self._clients), uid), worker_end
+
+    def relay(self, link: CompileLink) -> bool:
         """Pass on one request from a worker, if one has arrived; return False if the link should be closed."""
         try:
-            with link.receive(NO_WAIT, body_bytes_max=0) as frame:
-                self._pass_on(frame)
+            with link.channel.receive(NO_WAIT, body_bytes_max=0) as frame:
+                self._pass_on(link, frame)
         except MissedDeadlineTransient:
             return True
         except DeadObject:
@@ -322,15 +387,18 @@ class CompileRelay:
             return False
         return True
 
-    def _pass_on(self, frame: Frame) -> None:
+    def _pass_on(self, link: CompileLink, frame: Frame) -> None:
         if frame.fds_truncated:
             return  # this process has no free fds; the worker sees that its process hangs up
-        data = bytes(frame.data)
-        if _FDS.get(data) != len(frame.fds):
-            raise ProtocolError(f"a request of {len(data)} bytes with {len(frame.fds)} fds is unknown")
+        kind = bytes(frame.data)
+        if _FDS.get(kind) != len(frame.fds):
+            raise ProtocolError(f"a request of {len(kind)} bytes with {len(frame.fds)} fds is unknown")
         for _ in range(2):  # the server may have died just now
             try:
                 server = self._server or self._start()
+                if kind in FORKS and server.processes[link.client] == CLIENT_PROCESSES_MAX:
+                    raise ProtocolError(f"it has asked for more than {CLIENT_PROCESSES_MAX} processes at a time")
+                data = owned(kind, link.client, link.uid) if kind in FORKS else kind
                 server.channel.send(data, frame.fds, NO_WAIT)
             except DeadObject:
                 self._drop()
@@ -340,7 +408,8 @@ class CompileRelay:
                 return
             self._statistics.add(layout.COMPILE_REQUESTS)
             server.unanswered += 1
-            server.processes += data in FORKS
+            if kind in FORKS:
+                server.processes[link.client] += 1
             if server.unanswered == 1:
                 self._set_timer(server)
             return
@@ -355,8 +424,11 @@ class CompileRelay:
     def _on_report(self, server: _RunningServer) -> None:
         try:
             with server.channel.receive(NO_WAIT, body_bytes_max=0) as frame:
-                server.unanswered -= frame.data == HANDLED
-                server.processes -= frame.data == FINISHED
+                kind, _, client = bytes(frame.data).partition(b" ")
+                server.unanswered -= kind == HANDLED
+                if kind == FINISHED:
+                    server.processes.subtract([int(client)])
+                    server.processes += Counter()  # without those that have none
         except MissedDeadlineTransient:
             return
         except TransportError:

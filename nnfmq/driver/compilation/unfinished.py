@@ -4,6 +4,9 @@ A short program would otherwise never see the compiled program: its compilations
 process prepares the models again, from copies of the client's files, stores the programs, and exits
 of its own. It depends on nobody: not on the client, the driver or its compile server, and has no socket.
 
+A worker may not start it, so it asks its supervisor; an embedded driver does itself. The process has a sandbox, too: it
+writes to the cache directory only.
+
 It is bounded. At most one runs for a cache directory, on which it holds a lock (flock(2)); what comes meanwhile is
 compiled when it is prepared next. It ends after $NNFMQ_COMPILE_AFTER_EXIT_S, has one thread, the worker's limit of
 private memory, and the priority of a background compilation. A driver that SIGTERM ends starts none.
@@ -21,25 +24,31 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 import msgspec
+from msgspec.structs import replace
 
 from nnfmq.base import settings
 from nnfmq.base.channel import close_all
 from nnfmq.base.memory import Memory, write_all
 from nnfmq.base.paths import make_cache_directory
 from nnfmq.base.processes import child_environment
+from nnfmq.base.sandbox.sandbox import enter
 from nnfmq.driver.cache.programs import cache_limit_bytes
-from nnfmq.driver.compilation.jobs import PrepareContext, prepare_context
-from nnfmq.driver.compilation.server import lower_priority, lower_session_priority
+from nnfmq.driver.cache.shared import shared_cache
+from nnfmq.driver.compilation.jobs import PrepareContext, current_prepare_context, prepare_context
+from nnfmq.driver.compilation.process import lower_priority, lower_session_priority
 from nnfmq.driver.devices.builtin import CompiledDevice
 from nnfmq.driver.devices.configuration import DeviceEntry
 from nnfmq.driver.memory.private import copy_constant_pools
-from nnfmq.driver.memory.quota import adopt_files
+from nnfmq.driver.memory.quota import adopt_files, limit_private_memory, quota_limit_bytes
 from nnfmq.driver.process.children import reap_later, start_detached
+from nnfmq.driver.process.sandboxes import detached_sandbox
+from nnfmq.hal.deterministic import is_deterministic
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.serialize.messages import MemoryData, PrepareModel
+from nnfmq.serialize.messages import MemoryData, PrepareModel, hints_from_data
+from nnfmq.serialize.messages.common import HintData, PrefixData
 from nnfmq.serialize.models import decode_model
 
-__all__ = ["DETACHED_OPTION", "CompileRequest", "UnfinishedCompilation", "go_on_without_client", "main"]
+__all__ = ["DETACHED_OPTION", "CompileRequest", "UnfinishedCompilation", "go_on_without_client", "main", "start"]
 
 DETACHED_OPTION = "--compile"
 _LABEL = "nnfmq-compile"
@@ -53,13 +62,16 @@ class CompileRequest(msgspec.Struct, frozen=True, array_like=True):
     device: str
     model: bytes
     pools: tuple[MemoryData, ...]
+    hints: tuple[HintData, ...] = ()
+    extensions: tuple[PrefixData, ...] = ()
 
 
 class UnfinishedCompilation:
     """What another process needs to prepare a model: the message, and fds of the client's files. Close it."""
 
     def __init__(self, message: PrepareModel, fds: Sequence[int]) -> None:
-        self.request = CompileRequest(message.device, message.model, message.pools)
+        options = message.hints, message.extensions
+        self.request = CompileRequest(message.device, message.model, message.pools, *options)
         self._fds: list[int] = []
         self._lock = threading.Lock()  # held while fds are closed, or duplicated for another process
         try:
@@ -100,28 +112,43 @@ def go_on_without_client(unfinished: Sequence[UnfinishedCompilation], *, exits: 
     """
     with _starting:
         taken = [found for found in (each.take() for each in unfinished) if found is not None]
-        fds = [fd for _, pools in taken for fd in pools]
+        pools = [fd for _, fds in taken for fd in fds]
         try:
-            pid = _start([request for request, _ in taken], fds) if taken else None
-            if pid is not None and not exits:
-                reap_later(pid)
+            if taken:
+                _start_or_request([request for request, _ in taken], pools, exits)
         except (OSError, RuntimeError, NnfmqError, MemoryError) as error:
             _log.warning("a compilation ends with its client: %s", error)
         finally:
-            close_all(fds)
+            close_all(pools)
 
 
-def _start(requests: list[CompileRequest], pool_fds: Sequence[int]) -> int | None:
-    """Start the process and return its pid; None if another one runs. Borrows the fds."""
+def _start_or_request(requests: list[CompileRequest], pools: Sequence[int], exits: bool) -> None:
+    """Start the process, or, in a worker, let the supervisor start it: a worker starts no programs."""
+    data, supervisor = msgspec.msgpack.encode(requests), shared_cache()
+    with Memory.create_constant(len(data), lambda fd: write_all(fd, data), _LABEL) as memory:
+        if supervisor is not None:
+            supervisor.go_on(memory, pools)
+            return
+        pid = start(memory.fileno(), pools)
+        if pid is not None and not exits:
+            reap_later(pid)
+
+
+def start(requests: int, pools: Sequence[int]) -> int | None:
+    """Start the process and return its pid; None if another one runs. Borrows the fds.
+
+    Raises:
+        DeviceUnavailable: If the cache directory cannot be used.
+        OSError: If the system lacks processes, memory or fds.
+        RuntimeError: If the user has no home directory.
+    """
     lock = _take_lock()
     if lock is None:
         return None
-    data = msgspec.msgpack.encode(requests)
     try:
-        with Memory.create_constant(len(data), lambda fd: write_all(fd, data), _LABEL) as memory:
-            fds = (lock, memory.fileno(), *pool_fds)
-            words = [str(settings.COMPILE_AFTER_EXIT_S.value()), *map(str, fds)]
-            return start_detached([DETACHED_OPTION, *words], fds, child_environment())
+        fds = (lock, requests, *pools)
+        words = [str(settings.COMPILE_AFTER_EXIT_S.value()), *map(str, fds)]
+        return start_detached([DETACHED_OPTION, *words], fds, child_environment())
     finally:
         os.close(lock)
 
@@ -154,6 +181,8 @@ def main(words: Sequence[str]) -> int:
     os.chdir("/")  # keep no file system in use
     lower_priority(is_background=True)
     lower_session_priority()
+    limit_private_memory(quota_limit_bytes())
+    enter(detached_sandbox())
     deadline_ns = time.monotonic_ns() + int(limit_s * 1e9)
     with prepare_context(PrepareContext(deadline_ns, is_background=True)):
         for request, fds in _received(requests_fd, pool_fds):
@@ -175,7 +204,11 @@ def _compile(request: CompileRequest, fds: list[int]) -> None:
     device = CompiledDevice(DeviceEntry(request.device, engine="compiled"))
     pools = copy_constant_pools(adopt_files(fds, request.pools), _no_check)
     model = decode_model(request.model, pools, _no_check)
-    device.prepare_model(device.check_prepare_arguments(model, *_ANY))
+    hints, extensions = hints_from_data(request.hints, request.extensions)
+    model = device.check_prepare_arguments(model, *_ANY, hints=hints, extensions=extensions)
+    context = replace(current_prepare_context(), is_deterministic=is_deterministic(hints, extensions))
+    with prepare_context(context):
+        device.prepare_model(model)
 
 
 _ANY = (0, 0, None)  # preference and priority do not change the program; no deadline

@@ -10,6 +10,9 @@ import logging
 import traceback
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
+from nnfmq.base.digests import sha256
 from nnfmq.driver.cache import files, programs
 from nnfmq.driver.cache.files import CacheContents, DeviceIdentity, PackedConstants
 from nnfmq.driver.compilation import jobs
@@ -20,6 +23,7 @@ from nnfmq.engines import interpreter
 from nnfmq.engines.execution import PreparedProgram
 from nnfmq.engines.program import Program
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
+from nnfmq.hal.deterministic import DETERMINISTIC
 from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.types import Model, Operation, OperationType, Subgraph
@@ -28,6 +32,7 @@ from nnfmq.operations.extensions import INSTALLED, VendorExtension
 __all__ = ["CompiledDevice", "InterpreterDevice"]
 
 _log = logging.getLogger("nnfmq.devices")
+_DETERMINISTIC = VendorExtension(DETERMINISTIC, (), ())
 
 
 class InterpreterDevice(DeviceBase):
@@ -97,6 +102,11 @@ class CompiledDevice(InterpreterDevice):
     compiled_kind, restored_kind = ProgramKind.COMPILED, ProgramKind.CACHED
 
     @property
+    def extensions(self) -> Iterable[VendorExtension]:
+        """Those of the interpreter, and `nnfmq.deterministic`."""
+        return (*super().extensions, _DETERMINISTIC)
+
+    @property
     def unavailable_reason(self) -> str:
         """How to install llvmlite, if it is missing."""
         return "" if installation().llvmlite else "llvmlite is not installed: pip install 'nnfmq[compiled]'"
@@ -109,8 +119,7 @@ class CompiledDevice(InterpreterDevice):
     def prefetch_imports(self) -> None:
         """Import what links a program from the driver's cache, if there may be one."""
         if not self.unavailable_reason and programs.cache_limit_bytes():
-            import hmac  # noqa: F401  and with it hashlib, which loads OpenSSL
-
+            sha256()  # loads OpenSSL, if that computes the digests
             import nnfmq.engines.compiled.artifact  # noqa: F401
 
     @property
@@ -128,8 +137,9 @@ class CompiledDevice(InterpreterDevice):
         jobs.prefetch_imports()
         from nnfmq.engines.compiled.partition import prepare  # imports llvmlite, which need not be installed
 
-        program = prepare(model, compile=jobs.compile_in_processes)
-        entry = programs.entry_for(self.identity, model)
+        is_deterministic = jobs.current_prepare_context().is_deterministic
+        program = prepare(model, compile=jobs.compile_in_processes, is_deterministic=is_deterministic)
+        entry = self._entry(model)
         shared = None if entry is None else entry.store(program.prepacked)
         if entry is None or shared is None:
             return program
@@ -140,13 +150,20 @@ class CompiledDevice(InterpreterDevice):
 
     def load_cached(self, model: Model) -> PreparedProgram | None:
         """Link the program from the driver's cache, if there is one."""
-        entry = programs.entry_for(self.identity, model)
+        entry = self._entry(model)
         packed = None if entry is None else entry.load()
         return None if entry is None or packed is None else _link(entry, model, packed)
 
+    def _entry(self, model: Model) -> programs.CacheEntry | None:
+        """Return the entry of the driver's cache; a deterministic program has another one."""
+        identity = self.identity
+        if jobs.current_prepare_context().is_deterministic:
+            identity = replace(identity, version=f"{identity.version} {DETERMINISTIC}")
+        return programs.entry_for(identity, model)
+
     def compile_baseline(self, model: Model) -> PreparedProgram | None:
-        """Prepare the model for the interpreter."""
-        return interpreter.prepare(model)
+        """Prepare the model for the interpreter; None if bits must not change later."""
+        return None if jobs.current_prepare_context().is_deterministic else interpreter.prepare(model)
 
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
         """Link the saved code, without validating, packing or generating anything."""

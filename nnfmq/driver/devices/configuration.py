@@ -36,6 +36,7 @@ __all__ = [
     "require_available",
     "require_device_name",
     "set_temporary_status",
+    "status_of",
 ]
 
 
@@ -45,7 +46,8 @@ __all__ = [
 # Each word has, in this order, the status in effect (one byte, 0 = AVAILABLE), the status that is kept when a temporary
 # change ends (one byte), two bytes of padding, and the pid of the worker whose client made the temporary change (0:
 # there is none). A word is written by one store of 8 bytes. A change ends with the client that made it: its worker ends
-# it when the session ends, and the supervisor when the worker has exited.
+# it when the session ends, and the supervisor when the worker has exited. Workers can map the page for reading only,
+# unless the driver lets clients set the status.
 #
 # Every prepared model and buffer keeps a view of the first byte of its device's word, so that each execution can check
 # it at almost no cost.
@@ -67,6 +69,12 @@ def require_available(status_byte: memoryview) -> None:
     """
     if status_byte[0]:
         raise DeviceUnavailable(UNAVAILABLE_MESSAGE)
+
+
+def status_of(word: memoryview) -> DeviceStatus:
+    """Return a device's status; UNKNOWN for a byte that is none: other workers may have written it."""
+    status = word[0]
+    return DeviceStatus(status) if status < DeviceStatus.UNKNOWN else DeviceStatus.UNKNOWN
 
 
 def keep_status(word: memoryview, status: DeviceStatus) -> None:

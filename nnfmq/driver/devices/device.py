@@ -15,14 +15,17 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import partial
 
+from msgspec import Struct
+
 from nnfmq.driver.cache.files import CacheContents, CacheFiles, DeviceIdentity, is_key_available, read_files, save_files
-from nnfmq.driver.devices.configuration import WORD_BYTES
+from nnfmq.driver.devices.configuration import WORD_BYTES, status_of
 from nnfmq.driver.devices.installation import installation
 from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.session.error_translation import errors_to_status
 from nnfmq.engines.execution import PreparedProgram, TieredProgram
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, uniform_capabilities
+from nnfmq.hal.deterministic import is_deterministic
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.hosted import HostedCall, HostedDescription
@@ -46,10 +49,28 @@ from nnfmq.validation import validate_model
 from nnfmq.validation.interface_versions import require_level, require_prefixes
 from nnfmq.validation.values import validate_extensions, validate_hints
 
-__all__ = ["FEATURE_LEVEL", "DeviceBase"]
+__all__ = ["FEATURE_LEVEL", "DeviceBase", "SandboxNeeds"]
 
 FEATURE_LEVEL = FeatureLevel.AIDL_V4
 _NAMES_SHOWN, _INDEXES_SHOWN = 40, 4  # of operations that are not supported, in the message
+
+
+class SandboxNeeds(Struct, frozen=True):
+    """What a device needs of its worker's sandbox, beside reading what Python imports from.
+
+    A worker has all devices of its driver, so what one of them declares, each worker may.
+
+    Attributes:
+        reads: Absolute paths of files and folders that it reads.
+        nodes: Absolute paths of device nodes, such as /dev/dri/renderD128, that it opens and controls (ioctl(2)).
+        generates_code: Whether it makes memory executable that it has written: a compiler at run time.
+        has_private_folder: Whether it keeps files: in a folder of the worker, where Python's `tempfile` creates them.
+    """
+
+    reads: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    generates_code: bool = False
+    has_private_folder: bool = False
 
 
 class DeviceBase:
@@ -57,13 +78,15 @@ class DeviceBase:
 
     `name` is unique in the driver. `type` is the kind of processor that the device computes on. `feature_level` is the
     newest interface version whose operations the device may support. `uses_cores` says whether an execution computes on
-    this machine's cores from its beginning to its end, so that it waits for its turn there.
+    this machine's cores from its beginning to its end, so that it waits for its turn there. `sandbox_needs` is what it
+    does in its worker that others may not.
     """
 
     name: str
     type: DeviceType = DeviceType.CPU
     feature_level: int = FEATURE_LEVEL
     uses_cores: bool = False
+    sandbox_needs: SandboxNeeds = SandboxNeeds()
     compiled_kind: ProgramKind = ProgramKind.OTHER  # of what `compile` returns
     restored_kind: ProgramKind = ProgramKind.OTHER  # of what `load_cached` and `restore` return
 
@@ -188,7 +211,7 @@ class DeviceBase:
     @property
     def status(self) -> DeviceStatus:
         """The status that an administrator has set; OFFLINE if the device cannot be used on this machine."""
-        return DeviceStatus.OFFLINE if self.unavailable_reason else DeviceStatus(self.status_word[0])
+        return DeviceStatus.OFFLINE if self.unavailable_reason else status_of(self.status_word)
 
     def require_available(self) -> None:
         """Raise DeviceUnavailable, with the reason if there is one, while the device is BUSY or OFFLINE (DEV-14)."""
@@ -246,7 +269,8 @@ class DeviceBase:
         self.require_available()
         _require_member(ExecutionPreference, preference)
         _require_member(Priority, priority)
-        validate_hints(hints, extensions)  # no device of nnfmq knows any, so they are ignored (PREP-10)
+        validate_hints(hints, extensions)
+        is_deterministic(hints, extensions)  # raises if its value is wrong; other hints are ignored (PREP-10)
         with errors_to_status("checking the model"):
             model = _validated(model, level)
         _require_before(deadline_ns)

@@ -1,7 +1,8 @@
 """What is installed beside the driver: versions, entry points of plug-ins, and a digest of the engines' source code.
 
-Reading it imports OpenSSL, which takes 5 MiB that an idle supervisor would keep. The supervisor has a child process
-read it (`read_in_child`) before it forks workers. Other processes read it when they need it.
+Reading it takes memory that an idle supervisor would keep, 5 MiB if OpenSSL computes the digest (`base.digests`). The
+supervisor has a child process read it (`read_in_child`) before it forks workers. Other processes read it when they need
+it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct, msgpack
 
+from nnfmq.base.digests import Sha256
 from nnfmq.base.packages import InstalledPackages, entry_points_of
 from nnfmq.driver.process.children import fork_child
 from nnfmq.hal.hosted import RUNTIMES
@@ -149,15 +151,13 @@ def version_of(module: str, packages: InstalledPackages) -> str:
 
 def _build_digest(parts: Sequence[str]) -> str:
     """Hash the source code, not only the release number, because a cache must not outlive an edit of the source."""
-    import hashlib
-
-    digest = hashlib.sha256()
+    digest = Sha256()
     for text in (np.__version__, os.uname().machine, *sorted(_cpu_features())):
         digest.update(framed(text.encode()))
     for path in sorted(_sources(parts)):
         with open(path, "rb", buffering=0) as file:
             digest.update(framed(file.read()))
-    return digest.hexdigest()
+    return digest.digest().hex()
 
 
 def framed(field: bytes) -> bytes:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -20,14 +18,15 @@ from nnfmq.base import settings
 from nnfmq.base.packages import entry_points_of
 from nnfmq.driver.cache.files import CacheContents
 from nnfmq.driver.devices.configuration import require_device_name
-from nnfmq.driver.devices.device import FEATURE_LEVEL, DeviceBase
-from nnfmq.driver.devices.installation import DEVICES_GROUP, OPERATIONS_GROUP, installation
+from nnfmq.driver.devices.device import FEATURE_LEVEL, DeviceBase, SandboxNeeds
+from nnfmq.driver.devices.hosted_runtimes import LazyDevice, allowed_runtimes
+from nnfmq.driver.devices.installation import DEVICES_GROUP, OPERATIONS_GROUP
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.session.error_translation import wrap_plugin_call
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.hosted import RUNTIMES, HostedCall, HostedDescription, HostedRuntime
+from nnfmq.hal.hosted import HostedCall, HostedDescription
 from nnfmq.hal.types import DeviceType, Model, Operation, OutputShape, Subgraph
 from nnfmq.operations.declaration import Declaration, Plan
 from nnfmq.operations.extensions import VendorExtension, install
@@ -63,6 +62,7 @@ class PlugInDevice(DeviceBase):
         self._compile_baseline = wrap_plugin_call(self._label, device.compile_baseline)
         self._describe_file = wrap_plugin_call(self._label, device.describe_file)
         self.uses_cores = bool(device.uses_cores)
+        self.sandbox_needs = device.sandbox_needs
 
     @property
     def version_string(self) -> str:
@@ -170,24 +170,10 @@ def load_plugin_devices(plugins: Iterable[EntryPoint] | None = None) -> list[Dev
         if plugins is None
         else [entry for entry in plugins if entry.group == DEVICES_GROUP]
     )
-    devices = _hosted_devices()
+    devices: list[DeviceBase] = [PlugInDevice(LazyDevice(runtime)) for runtime in allowed_runtimes()]
     for entry in sorted(found, key=lambda entry: entry.name):
         devices += _created(f"{entry.name} ({entry.value})", entry.load)
     return devices
-
-
-def _hosted_devices() -> list[DeviceBase]:
-    """Return the devices of the runtimes of this build that are installed and allowed."""
-    allowed = settings.RUNTIMES.value()
-    devices: list[DeviceBase] = []
-    for runtime in RUNTIMES:
-        if (allowed is None or runtime.name in allowed) and runtime.package in installation().runtimes:
-            devices += _created(runtime.name, partial(_device_class, runtime))
-    return devices
-
-
-def _device_class(runtime: HostedRuntime) -> Any:
-    return getattr(import_module(runtime.adapter), runtime.device_class)
 
 
 def _created(label: str, load: Callable[[], Any]) -> list[DeviceBase]:
@@ -212,6 +198,8 @@ def _create(device_class: Callable[[], object]) -> DeviceBase:
         raise InvalidArgument("a version string must not be empty (DEV-4)")
     if not 1 <= device.feature_level <= FEATURE_LEVEL:
         raise InvalidArgument(f"feature level {device.feature_level}; this driver has 1 to {FEATURE_LEVEL}")
+    if not isinstance(device.sandbox_needs, SandboxNeeds):
+        raise InvalidArgument(f"sandbox_needs is {device.sandbox_needs!r:.80}, not a SandboxNeeds")
     for extension in device.extensions:
         validate_extension(extension.described)
     validate_capabilities(device.capabilities)

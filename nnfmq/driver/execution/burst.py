@@ -2,13 +2,14 @@
 
     request queue → decode → fetch unknown slots from the client → bind → run → encode → result queue
 
-A packet equal to the last one skips everything but the run, as long as no slot has changed: see `CachedExecution`. So
-does one equal to one of the last four that bind shapes of inputs, which a client of alternating batches sends.
+A packet equal to the last one skips everything but the run, as long as no slot has changed: the queues' `Responder`
+answers it. One equal to one of the last four that bind shapes of inputs, which a client of alternating batches sends,
+need not be bound again either.
 
 The listener survives whatever a client sends. It replies with GENERAL_FAILURE to a malformed packet and to invalid
-counters of the request ring, and with an error of two records instead of a result that does not fit into the result
-ring. If the counters of the result ring are invalid, no reply is possible: the server wakes the client, which then
-detects the corruption itself.
+counters of the request ring, with DEVICE_UNAVAILABLE to what is sent while its session drains, and with an error of
+two records instead of a result that does not fit into the result ring. If the counters of the result ring are invalid,
+no reply is possible: the server wakes the client, which then detects the corruption itself.
 
 A packet carries no text and only the statuses that HIDL 1.2 has, so `last_failure` keeps what the packet could not
 carry. The deadline of an execution comes beside its packet (`serialize.burst_deadline`). (BUR-1..14, BUR-18, TIM-6)
@@ -19,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from time import monotonic_ns
 from typing import Protocol, TypeAlias
 
@@ -29,6 +30,7 @@ from msgspec.structs import replace
 
 from nnfmq.base import watcher
 from nnfmq.base.ownership import Closable
+from nnfmq.base.threads import Thread
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.execution.order import ClientOrder
 from nnfmq.driver.execution.prepared_model import (
@@ -42,7 +44,9 @@ from nnfmq.driver.process.trace import WORKER_TRACE
 from nnfmq.driver.session.error_translation import RECOVERABLE_ERRORS
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
 from nnfmq.hal.errors import (
+    BadState,
     DeadObject,
+    DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
@@ -57,14 +61,15 @@ from nnfmq.observe.recorder_core import ModelRecorder
 from nnfmq.observe.statistics_writer import BurstRow, unpublished_burst
 from nnfmq.observe.trace_points import recorded
 from nnfmq.queue import NOT_EMPTY, MessageQueue, PeerDeathFlag, PollingWindow
+from nnfmq.queue.responder import RepeatedRequest
 from nnfmq.serialize.codec import decode_request, encode_result
 from nnfmq.serialize.execution_stats import StatsArea
 from nnfmq.serialize.packets import DATUM_BYTES, DeadlineWord, RequestPacket, is_marked
 
 __all__ = [
+    "DRAINING",
     "BurstExecutor",
     "BurstServer",
-    "CachedExecution",
     "CachingBurstExecutor",
     "DeadlineExecution",
     "GetMemories",
@@ -219,27 +224,6 @@ class DeadlineExecution:
         self._bound.abort()
 
 
-class CachedExecution(Struct):
-    """The last request of a burst, bound to its memory; valid while the packet and the slots stay the same.
-
-    Attributes:
-        packet: The raw request packet: the cache key.
-        version: The executor's version at which the request was bound: the other part of the key.
-        is_measured: Whether the client asks for times.
-        bound: The bound request.
-        shapes: The output shapes of the last success, None before the first. A program whose shapes are known returns
-            the same tuple from each run.
-        reply: The encoded result packet for `shapes` without times.
-    """
-
-    packet: bytes
-    version: int
-    is_measured: bool
-    bound: BoundExecution
-    shapes: tuple[OutputShape, ...] | None = None
-    reply: bytes = b""
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Driver's end of a burst: a listener thread between two queues (HAL 1.2 `IBurstContext`, NNAPI's burst server).
 
@@ -248,6 +232,7 @@ RING_BYTES_MAX = 1 << 20  # limits what is copied and decoded: a packet can fill
 _NONE = ErrorStatus.NONE  # an enum's attribute costs more than a record through the ring
 _SHAPED_MAX = 4  # as many layouts as a client's burst keeps: each may have intermediate results of its own
 _DO_NOT_BLOCK = 0  # a deadline in the past
+DRAINING = "this driver ends, and takes no new work: connect to the next one"
 _log = logging.getLogger("nnfmq.burst")
 
 
@@ -290,14 +275,15 @@ class BurstServer(Closable):
         self._order = order
         self._recorder = statistics.recorder
         requests.count_waits(statistics.waits)
-        self._sequence = 0
-        self._cached: CachedExecution | None = None
-        self._shaped: dict[bytes, CachedExecution] = {}  # the last ones that bind shapes of inputs, by their packets
+        self._responder = requests.responder(results, self._stats.words, executor, self, self._recorder.add)
+        self._shaped: dict[bytes, RepeatedRequest] = {}  # the last ones that bind shapes of inputs, by their packets
+        self._drained_from: int | None = None  # the request ring's write counter when the session began to drain
+        self._handled = 0  # packets that are replied to
         self.last_failure = LastFailure()
         self.trace_base = 0  # of the ids of its requests in traces
         self._peer_death = PeerDeathFlag()
         self.peer = watcher.DeathRecipients(self._peer_death)
-        self._thread = threading.Thread(target=self._listen, name="nnfmq-burst", daemon=True)
+        self._thread = Thread(target=self._listen, name="nnfmq-burst", daemon=True)
         self._is_closed = False
 
     @classmethod
@@ -365,18 +351,48 @@ class BurstServer(Closable):
     @property
     def request_count(self) -> int:
         """How many packets were received so far, malformed ones included."""
-        return self._sequence
+        return self._responder.received
+
+    def drain(self) -> None:
+        """Reject all requests that are sent from now on; those that were sent before get their results. Thread-safe.
+
+        Idempotent. Does not block.
+        """
+        if self._drained_from is None:
+            with suppress(BadState, QueueCorrupted):  # it is being closed; nothing can be received
+                self._drained_from = self._requests.counters()[0]
+                self._forget_executions()  # afterwards; see `_keep`
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every request that was sent is replied to. A guess: the listener may just have received one.
+
+        `end_listening` waits for that one.
+        """
+        try:
+            written, read = self._requests.counters()
+        except (BadState, QueueCorrupted):
+            return True
+        return written == read and self._handled == self._responder.received
+
+    def end_listening(self, timeout_s: float | None = None) -> None:
+        """End the listener thread; a request that it has received gets its reply first. Blocks until then. Idempotent.
+
+        What is left in the ring is executed by nobody, and the client sends it to the next driver.
+        """
+        watcher.notify_peer_death(self.peer)
+        self._thread.join(timeout_s)
 
     def close(self) -> None:
         """End the listener thread and release everything. Blocks until a running execution has ended. Idempotent."""
-        watcher.notify_peer_death(self.peer)
-        self._thread.join()
+        self.end_listening()
         if not self._is_closed:
             self._is_closed = True
             add_to_limit(-STACK_BYTES)
         self.peer.discard(self._requests, self._results)
         self._forget_executions()
         self._executor.close()
+        self._responder.close()
         self._stats.close()
         self._deadline.close()
         self._requests.close()
@@ -393,74 +409,91 @@ class BurstServer(Closable):
             _log.debug("burst ended: the client has exited, or has closed it")
 
     def _receive_and_handle(self) -> None:
-        # A separate function, so that while the next `receive` blocks no local variable keeps a freed slot mapped.
+        # A separate function, so that while the next `serve` blocks no local variable keeps a freed slot mapped.
         try:
-            packet = self._requests.receive(None, self._window_ns)
-        except QueueCorrupted as error:
+            packet = self._responder.serve(self._window_ns)
+            if packet is not None:
+                self._handle(packet)
+            if WORKER_TRACE.switch[0]:  # after the reply
+                WORKER_TRACE.note_request(self.trace_base, self._stats.words)
+        except QueueCorrupted as error:  # of the request ring: all others are replied to
             self._reply_to_corrupted_ring(error)
-            return
-        if packet is not None:
-            try:
-                self._handle(packet, monotonic_ns())
-                if WORKER_TRACE.switch[0]:  # after the reply
-                    WORKER_TRACE.note_request(self.trace_base, self._stats.words)
-            finally:
-                if self._order is not None and self._order.has_chosen:
-                    self._order.wake_next()
+        finally:
+            self._handled = self._responder.received
+            if self._order is not None and self._order.has_chosen:
+                self._order.wake_next()
 
-    def _handle(self, packet: bytes, received_ns: int) -> None:
-        """Execute one request and send its reply. This is the hot path; everything else is called from it.
+    def _handle(self, packet: bytes) -> None:
+        """Execute a request that is not equal to the last one, and send its reply.
 
         Raises:
             DeadObject: If the client does not send its memory because it has exited, or the burst is being closed.
         """
-        self._sequence += 1
-        memory_ready_ns = received_ns
+        memory_ready_ns = 0  # in the statistics: not reached
         try:
-            execution = self._cached
-            if (
-                execution is None
-                or packet != execution.packet  # compares the bytes
-                or execution.version != self._executor.version
-            ):
-                execution = self._of_other_shapes(packet)
-                if execution is None:
-                    memory_ready_ns = 0  # in the statistics: not reached
-                    request = self._decode(packet)
-                    memory_ready_ns = monotonic_ns()
-                    execution = self._bind(packet, request)
-            bound = execution.bound
-            shapes = bound.run()
-            timing = NO_TIMING
-            if execution.is_measured:
-                timing = Timing(bound.engine_end_ns - bound.engine_begin_ns, monotonic_ns() - received_ns)
-                reply = encode_result(_NONE, shapes, timing)
+            self._require_service()
+            execution = self._of_other_shapes(packet)
+            if execution is None:
+                request = self._decode(packet)
+                memory_ready_ns = monotonic_ns()
+                execution = self._bind(packet, request)
             else:
-                if shapes is not execution.shapes:  # the first run, or an output whose shape is not known
-                    if shapes != execution.shapes:
-                        execution.reply = encode_result(_NONE, shapes, NO_TIMING)
-                    execution.shapes = shapes
-                reply = execution.reply
-        except DeadObject:  # only `get_memories` raises it: `bind` and `run` translate a plug-in's
-            raise
-        except NnfmqError as error:
-            self._reply_with_error(error, received_ns, memory_ready_ns)
-        except MemoryError as error:
-            shortage = ResourceExhaustedTransient(f"there is not enough memory for the execution: {error}")
-            self._reply_with_error(shortage, received_ns, memory_ready_ns)
-        except RECOVERABLE_ERRORS as error:
-            _log.exception("an executor failed")
-            failure = GeneralFailure(f"the executor failed: {error!r}")
-            self._reply_with_error(failure, received_ns, memory_ready_ns)
+                memory_ready_ns = self._responder.received_ns
+        except Exception as error:  # noqa: BLE001  `fail` raises what has no reply
+            self.fail(error, memory_ready_ns)
         else:
-            begin_ns, end_ns = bound.engine_begin_ns, bound.engine_end_ns
-            sent_ns = self._stats.record(self._sequence, received_ns, memory_ready_ns, begin_ns, end_ns, timing)
-            if self._send(reply):
-                self._recorder.add(sent_ns - received_ns, end_ns - begin_ns)  # while the client reads the result
-            else:
-                self._recorder.add_failure()
-                self._stats.count_failure()
-                self._reply_too_large(reply, received_ns, memory_ready_ns)
+            self._stats.set_timing(NO_TIMING)
+            self._responder.answer(execution, memory_ready_ns)
+
+    def _require_service(self) -> None:
+        """Raise DeviceUnavailable if the request was sent after the session began to drain."""
+        if self._drained_from is not None and self._requests.counters()[1] > self._drained_from:
+            raise DeviceUnavailable(DRAINING)
+
+    # -- what the responder calls -------------------------------------------------------------------------------------
+
+    def encode(self, request: RepeatedRequest, shapes: tuple[OutputShape, ...]) -> bytes:
+        """Return the result packet of an execution that has succeeded."""
+        timing = NO_TIMING
+        if request.is_measured:
+            bound = request.execution
+            in_driver_ns = monotonic_ns() - self._responder.received_ns
+            timing = Timing(bound.engine_end_ns - bound.engine_begin_ns, in_driver_ns)
+        self._stats.set_timing(timing)
+        return encode_result(_NONE, shapes, timing)
+
+    def fail(self, error: Exception, memory_ready_ns: int) -> None:
+        """Reply with the error of a request that has failed.
+
+        Raises:
+            DeadObject: `error`, if it is one: only `get_memories` raises it, since `bind` and `run` translate that of a
+                plug-in.
+            Exception: `error`, if it is none that an executor may raise.
+        """
+        if isinstance(error, DeadObject):
+            raise error
+        if isinstance(error, NnfmqError):
+            failure = error
+        elif isinstance(error, MemoryError):
+            failure = ResourceExhaustedTransient(f"there is not enough memory for the execution: {error}")
+        elif isinstance(error, RECOVERABLE_ERRORS):
+            _log.error("an executor failed", exc_info=error)
+            failure = GeneralFailure(f"the executor failed: {error!r}")
+        else:
+            raise error
+        self._reply_with_error(failure, memory_ready_ns)
+
+    def send_again(self, reply: bytes, memory_ready_ns: int) -> bool:
+        """Send a reply that the result ring has not taken, or an error in its place; return whether it was the reply.
+
+        It is also lost, and counts as sent, if the ring's counters are invalid.
+        """
+        if self._send(reply):
+            return True
+        self._recorder.add_failure()
+        self._stats.count_failure()
+        self._reply_too_large(reply, memory_ready_ns)
+        return False
 
     def _decode(self, packet: bytes) -> RequestPacket:
         """Decode a packet and fetch its unknown slots from the client, all with one call.
@@ -485,12 +518,12 @@ class BurstServer(Closable):
             self._executor.add_cache_entry(memory, slot)
         return request
 
-    def _bind(self, packet: bytes, request: RequestPacket) -> CachedExecution:
-        with recorded("[NN_LD_PIO]bind", self.trace_base | self._sequence % (1 << 24)):
+    def _bind(self, packet: bytes, request: RequestPacket) -> RepeatedRequest:
+        with recorded("[NN_LD_PIO]bind", self.trace_base | self._responder.received % (1 << 24)):
             version, bound = self._executor.bind(request)
         if is_marked(packet):
             bound = DeadlineExecution(bound, self._deadline)
-        execution = CachedExecution(packet, version, request.measure is MeasureTiming.YES, bound)
+        execution = self._responder.bind(packet, version, bound, request.measure is MeasureTiming.YES)
         if len(packet) <= CACHED_PACKET_BYTES_MAX:
             if any(argument.dimensions for argument in request.inputs):
                 for oldest in list(self._shaped)[: 1 - _SHAPED_MAX]:  # a copy: `free_memory` may clear it meanwhile
@@ -499,7 +532,7 @@ class BurstServer(Closable):
             self._keep(execution)
         return execution
 
-    def _of_other_shapes(self, packet: bytes) -> CachedExecution | None:
+    def _of_other_shapes(self, packet: bytes) -> RepeatedRequest | None:
         """Return the execution of a packet that binds shapes, if it was one of the last; None if its slots changed."""
         execution = self._shaped.pop(packet, None)
         if execution is None:
@@ -511,39 +544,43 @@ class BurstServer(Closable):
         self._keep(execution)
         return execution
 
-    def _keep(self, execution: CachedExecution) -> None:
+    def _keep(self, execution: RepeatedRequest) -> None:
         """Keep the last execution for packets that are equal to its own."""
-        self._cached = execution
+        self._responder.last = execution
         # `free_memory` in another thread increments the version, then forgets the executions. If it did that before
-        # the stores, the new version is visible here; so no freed memory stays mapped (BUR-12).
-        if execution.version != self._executor.version:
+        # the stores, the new version is visible here; so no freed memory stays mapped (BUR-12). `drain` likewise.
+        if execution.version != self._executor.version or self._drained_from is not None:
             self._forget_executions()
 
     def _forget_executions(self) -> None:
-        self._cached = None
+        self._responder.last = None
         self._shaped.clear()
 
-    def _reply_with_error(self, error: NnfmqError, received_ns: int, memory_ready_ns: int) -> None:
+    def _reply_with_error(self, error: NnfmqError, memory_ready_ns: int) -> None:
         if isinstance(error, ResourceExhausted):
             self._forget_executions()  # the next attempt may have their memory
         reply = error_reply(error)
         self._recorder.add_failure()
         self._note_failure(reply.status, reply.message)
         self._stats.count_failure()
-        self._stats.record(self._sequence, received_ns, memory_ready_ns, 0, 0)
         packet = encode_result(reply.status, reply.output_shapes, NO_TIMING)
+        self._describe_failure(memory_ready_ns)
         if not self._send(packet):
-            self._reply_too_large(packet, received_ns, memory_ready_ns)
+            self._reply_too_large(packet, memory_ready_ns)
 
-    def _reply_too_large(self, packet: bytes, received_ns: int, memory_ready_ns: int) -> None:
+    def _reply_too_large(self, packet: bytes, memory_ready_ns: int) -> None:
         """Send an error of two records instead of `packet`. If the client reads no results, that is lost, too."""
         records = len(packet) // DATUM_BYTES
         self._note_failure(
             ErrorStatus.GENERAL_FAILURE,
             f"the result of {records} records does not fit into the result queue of {self._results.count}",
         )
-        self._stats.record(self._sequence, received_ns, memory_ready_ns, 0, 0)
+        self._describe_failure(memory_ready_ns)
         self._send(encode_result(ErrorStatus.GENERAL_FAILURE, ()))
+
+    def _describe_failure(self, memory_ready_ns: int) -> None:
+        responder = self._responder
+        self._stats.record(responder.received, responder.received_ns, memory_ready_ns, 0, 0)
 
     def _reply_to_corrupted_ring(self, error: QueueCorrupted) -> None:
         """Reply to a request that cannot be read because the ring's counters are invalid, and wait for the next one.
@@ -554,7 +591,7 @@ class BurstServer(Closable):
         event_flag = self._requests.event_flag
         assert event_flag is not None  # checked by `create`
         event_flag.wait(NOT_EMPTY, _DO_NOT_BLOCK)  # consume the wake-up that is being handled
-        self._sequence += 1
+        self._responder.received += 1
         self._note_failure(ErrorStatus.GENERAL_FAILURE, str(error))
         self._send(encode_result(ErrorStatus.GENERAL_FAILURE, ()))
         event_flag.wait(NOT_EMPTY)
@@ -574,5 +611,5 @@ class BurstServer(Closable):
             return True
 
     def _note_failure(self, status: ErrorStatus, message: str) -> None:
-        vlog("driver", "request %d of a burst failed: %s", self._sequence, message)
-        self.last_failure = LastFailure(status, message, self._sequence)
+        vlog("driver", "request %d of a burst failed: %s", self._responder.received, message)
+        self.last_failure = LastFailure(status, message, self._responder.received)

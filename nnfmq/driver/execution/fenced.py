@@ -95,6 +95,7 @@ class DriverFencedExecution:
 
     Attributes:
         info: The status and times, a failure until the execution is complete.
+        is_collected: Whether the client has asked for them.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class DriverFencedExecution:
         self._timer: watcher.TimerHandle | None = None
         self._fenced_ns = 0
         self._deadline_ns, self._duration_ns = request.deadline_ns, request.duration_ns
-        self.info = _INCOMPLETE
+        self.info, self.is_collected = _INCOMPLETE, False
 
     def launch(self, fences: Sequence[int]) -> None:
         """Wait for `fences`, then submit `run`. Does not block."""

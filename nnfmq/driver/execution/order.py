@@ -14,6 +14,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import NamedTuple
 
+from nnfmq.base.threads import Thread
 from nnfmq.driver.execution.turns import DUE_WITHOUT_DEADLINE_NS, CoreTurns, wait_limit_ns
 from nnfmq.hal.types import Priority
 
@@ -162,7 +163,7 @@ class PriorityThreadPool:
             heapq.heappush(self._queue, (-priority, next(self._sequence), work))
             if len(self._queue) > self._idle and len(self._threads) < self._max_threads:
                 name = f"{self._name}-{len(self._threads)}"
-                self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+                self._threads.append(Thread(target=self._run, name=name, daemon=True))
                 self._threads[-1].start()
             self._condition.notify()
 

@@ -25,14 +25,14 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from nnfmq.base import settings
 from nnfmq.base.channel import close_all
 from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.limits import data_bytes, limit_softly
 from nnfmq.base.memory import Memory, is_mappable
 from nnfmq.base.ownership import Closable
 from nnfmq.engines.memory import trim_memory
@@ -61,27 +61,31 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What all clients of one driver may have together: a shared page with one word for each worker.
+# What all clients of one driver may have together: shared memory with a page for each worker.
 #
-# Each worker writes only the word of its own slot, with the bytes that it has charged to its client; the sum of all
+# Each worker writes the first word of its own page, with the bytes that it has charged to its client; the sum of these
 # words is the total. So nothing has to be added atomically, and a worker that dies at any instruction leaves no wrong
 # count: the supervisor sets its word to 0 when it has exited. Two workers that charge at the same time both write
 # before they read the sum, so both may be refused where one would fit.
 #
-# The page is trusted: only the supervisor and its workers have it (see docs/explanation/security-model.md).
+# Workers are not trusted: each inherits the mapping of its own page and can map the others for reading only, because
+# the memory is sealed against new writable mappings. A word counts as no less than 0 and no more than a client may
+# have, so a worker that writes anything else takes no more from the other clients than its client could.
 
 
 _WORD_BYTES = 8
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PAGE_WORDS = _PAGE_BYTES // _WORD_BYTES
 
 
 class MemoryShares(Closable):
     """The supervisor's side: it gives each worker a slot. Owns its memory; close it, or use `with`.
 
-    Forked children do not inherit the mapping; workers map the memory themselves.
+    A worker inherits the mapping of its own page, and other forked children nothing.
     """
 
     def __init__(self, limit: int, slots: int) -> None:
-        self.memory = Memory.create((1 + slots) * _WORD_BYTES, "nnfmq-shares")
+        self.memory = Memory.create((1 + slots) * _PAGE_BYTES, "nnfmq-shares", one_writer=True)
         self._words = self.memory.view.cast("q")
         self.memory.keep_from_children()
         self._words[0] = limit
@@ -97,8 +101,17 @@ class MemoryShares(Closable):
 
     def release(self, slot: int) -> None:
         """Take back the slot of a worker that has exited, or was never started."""
-        self._words[slot] = 0
+        self._words[slot * _PAGE_WORDS] = 0
         self._free.append(slot)
+
+    def inherited(self, slot: int) -> AbstractContextManager[None]:
+        """Let children that are forked in the block inherit the page of a slot."""
+        return self.memory.inherited(slot * _PAGE_BYTES, _PAGE_BYTES)
+
+    def own_word(self, slot: int) -> memoryview:
+        """Return the word of a slot, for the worker that has inherited its page, and whose children do not."""
+        self.memory.keep_from_children(slot * _PAGE_BYTES, _PAGE_BYTES)
+        return self._words[slot * _PAGE_WORDS :][:1]
 
     def close(self) -> None:
         """Release the memory. Idempotent."""
@@ -107,24 +120,30 @@ class MemoryShares(Closable):
 
 
 class MemoryShare:
-    """A worker's side: its own slot. Takes ownership of `memory`, which it keeps as long as the process lives.
+    """A worker's side: `own_word`, which it writes, and `memory`, in which it reads those of all workers.
 
-    `limit` is how many bytes all clients may have together.
+    Takes ownership of `memory`, which it keeps as long as the process lives. `client_limit` is how many bytes a client
+    may have. `limit` is how many all clients may have together.
     """
 
-    def __init__(self, memory: Memory, slot: int) -> None:
+    def __init__(self, own_word: memoryview, memory: Memory, client_limit: int) -> None:
         self._memory = memory
-        self._words = memory.view.cast("q")
-        self._slot = slot
-        self.limit = self._words[0]
+        self._own_word = own_word
+        words = memory.view.cast("q")
+        self._words = words[_PAGE_WORDS::_PAGE_WORDS]
+        self._client_limit = client_limit
+        self.limit = words[0]
 
     def publish(self, charged: int) -> None:
         """Tell the other workers how many bytes this one has charged."""
-        self._words[self._slot] = charged  # one aligned store of 8 bytes
+        self._own_word[0] = charged  # one aligned store of 8 bytes
 
     def total(self) -> int:
-        """Return the sum of what all workers have charged."""
-        return sum(self._words[1:])
+        """Return the sum of what all workers have charged, each within the limits of a client."""
+        values = self._words.tolist()
+        if min(values) < 0 or max(values) > self._client_limit:
+            values = [min(max(value, 0), self._client_limit) for value in values]
+        return sum(values)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -354,7 +373,7 @@ _lock = threading.Lock()
 def limit_private_memory(quota_bytes: int) -> None:
     """Set the limit of this process, whose client's limit is `quota_bytes`. Call it before threads are started."""
     threading.stack_size(STACK_BYTES)
-    _set_limit(_data_bytes() + quota_bytes + UNCHARGED_BYTES)
+    limit_softly(resource.RLIMIT_DATA, data_bytes() + quota_bytes + UNCHARGED_BYTES)
 
 
 def add_to_limit(size_bytes: int) -> None:
@@ -362,17 +381,4 @@ def add_to_limit(size_bytes: int) -> None:
     with _lock:
         soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
         if soft != resource.RLIM_INFINITY:
-            _set_limit(soft + size_bytes)
-
-
-def _set_limit(size_bytes: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard != resource.RLIM_INFINITY:
-        size_bytes = min(size_bytes, hard)
-    with suppress(OSError, ValueError):  # larger than the kernel's type: no limit is needed
-        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, hard))
-
-
-def _data_bytes() -> int:
-    """Return what the kernel counts of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+            limit_softly(resource.RLIMIT_DATA, soft + size_bytes)

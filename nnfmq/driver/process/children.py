@@ -17,7 +17,6 @@ import re
 import select
 import signal
 import sys
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn, Self
@@ -25,6 +24,7 @@ from typing import NoReturn, Self
 from nnfmq.base.channel import Channel
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.base.processes import request_signal_at_parent_exit
+from nnfmq.base.threads import Thread
 from nnfmq.hal.errors import GeneralFailure
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 BUG_STATUS = 70  # the exit status of a child that an exception ended
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _log = logging.getLogger("nnfmq.processes")
 
 
@@ -71,13 +71,18 @@ class ChildProcess:
 
 
 def fork_child(
-    run: Callable[[], None], keep_fds: Collection[int], *, at_parent_exit: signal.Signals | None = None
+    run: Callable[[], None],
+    keep_fds: Collection[int],
+    *,
+    at_parent_exit: signal.Signals | None = None,
+    blocked: Collection[signal.Signals] = (),
 ) -> ChildProcess:
     """Fork a process that calls `run` and exits with status 0, or BUG_STATUS if `run` raises. Main thread only.
 
-    The child ignores SIGINT, which Ctrl-C sends to all processes of a terminal, and SIGTERM ends it. `keep_fds` are the
-    fds that it keeps; sockets among them must be detached from their `Channel`, which a fork closes in the child.
-    `at_parent_exit` is the signal that it gets when this process exits.
+    The child ignores SIGINT and SIGHUP, which a terminal sends to its processes, and SIGTERM ends it. `keep_fds` are
+    the fds that it keeps; sockets among them must be detached from their `Channel`, which a fork closes in the child.
+    `at_parent_exit` is the signal that it gets when this process exits; `blocked` are those that wait until it has
+    handlers for them, and unblocks them.
 
     Raises:
         GeneralFailure: If this process has several threads.
@@ -91,7 +96,7 @@ def fork_child(
     try:
         pid = os.fork()
         if pid == 0:
-            _run_and_exit(run, keep_fds, mask, parent, at_parent_exit)
+            _run_and_exit(run, keep_fds, mask | set(blocked), parent, at_parent_exit)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
@@ -120,7 +125,7 @@ def start_detached(arguments: Sequence[str], fds: Sequence[int], environment: Ma
 
 def reap_later(pid: int) -> None:
     """Let a thread wait for a child process, so that it leaves no zombie while this process lives."""
-    threading.Thread(target=os.waitpid, args=(pid, 0), name="nnfmq-reap", daemon=True).start()
+    Thread(target=os.waitpid, args=(pid, 0), name="nnfmq-reap", daemon=True).start()
 
 
 def _run_and_exit(
@@ -135,6 +140,7 @@ def _run_and_exit(
     try:
         gc.freeze()  # the collector would write to pages that parent and children share
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if at_parent_exit is not None:

@@ -12,11 +12,12 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from nnfmq.base.channel import NO_WAIT, Channel, Credentials, Frame
 from nnfmq.driver.process.event_loop import EventLoop, Timer
+from nnfmq.driver.process.hand_over import REQUEST
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -79,8 +80,7 @@ _log = logging.getLogger("nnfmq.supervisor")
 OnHello = Callable[[Channel, bytes], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(NamedTuple):
     channel: Channel
     pid: int
     deadline_s: float
@@ -89,26 +89,31 @@ class _Pending:
 class PendingClients:
     """Receives the first frame of each connection and passes the connection on. Used by one thread. Close it.
 
-    `on_hello` is called with a connection, which it owns from then on, and the bytes of the client's Hello.
+    `on_hello` is called with a connection, which it owns from then on, and the bytes of the client's Hello;
+    `on_successor` with one over which another driver asks for the sockets (`hand_over`).
     """
 
-    def __init__(self, loop: EventLoop, on_hello: OnHello) -> None:
+    def __init__(self, loop: EventLoop, on_hello: OnHello, on_successor: Callable[[Channel], None]) -> None:
         self._loop = loop
         self._on_hello = on_hello
+        self._on_successor = on_successor
         self._by_pid: dict[int, dict[int, _Pending]] = {}  # pid → fd → connection, oldest first
         self._all: dict[int, _Pending] = {}  # by fd, oldest first, so the first one's deadline is the next
         self._timer: Timer | None = None
-        self._log_time = float("-inf")
 
     def add(self, channel: Channel) -> None:
         """Take ownership of an accepted connection. Raises OSError if it cannot be watched."""
         credentials = channel.peer()
         if credentials.uid not in (os.getuid(), 0):
             text = f"this driver serves uid {os.getuid()}, not {credentials.uid}"
-            _log.warning("client rejected: %s", text)
             reject(channel, ErrorStatus.DEVICE_UNAVAILABLE, text)
         elif not self._receive(channel):
             self._wait_for(channel, credentials)
+
+    @property
+    def count(self) -> int:
+        """How many connections wait for their Hello."""
+        return len(self._all)
 
     def close(self) -> None:
         """Close all connections."""
@@ -147,7 +152,7 @@ class PendingClients:
         except DeadObject:
             channel.close()
         except (TransportError, OSError) as error:
-            self._log_limited("a connection without a Hello is closed: %s", error)
+            _limited_log.warning(f"a connection without a Hello is closed: {error}")
             channel.close()
         else:
             with frame:
@@ -155,10 +160,13 @@ class PendingClients:
         return True
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
+        if frame.data == REQUEST and not frame.fds:
+            self._on_successor(channel)
+            return
         try:
             reason = check_hello(decode_hello(frame))
         except TransportError as error:
-            self._log_limited("a connection without a Hello is closed: %s", error)
+            _limited_log.warning(f"a connection without a Hello is closed: {error}")
             channel.close()
             return
         if reason:
@@ -167,7 +175,6 @@ class PendingClients:
             self._on_hello(channel, bytes(frame.data))
 
     def _reject_oldest(self, connections: dict[int, _Pending], text: str) -> None:
-        self._log_limited("client rejected: %s", text)
         reject(self._remove(next(iter(connections))).channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
 
     def _remove(self, fd: int) -> _Pending:
@@ -188,20 +195,34 @@ class PendingClients:
         now = time.monotonic()
         for fd in [fd for fd, pending in self._all.items() if pending.deadline_s <= now]:
             text = f"no Hello arrived within {HELLO_TIMEOUT_S:g} s"
-            self._log_limited("client rejected: %s", text)
             reject(self._remove(fd).channel, ErrorStatus.GENERAL_FAILURE, text)
         self._set_timer()
 
-    def _log_limited(self, text: str, detail: object) -> None:
-        """Log, at most once in _LOG_INTERVAL_S, because any process of the user can cause these lines."""
-        if time.monotonic() >= self._log_time + _LOG_INTERVAL_S:
-            self._log_time = time.monotonic()
-            _log.warning(text, detail)
+
+class _LimitedLog:
+    """Logs at most once in _LOG_INTERVAL_S, because any process of the user can cause these lines."""
+
+    def __init__(self) -> None:
+        self._next_s = float("-inf")
+        self._left_out = 0
+
+    def warning(self, text: str) -> None:
+        """Log a warning, with how many were left out before it; or leave this one out."""
+        if time.monotonic() < self._next_s:
+            self._left_out += 1
+            return
+        others = f"; {self._left_out} more before this one" if self._left_out else ""
+        _log.warning("%s%s", text, others)
+        self._next_s, self._left_out = time.monotonic() + _LOG_INTERVAL_S, 0
+
+
+_limited_log = _LimitedLog()
 
 
 def reject(channel: Channel, status: ErrorStatus, text: str) -> None:
-    """Send the reason to a client and close the connection. Does not block."""
+    """Log the reason, send it to the client and close the connection. Does not block."""
     with channel, suppress(DeadObject, MissedDeadlineTransient, OSError):
+        _limited_log.warning(f"client rejected: {text} (process {channel.peer().pid})")
         channel.send(_encoded_rejection(status, text), (), NO_WAIT)
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from nnfmq.base.memory import Memory, write_all
 from nnfmq.base.ownership import Closable
@@ -96,14 +95,9 @@ class SharedStatistics(StatisticsArea, Closable):
         view[WORD_BYTES:] = bytes(layout.SLOT_BYTES - WORD_BYTES)  # all but CHANGE
         end_change(view)
 
-    @contextmanager
-    def inherited(self) -> Iterator[None]:
+    def inherited(self) -> AbstractContextManager[None]:
         """Let children that are forked in the block inherit the mapping."""
-        self._memory.give_to_children()
-        try:
-            yield
-        finally:
-            self.keep_from_children()
+        return self._memory.inherited()
 
     def keep_from_children(self) -> None:
         """Do not let forked children inherit the mapping, as before `inherited`."""

@@ -6,7 +6,9 @@ this module calls `processes.use_one_blas_thread` before: a process with threads
 before the first fork, so that workers share it.
 
 A worker depends on its client alone: workers outlive a supervisor that is killed, and a new supervisor can start beside
-them. On SIGTERM or SIGINT the supervisor closes its socket, ends its workers, and returns.
+them. On SIGTERM or SIGINT the supervisor closes its socket, so that another driver may start, lets its workers drain,
+and returns; a second signal ends them at once. A successor can also get the socket (`hand_over`): then the
+supervisor serves the clients that it has until they leave.
 """
 
 from __future__ import annotations
@@ -36,18 +38,20 @@ from nnfmq.base.paths import (
     models_socket,
     runtime_directory,
 )
+from nnfmq.base.sandbox.sandbox import require_parts
 from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
 from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares, total_limit_bytes
 from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.driver.process.hand_over import Predecessor, Successor
 from nnfmq.driver.process.pending_clients import PendingClients, reject
 from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerSetup, preload
 from nnfmq.driver.process.workers import RepositoryProcess, WorkerProcesses
 from nnfmq.engines.memory import trim_memory
-from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus
+from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument
 
 CLIENTS_MAX = 64
 _PATH_BYTES_MAX = 107  # of sun_path
@@ -55,13 +59,15 @@ _ACCEPTED_AT_ONCE = 64  # before other events are handled
 # Shortages of this process or the system: the listening socket is intact, so accepting is tried again after a pause.
 _ACCEPT_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _ACCEPT_PAUSE_S = 0.1
+_PROCESS_CLIENTS = settings.PROCESS_CLIENTS.variable
 _log = logging.getLogger("nnfmq.supervisor")
 
 
 class Supervisor(Closable):
     """A listening driver. Close it.
 
-    Borrows its arguments. `stop_fd` is an eventfd that ends `run` when it becomes readable. `repository` is None if no
+    Borrows its arguments. `stop_fd` is an eventfd: the driver drains when it becomes readable, and ends at once when it
+    does so again. `reload_fd` is one that lets it read its configuration again. `repository` is None if no
     models are served by name.
     """
 
@@ -71,36 +77,90 @@ class Supervisor(Closable):
         listener: Listener,
         workers: WorkerProcesses,
         stop_fd: int,
+        reload_fd: int,
         repository: RepositoryProcess | None = None,
     ) -> None:
         self._listener = listener
         self._stop_fd = stop_fd
-        self._is_stopping = False
+        self._is_listening = True  # False: it has no socket any more
+        self._is_draining = self._ends_now = False
+        self._successor: Successor | None = None
         self._loop = loop
         self._workers = workers
         self._repository = repository
-        self._pending = PendingClients(self._loop, self._on_hello)
+        self._pending = PendingClients(self._loop, self._on_hello, self._on_successor)
         self._spare_fd = os.dup(stop_fd)  # closed to accept clients that are rejected because no fd is left; -1: none
-        self._loop.add_reader(stop_fd, self._stop)
+        self._loop.add_reader(stop_fd, self._on_stop)
+        self._loop.add_reader(reload_fd, lambda: _reload(reload_fd))
         self._loop.add_reader(listener.fileno(), self._accept)
         self._is_accepting = True
 
     def run(self) -> None:
-        """Accept clients until the stop fd is readable; then end the model repository and all workers. Blocks."""
+        """Accept clients until the driver ends: it was stopped, or replaced, and no client is left. Blocks."""
         if self._repository is not None:
             self._repository.start()
-        while not self._is_stopping:
+        while not self._is_done():
             self._loop.run_once()
         self._pending.close()
-        if self._repository is not None:
-            self._repository.end()  # before its worker
+        self._end_repository()
         self._workers.end_all()
 
-    def _stop(self) -> None:
-        self._is_stopping = True
-        self._loop.remove_reader(self._stop_fd)
+    def _is_done(self) -> bool:
+        return self._ends_now or not (self._is_listening or self._workers.client_pids or self._pending.count)
+
+    # -- ending and being replaced ------------------------------------------------------------------------------------
+
+    def _on_stop(self) -> None:
+        """Let the workers drain, for $NNFMQ_DRAIN_S at most; the second time end them."""
+        os.eventfd_read(self._stop_fd)
+        if self._is_draining:
+            self._end_now()
+            return
+        self._is_draining = True
+        self._stop_accepting()
+        self._listener.close()  # another driver may start from now on
+        self._end_repository()
+        if self._repository is not None:
+            self._repository.listener.close()
+        self._pending.close()
+        _log.info("the driver ends when %d clients have their results", len(self._workers.client_pids))
+        self._workers.drain_all()
+        self._loop.call_at(time.monotonic() + settings.DRAIN_S.value(), self._end_now)
+
+    def _end_now(self) -> None:
+        self._ends_now = True
+
+    def _end_repository(self) -> None:
+        if self._repository is not None:
+            self._repository.end()  # before its worker
+
+    def _on_successor(self, channel: Channel) -> None:
+        """Send the sockets to another driver that asks for them. Takes ownership of `channel`."""
+        if not self._is_listening or (self._successor is not None and self._successor.is_open):
+            reject(channel, ErrorStatus.DEVICE_UNAVAILABLE, "another driver replaces this one already, or it ends")
+            return
+        self._successor = Successor(self._loop, channel, self._hand_over)
+        models = () if self._repository is None else (self._repository.listener,)
+        self._successor.send(self._listener, *models)
+
+    def _hand_over(self) -> None:
+        """Accept no more clients, because the successor does; serve those that are here until they leave."""
+        if not self._is_listening:  # it has been stopped meanwhile
+            return
+        self._stop_accepting()
+        self._listener.give_up()
+        self._end_repository()
+        if self._repository is not None:
+            self._repository.listener.give_up()
+        left = len(self._workers.client_pids)
+        _log.info("another driver has replaced this one, which ends when its %d clients have left", left)
+        self._workers.make_all_leave()
+
+    def _stop_accepting(self) -> None:
+        self._is_listening = False
         if self._is_accepting:
             self._loop.remove_reader(self._listener.fileno())
+            self._is_accepting = False
 
     # -- accepting ----------------------------------------------------------------------------------------------------
 
@@ -145,7 +205,7 @@ class Supervisor(Closable):
         self._loop.call_at(time.monotonic() + _ACCEPT_PAUSE_S, self._resume_accepting)
 
     def _resume_accepting(self) -> None:
-        if not self._is_stopping:
+        if self._is_listening:
             self._loop.add_reader(self._listener.fileno(), self._accept)
             self._is_accepting = True
 
@@ -155,13 +215,31 @@ class Supervisor(Closable):
             os.close(fd)
 
     def _on_hello(self, channel: Channel, hello: bytes) -> None:
-        if len(self._workers) < CLIENTS_MAX:
+        reason = self._why_full(channel.peer().pid)
+        if reason:
+            self._workers.reject_surplus(channel, reason)
+        else:
             self._workers.start(channel, hello)
-            return
-        self._workers.reject_surplus(channel, f"this driver serves {CLIENTS_MAX} clients already")
+
+    def _why_full(self, pid: int) -> str:
+        """Return why this driver does not serve another client of a process now, for the client; empty if it does."""
+        pids, repository = self._workers.client_pids, self._repository
+        if len(pids) >= CLIENTS_MAX:
+            return f"this driver serves {CLIENTS_MAX} clients already"
+        if repository is None or not repository.includes(pid):
+            limit = settings.PROCESS_CLIENTS.value()
+            if pid and pids.count(pid) >= limit:
+                return (
+                    f"process {pid} has {limit} clients already, the limit that ${_PROCESS_CLIENTS} of the driver sets"
+                )
+            if repository is not None and len(pids) == CLIENTS_MAX - 1 and not any(map(repository.includes, pids)):
+                return f"this driver serves {len(pids)} clients already, and its model repository has the last place"
+        return ""
 
     def close(self) -> None:
-        """Close the supervisor's own fd."""
+        """Close the supervisor's own fds. Idempotent."""
+        if self._successor is not None:
+            self._successor.close()
         self._close_spare_fd()
 
 
@@ -174,10 +252,14 @@ def serve(
     allow_device_status: bool = False,
     memory_mib: int | None = None,
     models: Path | None = None,
+    sandbox: str | None = None,
+    replace: bool = False,
     parent: int | None = None,
     ready: Callable[[Path], None] = lambda _path: None,
 ) -> int:
-    """Run a driver that listens at `path` until SIGTERM or SIGINT. Return 0, the exit status. Main thread only. Blocks.
+    """Run a driver that listens at `path` until it is stopped or replaced. Return 0, the exit status. Blocks.
+
+    Main thread only. SIGTERM and SIGINT let it drain, and end it at once the second time.
 
     Args:
         path: The socket; by default in the user's runtime directory.
@@ -188,16 +270,22 @@ def serve(
         memory_mib: What all clients together may take in the driver; by default $NNFMQ_MEMORY_MIB, or a quarter of
             the machine's memory.
         models: The directory of the models that are served by name; by default that of $NNFMQ_MODELS, or none.
+        sandbox: `on`, `required` or `off`; by default $NNFMQ_SANDBOX, or `on`.
+        replace: Whether to replace a driver that listens at `path`; without one this one starts all the same.
         parent: The parent process, with which the driver exits; None = it does not.
         ready: Called with the path as soon as clients can connect.
 
     Raises:
-        DeviceUnavailable: If another driver listens at `path`, or other users could replace it, or `parent` is not the
-            parent of this process, or has exited.
+        DeviceUnavailable: If another driver listens at `path`, or does not hand it over, or other users could replace
+            it, or `parent` is not the parent of this process, or has exited, or the kernel lacks a part of the sandbox
+            that is required.
         InvalidArgument: If a setting or the devices' configuration is not valid.
         OSError: If the devices' configuration, or the directory of models, cannot be read.
     """
+    if sandbox is not None:
+        settings.SANDBOX.export(sandbox)
     settings.check_all()
+    require_parts()
     models = _models_directory(models)
     entries = read_configuration(devices)  # once for all workers, and while errors can still be reported
     if path is None:
@@ -211,26 +299,52 @@ def serve(
     options = DriverOptions(os.getpid(), allow_device_status)
     with ExitStack() as stack:
         # First: a signal during the rest of the setup must not leave files behind.
-        stop_fd = stack.enter_context(_signals())
-        status = stack.enter_context(Memory.create(STATUS_PAGE_BYTES, "nnfmq-status"))
-        listener = stack.enter_context(Listener.create(path))
+        stop_fd, reload_fd = stack.enter_context(_signals())
+        status = stack.enter_context(
+            Memory.create(STATUS_PAGE_BYTES, "nnfmq-status", one_writer=not allow_device_status)
+        )
+        predecessor = Predecessor.request(path) if replace else None
+        listener, named = _open_listeners(stack, path, models is not None, predecessor)
         loop = stack.enter_context(EventLoop())
         repository = None
-        if models is not None:
-            named = stack.enter_context(Listener.create(models_socket(path)))
+        if named is not None and models is not None:
             repository = RepositoryProcess(loop, named, path, models)
-        elif models_socket(path).is_socket():
-            # Of a driver that was killed: clients would wait for its repository. Another driver may listen there.
-            with contextlib.suppress(DeviceUnavailable):
-                Listener.create(models_socket(path)).close()
         _set_environment(extensions, runtimes, memory_mib)
         workers = _prepare_workers(stack, loop, status, entries, options)
-        supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd, repository))
+        supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd, reload_fd, repository))
         if parent is not None:
             _stop_with_parent(stack, loop, parent, stop_fd)
+        if predecessor is not None:
+            predecessor.confirm()
+            if models is None and predecessor.models is not None:
+                predecessor.models.close()  # nobody serves models by name any more
         ready(path)
         supervisor.run()
     return 0
+
+
+def _open_listeners(
+    stack: ExitStack, path: Path, has_models: bool, predecessor: Predecessor | None
+) -> tuple[Listener, Listener | None]:
+    """Return the listeners of the driver and of its model repository: the predecessor's, or new ones.
+
+    `stack` closes them; those of a predecessor have no path before `Predecessor.confirm`.
+    """
+    if predecessor is None:
+        listener = stack.enter_context(Listener.create(path))
+        named = None
+    else:
+        listener, named = stack.enter_context(predecessor.listener), predecessor.models
+        if named is not None:
+            stack.enter_context(named)
+        stack.enter_context(predecessor)  # first to be closed: with the locks
+    if has_models and named is None:
+        named = stack.enter_context(Listener.create(models_socket(path)))
+    elif named is None and models_socket(path).is_socket():
+        # Of a driver that was killed: clients would wait for its repository. Another driver may listen there.
+        with contextlib.suppress(DeviceUnavailable):
+            Listener.create(models_socket(path)).close()
+    return listener, named
 
 
 def _models_directory(path: Path | None) -> Path | None:
@@ -310,21 +424,40 @@ def _prepare_workers(
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[int]:
-    """Yield an eventfd that becomes readable on SIGTERM or SIGINT. Restores the previous handlers afterwards.
+def _signals() -> Iterator[tuple[int, int]]:
+    """Yield an eventfd that becomes readable on SIGTERM or SIGINT, and one for SIGHUP. Restores the previous handlers.
 
     SIGCHLD gets its default: if a parent had it ignored, the exit statuses of workers would be lost.
     """
-    stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2)]
+    by_signal = {signal.SIGTERM: fds[0], signal.SIGINT: fds[0], signal.SIGHUP: fds[1]}
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        os.eventfd_write(stop_fd, 1)
+    def notify(number: int, _frame: FrameType | None) -> None:
+        os.eventfd_write(by_signal[signal.Signals(number)], 1)
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, notify) for number in by_signal}
     previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        yield stop_fd
+        yield fds[0], fds[1]
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        os.close(stop_fd)
+        for fd in fds:
+            os.close(fd)
+
+
+def _reload(reload_fd: int) -> None:
+    """Read the configuration again after SIGHUP; an invalid one changes nothing. Logs what has become of it."""
+    os.eventfd_read(reload_fd)
+    try:
+        changes = settings.reload()
+    except InvalidArgument as error:
+        _log.error("the configuration is not reloaded: %s", error)
+        return
+    for setting, before, now in changes:
+        if setting.reloads:
+            _log.warning("%s is %s instead of %s, %s", setting.name, now, before, setting.reloads)
+        else:
+            _log.warning(
+                "%s stays %s until the driver is restarted; the configuration says %s", setting.name, before, now
+            )

@@ -43,7 +43,8 @@ __all__ = [
 # The memory is sparse: a worker allocates the pages of its ring when it begins to record, so a driver that is not
 # traced needs one page. The pages stay allocated for the next trace. A worker writes its own ring and byte, and byte 0
 # if its client begins to trace. If it dies, the supervisor ends the trace. The area is trusted: only the supervisor and
-# its workers have it, and clients that administer the driver may read it (see docs/explanation/security-model.md).
+# its workers can write to it, because it is sealed against new writable mappings as soon as the supervisor has mapped
+# it; clients that administer the driver may read it (see docs/explanation/security-model.md).
 
 
 OWNER: Final = 0
@@ -65,12 +66,12 @@ def slots_of(size_bytes: int) -> int:
 class TraceArea(Closable):
     """The supervisor's side, for workers with the slots 1 to `slots`. Owns its memory; close it, or use `with`.
 
-    Forked children do not inherit the mapping; workers map the memory themselves.
+    Workers inherit the mapping (`Memory.inherited`), other children do not.
     """
 
     def __init__(self, slots: int) -> None:
         assert slots < _PAGE
-        self.memory = Memory.create_sparse(ring_offset(slots + 1), "nnfmq-trace")
+        self.memory = Memory.create_sparse(ring_offset(slots + 1), "nnfmq-trace", one_writer=True)
         self.memory.keep_from_children()
 
     def release(self, slot: int) -> None:
@@ -115,7 +116,7 @@ class WorkerTrace:
         self._lock = threading.Lock()
 
     def use_area(self, area: Memory, slot: int) -> None:
-        """Record in the ring of `slot` while a client traces the driver. Takes ownership of `area` until `stop`."""
+        """Record in the ring of `slot` while a client traces the driver. Borrows `area` until `stop`."""
         self._area, self._slot = area, slot
         self.switch = self._driver_switch = area.view[OWNER : OWNER + 1]
 
@@ -193,15 +194,13 @@ class WorkerTrace:
             self._area_recorder = None
 
     def stop(self) -> None:
-        """Record nothing any more, and release all memory. Idempotent. For tests: a worker exits without it."""
+        """Record nothing any more, and release the client's ring. Idempotent. For tests: a worker exits without it."""
         with self._lock:
             self.switch = self._driver_switch = _NOBODY
             TRACING.stop()
-            memories = (self._client_ring, self._area)
-            self._client_ring = self._area = self._area_recorder = None
-        for memory in memories:
-            if memory is not None:
-                memory.close()
+            ring, self._client_ring, self._area, self._area_recorder = self._client_ring, None, None, None
+        if ring is not None:
+            ring.close()
 
 
 WORKER_TRACE = WorkerTrace()

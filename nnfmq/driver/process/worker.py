@@ -4,18 +4,20 @@ The supervisor forks it when the client's Hello has arrived. From then on it dep
 killed supervisor. SIGTERM (from the supervisor) and the client's exit both end it immediately, with everything that it
 owns. The workers of a driver share one page with the devices' status, and compiled programs (`cache.shared`).
 
-Plug-ins are imported here, after the fork: the supervisor runs no code of others.
+Plug-ins are imported here, after the fork: the supervisor runs no code of others. Then the worker enters its sandbox
+(`sandboxes`), before it looks at the first byte of its client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from nnfmq.base.channel import Channel
 from nnfmq.base.memory import Memory
+from nnfmq.base.sandbox.sandbox import enter
 from nnfmq.driver.cache import shared
 from nnfmq.driver.compilation import jobs
 from nnfmq.driver.devices import installation, plugins
@@ -24,12 +26,14 @@ from nnfmq.driver.devices.installation import DriverOptions
 from nnfmq.driver.devices.registry import make_devices
 from nnfmq.driver.execution.order import ClientOrder
 from nnfmq.driver.execution.turns import CoreTurns
-from nnfmq.driver.memory.quota import MemoryShare
+from nnfmq.driver.memory.quota import MemoryShare, MemoryShares, quota_limit_bytes
+from nnfmq.driver.process.sandboxes import prepare_worker_sandbox, worker_sandbox
 from nnfmq.driver.process.statistics_area import SharedStatistics
-from nnfmq.driver.process.trace import WORKER_TRACE
+from nnfmq.driver.process.trace import WORKER_TRACE, TraceArea
 from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session, run_session
 from nnfmq.engines.compiled.thread_pool import divide_cores
+from nnfmq.hal.types import Protection
 from nnfmq.operations import load_all
 
 if TYPE_CHECKING:
@@ -46,7 +50,7 @@ class WorkerFds(NamedTuple):
         status: The memory of the devices' status, STATUS_PAGE_BYTES.
         shares: The memory of `MemoryShares`.
         core_shares: The memory of `CoreShares`.
-        trace: The memory of `TraceArea`.
+        trace: The memory of `TraceArea`, whose mapping the worker inherits.
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
         statistics: The memory of `SharedStatistics`, whose mapping the worker inherits.
@@ -62,8 +66,7 @@ class WorkerFds(NamedTuple):
     statistics: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSetup:
+class WorkerSetup(NamedTuple):
     """What all workers of a driver have in common.
 
     Attributes:
@@ -86,26 +89,40 @@ def preload() -> None:
 
         kernel_types()
     installation.read_in_child()
+    prepare_worker_sandbox()
 
 
-def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, statistics: SharedStatistics) -> NoReturn:
+def main(
+    hello: bytes,
+    fds: WorkerFds,
+    slot: int,
+    setup: WorkerSetup,
+    statistics: SharedStatistics,
+    traces: TraceArea,
+    shares: MemoryShares,
+) -> NoReturn:
     """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins.
 
     `slot` is this worker's place among the shares of memory and of the cores, counted from 1, and in `statistics`.
     """
     statistics.keep_from_children()
+    traces.memory.keep_from_children()
     plugins.load_extensions(setup.plugins)
     shared.connect(fds.shared_cache)
     jobs.connect_compile_server(fds.compile_relay)
     devices = make_devices(setup.entries, setup.plugins)
-    status = Memory.adopt(fds.status)  # until the process exits
+    status_access = Protection.READ_WRITE if setup.options.allows_device_status else Protection.READ
+    status = Memory.adopt(fds.status, protection=status_access)  # until the process exits
     devices.share_status(status.view)
-    share = MemoryShare(Memory.adopt(fds.shares), slot)
+    all_shares = Memory.adopt(fds.shares, protection=Protection.READ)
+    share = MemoryShare(shares.own_word(slot), all_shares, quota_limit_bytes())
     assert setup.options.supervisor_pid is not None  # this is not the embedded driver
     turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
     divide_cores(turns.division)
-    WORKER_TRACE.use_area(Memory.adopt(fds.trace), slot)
+    WORKER_TRACE.use_area(traces.memory, slot)
     channel, order = Channel.adopt(fds.control), ClientOrder(turns)
+    sandbox = worker_sandbox(devices.values())
+    own_statistics, enter_sandbox = (statistics, slot - 1), partial(enter, sandbox)
     run_session(
-        Session(channel, "nnfmq", HANDLERS, devices, setup.options, hello, share, order, (statistics, slot - 1))
+        Session(channel, "nnfmq", HANDLERS, devices, setup.options, hello, share, order, own_statistics, enter_sandbox)
     )

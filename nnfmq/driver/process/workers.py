@@ -22,13 +22,13 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from nnfmq.base.channel import Channel, Listener
+from nnfmq.base.channel import Channel, Credentials, Listener
 from nnfmq.base.memory import Memory
 from nnfmq.base.processes import child_environment
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.cache import programs
 from nnfmq.driver.cache.shared import SharedCacheServer, WorkerLink
-from nnfmq.driver.compilation.server import CompileRelay
+from nnfmq.driver.compilation.server import CompileLink, CompileRelay
 from nnfmq.driver.devices.configuration import end_changes
 from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares
@@ -36,9 +36,12 @@ from nnfmq.driver.process import worker
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.pending_clients import reject
+from nnfmq.driver.process.sandboxes import private_folder_of
 from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
+from nnfmq.driver.process.worker_requests import DriverRequests
+from nnfmq.driver.session.session import LEAVE, SESSION_SIGNALS
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure
 from nnfmq.observe import statistics_layout as layout
 
@@ -50,11 +53,18 @@ _log = logging.getLogger("nnfmq.supervisor")
 
 class _Worker:
     def __init__(
-        self, process: ChildProcess, cache_link: WorkerLink, compile_link: Channel, client_pidfd: int | None, slot: int
+        self,
+        process: ChildProcess,
+        cache_link: WorkerLink,
+        compile_link: CompileLink,
+        client_pid: int,
+        client_pidfd: int | None,
+        slot: int,
     ) -> None:
         self.process = process
         self.cache_link = cache_link
         self.compile_link = compile_link
+        self.client_pid = client_pid
         self.client_pidfd = client_pidfd  # None: unknown, or the client has exited
         self.slot = slot  # of MemoryShares
         self.was_killed = False
@@ -86,16 +96,21 @@ class WorkerProcesses:
         self._statistics = statistics
         self._setup = setup
         self._compile_relay = CompileRelay(loop, statistics)
-        self._shared_cache = SharedCacheServer(programs.cache_limit_bytes())
+        self._requests = DriverRequests(loop)
+        self._shared_cache = SharedCacheServer(programs.cache_limit_bytes(), self._requests)
         statistics.set(layout.CACHE_LIMIT, programs.cache_limit_bytes())
         self._workers: dict[int, _Worker] = {}  # by pid
+        self._is_replaced = False
         status.keep_from_children()  # compile processes map no shared memory; workers map it themselves
 
-    def __len__(self) -> int:
-        return len(self._workers)
+    @property
+    def client_pids(self) -> list[int]:
+        """The process of each client; 0 for one in another PID namespace."""
+        return [worker.client_pid for worker in self._workers.values()]
 
     def start(self, channel: Channel, hello: bytes) -> None:
         """Start a worker for a client, or reject the client if that fails. Takes ownership of `channel`."""
+        client = channel.peer()
         try:
             client_pidfd = channel.open_peer_pidfd()
         except OSError as error:
@@ -103,7 +118,7 @@ class WorkerProcesses:
             return
         control_fd = channel.detach()  # a fork closes channels in the child
         try:
-            started = self._fork(control_fd, hello, client_pidfd)
+            started = self._fork(control_fd, hello, client, client_pidfd)
         except (OSError, GeneralFailure) as error:
             if client_pidfd is not None:
                 os.close(client_pidfd)
@@ -112,14 +127,14 @@ class WorkerProcesses:
             os.close(control_fd)
             self._watch_or_end(started)
 
-    def _fork(self, control_fd: int, hello: bytes, client_pidfd: int | None) -> _Worker:
+    def _fork(self, control_fd: int, hello: bytes, client: Credentials, client_pidfd: int | None) -> _Worker:
         """Fork a worker. Raises as `fork_child`; the caller then still owns the fds."""
         with ExitStack() as undo, ExitStack() as worker_ends:
             link, cache_end = self._shared_cache.connect()
             undo.callback(self._shared_cache.close, link)
             cache_fd = cache_end.detach()
             worker_ends.callback(os.close, cache_fd)
-            compile_link, compile_end = Channel.pair()
+            compile_link, compile_end = self._compile_relay.connect(client.uid)
             undo.callback(compile_link.close)
             compile_fd = compile_end.detach()
             worker_ends.callback(os.close, compile_fd)
@@ -129,14 +144,16 @@ class WorkerProcesses:
             shares, cores, traces = (memory.fileno() for memory in memories)
             statistics = self._statistics.fileno()
             fds = WorkerFds(control_fd, self._status.fileno(), shares, cores, traces, cache_fd, compile_fd, statistics)
-            run = partial(worker.main, hello, fds, slot, self._setup, self._statistics)
-            with self._statistics.inherited():
+            run = partial(worker.main, hello, fds, slot, self._setup, self._statistics, self._traces, self._shares)
+            with self._statistics.inherited(), self._traces.memory.inherited(), self._shares.inherited(slot):
                 # Without a supervisor nobody would end the worker if it is stopped and its client exits.
-                process = fork_child(run, fds, at_parent_exit=signal.SIGCONT)
+                process = fork_child(run, fds, at_parent_exit=signal.SIGCONT, blocked=SESSION_SIGNALS)
             undo.pop_all()
         link.worker_pid = process.pid
+        if self._is_replaced:
+            process.send(LEAVE)
         vlog("driver", "worker %d serves a new client", process.pid)
-        return _Worker(process, link, compile_link, client_pidfd, slot)
+        return _Worker(process, link, compile_link, client.pid, client_pidfd, slot)
 
     def _reject(self, channel: Channel, error: OSError | GeneralFailure) -> None:
         self._statistics.add(layout.REJECTED_CLIENTS)
@@ -145,7 +162,6 @@ class WorkerProcesses:
     def reject_surplus(self, channel: Channel, text: str) -> None:
         """Reject a client because the driver has as many as it may have. Takes ownership of `channel`."""
         self._statistics.add(layout.REJECTED_CLIENTS)
-        _log.warning("client rejected: %s", text)
         reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
 
     def _watch_or_end(self, started: _Worker) -> None:
@@ -161,7 +177,7 @@ class WorkerProcesses:
         self._workers[started.process.pid] = started
         self._loop.add_reader(started.process.fileno(), lambda: self._on_exit(started))
         self._loop.add_reader(started.cache_link.channel.fileno(), lambda: self._serve_cache(started))
-        self._loop.add_reader(started.compile_link.fileno(), lambda: self._relay_compilation(started))
+        self._loop.add_reader(started.compile_link.channel.fileno(), lambda: self._relay_compilation(started))
         if started.client_pidfd is not None:
             self._loop.add_reader(started.client_pidfd, lambda: self._on_client_exit(started))
 
@@ -189,7 +205,7 @@ class WorkerProcesses:
 
     def _close_compile_link(self, linked: _Worker) -> None:
         """Close a worker's link to the compile server. Idempotent. The worker compiles its models itself then."""
-        self._loop.remove_reader(linked.compile_link.fileno())
+        self._loop.remove_reader(linked.compile_link.channel.fileno())
         linked.compile_link.close()
 
     # -- ending -------------------------------------------------------------------------------------------------------
@@ -222,16 +238,29 @@ class WorkerProcesses:
         self._statistics.release(ended.slot - 1)
         self._cores.release(ended.slot)  # first: another worker may get the slot from then on
         self._shares.release(ended.slot)
+        self._requests.remove_folder(private_folder_of(ended.process.pid))
         status = ended.process.reap()
         vlog("driver", "worker %d has ended with status %d", ended.process.pid, status)
         if ended.was_killed:
             _log.info("worker %d was killed after its client had exited", ended.process.pid)
         elif status:
             self._statistics.add(layout.DEAD_WORKERS)
-            _log.error("worker %d ended with status %d", ended.process.pid, status)
+            cause = ": its sandbox ended it, because of a system call that no worker makes" * (status == -signal.SIGSYS)
+            _log.error("worker %d ended with status %d%s", ended.process.pid, status, cause)
+
+    def make_all_leave(self) -> None:
+        """Let the workers, later ones included, ask their clients to move to the driver that has replaced this one."""
+        self._is_replaced = True
+        for running in self._workers.values():
+            running.process.send(LEAVE)
+
+    def drain_all(self) -> None:
+        """Let the workers end when what is in progress has ended, at most after $NNFMQ_DRAIN_S. Does not block."""
+        for running in self._workers.values():
+            running.process.send(signal.SIGTERM)
 
     def end_all(self) -> None:
-        """Send SIGTERM to all workers, and SIGKILL to those that have not exited after STOP_TIMEOUT_S. Blocks."""
+        """Send SIGTERM to all workers, again to those that drain, and SIGKILL after STOP_TIMEOUT_S. Blocks."""
         self._compile_relay.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             for running in self._workers.values():
@@ -247,9 +276,7 @@ def _reject(channel: Channel, error: OSError | GeneralFailure) -> None:
         status, reason = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, error.strerror or str(error)
     else:
         status, reason = ErrorStatus.GENERAL_FAILURE, str(error)
-    text = f"no worker could be started: {reason}"
-    _log.warning("client rejected: %s", text)
-    reject(channel, status, text)
+    reject(channel, status, f"no worker could be started: {reason}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -302,6 +329,13 @@ class RepositoryProcess:
         finally:
             os.close(fd)
 
+    def includes(self, pid: int) -> bool:
+        """Return whether a process is the repository's, or of a child that imports a model."""
+        try:
+            return self._process is not None and os.getsid(pid) == self._process.pid
+        except OSError:  # it has exited
+            return False
+
     def _execute(self, fd: int) -> None:
         """Become the repository: a forked child without this process's memory."""
         os.setsid()
@@ -331,6 +365,11 @@ class RepositoryProcess:
             self._pause_s = PAUSE_S
         self._loop.call_at(time.monotonic() + self._pause_s, self.start)
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+
+    @property
+    def listener(self) -> Listener:
+        """The listener at the repository's socket."""
+        return self._listener
 
     def end(self) -> None:
         """End the process and its children; it has nothing to save. Blocks until it has ended. Idempotent."""

@@ -40,6 +40,10 @@ def _hello(session: Session, message: messages.Hello, *_: object) -> None:
     )
 
 
+def _leave(session: Session, *_: object) -> None:
+    session.drain()
+
+
 def _goodbye(session: Session, *_: object) -> None:
     session.stop()
 
@@ -98,6 +102,7 @@ _WATCHER, _LAUNCHES = HandlerThread.WATCHER, HandlerThread.LAUNCHES
 
 HANDLERS: dict[type[messages.Message], Handler] = {
     messages.Hello: Handler(_hello, _WATCHER),
+    messages.Leave: Handler(_leave, _WATCHER),
     messages.Goodbye: Handler(_goodbye, _WATCHER),
     messages.ListDevices: Handler(_list_devices, _WATCHER),
     messages.GetCapabilities: Handler(_get_capabilities),

@@ -175,11 +175,13 @@ def _launch(
 
 def get_execution_info(session: Session, message: messages.GetExecutionInfo, *_: object) -> None:
     """Send the status and the times of a fenced execution (`IFencedExecutionCallback::getExecutionInfo`)."""
-    info = session.fenced_callbacks.lookup(message.callback_id).info
+    execution = session.fenced_callbacks.lookup(message.callback_id)
+    info = execution.info
     times = (
         time for timing in (info.launched, info.fenced) for time in (timing.time_on_device_ns, timing.time_in_driver_ns)
     )
     session.send(messages.FencedExecutionInfo(message.call, info.status, info.message, *times))
+    execution.is_collected = True
 
 
 def release_callback(session: Session, message: messages.ReleaseCallback, *_: object) -> None:

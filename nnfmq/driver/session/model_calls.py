@@ -14,10 +14,12 @@ import msgspec
 from msgspec.structs import replace
 
 from nnfmq.base.channel import close_all
+from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.cache import programs
 from nnfmq.driver.cache.files import CacheFiles
+from nnfmq.driver.cache.shared_files import SharedFile, shared_file
 from nnfmq.driver.compilation.jobs import PrepareContext, no_progress, prepare_context
 from nnfmq.driver.compilation.unfinished import UnfinishedCompilation
 from nnfmq.driver.execution.binding import find_constant_ranges
@@ -27,6 +29,7 @@ from nnfmq.driver.memory.quota import QuotaCharge, adopt_files
 from nnfmq.driver.session.error_translation import errors_to_status
 from nnfmq.driver.session.session import Session
 from nnfmq.engines.execution import TieredProgram
+from nnfmq.hal.deterministic import is_deterministic
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -41,7 +44,7 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.hosted import decode_call
 from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.timing import NO_LIMIT, from_limit_field
-from nnfmq.hal.types import Model, Priority
+from nnfmq.hal.types import Model, Priority, Protection
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import NO_RESULT
 from nnfmq.serialize.models import decode_model, decoded_model_bytes
@@ -172,21 +175,31 @@ def get_supported_operations(
 
 
 def describe_file(session: Session, message: messages.DescribeFile, fds: list[int], _received_ns: int) -> None:
-    """Send what a device that hosts another runtime finds in a model file."""
+    """Send what a device that hosts another runtime finds in a model file, and memory that other clients have, too."""
     with ExitStack() as files:
         memories = adopt_files(fds, message.pools)
         for memory in memories:
             files.callback(memory.close)
         charge = session.quota.charge(sum(memory.size_bytes for memory in memories))
         with closing(charge):
-            pools = copy_constant_pools(memories, Checkpoint(session, message.deadline_ns))
+            check = Checkpoint(session, message.deadline_ns)
             device = session.devices.find(message.device)
             device.require_available()
+            shared = [shared_file(memory, check) for memory in memories]
+            pools = copy_constant_pools([_shared(*pair) for pair in zip(memories, shared, strict=True)], check)
             context = PrepareContext(from_limit_field(message.deadline_ns))
             with errors_to_status("opening the file"), prepare_context(context):
                 description = device.describe_file(decode_call(message.file), pools)
-    reply = messages.FileDescription(message.call, ErrorStatus.NONE, "", msgspec.json.encode(description))
-    session.send(reply)
+    replaced = {i: file.fd for i, file in enumerate(shared) if file is not None and file.is_replacement}
+    data, indexes = msgspec.json.encode(description), tuple(replaced)
+    session.send(messages.FileDescription(message.call, ErrorStatus.NONE, "", data, indexes), [*replaced.values()])
+
+
+def _shared(memory: FileMemory, file: SharedFile | None) -> FileMemory:
+    """Return the memory that is used: `memory`, or what replaces it."""
+    if file is None or not file.is_replacement:
+        return memory
+    return FileMemory.from_fd(file.fd, memory.size_bytes, protection=Protection.READ)
 
 
 def prepare_model(session: Session, message: messages.PrepareModel, fds: list[int], _received_ns: int) -> None:
@@ -217,7 +230,13 @@ def prepare_model(session: Session, message: messages.PrepareModel, fds: list[in
             session.unfinished.append(unfinished)
         session.send_success(message.call)
         on_progress = partial(_send_progress, session, message, model) if message.tells_progress else no_progress
-        with prepare_context(PrepareContext(deadline_ns, on_progress)):
+        context = PrepareContext(
+            deadline_ns,
+            on_progress,
+            is_deterministic=is_deterministic(hints, extensions),
+            charge=session.quota.charge,
+        )
+        with prepare_context(context):
             _prepare_and_call_back(
                 session, message, charge, lambda: device.prepare_model(model, caches, message.preference), unfinished
             )

@@ -5,6 +5,10 @@ executing, closing) run by priority on a small thread pool, at most CALLS_MAX of
 session's end, which it detects even while all other threads are blocked in sending, and trims memory after IDLE_TRIM_MS
 without work. `calls.HANDLERS` has the handler of each message.
 
+SIGTERM, and a client that leaves, let the session drain: what is in progress ends and gets its reply, everything that
+begins later is rejected with DEVICE_UNAVAILABLE, and then the process exits. A second SIGTERM ends it at once. SIGUSR1,
+from a supervisor that another one has replaced, only asks the client to leave.
+
 Whatever the client sends, the reply is a status; bytes that violate the protocol end only this connection. When the
 client hangs up or dies, or `stop` is called, every wait ends and the process exits. The kernel then frees what is left,
 so no clean-up procedure can be forgotten. The same code runs in a supervisor's worker and in an embedded driver. (LIFE)
@@ -31,15 +35,16 @@ from typing import Any, NamedTuple, NoReturn
 
 from msgspec import Struct
 
-from nnfmq.base import watcher
+from nnfmq.base import settings, watcher
 from nnfmq.base.channel import INLINE_BYTES, NO_WAIT, Channel, Frame
+from nnfmq.base.deadlines import deadline_in, has_passed, remaining_s
 from nnfmq.driver.compilation.jobs import tier_up
 from nnfmq.driver.compilation.unfinished import UnfinishedCompilation, go_on_without_client
 from nnfmq.driver.devices.installation import DriverOptions
 from nnfmq.driver.devices.interface_versions import InterfaceVersion
 from nnfmq.driver.devices.registry import DeviceRegistry, load_devices
 from nnfmq.driver.execution.aidl_burst import AidlBurstServer
-from nnfmq.driver.execution.burst import BurstServer
+from nnfmq.driver.execution.burst import DRAINING, BurstServer
 from nnfmq.driver.execution.fenced import DriverFencedExecution
 from nnfmq.driver.execution.order import ClientOrder, PriorityThreadPool
 from nnfmq.driver.execution.prepared_model import DriverPreparedModel
@@ -55,6 +60,7 @@ from nnfmq.engines.execution import TieredProgram
 from nnfmq.engines.memory import trim_memory, use_one_heap
 from nnfmq.hal.errors import (
     DeadObject,
+    DeviceUnavailable,
     ErrorStatus,
     InvalidArgument,
     MissedDeadlineTransient,
@@ -85,11 +91,15 @@ __all__ = [
 ]
 
 POOL_THREADS = 4  # one client's calls: several executions and a preparation can run concurrently
+LEAVE = signal.SIGUSR1
+SESSION_SIGNALS = (signal.SIGTERM, LEAVE)
 BURSTS_MAX = 256  # for each client: each burst has a thread
 CALLS_MAX = 256  # queued or running, for each client; further calls are rejected immediately
 IDLE_TRIM_MS = 2000
 _TRIM_SOON_MS = 200  # until whoever has asked for it has dropped its last reference
 _SEND_TIMEOUT_NS = 60_000_000_000
+_GO_AWAY_TIMEOUT_NS = 100_000_000
+_DRAIN_POLL_MS = 2  # the listener threads of bursts report nothing; see `BurstServer.is_drained`
 _log = logging.getLogger("nnfmq.session")
 
 
@@ -155,7 +165,7 @@ class OpenBurst:
 class Session:
     """One client's objects, and the services of its session for the handlers of calls. Thread-safe.
 
-    `run` serves the client; any thread or signal handler may call `stop`.
+    `run` serves the client; any thread or signal handler may call `request_leave`, `drain` and `stop`.
 
     Args:
         channel: The control channel.
@@ -167,6 +177,7 @@ class Session:
         share: This client's part of what all clients may have; by default no other clients count.
         order: The order of the client's long executions; by default each begins at once.
         statistics: The driver's statistics and the client's slot there; by default the session has an area of its own.
+        enter_sandbox: Called before the first byte of the client is looked at, and before threads start.
 
     Attributes:
         quota: The client's memory quota.
@@ -188,6 +199,7 @@ class Session:
         unfinished: The compilations that go on in a process of their own if the client leaves.
         pending_calls: The driver's calls to the client, by call id.
         client_uid: The uid of the client process.
+        is_draining: Whether the session takes no new work, and ends when it has none left.
         is_closed: Whether the session is ending.
     """
 
@@ -202,6 +214,7 @@ class Session:
         share: MemoryShare | None = None,
         order: ClientOrder | None = None,
         statistics: tuple[StatisticsArea, int] | None = None,
+        enter_sandbox: Callable[[], None] = lambda: None,
     ) -> None:
         self.devices = load_devices() if devices is None else devices
         self.driver_name = driver_name
@@ -225,11 +238,12 @@ class Session:
         self.buffers = ManagedBuffers(self.quota, ids)
         self.unfinished: list[UnfinishedCompilation] = []
         self.pending_calls: dict[int, Future[SentMemories]] = {}
-        self.is_closed = False
-        self._is_terminated = False
+        self.is_draining = self.is_closed = False
+        self._goes_away = self._is_terminated = False
         self._channel = channel
         self._handlers = handlers
         self._received_hello = hello
+        self._enter_sandbox = enter_sandbox
         self._client: ClientProcess | None = None  # None: unknown
         self._reader: watcher.ReaderHandle | None = None
         self._send_lock = threading.Lock()
@@ -257,6 +271,7 @@ class Session:
             if self._client is not None:
                 stack.callback(self._client.close)
                 poll.register(self._client, select.POLLIN)
+            self._enter_sandbox()
             if self._received_hello is not None:
                 self._dispatch_hello(self._received_hello)
             self._reader = watcher.add_reader(self._channel.fileno(), self._on_readable, abort_on_internal_error)
@@ -264,14 +279,64 @@ class Session:
             stack.callback(self._end_waits)
             self.devices.prefetch_imports()  # meanwhile a client goes on with its start after Hello
             self._wait_for_end(poll)
+            if self.is_draining:
+                self._wait_until_drained(poll)
             self.stop()
             if not self._is_terminated:
                 go_on_without_client(list(self.unfinished), exits=True)
 
+    def request_leave(self) -> None:
+        """Have the main thread ask the client to move to the driver's successor. Takes no lock. Idempotent."""
+        self._goes_away = True
+        self._wake_up()
+
+    def drain(self) -> None:
+        """Take no new work, and end the session when it has none left. Takes no lock. Idempotent."""
+        self.is_draining = True
+        self._wake_up()
+
     def terminate(self) -> None:
-        """End the session, because the driver ends: nothing goes on. For a signal handler."""
-        self._is_terminated = True
-        self.stop()
+        """End the session because the driver ends, so that nothing goes on: first drain it, and at once if it drains.
+
+        For a signal handler.
+        """
+        if self._is_terminated or self.is_draining:
+            self.stop()
+        self._is_terminated = self._goes_away = True  # it drains once the client has been told
+        self._wake_up()
+
+    def _send_go_away(self) -> None:
+        """Ask the client to leave; without effect on one that does not read, or is not greeted yet."""
+        self._goes_away = False
+        text = "the driver ends" if self._is_terminated else "another driver has replaced this one"
+        with suppress(DeadObject, ProtocolError, MissedDeadlineTransient):
+            self._send_before(messages.GoAway(text), (), time.monotonic_ns() + _GO_AWAY_TIMEOUT_NS)
+        self.is_draining |= self._is_terminated
+
+    def _wait_until_drained(self, poll: select.poll) -> None:
+        """Return when all that was in progress has ended, or the session has, or the client has exited.
+
+        Two looks in a row must find nothing: between them a call that had been admitted is counted. The result of a
+        fenced execution is in progress until the client has asked for it. If the driver ends,
+        $NNFMQ_DRAIN_S limits the wait.
+        """
+        was_idle, limit_ns = False, deadline_in(round(settings.DRAIN_S.value() * 1e9)) if self._is_terminated else None
+        while not (self.is_closed or has_passed(limit_ns)):
+            bursts = self.bursts.values()
+            for burst in bursts:
+                burst.server.drain()
+            is_idle = not (self._open_calls or self.launched) and all(burst.server.is_drained for burst in bursts)
+            is_idle = is_idle and all(fenced.is_collected for fenced in self.fenced_callbacks.values())
+            if is_idle and was_idle:
+                for burst in bursts:
+                    burst.server.end_listening(remaining_s(limit_ns))
+                return
+            was_idle = is_idle
+            ready = {fd for fd, _ in poll.poll(_DRAIN_POLL_MS)}
+            if ready - {self._wakeup_fd}:
+                return  # the client has exited
+            if ready:
+                os.eventfd_read(self._wakeup_fd)
 
     def _end_waits(self) -> None:
         """End everything that waits for this session: fences, bursts, and calls that the client has not replied to."""
@@ -285,7 +350,7 @@ class Session:
             watcher.notify_peer_death(burst.server.peer)
 
     def _wait_for_end(self, poll: select.poll) -> None:
-        """Return when the session ends. After IDLE_TRIM_MS without work, trim memory once (EXE-13).
+        """Return when the session ends or drains. After IDLE_TRIM_MS without work, trim memory once (EXE-13).
 
         What a preparation has freed is trimmed in any case (`trim_soon`). After trimming, the thread sleeps without a
         timeout; `_submit` wakes it. While a burst is open the thread sleeps as well, and the burst keeps its memory
@@ -299,6 +364,10 @@ class Session:
             if ready:  # the session ends, there is work again, or memory to trim
                 os.eventfd_read(self._wakeup_fd)
                 self._is_idle = False
+                if self._goes_away:
+                    self._send_go_away()
+                if self.is_draining:
+                    return
                 continue
             if self._trim_is_due:
                 self._trim_is_due = False
@@ -416,6 +485,8 @@ class Session:
     def _admit(self, message: Any, frame: Frame) -> bool:
         """Return whether a call may be queued; close its frame and reply with an error if not."""
         try:
+            if self.is_draining:
+                raise DeviceUnavailable(DRAINING)
             if self._open_calls + len(self.launched) >= CALLS_MAX:
                 raise ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
             self.interface.check_request(message)
@@ -464,15 +535,23 @@ class Session:
         Raises:
             DeadObject: If the client has exited, or has not read for a minute.
         """
+        try:
+            self._send_before(message, fds, time.monotonic_ns() + _SEND_TIMEOUT_NS)
+        except MissedDeadlineTransient:
+            raise DeadObject("the client has not read its replies for a minute; the driver gives it up") from None
+
+    def _send_before(self, message: Message, fds: Sequence[int], deadline_ns: int) -> None:
+        """Send a message before a deadline. Raises as `send`, and MissedDeadlineTransient."""
         message = self.interface.downgrade_reply(message)
         data = control_protocol.encode(message)
-        deadline_ns = time.monotonic_ns() + _SEND_TIMEOUT_NS
-        with self._send_lock:  # the connection state must process messages in the order in which they are sent
+        # The connection state must process messages in the order in which they are sent.
+        if not self._send_lock.acquire(timeout=remaining_s(deadline_ns) or 0):
+            raise MissedDeadlineTransient("another thread waits until the client reads")
+        try:
             self.connection_state.process_message(message, PeerRole.DRIVER)
-            try:
-                self._channel.send(data, fds, deadline_ns)
-            except MissedDeadlineTransient:
-                raise DeadObject("the client has not read its replies for a minute; the driver gives it up") from None
+            self._channel.send(data, fds, deadline_ns)
+        finally:
+            self._send_lock.release()
 
     def send_success(self, call: int) -> None:
         """Send the reply that only says that a call has succeeded. Blocks and raises as `send`."""
@@ -531,7 +610,7 @@ class Session:
             # Bursts use the baseline until their next execution.
             weakref.finalize(program.program, self.trim_soon).atexit = False
             del program
-            tier_up(program_ref)
+            tier_up(program_ref, self.quota.charge)
         if unfinished is not None:
             self.end_compilation(unfinished, is_finished=program_ref() is not None)
         with self._lock:
@@ -592,7 +671,7 @@ def abort_on_internal_error(error: BaseException | None) -> None:
 
 
 def run_session(session: Session) -> NoReturn:
-    """Serve the session's client until it exits or SIGTERM arrives, then exit the process."""
+    """Serve the session's client until it exits, or SIGTERM has arrived and nothing is left; then exit the process."""
     with suppress(OSError, ValueError):  # as many fds as possible: each memory of a client takes two
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
@@ -604,5 +683,7 @@ def run_session(session: Session) -> NoReturn:
     memory.use_budget(session.quota)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.terminate())
+    signal.signal(LEAVE, lambda _number, _frame: session.request_leave())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SESSION_SIGNALS)  # what a supervisor has sent before is handled now
     session.run()
     os._exit(0)  # without waiting for threads: nobody needs the result of work that is still running

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from nnfmq.engines.compiled.executor import CompiledPartition
-from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionPlan, PlannedLaunch
+from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionPlan, PlannedErrors, PlannedLaunch
 from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.thread_pool import default_thread_pool
 from nnfmq.engines.interpreter import SubgraphPreparation, load_constant, prepare_with
@@ -50,6 +50,8 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
     relocation_offsets: bytes
     arena_bytes: int
     scratch_bytes: int
+    errors: tuple[PlannedErrors, ...]
+    errors_offset: int
 
     @classmethod
     def of(cls, first: int, last: int, plan: PartitionPlan) -> _StoredPartition:
@@ -64,6 +66,8 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
             plan.relocation_offsets.tobytes(),
             plan.arena_bytes,
             plan.scratch_bytes,
+            plan.errors,
+            plan.errors_offset,
         )
 
     def plan(self) -> PartitionPlan:
@@ -76,6 +80,8 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
             np.frombuffer(self.relocation_offsets, np.int64),
             self.arena_bytes,
             self.scratch_bytes,
+            self.errors,
+            self.errors_offset,
         )
 
 

@@ -24,6 +24,7 @@ def _initialize_llvm() -> None:
     llvm.initialize_native_asmprinter()
 
 
+@cache
 def _target_machine(target: Target) -> llvm.TargetMachine:
     _initialize_llvm()
     is_tuned = "avx2" in target.features  # to this CPU

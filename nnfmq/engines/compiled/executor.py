@@ -82,11 +82,17 @@ class CompiledPartition:
         return None if context.copies_inputs else context
 
     def run_launches(self, context: ExecutionContext, options: RunOptions) -> None:
-        """Run all launches of a context that has all addresses."""
+        """Run all launches of a context that has all addresses.
+
+        Raises:
+            GeneralFailure: If a launch reported an error.
+        """
         if TRACING.recorder is None and options is DEFAULT_RUN_OPTIONS:
             self._pool.run(context.records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, 0)
         else:
             self._run_observed(context, options)
+        if context.errors is not None:
+            self.plan.require_no_error(context.errors)
 
     def name_launches(self, names: Callable[[int], str]) -> None:
         """Let the launches have the names of their operations in traces; `names` returns that of a number."""
@@ -233,6 +239,8 @@ class ExecutionContext:
         skip = -memory.ctypes.data % ALIGNMENT
         self._arena = memory[skip:]
         address = memory.ctypes.data + skip
+        self.errors = plan.errors_in(self._arena) if plan.errors else None
+        """What the launches of the last run reported, see `PartitionPlan.errors_in`."""
         self.scratch = address + plan.arena_bytes
         self._arena_outputs = [(index, self.view(offset, spec)) for index, offset, spec in plan.outputs]
         offsets = {index: offset for index, offset, _ in plan.outputs}

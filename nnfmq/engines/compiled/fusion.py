@@ -19,13 +19,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.kernels.elementwise import (
     RESULT,
     ElementwiseKernel,

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from llvmlite import ir
 
+from nnfmq.engines.compiled.ir_text import KernelFunction
 from nnfmq.engines.compiled.target import Target
 
 __all__ = [
@@ -81,7 +82,7 @@ class KernelBuilder:
     def __init__(self, module: ir.Module, name: str, target: Target) -> None:
         self.target = target
         self.module = module
-        self.function = ir.Function(module, _KERNEL, name)
+        self.function = KernelFunction(module, _KERNEL, name)
         self.args, self.begin, self.end, self.scratch = self.function.args
         self.ir = ir.IRBuilder(self.function.append_basic_block("entry"))
         self._stack: dict[tuple[str, int], Value] = {}
@@ -186,10 +187,10 @@ class KernelBuilder:
         return self.ir.load(self.at(address, offset), typ=kind, align=1)
 
     def load_volatile(self, kind: Any, address: Value, offset: Index = 0) -> Value:
-        """Load memory again at each use, as an instruction's memory operand.
+        """Load a value with one instruction, which LLVM neither merges with other loads nor repeats.
 
-        For constants that are used several times when no register is free: LLVM would merge plain loads into one, and
-        spill its result.
+        For what decides an address, in memory that another process may change. And for constants that are used several
+        times when no register is free: LLVM would merge plain loads into one, and spill its result.
         """
         pointer = self.at(address, offset)
         loaded = _VolatileLoad(self.ir.block, pointer, "", typ=kind)

@@ -30,12 +30,14 @@ from nnfmq.operations.shapes import WindowDimension
 
 __all__ = [
     "Compile",
+    "Meanwhile",
     "ProgressCallback",
     "compile_in_process",
     "compile_shards",
     "decode_kernels",
     "encode_kernels",
     "kernel_types",
+    "nothing_meanwhile",
     "shard_kernels",
     "total_compile_cost",
     "unique_kernels",
@@ -127,7 +129,10 @@ def _decode(data: Any) -> Any:
 
 _SHARDS_IN_PROCESS = 8
 
-Compile: TypeAlias = Callable[[Sequence[Kernel], Target], list[bytes]]
+Meanwhile: TypeAlias = Callable[[], None]
+"""What the calling thread does while other processes compile. It is called once; an exception ends the compilation."""
+
+Compile: TypeAlias = Callable[[Sequence[Kernel], Target, Meanwhile], list[bytes]]
 """Returns object code, in one part or more, that together defines each kernel's function."""
 
 ProgressCallback: TypeAlias = Callable[[int, int], None]
@@ -145,11 +150,11 @@ def total_compile_cost(kernels: Iterable[Kernel]) -> int:
 
 
 def shard_kernels(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
-    """Return different kernels in at most `count` shards of about equal cost, none of them empty."""
+    """Return different kernels in at most `count` shards of about equal cost, the most expensive first, none empty."""
     shards: list[list[Kernel]] = [[] for _ in range(min(count, len(kernels)))]
     for kernel in sorted(kernels, key=lambda kernel: -kernel.compile_cost):
         min(shards, key=total_compile_cost).append(kernel)
-    return shards
+    return sorted(shards, key=lambda shard: -total_compile_cost(shard))
 
 
 def compile_shards(shards: Sequence[Sequence[Kernel]], target: Target, on_progress: ProgressCallback) -> list[bytes]:
@@ -168,9 +173,17 @@ def _no_progress(_done: int, _total: int) -> None:
     """Ignore progress."""
 
 
+def nothing_meanwhile() -> None:
+    """Do nothing: a `Meanwhile`."""
+
+
 def compile_in_process(
-    kernels: Sequence[Kernel], target: Target, on_progress: ProgressCallback = _no_progress
+    kernels: Sequence[Kernel],
+    target: Target,
+    meanwhile: Meanwhile = nothing_meanwhile,
+    on_progress: ProgressCallback = _no_progress,
 ) -> list[bytes]:
-    """Return the object code of kernels, compiled on this thread: a `Compile`."""
+    """Return the object code of kernels, compiled on this thread after `meanwhile`: a `Compile`."""
+    meanwhile()
     shards = shard_kernels(unique_kernels(kernels), _SHARDS_IN_PROCESS)
     return compile_shards(shards, target, on_progress)

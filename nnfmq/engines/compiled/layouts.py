@@ -95,7 +95,9 @@ def _permuted_axis(attributes: _Attributes) -> _Attributes | None:
 
 
 def _permuted_gather(attributes: _Attributes) -> _Attributes | None:
-    return _permuted_axis(attributes) if attributes["indices"].ndim == 1 else None
+    """Return a gather's attributes; None if its indices come with the request, or are more than a row."""
+    indices = attributes.get("indices")
+    return _permuted_axis(attributes) if indices is not None and indices.ndim == 1 else None
 
 
 def _permuted_rows(*names: str) -> _Permute:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from nnfmq.engines.compiled.kernels import Kernel, symbol_name
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.thread_pool import Parallelism
+from nnfmq.hal.errors import GeneralFailure
 from nnfmq.operations.declaration import Array, Shape
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "LiveRange",
     "PartitionLaunch",
     "PartitionPlan",
+    "PlannedErrors",
     "PlannedLaunch",
     "align",
     "plan_offsets",
@@ -95,6 +97,7 @@ class PartitionLaunch(Struct, frozen=True):
     """A kernel launch in a partition: operand indexes, constant offsets, estimated single-thread time in ns.
 
     `operation` is the number of the operation that it belongs to; its kernels also compute the operations `fused`.
+    If it has `errors`, its last output has an int32 for each work item and each of these errors.
     """
 
     kernel: Kernel
@@ -104,6 +107,7 @@ class PartitionLaunch(Struct, frozen=True):
     estimated_ns: int
     operation: int = -1
     fused: tuple[int, ...] = ()
+    errors: tuple[str, ...] = ()
 
     @property
     def runs_parallel(self) -> bool:
@@ -125,6 +129,18 @@ class Allocation(Struct, frozen=True):
     end: int
 
 
+class PlannedErrors(Struct, frozen=True, array_like=True):
+    """The errors that a launch may report, and for how many work items; see `PartitionPlan.errors`."""
+
+    rows: int
+    texts: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """Numbers that the launch writes."""
+        return self.rows * len(self.texts)
+
+
 class PlannedLaunch(Struct, frozen=True, array_like=True):
     """A launch without addresses: symbol, number of arguments, work items, parallelism, number of its operation.
 
@@ -142,9 +158,10 @@ class PartitionPlan(Struct, frozen=True):
     """All that a partition executes, without addresses.
 
     `inputs` are operand indexes; `outputs` are (operand index, arena offset, spec). `direct_outputs` are the outputs
-    that may be elsewhere than in the arena. The relocations list (base, offset) of each argument of all launches in
-    order; bases are the arena, the constants, the inputs, then the direct outputs. `source_launches` and `allocations`
-    are for profiling; a plan from a cache has none.
+    that may be elsewhere than in the arena. `errors` are the errors of the launches that report some, in order; their
+    int32 numbers are one after the other at `errors_offset` in the arena. The relocations list (base, offset) of each
+    argument of all launches in order; bases are the arena, the constants, the inputs, then the direct outputs.
+    `source_launches` and `allocations` are for profiling; a plan from a cache has none.
     """
 
     launches: tuple[PlannedLaunch, ...]
@@ -155,6 +172,8 @@ class PartitionPlan(Struct, frozen=True):
     relocation_offsets: Array
     arena_bytes: int
     scratch_bytes: int
+    errors: tuple[PlannedErrors, ...] = ()
+    errors_offset: int = 0
     source_launches: tuple[PartitionLaunch, ...] = ()
     allocations: tuple[Allocation, ...] = ()
 
@@ -162,6 +181,26 @@ class PartitionPlan(Struct, frozen=True):
     def first_output_base(self) -> int:
         """The relocation base of the first direct output."""
         return FIRST_INPUT_BASE + len(self.inputs)
+
+    def errors_in(self, arena: Array) -> Array:
+        """Return the numbers of all launches that report errors, as a view of an arena's bytes."""
+        count = sum(errors.count for errors in self.errors)
+        return arena[self.errors_offset : self.errors_offset + 4 * count].view(np.int32)
+
+    def require_no_error(self, reported: Array) -> None:
+        """Require that no number of `errors_in` is set.
+
+        Raises:
+            GeneralFailure: If one is: the first error of the first launch that reports one.
+        """
+        if not reported.any():
+            return
+        first = 0
+        for errors in self.errors:
+            are_set = reported[first : first + errors.count].reshape(errors.rows, -1).any(axis=0)
+            if are_set.any():
+                raise GeneralFailure(errors.texts[int(are_set.argmax())])
+            first += errors.count
 
 
 def plan_partition(
@@ -186,8 +225,13 @@ def plan_partition(
         return index
 
     begins, ends = {}, {}
+    errors = {
+        launch.outputs[-1]: PlannedErrors(launch.kernel.work_items, launch.errors)
+        for launch in launches
+        if launch.errors
+    }
     for number, launch in enumerate(launches):
-        begins.update({root(index): number for index in launch.outputs})
+        begins.update({root(index): number for index in launch.outputs if index not in errors})
         ends.update({root(index): number for index in (*launch.inputs, *launch.outputs)})
     ends.update({root(index): len(launches) for index in outputs})
     offsets, arena_bytes = plan_offsets([LiveRange(specs[index].bytes, begins[index], ends[index]) for index in begins])
@@ -196,6 +240,10 @@ def plan_partition(
     sharers = Counter(map(root, outputs))
     direct = [i for i in outputs if i in results and root(i) not in read and sharers[root(i)] == 1]
     locations = {index: (_ARENA_BASE, offset) for index, offset in arena.items()}
+    errors_offset = arena_bytes = align(arena_bytes)
+    for index, planned in errors.items():
+        locations[index] = (_ARENA_BASE, arena_bytes)
+        arena_bytes += 4 * planned.count
     locations |= {index: (base, 0) for base, index in enumerate([*inputs, *map(root, direct)], FIRST_INPUT_BASE)}
     relocations: list[tuple[int, int]] = []  # (base, offset) of each argument: inputs, outputs, constants
     for launch in launches:
@@ -212,6 +260,8 @@ def plan_partition(
         relocation_offsets=from_base,
         arena_bytes=align(arena_bytes),
         scratch_bytes=align(scratch_bytes + ALIGNMENT),
+        errors=tuple(errors.values()),
+        errors_offset=errors_offset,
         source_launches=tuple(launches),
         allocations=tuple(Allocation(i, specs[i], arena[i], begins[i], ends[i]) for i in begins),
     )

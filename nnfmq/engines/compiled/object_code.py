@@ -1,7 +1,8 @@
 """Object code, as LLVM emits it, linked and loaded. The only module that makes memory executable.
 
-Memory is first writable, and then either executable or read-only: never writable and executable at the same time, and
-never writable again. It is unmapped with the last reference to its `LoadedCode`.
+It is linked in private memory and written to a memfd, which is sealed against writing and then mapped: what is
+executable was never writable in this address space, and is a file's. So a process may be kept from making other memory
+executable (`base.sandbox`). It is unmapped with the last reference to its `LoadedCode`.
 
 LLVM has a loader of its own, but a process that imports it has 40 MiB more resident memory, 5 MiB of them private. A
 driver has a worker process for each client, which only loads what compile processes have compiled.
@@ -10,9 +11,11 @@ driver has a worker process for each client, which only loads what compile proce
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from struct import Struct as Layout
@@ -20,6 +23,8 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from nnfmq.base.memory import Memory, write_all
+from nnfmq.engines import memory
 from nnfmq.hal.errors import GeneralFailure
 
 __all__ = [
@@ -251,7 +256,7 @@ def _malformed(reason: str) -> GeneralFailure:
 # error, but no write outside of the block.
 
 
-_PAGE = 65536  # a multiple of every Linux page size: on AArch64 pages have 4, 16 or 64 KiB
+_PAGE = mmap.PAGESIZE  # what is linked here is loaded here
 _ADDRESS_BYTES = 8
 _STUB_BYTES = 16
 _MAX_BLOCK_BYTES = 1 << 30
@@ -495,7 +500,10 @@ LLVM would call others for operations that the instruction set lacks, such as fm
 """
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+_libc.mmap.restype = ctypes.c_size_t
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FIXED, _MAP_FAILED = 0x10, 2 ** (8 * ctypes.sizeof(ctypes.c_size_t)) - 1
 
 
 class LoadedCode:
@@ -511,17 +519,19 @@ class LoadedCode:
         Raises:
             GeneralFailure: If they are malformed, are for another machine, refer to a function that nothing defines, or
                 if the system does not allow executable memory.
-            MemoryError: If there is not enough memory.
+            MemoryError: If there is not enough address space.
+            ResourceExhausted: If there is not enough memory, the budget does not allow it, or no descriptor is left.
         """
         linker = Linker(object_code)
         if linker.machine != os.uname().machine:
             raise GeneralFailure(f"object code cannot be loaded: it is for {linker.machine}")
         addresses = {name: _library_function(name) for name in linker.library_functions}
-        self._memory = _anonymous_memory(linker.size_bytes)
-        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        with memoryview(self._memory) as block:
-            linker.write(block, self._base, addresses)
-        _protect(self._base, linker.code_bytes, linker.size_bytes)
+        block = bytearray(linker.size_bytes)
+        # The block has no address inside it: library functions are reached by their own ones.
+        linker.write(memoryview(block), 0, addresses)
+        self._charge = memory.charge(len(block))  # RLIMIT_DATA counts no memfds
+        self._base = _mapped(block, linker.code_bytes)
+        weakref.finalize(self, _libc.munmap, self._base, len(block)).atexit = False
         self._offsets = linker.functions()
 
     def address(self, name: str) -> int:
@@ -533,14 +543,6 @@ class LoadedCode:
         if name not in self._offsets:
             raise GeneralFailure(f"object code cannot be loaded: nothing defines {name!r}")
         return self._base + self._offsets[name]
-
-
-def _anonymous_memory(size_bytes: int) -> mmap.mmap:
-    """Return private, zeroed and writable memory. It is unmapped when the object is freed."""
-    try:
-        return mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE)
-    except OSError as error:
-        raise MemoryError(f"{size_bytes} bytes for machine code: {error.strerror}") from error
 
 
 @cache
@@ -557,24 +559,28 @@ def _library_function(name: str) -> int:
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
-def _protect(address: int, code_bytes: int, size_bytes: int) -> None:
-    """Make the first part of the memory executable and the rest read-only."""
-    if os.uname().machine == "aarch64":
-        _synchronize_instruction_cache(address, code_bytes)
-    parts = [(address, code_bytes, mmap.PROT_READ | mmap.PROT_EXEC)]
-    if size_bytes > code_bytes:
-        parts.append((address + code_bytes, size_bytes - code_bytes, mmap.PROT_READ))
-    for start, size, protection in parts:
-        if _libc.mprotect(start, size, protection):
-            reason = os.strerror(ctypes.get_errno())
-            raise GeneralFailure(f"machine code cannot be loaded: mprotect(2) of executable memory: {reason}")
+def _mapped(block: bytearray, code_bytes: int) -> int:
+    """Map a copy of `block` that nobody can write to, its first part executable; return its address.
 
-
-def _synchronize_instruction_cache(address: int, size_bytes: int) -> None:
-    """Let all CPUs fetch the instructions that were just written.
-
-    On AArch64 instruction fetches need not see earlier writes to memory until both caches were cleaned to the point of
-    unification (Arm ARM, B2.4). x86-64 fetches what was written. The function is libgcc's, which every process with
-    libstdc++ or NumPy has loaded.
+    The C library's call is used, because Python's mmap would keep a descriptor for each program.
     """
-    ctypes.CDLL("libgcc_s.so.1").__clear_cache(ctypes.c_void_p(address), ctypes.c_void_p(address + size_bytes))
+    with Memory.create_constant(len(block), lambda fd: write_all(fd, block), "nnfmq-code") as file:
+        fd = file.fileno()
+        base = _map(None, len(block), mmap.PROT_READ, mmap.MAP_PRIVATE, fd)
+        try:
+            # The kernel makes CPUs see the instructions when it maps a file's pages executable (Arm ARM, B2.4).
+            _map(base, code_bytes, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE | _MAP_FIXED, fd)
+        except GeneralFailure:
+            _libc.munmap(base, len(block))
+            raise
+    return base
+
+
+def _map(address: int | None, size_bytes: int, protection: int, flags: int, fd: int) -> int:
+    found: int = _libc.mmap(address, size_bytes, protection, flags, fd, 0)
+    if found == _MAP_FAILED:
+        number = ctypes.get_errno()
+        if number == errno.ENOMEM:
+            raise MemoryError(f"{size_bytes} bytes for machine code: {os.strerror(number)}")
+        raise GeneralFailure(f"machine code cannot be loaded: mmap(2) of executable memory: {os.strerror(number)}")
+    return found

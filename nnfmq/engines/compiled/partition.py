@@ -7,17 +7,19 @@ partitions; all others stay steps of the interpreter. Arguments are checked by t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
 
 from nnfmq.engines.compiled.artifact import CompiledArtifact, load_partitions, prepare_cached
+from nnfmq.engines.compiled.attention import fuse_attention
+from nnfmq.engines.compiled.deterministic import require_deterministic
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.fusion import fuse
 from nnfmq.engines.compiled.kernel_compilation import Compile, compile_in_process
@@ -31,11 +33,15 @@ from nnfmq.engines.compiled.lowering import (
     LoweringRule,
     RuleCall,
     ViewOp,
+    blockwise,
+    dynamic,
     elementwise,
+    indexing,
     movement,
     products,
     recurrent,
     reduction,
+    spectrum,
 )
 from nnfmq.engines.compiled.memory_plan import (
     ALIGNMENT,
@@ -49,8 +55,9 @@ from nnfmq.engines.compiled.target import Target, host_target
 from nnfmq.engines.interpreter import SubgraphPreparation, prepare_with
 from nnfmq.engines.program import Program, StepFunction
 from nnfmq.engines.steps import ResolvedOp
-from nnfmq.hal.types import LifeTime, Model, OperationType, Subgraph
-from nnfmq.operations.declaration import NUMPY_TYPES, Array, Role, Tensor
+from nnfmq.hal.errors import GeneralFailure
+from nnfmq.hal.types import LifeTime, Model, Operation, OperationType, Subgraph
+from nnfmq.operations.declaration import NUMPY_TYPES, Array, Role, Shape, Tensor
 from nnfmq.operations.preparation import (
     TO_NCHW,
     TO_NHWC,
@@ -78,9 +85,13 @@ LOWERING_RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.SQUEEZE: _view,
     **elementwise.RULES,
     **movement.RULES,
+    **indexing.RULES,
     **reduction.RULES,
     **products.RULES,
+    **blockwise.RULES,
+    **dynamic.RULES,
     **recurrent.RULES,
+    **spectrum.RULES,
     **dict.fromkeys(elementwise.VIEWS, _view),
 }
 
@@ -89,15 +100,21 @@ def prepare(
     model: Model,
     prepacked: Sequence[tuple[Array, ...]] | None = None,
     compile: Compile = compile_in_process,
+    is_deterministic: bool = False,
 ) -> Program:
     """Return a Program that executes the main subgraph of `model`, as `interpreter.prepare` does.
 
     `prepacked` is `Program.prepacked` of an earlier Program of the same model, build and target, which `prepare_cached`
-    links. Otherwise `compile` compiles the kernels; an exception that it raises ends the preparation.
+    links. Otherwise `compile` compiles the kernels; an exception that it raises ends the preparation. If it
+    `is_deterministic`, the program computes the same bits on every machine.
+
+    Raises:
+        GeneralFailure: As `interpreter.prepare`, or if it cannot be deterministic.
     """
     if prepacked is not None:
         return prepare_cached(model, prepacked)
-    return prepare_with(partial(CompiledPreparation, compile=compile, artifacts=[]), model)
+    preparation = partial(CompiledPreparation, compile=compile, is_deterministic=is_deterministic, artifacts=[])
+    return prepare_with(preparation, model)
 
 
 @dataclass(slots=True)
@@ -159,6 +176,21 @@ def _consecutive(
     return runs, outside_views
 
 
+_Launch: TypeAlias = tuple[PartitionLaunch, tuple[Constant, ...]]
+"""A launch without its constants, and these."""
+
+
+class _PartitionSource(NamedTuple):
+    """What a partition is planned from: its launches, whose constants are not packed yet; see `plan_partition`."""
+
+    launches: Sequence[_Launch]
+    specs: Mapping[int, ArraySpec]
+    views: Mapping[int, int]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    results: AbstractSet[int]
+
+
 class CompiledPreparation(SubgraphPreparation):
     """Lowers the operations of a subgraph, forms partitions, and compiles their kernels.
 
@@ -173,22 +205,25 @@ class CompiledPreparation(SubgraphPreparation):
         subgraph: Subgraph,
         programs: dict[int, Program],
         compile: Compile,
+        is_deterministic: bool,
         artifacts: list[tuple[Array, ...]],
     ) -> None:
         super().__init__(model, subgraph, programs)
-        self._compile, self._artifacts = compile, artifacts
+        self._compile, self._is_deterministic, self._artifacts = compile, is_deterministic, artifacts
 
     def preparation_of(self, subgraph: Subgraph) -> CompiledPreparation:
         """Return the preparation of a subgraph that IF or WHILE call."""
-        return CompiledPreparation(self._model, subgraph, self._programs, self._compile, self._artifacts)
+        shared = self._compile, self._is_deterministic, self._artifacts
+        return CompiledPreparation(self._model, subgraph, self._programs, *shared)
 
     def program(self) -> Program:
         """Return the Program."""
         position = len(self._artifacts)
         self._artifacts.append(())
-        self.target = host_target()
+        self.target = host_target().deterministic if self._is_deterministic else host_target()
         self._constants = _ConstantData()
         self._kernels: list[Kernel] = []
+        self._unchecked: list[Callable[[], object]] = []
         self._intermediate_indexes = count(len(self.subgraph.operands))
         self._artifact = CompiledArtifact((), np.empty(0, np.uint8), ())
         program = super().program()
@@ -201,22 +236,67 @@ class CompiledPreparation(SubgraphPreparation):
 
     # -- lowering ------------------------------------------------------------------------------------------------------
 
+    def prepare_step(self, number: int, operation: Operation) -> Any:
+        """Return the lowered operation or the interpreter's step."""
+        step = super().prepare_step(number, operation)
+        if self._is_deterministic:
+            require_deterministic(number, operation, self.subgraph.operands, isinstance(step, LoweredOp))
+        return step
+
     def static_step(self, resolved: ResolvedOp, arguments: Sequence[Tensor | None], shaped: ShapedOp) -> Any:
         """Return the lowered operation, or the interpreter's step if no rule lowers it."""
         rule = LOWERING_RULES.get(resolved.match.declaration.code)
-        if rule is not None:
-            found = self._lower(rule, resolved, arguments, shaped)
-            if found is not None:
-                return found
-        return super().static_step(resolved, arguments, shaped)
+        found = None if rule is None else self._lower(rule, resolved, arguments, shaped.shapes)
+        if found is None:
+            return super().static_step(resolved, arguments, shaped)
+        if found.is_view:
+            with no_prepack_recording():
+                return replace(found, reference=super().static_step(resolved, arguments, shaped))
+        self._unchecked.append(partial(resolved.bind, shaped))
+        return found
+
+    def dynamic_step(self, resolved: ResolvedOp) -> Any:
+        """Return the lowered operation if nothing but indices comes with the request, else the interpreter's step."""
+        return self._lower_with_indices(resolved) or super().dynamic_step(resolved)
+
+    def _lower_with_indices(self, resolved: ResolvedOp) -> LoweredOp | None:
+        """Return an operation with indices as data; None if anything else is not known or not allowed.
+
+        Zeros, which are in any dimension, stand for the indices where the interpreter's code infers the shapes.
+        """
+        found, operands = indexing.INDEX_ATTRIBUTES.get(resolved.match.declaration.code), self.subgraph.operands
+        if found is None:
+            return None
+        parameters = [
+            replace(parameter, role=Role.DATA) if parameter.name == found.name else parameter
+            for parameter in resolved.match.parameters
+        ]
+        with_data = replace(resolved, match=replace(resolved.match, parameters=tuple(parameters)))
+        if not self._is_static(with_data):
+            return None
+        arguments = [self._argument(index) for index in resolved.operation.inputs]
+        zeros = [
+            tensor_of(operands[index], tensor.shape, np.zeros(tensor.shape, tensor.dtype))
+            if tensor is not None and parameter.name == found.name
+            else tensor
+            for (parameter, index), tensor in zip(resolved.arguments(), arguments, strict=True)
+        ]
+        try:
+            shapes = resolved.infer_shapes(zeros).shapes
+        except GeneralFailure:  # each execution raises it
+            return None
+        lowered = self._lower(found.rule, with_data, arguments, shapes)
+        if lowered is not None:
+            self._set_known(resolved, with_data.data_indexes(), shapes)
+        return lowered
 
     def _lower(
-        self, rule: LoweringRule, resolved: ResolvedOp, arguments: Sequence[Tensor | None], shaped: ShapedOp
+        self, rule: LoweringRule, resolved: ResolvedOp, arguments: Sequence[Tensor | None], shapes: Sequence[Shape]
     ) -> LoweredOp | None:
         tensors, attributes, is_nchw = split_arguments(resolved.match, arguments)
         declaration = resolved.match.declaration
         outputs_nchw = is_nchw and declaration.image_outputs
-        shapes = [permute_shape(shape, TO_NHWC) if outputs_nchw else shape for shape in shaped.shapes]
+        shapes = [permute_shape(shape, TO_NHWC) if outputs_nchw else shape for shape in shapes]
         outputs = tuple(tensor_of(o, shape) for o, shape in zip(resolved.outputs, shapes, strict=True))
         if any(0 in output.shape or DATA_DEPENDENT in output.shape for output in outputs):
             return None
@@ -224,8 +304,6 @@ class CompiledPreparation(SubgraphPreparation):
         lowered = call.lower()
         if lowered is None:
             return None
-        with no_prepack_recording():
-            step = super().static_step(resolved, arguments, shaped)  # for the errors that it raises, too
         data = [
             (parameter, index)
             for parameter, index in resolved.arguments()
@@ -238,7 +316,7 @@ class CompiledPreparation(SubgraphPreparation):
             lowered,
             inputs=tuple(index for _, index in data),
             outputs=resolved.operation.outputs,
-            reference=step if isinstance(lowered, ViewOp) else None,
+            reference=None,
             inputs_nchw=tuple(parameter.name in images for parameter, _ in data),
             outputs_nchw=outputs_nchw,
         )
@@ -249,11 +327,11 @@ class CompiledPreparation(SubgraphPreparation):
         """Merge consecutive lowered operations into partitions; return each step with its last operation's number."""
         self._reader_counts = Counter(index for o in self.subgraph.operations for index in set(o.inputs))
         runs = self._runs(steps)
-        plans = [(numbers[0], numbers[-1], self._plan(numbers, steps)) for numbers, step in runs if step is None]
-        for first, last, _ in plans:
+        sources = [(numbers[0], numbers[-1], self._source(numbers, steps)) for numbers, step in runs if step is None]
+        for first, last, _ in sources:
             for number in range(first, last + 1):
                 del self._step_bytes[number]  # an arena is charged as a whole
-        partitions = iter(self._compiled(plans))
+        partitions = iter(self._compiled(sources))
         return [(numbers[-1], next(partitions) if step is None else step) for numbers, step in runs]
 
     def _runs(self, steps: Sequence[Any]) -> list[tuple[list[int], StepFunction | None]]:
@@ -276,9 +354,10 @@ class CompiledPreparation(SubgraphPreparation):
         """Return whether a view's operand must have a value in the frame. One that nothing reads also gets it."""
         return view in read_outside or self._reader_counts[view] == 0
 
-    def _plan(self, numbers: Sequence[int], steps: Sequence[Any]) -> PartitionPlan:
+    def _source(self, numbers: Sequence[int], steps: Sequence[Any]) -> _PartitionSource:
         read_later = self._read_outside(numbers)
-        ops = fuse(keep_nhwc(replace(steps[number], number=number) for number in numbers), read_later)
+        fused = fuse(keep_nhwc(replace(steps[number], number=number) for number in numbers), read_later)
+        ops = fuse_attention(fused, read_later)
         produced = {index for op in ops for index in op.outputs}
         inputs = list(dict.fromkeys(index for op in ops for index in op.inputs if index not in produced))
         outputs = [index for op in ops for index in op.outputs if index in read_later]
@@ -286,13 +365,29 @@ class CompiledPreparation(SubgraphPreparation):
         specs = {index: self._spec(index) for op in ops for index in (*op.inputs, *op.outputs)}
         nchw_readers = read_later.union(*(op.inputs_as_in_model() for op in ops))
         launches = [
-            replace(launch, operation=op.number, fused=op.fused)
+            (self._of_operation(launch, op), constants)
             for op in ops
-            for launch in self._launches_of(op, specs, views, nchw_readers)
+            for launch, constants in self._launches_of(op, specs, views, nchw_readers)
         ]
         model_outputs = self.subgraph.output_indexes
         results = {i for i in outputs if self._reader_counts[i] == 0 and model_outputs.count(i) == 1}
-        return plan_partition(launches, specs, views, inputs, outputs, self.target, results)
+        return _PartitionSource(launches, specs, views, inputs, outputs, results)
+
+    def _of_operation(self, launch: PartitionLaunch, op: LoweredOp) -> PartitionLaunch:
+        """Return a launch with the operation's number, and with its label in the errors."""
+        label = f"operation {op.number} ({self.subgraph.operations[op.number].type.name})"
+        errors = tuple(f"{label}: {text}" for text in launch.errors)
+        return replace(launch, operation=op.number, fused=op.fused, errors=errors)
+
+    def _plan(self, source: _PartitionSource) -> PartitionPlan:
+        """Pack the constants, and plan the memory."""
+        launches = [
+            replace(launch, constants=tuple(map(self._constants.add, constants)))
+            for launch, constants in source.launches
+        ]
+        return plan_partition(
+            launches, source.specs, source.views, source.inputs, source.outputs, self.target, source.results
+        )
 
     def _read_outside(self, numbers: Sequence[int]) -> set[int]:
         """Return the outputs of these operations that other operations or the caller read."""
@@ -312,7 +407,7 @@ class CompiledPreparation(SubgraphPreparation):
 
     def _launches_of(
         self, op: LoweredOp, specs: dict[int, ArraySpec], views: dict[int, int], nchw_readers: AbstractSet[int]
-    ) -> list[PartitionLaunch]:
+    ) -> list[_Launch]:
         """Return the launches of one operation, with NCHW/NHWC conversions around them.
 
         ~i is the NHWC copy of operand i: converted once, and back only if `nchw_readers` has operand i. If both have
@@ -320,7 +415,7 @@ class CompiledPreparation(SubgraphPreparation):
         """
         if isinstance(op.lowered, ViewOp):
             return []
-        launches: list[PartitionLaunch] = []
+        launches: list[_Launch] = []
         inputs = [~i if nchw else i for i, nchw in zip(op.inputs, op.inputs_nchw, strict=True)]
         for nhwc in inputs:
             if nhwc not in specs:
@@ -340,7 +435,7 @@ class CompiledPreparation(SubgraphPreparation):
         permutation: tuple[int, ...],
         specs: Mapping[int, ArraySpec],
         views: dict[int, int],
-    ) -> list[PartitionLaunch]:
+    ) -> list[_Launch]:
         """Return the launch that permutes `source` to `target`, none if `target` becomes a view."""
         shape = specs[source].shape
         if not changes_order(shape, permutation):
@@ -355,7 +450,7 @@ class CompiledPreparation(SubgraphPreparation):
         inputs: Sequence[int],
         outputs: Sequence[int],
         specs: dict[int, ArraySpec],
-    ) -> list[PartitionLaunch]:
+    ) -> list[_Launch]:
         """Return an operation's launches. Intermediates get indexes after the subgraph's operands."""
         if isinstance(lowered, KernelLaunch):
             return [self._launch(lowered, inputs, outputs)]
@@ -369,15 +464,26 @@ class CompiledPreparation(SubgraphPreparation):
             missing = [index for index in missing if index not in written]
         return [*launches, self._launch(lowered.last, [readable[n] for n in lowered.inputs], missing)]
 
-    def _launch(self, launch: KernelLaunch, inputs: Iterable[int], outputs: Iterable[int]) -> PartitionLaunch:
-        constants = tuple(self._constants.add(constant) for constant in launch.constants)
+    def _launch(self, launch: KernelLaunch, inputs: Iterable[int], outputs: Iterable[int]) -> _Launch:
         self._kernels.append(launch.kernel)
-        return PartitionLaunch(launch.kernel, tuple(inputs), tuple(outputs), constants, launch.estimated_ns)
+        errors = [next(self._intermediate_indexes)] if launch.errors else []
+        written = (*outputs, *errors)
+        made = PartitionLaunch(launch.kernel, tuple(inputs), written, (), launch.estimated_ns, errors=launch.errors)
+        return made, launch.constants
 
-    def _compiled(self, plans: Sequence[tuple[int, int, PartitionPlan]]) -> list[CompiledPartition]:
-        if not plans:
+    def _compiled(self, sources: Sequence[tuple[int, int, _PartitionSource]]) -> list[CompiledPartition]:
+        """Compile all kernels. Meanwhile pack the constants, plan the partitions, and check the lowered operations."""
+        if not sources:
             return []
-        object_code = self._compile(self._kernels, self.target)
+        plans: list[tuple[int, int, PartitionPlan]] = []
+
+        def plan_all() -> None:
+            plans.extend((first, last, self._plan(source)) for first, last, source in sources)
+            with no_prepack_recording():
+                for bind in self._unchecked:  # to the interpreter's kernels, for the errors that they raise
+                    bind()
+
+        object_code = self._compile(self._kernels, self.target, plan_all)
         arrays = [np.frombuffer(code, np.uint8) for code in object_code]
         self._artifact = CompiledArtifact(plans, self._constants.array(), arrays)
         self.extra_slots = len(plans)

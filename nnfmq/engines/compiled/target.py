@@ -1,7 +1,8 @@
 """Targets: the instruction sets that code is generated for, and which of them this machine can run.
 
-A target has a vector width, a number of vector registers and LLVM features. Quantized results are exact integers and so
-equal on all targets. `$NNFMQ_TARGET` selects one that this machine can run.
+A target has a vector width, a number of vector registers and LLVM features. Results have the same bits on all targets:
+quantized ones are exact integers, and the order of each sum of floats and what it rounds depend on shapes only. The
+exception is sse4.1, whose multiply-adds round twice. `$NNFMQ_TARGET` selects one that this machine can run.
 """
 
 from __future__ import annotations
@@ -53,10 +54,12 @@ class Target(Struct, frozen=True):
 
     `lanes` are 32-bit lanes of a vector, `registers` vector registers. `half_lanes` are those of a vector of half that
     length, which some CPUs compute in half the time; 0 if the target has none. pmaddwd, pmaddubsw, vpdpwssd, vpdpbusd,
-    usdot, sdot, usmmla and smmla are the names of LLVM's intrinsics on whole vectors, None if the target has no such
-    instruction; vpdpbusd_half is the one on half a vector. 8-bit values are multiplied in AMX's tile registers if it
-    `has_tiles` and there are enough values, else by dot4 or mmla if it `has_dot4`, else by acc16 if there is pmaddubsw,
-    else by dot2. `tuning` are LLVM features that only influence its choice between instructions.
+    usdot, sdot, usmmla, smmla and psign are the names of LLVM's intrinsics on whole vectors, None if the target has no
+    such instruction; vpdpbusd_half is the one on half a vector. 8-bit values are multiplied in AMX's tile registers if
+    it `has_tiles` and there are enough values, else by dot4 or mmla if it `has_dot4`, else by acc16 if there is
+    pmaddubsw, else by dot2; those that are quantized at run time with psign, if there is one. `tuning` are LLVM
+    features that only influence its choice between instructions. A target that `emulates_fma` has no instruction that
+    rounds multiply-adds once, and computes them with several.
     """
 
     name: str
@@ -74,9 +77,21 @@ class Target(Struct, frozen=True):
     sdot: str | None = None
     usmmla: str | None = None
     smmla: str | None = None
+    psign: str | None = None
     has_dot4: bool = False
     has_tiles: bool = False
     tuning: tuple[str, ...] = ()
+    emulates_fma: bool = False
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether an instruction multiplies and adds floats with one rounding."""
+        return "fma" in self.features or self.triple.startswith("aarch64")
+
+    @property
+    def deterministic(self) -> Target:
+        """The target for the same machines whose floats have the bits of all targets."""
+        return self if self.has_fma or self.emulates_fma else TARGETS[f"{self.name}{_EMULATING}"]
 
     @property
     def multiplies_by_element(self) -> bool:
@@ -134,14 +149,36 @@ _AVX512VNNI = Target(
     tuning=("fast-dpwssd",),  # else LLVM adds separately, which has less latency but also less throughput
 )
 
+_EMULATING = "-fma"
+_SSE41 = Target(
+    "sse4.1",
+    _X86,
+    ("sse4.1", "ssse3"),
+    lanes=4,
+    registers=16,
+    pmaddwd="llvm.x86.sse2.pmadd.wd",
+    pmaddubsw="llvm.x86.ssse3.pmadd.ub.sw.128",
+    psign="llvm.x86.ssse3.psign.b.128",
+)
+
 TARGETS = {
     target.name: target
     for target in (
         replace(_AVX512VNNI, name="amx", features=(*_AVX512VNNI.features, *_TILES), has_tiles=True),
         _AVX512VNNI,
         Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PMADDWD, _AVX512_PMADDUBSW, half_lanes=8),
-        Target("avx2", _X86, _AVX2, 8, 16, "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"),
-        Target("sse4.1", _X86, ("sse4.1", "ssse3"), 4, 16, "llvm.x86.sse2.pmadd.wd", "llvm.x86.ssse3.pmadd.ub.sw.128"),
+        Target(
+            "avx2",
+            _X86,
+            _AVX2,
+            lanes=8,
+            registers=16,
+            pmaddwd="llvm.x86.avx2.pmadd.wd",
+            pmaddubsw="llvm.x86.avx2.pmadd.ub.sw",
+            psign="llvm.x86.avx2.psign.b",
+        ),
+        _SSE41,
+        replace(_SSE41, name=f"{_SSE41.name}{_EMULATING}", emulates_fma=True),
         Target(
             "neon-i8mm",
             _ARM,

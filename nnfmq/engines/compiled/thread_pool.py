@@ -23,7 +23,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nnfmq.base.cores import CorePair
-from nnfmq.base.processes import allowed_cpus
+from nnfmq.base.processes import allowed_cores
+from nnfmq.base.threads import Thread
 
 if TYPE_CHECKING:
     from nnfmq.engines.compiled import _pypool
@@ -190,7 +191,7 @@ class ThreadPool:
 
     def _start(self) -> None:
         for number in range(1, self.worker_count + 1):
-            thread = threading.Thread(target=self._work, args=(number,), name=f"nnfmq-pool-{number}", daemon=True)
+            thread = Thread(target=self._work, args=(number,), name=f"nnfmq-pool-{number}", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the system is out of threads: continue with those that have started
@@ -233,10 +234,10 @@ def divide_cores(division: CoreDivision) -> None:
 
 
 def default_thread_pool() -> ThreadPool:
-    """Return this process's pool: a thread for each CPU that it may use, the calling thread among them."""
+    """Return this process's pool: a thread for each core that it may use, the calling thread among them."""
     with _Process.create:
         if _Process.pool is None:
-            cores = allowed_cpus()
+            cores = allowed_cores()
             _Process.pool = ThreadPool(cores - 1)
             if _Process.division is not None:
                 _Process.pool.divide(_Process.division, cores)

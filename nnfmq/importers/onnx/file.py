@@ -6,6 +6,7 @@ what the protocol buffer does not guarantee (types of attributes, sizes of const
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,7 @@ def read(source: ModelSource) -> OnnxFile:
         InvalidArgument: If the file is corrupt.
     """
     proto = source.parsed if source.parsed is not None else parse(source)
+    _require_texts(proto)
     folder = source.path.parent if source.path is not None else None
     file = OnnxFile(proto, _opset(proto), len(source.data), folder)
     for tensor in proto.graph.initializer:
@@ -106,6 +108,43 @@ def parse(source: ModelSource) -> Any:
         return onnx.load_model_from_string(bytes(source.data))
     except DecodeError as error:
         raise InvalidArgument(f"a truncated or corrupt ONNX model: {error}") from None
+
+
+def _require_texts(proto: Any) -> None:
+    """Check that each name is text: protobuf returns the bytes of one that is not UTF-8.
+
+    Raises:
+        InvalidArgument: If one is not.
+    """
+    domains = (entry.domain for entry in proto.opset_import)
+    texts = itertools.chain(domains, _graph_texts(proto.graph), *map(_function_texts, proto.functions))
+    wrong = next((text for text in texts if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise InvalidArgument(f"a corrupt ONNX model: the name {wrong[:80]!r} is not UTF-8")
+
+
+def _function_texts(function: Any) -> Iterator[str | bytes]:
+    yield from (function.name, function.domain, *function.input, *function.output, *function.attribute)
+    yield from (entry.domain for entry in function.opset_import)
+    yield from _node_texts(function.node)
+
+
+def _graph_texts(graph: Any) -> Iterator[str | bytes]:
+    for info in (*graph.input, *graph.output):
+        yield info.name
+        yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from _node_texts(graph.node)
+
+
+def _node_texts(nodes: Iterable[Any]) -> Iterator[str | bytes]:
+    for node in nodes:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield attribute.name
+            yield attribute.ref_attr_name
+            if attribute.HasField("g"):
+                yield from _graph_texts(attribute.g)
 
 
 def _opset(proto: Any) -> int:

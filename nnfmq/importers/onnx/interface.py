@@ -5,11 +5,16 @@ Shapes of outputs that the file does not declare are inferred by the package `on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["OnnxInterface", "OnnxValueType", "read_interface"]
+from msgspec.structs import replace
+
+from nnfmq.base.onnx_fields import without_initializers
+from nnfmq.importers.file_format import ModelSource
+
+__all__ = ["OnnxInterface", "OnnxValueType", "read_interface", "without_defaults"]
 
 _ELEMENTS = (
     "undefined", "float", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "double",
@@ -17,6 +22,7 @@ _ELEMENTS = (
     "float8e5m2fnuz", "uint4", "int4", "float4e2m1",
 )  # fmt: skip
 """ONNX Runtime's names of the element types of TensorProto, by number."""
+_FIRST_WITH_DEFAULTS = 4  # ir_version
 _MAX_INFERENCE_BYTES = 1 << 28  # what `onnx` copies to infer shapes; a larger model keeps what it declares
 
 
@@ -50,13 +56,16 @@ class OnnxInterface:
 
 
 def read_interface(proto: Any) -> OnnxInterface:
-    """Return the interface of a parsed ONNX file, an onnx.ModelProto."""
+    """Return the interface of a parsed ONNX file, an onnx.ModelProto.
+
+    In files of a version below 4 all initializers are inputs, too, and cannot be overridden.
+    """
     graph = proto.graph
     given = {tensor.name for tensor in graph.initializer} | {sparse.values.name for sparse in graph.sparse_initializer}
     return OnnxInterface(
         _types(info for info in graph.input if info.name not in given),
         _types(_inferred_outputs(proto)),
-        _types(info for info in graph.input if info.name in given),
+        _types(info for info in graph.input if info.name in given and proto.ir_version >= _FIRST_WITH_DEFAULTS),
         proto.producer_name,
         graph.name,
         proto.domain,
@@ -65,6 +74,11 @@ def read_interface(proto: Any) -> OnnxInterface:
         proto.model_version if proto.HasField("model_version") else None,
         {entry.key: entry.value for entry in proto.metadata_props},
     )
+
+
+def without_defaults(file: ModelSource, names: Container[str]) -> ModelSource:
+    """Return a file in which these inputs have no default value."""
+    return replace(file, data=without_initializers(memoryview(file.data), names), parsed=None)
 
 
 def _inferred_outputs(proto: Any) -> list[Any]:

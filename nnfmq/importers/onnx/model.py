@@ -26,6 +26,7 @@ from nnfmq.hal.types import DataLocation, LifeTime, Operand, OperandType
 from nnfmq.importers.file_format import ModelSource
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel, Problems, UnknownShapes
+from nnfmq.importers.onnx.dynamic_products import joined_products
 from nnfmq.importers.onnx.file import (
     OnnxFile,
     attribute_values,
@@ -356,7 +357,8 @@ class _Import:
     def run(self) -> LoadedModel:
         """Return the model. Raises UnsupportedModel with all problems."""
         self._values.update({name: Value.of(array) for name, array in self._file.constants.items()})
-        nodes = live_nodes(self._file.graph.node, (info.name for info in self._file.graph.output))
+        results = [info.name for info in self._file.graph.output]
+        nodes = joined_products(live_nodes(self._file.graph.node, results), results, self._file.constants)
         indices = index_inputs(proto for _, proto in nodes)
         inputs = [self._input(info, info.name in indices) for info in self._file.inputs]
         for index, proto in nodes:

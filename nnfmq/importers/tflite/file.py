@@ -8,7 +8,7 @@ no harm. All errors are InvalidArgument.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -497,7 +497,10 @@ class TfliteFile:
         self._tensors: dict[int, TfliteTensor | str] = {}  # or why it is invalid, so that it is read once
         self.size_bytes = size_bytes
         self._dense_bytes = 0
-        self._written: frozenset[int] | None = None  # the tensors that operators write, when they are needed
+        self._operators: tuple[TfliteOperator, ...] | None = None  # these when they are needed
+        self._written: frozenset[int] | None = None
+        self.from_data: tuple[set[int], set[int]] | None = None
+        """The tensors whose elements follow from data, and those whose shape does; see `conversion`."""
         self.subgraph_count = model.SubgraphsLength()
         self.inputs = self._ints(self._subgraph.InputsLength(), self._subgraph.InputsAsNumpy)
         self.outputs = self._ints(self._subgraph.OutputsLength(), self._subgraph.OutputsAsNumpy)
@@ -513,8 +516,13 @@ class TfliteFile:
         names = (self._text(text) for text in (operator.options.Container(), operator.options.SharedName()))
         return "/".join(filter(None, names))
 
-    def operators(self) -> Iterator[TfliteOperator]:
-        """Yield the operators in the file's order, which is the order of execution."""
+    def operators(self) -> Sequence[TfliteOperator]:
+        """Return the operators in the file's order, which is the order of execution."""
+        if self._operators is None:
+            self._operators = tuple(self._read_operators())
+        return self._operators
+
+    def _read_operators(self) -> Iterator[TfliteOperator]:
         for index in range(self._subgraph.OperatorsLength()):
             operator = self._subgraph.Operators(index)
             name, custom_code = self._operator_name(index, operator.OpcodeIndex())
@@ -695,12 +703,17 @@ class TfliteFile:
         return tuple(float(scale) for scale in scales), zero_points, raw.QuantizedDimension()
 
     def _constant(self, index: int) -> memoryview | None:
-        if index >= self._model.BuffersLength():
-            raise InvalidArgument(f"buffer index {index} is not in 0..{self._model.BuffersLength() - 1}")
-        buffer = self._model.Buffers(index)
-        if buffer.Offset() > 1 or buffer.Size() > 1:  # writers use 1 as a placeholder
-            raise InvalidArgument("external buffers (data after the FlatBuffer) are not supported")
-        return memoryview(buffer.DataAsNumpy()).cast("B") if buffer.DataLength() else None
+        return buffer_content(self._model, index)
+
+
+def buffer_content(model: TableReader, index: int) -> memoryview | None:
+    """Return the bytes of a buffer: in the FlatBuffer, or after it; None if it has none. Raises InvalidArgument."""
+    if index >= model.BuffersLength():
+        raise InvalidArgument(f"buffer index {index} is not in 0..{model.BuffersLength() - 1}")
+    buffer = model.Buffers(index)
+    if buffer.Offset() > 1 and buffer.Size() > 0:  # writers use 1 as a placeholder
+        return model.content(buffer.Offset(), buffer.Size())
+    return memoryview(buffer.DataAsNumpy()).cast("B") if buffer.DataLength() else None
 
 
 def _type_name(number: int) -> str:

@@ -234,6 +234,13 @@ class TableReader:
                 return partial(read, self, field)
         raise AttributeError(f"{self._table.name} has no field for {name}")
 
+    def content(self, offset: int, size_bytes: int) -> memoryview:
+        """Return bytes of the file. Raises InvalidArgument if it does not have them."""
+        end = offset + size_bytes
+        if end > len(self._buffer):
+            raise InvalidArgument(f"corrupt or truncated file: bytes {offset} to {end} of {len(self._buffer)}")
+        return memoryview(self._buffer)[offset:end].cast("B")
+
     def _at(self, slot: int) -> int:
         """Return where the field of a slot is in the buffer; 0 if it is missing."""
         if slot + _U16.size > self._vtable_bytes:

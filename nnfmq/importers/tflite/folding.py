@@ -17,7 +17,7 @@ from nnfmq.hal.types import OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.tflite.file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite.operators import ConversionContext, convert_operator, converter_of
-from nnfmq.importers.tflite.operators.conversion import INTEGERS
+from nnfmq.importers.tflite.operators.conversion import INTEGERS, follows_from_data
 
 __all__ = ["EmptyTensors", "Folding"]
 
@@ -86,7 +86,7 @@ class Folding:
         shape = x.shape if x.rank else ()
         if operator.name == "RANK":
             shape = (x.rank,)
-        elif 0 in shape and not x.is_empty:
+        elif (0 in shape and not x.is_empty) or follows_from_data(self._file, x.index, only_shape=True):
             return False
         dtype = INTEGERS.get(self._file.tensor(operator.outputs[0]).type)
         if dtype is None:

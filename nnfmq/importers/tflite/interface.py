@@ -21,7 +21,7 @@ from nnfmq.hal.summaries import tensor_text
 from nnfmq.importers.file_format import TFLITE_IMPORTER, FileContent, importer_of
 from nnfmq.importers.loaded_model import ModelMetadata, TensorMetadata
 from nnfmq.importers.tflite import flatbuffers
-from nnfmq.importers.tflite.file import BUILTIN_OPERATORS, TENSOR_TYPES, TfliteFile
+from nnfmq.importers.tflite.file import BUILTIN_OPERATORS, TENSOR_TYPES, TfliteFile, buffer_content
 from nnfmq.importers.tflite.flatbuffers import Field, Scalar, String, Table, TableReader, Union, Vector
 
 __all__ = [
@@ -148,7 +148,7 @@ class _InterfaceReader:
         type_name, is_variable = TENSOR_TYPES.get(raw.Type(), f"number {raw.Type()}"), bool(raw.IsVariable())
         return FileTensor(
             self._text(raw.Name()), type_name, shape, signature,
-            scales, zero_points, dimension, is_variable, self._constant(raw.Buffer()),
+            scales, zero_points, dimension, is_variable, buffer_content(self._model, raw.Buffer()),
         )  # fmt: skip
 
     def _operator(self, raw: Any) -> FileOperator:
@@ -178,12 +178,6 @@ class _InterfaceReader:
         self._spend(count)
         entries = [entry(index) for index in range(count)]
         return dict(sorted((self._text(found.Name()), int(found.TensorIndex())) for found in entries))
-
-    def _constant(self, index: int) -> memoryview | None:
-        if index >= self._model.BuffersLength():
-            raise InvalidArgument(f"buffer index {index} is not in 0..{self._model.BuffersLength() - 1}")
-        buffer = self._model.Buffers(index)
-        return memoryview(buffer.DataAsNumpy()).cast("B") if buffer.DataLength() else None
 
     def _spend(self, count: int) -> None:
         self._elements_left -= count

@@ -4,7 +4,7 @@
 
 The file is not trusted: time and memory are bounded by its size. A corrupt file raises InvalidArgument with the field
 and the byte offset. Unsupported operators and tensors raise UnsupportedModel, which lists all of them. The first
-subgraph or that of a signature is imported, with those that it calls. External buffers are not supported.
+subgraph or that of a signature is imported, with those that it calls.
 """
 
 from __future__ import annotations

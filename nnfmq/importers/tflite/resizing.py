@@ -18,7 +18,7 @@ from nnfmq.hal.summaries import nearest
 from nnfmq.importers.file_format import Shapes
 from nnfmq.importers.tflite.file import TfliteFile, TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite.operators import ConversionContext, convert_operator, converter_of
-from nnfmq.importers.tflite.operators.conversion import SIZES
+from nnfmq.importers.tflite.operators.conversion import computed_size
 
 __all__ = ["Resizing", "input_index"]
 
@@ -88,10 +88,7 @@ class Resizing:
             return (*tensors[0].shape[:-1], *tensors[1].shape[:1])
         if operator.name in _SELECTIONS:
             return _broadcast([tensor.shape for tensor in tensors])
-        size = SIZES.get(operator.name)
-        if size is not None and self._file.tensor(operator.inputs[size]).data is None:
-            return self._scaled(result.shape)
-        return ()
+        return () if computed_size(self._file, operator) is None else self._scaled(result.shape)
 
     def _scaled(self, shape: _Shape) -> _Shape:
         """Return a shape that the file states, for the new batch."""
@@ -117,6 +114,8 @@ class Resizing:
         if len(operator.inputs) > 1 and operator.inputs[1] >= 0:
             if self._file.tensor(operator.inputs[1]).data is not None:
                 return tuple(self._context.ints(operator.inputs[1]))
+            if computed_size(self._file, operator) is None:
+                raise InvalidArgument("the shape of its result depends on the data")
             return self._file.signature(result.index) or result.shape
         options = operator.options
         wanted = options.NewShapeAsNumpy().tolist() if options is not None and options.NewShapeLength() else ()

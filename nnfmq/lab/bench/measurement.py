@@ -67,6 +67,7 @@ class LoadPlan:
     connect: str | None = None
     own: Mapping[str, OwnRunner] = field(default_factory=dict)
     hosted: OpenedFile | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         assert self.percentile in REPORTED
@@ -182,7 +183,7 @@ def _start(
         progress(text)
         job = RunnerJob(
             name, plan.model, plan.shapes, plan.signature, plan.inputs, plan.device, plan.threads, target,
-            plan.own.get(name), plan.hosted,
+            plan.own.get(name), plan.hosted, plan.deterministic,
         )  # fmt: skip
         try:
             groups[name] = stack.enter_context(started_group(name, [job] * clients, partial(progress, text)))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnfmq.base.processes import allowed_cpus
+from nnfmq.base.processes import allowed_cores, cpus_by_core
 from nnfmq.client.connection.connect import connect
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import InvalidArgument
@@ -98,6 +98,7 @@ class RunnerJob:
     own: OwnRunner | None = None
     hosted: OpenedFile | None = None
     """Set if `device` hosts the runtime that opens the file."""
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,7 @@ def _loaded(job: RunnerJob) -> Any:
 
 @contextmanager
 def _opened_peer(job: RunnerJob) -> Iterator[OpenRunner]:
-    model, threads, begin = _loaded(job), job.threads or allowed_cpus(), time.perf_counter()
+    model, threads, begin = _loaded(job), job.threads or allowed_cores(), time.perf_counter()
     with opened_peer(job.runner, PeerJob(job.model, model, threads)) as peer:
         prepare_s = time.perf_counter() - begin
         step, variant = fastest_variant(peer.variants, job.inputs[0])
@@ -306,7 +307,9 @@ def _opened_driver(job: RunnerJob) -> Iterator[OpenRunner]:
                 model = client.device(str(job.device)).load(
                     job.model, shapes=job.shapes, signature=job.signature, runtime_options=job.hosted.runtime_options
                 )
-            prepared = stack.enter_context(target.prepare(model, preference=_SUSTAINED, timeout=_PREPARE_S))
+            prepared = stack.enter_context(
+                target.prepare(model, preference=_SUSTAINED, timeout=_PREPARE_S, deterministic=job.deterministic)
+            )
             if isinstance(prepared, PreparedModel):
                 require_machine_code(prepared.device, prepared.program, prepared.compiled_operations)
         details: Details = {"device": prepared.device, "prepare_s": time.perf_counter() - begin}
@@ -320,12 +323,12 @@ def _opened_driver(job: RunnerJob) -> Iterator[OpenRunner]:
 
 @contextmanager
 def _limited(pid: int, threads: int | None) -> Iterator[None]:
-    """Limit a process to as many CPUs as it may have threads, meanwhile; None: no limit."""
+    """Limit a process to one CPU of as many cores as it may have threads, meanwhile; None: no limit."""
     if threads is None:
         yield
         return
     before = os.sched_getaffinity(pid)
-    placement.pin_to(pid, sorted(before)[:threads])
+    placement.pin_to(pid, [core[0] for core in cpus_by_core(before)][:threads])
     try:
         yield
     finally:

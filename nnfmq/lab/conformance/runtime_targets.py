@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from nnfmq.base import settings
 from nnfmq.base.fence import Fence
 from nnfmq.client.connection.connect import connect
-from nnfmq.client.connection.device import DeviceInfo
+from nnfmq.client.connection.device import DeviceInfo, hosts_runtime
 from nnfmq.client.connection.prepare_arguments import PrepareOptions
 from nnfmq.client.partitioned.compilation import DeviceSelection, compile_model
 from nnfmq.client.partitioned.devices import CPU_DEVICE_NAME, CpuDevice, DriverAccess, RuntimeDevice
@@ -57,10 +57,10 @@ _DRIVERS = 2
 _DEVICES = 12  # of each driver
 _FEWEST, _MOST = 2, 4  # devices of a model
 _SHARES = (0.2, 0.4, 0.6, 0.8)  # of all operations that a device supports
-_FIGURES = (0.2, 1.5)  # of performance: below 1.0 a device is preferred to the CPU
+_PERFORMANCE = (0.2, 1.5)  # of performance: below 1.0 a device is preferred to the CPU
 _BUSY_PROBABILITY = 0.25
 _SEED = 20
-_NO_LIMITS = GraphLimits(1)
+_SIZE_LIMITS = GraphLimits(1)
 _INTERPRETER = '[[device]]\nname = "reference"\n'
 
 
@@ -70,11 +70,11 @@ def configuration(driver: int) -> str:
 
 
 def _device(number: int) -> str:
-    rng = RandomSource([_SEED, number], _NO_LIMITS)
+    rng = RandomSource([_SEED, number], _SIZE_LIMITS)
     share = rng.choice(_SHARES)
     operations = [code.name for code in HAL_DECLARATIONS if rng.chance(share)] or ["ADD"]
-    figures = f"{{ exec_time = {rng.real(*_FIGURES):.3f}, power_usage = {rng.real(*_FIGURES):.3f} }}"
-    return f'[[device]]\nname = "random-{number}"\noperations = {operations}\nperformance.all = {figures}\n\n'
+    performance = f"{{ exec_time = {rng.real(*_PERFORMANCE):.3f}, power_usage = {rng.real(*_PERFORMANCE):.3f} }}"
+    return f'[[device]]\nname = "random-{number}"\noperations = {operations}\nperformance.all = {performance}\n\n'
 
 
 class RandomDevices:
@@ -93,6 +93,7 @@ class RandomDevices:
                 RuntimeDevice(info.name, access, info)
                 for access in self._accesses[:_DRIVERS]
                 for info in access.known_devices()
+                if not hosts_runtime(info)  # both drivers have those
             ]
             self._accesses[_DRIVERS].known_devices()
         return CpuDevice(self._accesses[_DRIVERS])
@@ -101,7 +102,7 @@ class RandomDevices:
     def prepared(self, model: Model) -> Iterator[CompiledModel]:
         """See `DeviceArrangement`."""
         cpu = self.connect()
-        rng = RandomSource([int(model_architecture_hash(model)[:8], 16)], _NO_LIMITS)
+        rng = RandomSource([int(model_architecture_hash(model)[:8], 16)], _SIZE_LIMITS)
         count = rng.integer(_FEWEST, _MOST)
         devices = [self._devices[number] for number in rng.permutation(len(self._devices))[:count]]
         preference = rng.choice((ExecutionPreference.SUSTAINED_SPEED, ExecutionPreference.LOW_POWER))

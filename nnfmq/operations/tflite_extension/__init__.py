@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 EXTENSION_FAMILIES: Mapping[str, str] = {
+    "blockwise": "BLOCKWISE_MATMUL",
     "dynamic_sizes": "RANGE SHAPE WHERE UNIQUE",
     "functions": (
         "GELU COS BITCAST FAKE_QUANT ERF ROUND SIGN TAN ASIN ACOS ATAN SINH COSH ASINH ACOSH ATANH SOFTPLUS "

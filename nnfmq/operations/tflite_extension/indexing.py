@@ -17,6 +17,7 @@ import numpy as np
 from nnfmq.hal.extensions import TfliteOperation
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
+from nnfmq.operations.gather import outside
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import normalize_axis, require, require_max_rank, require_size
 from nnfmq.operations.tflite_extension import any_tensor_variants, declare
@@ -52,7 +53,7 @@ def checked(indices: Array, dimension: int) -> Array:
     """Return a private copy of indices that are all in [0, dimension)."""
     copy = indices.astype(np.intp)
     inside = copy.size == 0 or (int(copy.min()) >= 0 and int(copy.max()) < dimension)
-    require(inside, "C1", f"an index is outside [0, {dimension})")
+    require(inside, "C1", outside(dimension))
     return copy
 
 

@@ -26,12 +26,14 @@ __all__ = [
     "Dimensions",
     "Duration",
     "FdCount",
+    "GoAway",
     "Goodbye",
     "Greeting",
     "Hello",
     "HelloReply",
     "HintData",
     "Hints",
+    "Leave",
     "MemoryData",
     "MemoryList",
     "Message",
@@ -220,6 +222,16 @@ class Refused(Greeting, frozen=True):
 
     status: ErrorStatus
     message: Text
+
+
+class GoAway(Message, frozen=True):
+    """The driver wants the client to move to its successor; `message` says why. Calls in progress get their replies."""
+
+    message: Text
+
+
+class Leave(Message, frozen=True):
+    """The client has moved: it begins nothing more over this connection, and waits for what is in progress."""
 
 
 class Goodbye(Message, frozen=True):

@@ -8,6 +8,7 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.serialize.messages.common import (
     I32,
     I64,
+    MAX_FDS,
     MAX_NAME,
     MAX_ROLES,
     U32,
@@ -90,9 +91,14 @@ class DescribeFile(Call, frozen=True):
 
 
 class FileDescription(StatusReply, frozen=True):
-    """The JSON of a `hal.hosted.HostedDescription`; empty if `status` is an error."""
+    """The JSON of a `hal.hosted.HostedDescription`; empty if `status` is an error.
+
+    `replaced` are indexes of the call's pools: with the reply comes, for each, sealed memory with the same bytes, which
+    the driver shares among clients.
+    """
 
     description: bytes = b""
+    replaced: Annotated[tuple[U32, ...], Meta(max_length=MAX_FDS)] = ()
 
 
 class PrepareModel(Call, frozen=True):

@@ -32,6 +32,7 @@ from ray.serve.exceptions import RayServeException
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nnfmq.base.paths import make_cache_directory, make_runtime_directory
+from nnfmq.base.threads import Thread
 from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.serving.driver_process import DriverProcess, DriverState
@@ -72,7 +73,7 @@ class NodeDriver:
         self._idle_s = idle_s
         self._changed_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._driver = DriverProcess(socket, directory, options=options, environment=environment)
-        threading.Thread(target=self._watch_users, name="nnfmq-replica-watch", daemon=True).start()
+        Thread(target=self._watch_users, name="nnfmq-replica-watch", daemon=True).start()
 
     def attach(self, pid: int) -> str:
         """Return the driver's socket for a replica with this pid, once the driver accepts clients."""

@@ -22,10 +22,10 @@ INT16 = np.iinfo(np.int16)
 def full_terms(weights: Array) -> list[Array]:
     """Return the terms of weights (channels, groups, 8), each with zeros for the groups that it does not list."""
     terms = []
-    for numbers, listed in split_for_acc16(weights):
-        assert len(numbers) and listed.any(axis=(0, 2)).all(), "an all-zero group is listed"
+    for numbers, listed in split_for_acc16(weights.swapaxes(0, 1)):
+        assert len(numbers) and listed.any(axis=(1, 2)).all(), "an all-zero group is listed"
         terms.append(np.zeros(weights.shape, np.int64))
-        terms[-1][:, numbers] = listed
+        terms[-1][:, numbers] = listed.swapaxes(0, 1)
     return terms
 
 
@@ -133,15 +133,15 @@ def test_group_lists_have_all_weights(k: int, deviation: int) -> None:
     weights[2, :, 1:4] = 0
     found, groups = read_lists(pack_group_lists(weights, np.array(tap_offsets)), 3, 16, k, tap_offsets)
     np.testing.assert_array_equal(found, weights)
-    assert groups == sum(map(group_list_length, weights))
-    assert group_list_length(weights[1]) == 0
+    assert groups == group_list_length(weights) == sum(group_list_length(panel[None]) for panel in weights)
+    assert group_list_length(weights[1:2]) == 0
     assert groups >= np.pad(weights, [(0, 0)] * 3 + [(0, -k % 8)]).reshape(3, 16, -1, 8).any(axis=(1, 3)).sum()
 
 
 def test_a_group_has_one_entry_per_term_of_any_channel() -> None:
-    panel = np.ones((16, 1, 24), np.int16)
-    assert group_list_length(panel) == 3
-    panel[5, 0, 9] = 127  # 130 with the rest of its four
-    assert group_list_length(panel) == 4
-    panel[:, 0, 16:] = 0
-    assert group_list_length(panel) == 3
+    panels = np.ones((1, 16, 1, 24), np.int16)
+    assert group_list_length(panels) == 3
+    panels[0, 5, 0, 9] = 127  # 130 with the rest of its four
+    assert group_list_length(panels) == 4
+    panels[0, :, 0, 16:] = 0
+    assert group_list_length(panels) == 3

@@ -18,10 +18,10 @@ from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
 from nnfmq.engines.compiled.kernels.micro_kernels import DotU8S8x4, Float32, MicroKernel
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, REQUANT_ROWS
 from nnfmq.engines.compiled.lowering import KernelLaunch
-from nnfmq.engines.compiled.partition import LOWERING_RULES
+from nnfmq.engines.compiled.partition import LOWERING_RULES, prepare
 from nnfmq.engines.compiled.target import TARGETS, Target, host_target
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
-from nnfmq.operations.declaration import Tensor
+from nnfmq.operations.declaration import NUMPY_TYPES, Tensor
 from nnfmq.operations.shapes import WindowDimension, windows
 
 pytestmark = pytest.mark.instruction_sets
@@ -30,6 +30,7 @@ F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, Oper
 PC, I32 = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, OperandType.TENSOR_INT32
 SAME, VALID = 1, 2
 FLOAT, UINT8 = np.dtype("<f4"), np.dtype("u1")
+FLOAT_TYPES = {"float": F32, "float16": OperandType.TENSOR_FLOAT16}
 KINDS = ("float", "uint8", "int8", "uint8 per channel", "int8 per channel")
 IMAGES = [  # batch, height, width, channels, output channels
     (1, 8, 8, 8, 16),
@@ -53,9 +54,10 @@ COLUMN_FILTERS = [(5, 1, 1, 1, VALID, 0), (3, 1, 2, 1, SAME, 1), (3, 1, 1, 3, SA
 
 def weights(kind: str, shape: tuple[int, ...], channels: int, axis: int, random: np.random.Generator) -> list[Any]:
     """Return filter and bias as constants of an operation whose input has scale 0.5."""
-    if kind == "float":
-        filter, bias = random.normal(size=shape).astype("<f4"), random.normal(size=channels).astype("<f4")
-        return [(Operand(F32, shape), filter.tobytes()), (Operand(F32, (channels,)), bias.tobytes())]
+    if kind in FLOAT_TYPES:
+        operand, dtype = FLOAT_TYPES[kind], NUMPY_TYPES[FLOAT_TYPES[kind]]
+        floats = [random.normal(size=extents).astype(dtype) for extents in (shape, (channels,))]
+        return [(Operand(operand, array.shape), array.tobytes()) for array in floats]
     bias = random.integers(-2000, 2000, channels).astype("<i4")
     if "per channel" in kind:
         scales = tuple(map(float, random.uniform(0.001, 0.02, channels).astype(np.float32)))
@@ -70,8 +72,8 @@ def weights(kind: str, shape: tuple[int, ...], channels: int, axis: int, random:
 
 def image(kind: str, shape: tuple[int, ...], scale: float, zero_point: int) -> Operand:
     """Return an input or output; `zero_point` is that of uint8."""
-    if kind == "float":
-        return Operand(F32, shape)
+    if kind in FLOAT_TYPES:
+        return Operand(FLOAT_TYPES[kind], shape)
     signed = kind.startswith("int8")
     return Operand(Q8S if signed else Q8, shape, scale, zero_point - 128 * signed)
 
@@ -254,16 +256,32 @@ def test_depth_multipliers_match_the_interpreter(kind: str, size: tuple[int, ...
     assert_kernels_agree(one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, out))
 
 
+def fully_connected(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> Model:
+    batch, height, width, length, units = size
+    constants = weights(kind, (units, length), units, 0, np.random.default_rng(3))
+    rows = batch * height * width
+    arguments = [image(kind, (rows, length), 0.5, 115), *constants, filter[-1]]
+    return one_operation(OperationType.FULLY_CONNECTED, arguments, image(kind, (rows, units), 2.0, 120))
+
+
 @pytest.mark.parametrize("size", [(1, 16, 8), (1, 1000, 1001), (5, 3, 17), (7, 64, 1)])
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_fully_connected_matches_the_interpreter(kind: str, size: tuple[int, int, int]) -> None:
-    batch, length, units = size
-    constants = weights(kind, (units, length), units, 0, np.random.default_rng(3))
-    arguments = [image(kind, (batch, length), 0.5, 115), *constants, 0]
+    assert_kernels_agree(fully_connected(kind, (1, 1, *size), (0,)), tolerance=1e-4)
 
-    assert_kernels_agree(
-        one_operation(OperationType.FULLY_CONNECTED, arguments, image(kind, (batch, units), 2.0, 120)), tolerance=1e-4
-    )
+
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("size", IMAGES)
+@pytest.mark.parametrize("build", [convolution, depthwise, fully_connected])
+def test_products_of_float16_are_computed_in_float32(
+    build: Any, size: tuple[int, ...], filter: tuple[int, ...], request: pytest.FixtureRequest
+) -> None:
+    """Sums in another order may be rounded to the next number of float16. SSE4.1 has no instructions for it."""
+    model = build("float16", size, filter)
+    if request.node.callspec.params["instruction_set"] in ("sse4.1", "sse4.1-fma"):
+        assert not prepare(model).compiled_ops
+    else:
+        assert_kernels_agree(model, tolerance=1 / 1024)
 
 
 @pytest.mark.parametrize("size", [(33, 70, 100), (9, 31, 17), (60, 128, 33), (17, 26, 5)])

@@ -76,6 +76,34 @@ def test_functions_of_8_bits_are_tables(name: str, attributes: list[float], kind
     assert_kernels_agree(declared(one_operation(code, [given, *attributes], out)))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [F32, OperandType.TENSOR_FLOAT16, OperandType.TENSOR_INT32, OperandType.TENSOR_BOOL8],
+    ids=lambda kind: kind.name,
+)
+@pytest.mark.parametrize("depth", [1, 3, 8, 257])
+@pytest.mark.parametrize("axis", [-1, 2])
+def test_one_hot_rows_have_one_value_at_an_index_that_is_inside(kind: OperandType, depth: int, axis: int) -> None:
+    indices = np.array([[0, depth - 1, depth, -1], [2, 1, (1 << 31) - 1, -(1 << 31)]], np.int32)
+    on, off = (np.array([value], NUMPY_TYPES[kind]) for value in (1, 0))
+    arguments = [Operand(OperandType.TENSOR_INT32, indices.shape), vector([depth]), *[Operand(kind, (1,))] * 2, axis]
+    model = one_operation(operation_code(TfliteOperation.ONE_HOT), arguments, Operand(kind, (2, 4, depth)))
+    assert_kernels_agree_on(declared(model), [[indices, on, off], [indices, off, on]])
+
+
+@pytest.mark.parametrize("scales", [(0.05, 9, 0.05, -119), (0.02, -128, 0.05, 3), (3.0, 7, 0.001, 0)])
+@pytest.mark.parametrize("result", [OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED])
+@pytest.mark.parametrize("kind", [OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED])
+def test_requantization_of_8_bits_is_a_table(
+    kind: OperandType, result: OperandType, scales: tuple[float, int, float, int]
+) -> None:
+    code = operation_code(TfliteOperation.REQUANTIZE)
+    operands = [Operand(kind, (3, 100), 1.0), Operand(result, (3, 100), 1.0)]
+    values = np.resize(np.arange(256), (3, 100)).astype(NUMPY_TYPES[kind])
+    model = declared(one_operation(code, [operands[0], *scales], operands[1]))
+    assert_kernels_agree_on(model, [[values]])
+
+
 @pytest.mark.parametrize("scales", [(0.05, 0.02), (0.05, 0.05), (0.01, 0.9), (3.0, 0.001)])
 @pytest.mark.parametrize("shape", [(1, 7, 7, 33), (2, 40, 5, 3), (1, 1, 1, 4), (3, 30, 30, 1)])
 @pytest.mark.parametrize("kind", [OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED])

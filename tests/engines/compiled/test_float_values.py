@@ -31,6 +31,10 @@ WITHOUT_KERNEL = {  # or beside such a one
 }
 ENGINES = pytest.mark.parametrize("engine", ["reference", "compiled"])
 TYPES = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=lambda dtype: dtype.__name__)
+OF_HALVES_WITH_KERNEL = (
+    *(OperationType.CAST, OperationType.CONV_2D, OperationType.DEPTHWISE_CONV_2D),
+    *(OperationType.GROUPED_CONV_2D, OperationType.FULLY_CONNECTED),
+)
 OF_HALVES = (OperandType.TENSOR_FLOAT16, OperandType.FLOAT16)
 
 
@@ -42,7 +46,7 @@ def computed(case: OnnxCase, engine: str) -> list[Array]:
         steps = [each for at, each in enumerate(model.main.operations) if at not in program.compiled_ops]
         for step in steps:
             types = [model.main.operands[index].type for index in (*step.inputs, *step.outputs)]
-            has_kernel = step.type == OperationType.CAST and host_target().has_half
+            has_kernel = step.type in OF_HALVES_WITH_KERNEL and host_target().has_half
             is_of_halves = any(kind in OF_HALVES for kind in types) and not has_kernel
             assert step.type.name in WITHOUT_KERNEL or is_of_halves, step.type.name
     given = [np.ascontiguousarray(array).reshape(array.shape or (1,)) for array in case.fed().values()]
@@ -165,6 +169,16 @@ def test_a_reduction_neither_overflows_inside_nor_hides_nan_and_infinities(
     (found,) = computed(OnnxCase(operator, [x, axes], {"keepdims": 0}, frozenset((1,)), opset=18), engine)
     with np.errstate(all="ignore"):
         assert_right(x[:, :1], found, REDUCTIONS[operator](x.astype(np.float64)))
+
+
+@ENGINES
+@pytest.mark.parametrize("axes", [(1, 2), (2, 3)], ids=["kept lanes", "reduced lanes"])
+@pytest.mark.parametrize("operator", ["ReduceMean", "ReduceSum"])
+def test_the_rounding_errors_of_a_sum_do_not_add_up(operator: str, axes: tuple[int, int], engine: str) -> None:
+    x = np.random.default_rng(0).uniform(0, 1, (4, 24, 40, 24)).astype(np.float32)
+    (found,) = computed(OnnxCase(operator, [x, np.array(axes)], {"keepdims": 0}, frozenset((1,)), opset=18), engine)
+    real = (np.mean if operator == "ReduceMean" else np.sum)(x.astype(np.float64), axis=axes)
+    assert np.abs(found - real).max() <= np.spacing(real.astype(np.float32).max())
 
 
 @ENGINES

@@ -90,6 +90,7 @@ def test_shards_have_every_kernel_once_and_cost_about_the_same(count: int) -> No
     assert sorted(repr(each) for shard in shards for each in shard) == sorted(map(repr, kernels))
     costs = [total_compile_cost(shard) for shard in shards]
     assert max(costs) - min(costs) <= total_compile_cost([fake(GemmKernel, 0)])
+    assert costs == sorted(costs, reverse=True), "a process may begin the most expensive one last"
 
 
 def test_no_shard_is_empty() -> None:

@@ -82,7 +82,7 @@ def test_intermediates_stay_nhwc_unless_they_are_read_in_nchw(
 
     monkeypatch.setattr(partition, "plan_partition", recorded)
     assert_kernels_agree(two_convolutions(kind, between_is_read=between_is_read), tolerance=1e-4)
-    (plan,) = plans
+    plan = plans[0]  # others are of this machine's instruction set
 
     assert sum(launch.function.startswith("TransposeKernel_") for launch in plan.launches) == conversions
     assert len(plan.outputs) == 1 + between_is_read

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from support.compiled import assert_kernels_agree
+from support.compiled import assert_kernels_agree, assert_kernels_agree_on
 from support.small_models import one_operation
 
 from nnfmq.engines.compiled.kernels import gemm_plan
@@ -39,6 +40,21 @@ def test_batch_matmul_matches_the_interpreter(
     output = matrices((*batch, rows, columns), 60.0, 3)
 
     assert_kernels_agree(one_operation(OperationType.BATCH_MATMUL, arguments, output))
+
+
+@pytest.mark.parametrize("zero_points", [(127, 127), (-128, 127), (127, -128), (-128, -128), (0, 0)])
+def test_extreme_sums_of_int8_match_the_interpreter(zero_points: tuple[int, int]) -> None:
+    """Products of the largest magnitudes, and terms of the zero points of both signs."""
+    left, right = (
+        Operand(Q8S, shape, 1.0, zero) for shape, zero in zip([(9, 5003), (5003, 19)], zero_points, strict=True)
+    )
+    model = one_operation(OperationType.BATCH_MATMUL, [left, right, False, False], Operand(Q8S, (9, 19), 4e6, 5))
+    limits = np.array([-128, 127], np.int8)
+    arguments = [
+        [np.full(left.dimensions, limits[n % 2], np.int8), np.full(right.dimensions, limits[n // 2], np.int8)]
+        for n in range(4)
+    ]
+    assert_kernels_agree_on(model, arguments)
 
 
 @pytest.mark.parametrize("kind", ["float32", "int8"])

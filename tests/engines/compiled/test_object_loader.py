@@ -139,20 +139,6 @@ def test_code_is_executable_constants_are_read_only_and_both_are_unmapped_with_t
     assert not [right for span, right in mappings() if code in span and "x" in right]
 
 
-def test_the_instruction_cache_is_synchronized_on_aarch64_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function exists on every machine, and does nothing on x86-64."""
-    from nnfmq.engines.compiled import object_code
-
-    done: list[int] = []
-    real = object_code._synchronize_instruction_cache
-    monkeypatch.setattr(
-        object_code, "_synchronize_instruction_cache", lambda at, size: (real(at, size), done.append(at))
-    )
-    loaded = LoadedCode(host_files())
-    assert done == ([loaded._base] if os.uname().machine == "aarch64" else [])
-    real(loaded._base, 4096)
-
-
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 

@@ -328,6 +328,7 @@ _MICRO_KERNELS: dict[str, tuple[type[MicroKernel], type[MicroKernel]]] = {  # fo
     "avx512": (MaddU8S8Acc16, MaddU8S8Acc16),
     "avx2": (MaddU8S8Acc16, MaddU8S8Acc16),
     "sse4.1": (MaddU8S8Acc16, MaddU8S8Acc16),
+    "sse4.1-fma": (MaddU8S8Acc16, MaddU8S8Acc16),
     "neon-i8mm": (MmlaU8S8x8, MmlaS8S8x8),
     "neon-dotprod": (DotS8S8x4, DotS8S8x4),
     "neon": (DotS16x2, DotS16x2),

@@ -439,3 +439,10 @@ def test_every_thread_computes_with_subnormal_numbers(
         numbers = np.full((MAX_ITEMS + 1, 2), [number, 0], np.float32)
         run_launches(make_pool(worker_count), kernels.address("halve"), [numbers], MAX_ITEMS, parallelism)
         assert (numbers[1:] == [number / 2, 1]).all()
+
+
+@pytest.mark.skipif(thread_pool.core_name != "compiled", reason="only the compiled core has a thread pool")
+def test_the_process_s_pool_has_a_thread_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_pool._Process, "pool", None)
+    monkeypatch.setattr(thread_pool, "allowed_cores", lambda: 3)
+    assert thread_pool.default_thread_pool().worker_count == 2

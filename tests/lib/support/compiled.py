@@ -1,25 +1,37 @@
 """One operation through the compiling engine and through the interpreter, on the same random arguments.
 
-Codes must be equal bit by bit; floats within 1e-5, relative and absolute (sums are in another order). The test fails,
-too, where no kernel computed the operation: comparing the interpreter with itself would show nothing. Inputs end where
-memory does, as those of a client may, and so do constants, in all runs but the first one: a kernel that reads further
-ends the process. So do outputs, which kernels write directly in the second run of a bound program.
+Codes must be equal bit by bit; floats within 1e-5, relative and absolute (sums are in another order). Floats of another
+instruction set must have the bits of this machine's. The test fails, too, where no kernel computed the operation:
+comparing the interpreter with itself would show nothing. Inputs end where memory does, as those of a client may, and so
+do constants, in all runs but the first one: a kernel that reads further ends the process. So do outputs, which kernels
+write directly in the second run of a bound program.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from unittest.mock import patch
 
 import numpy as np
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled.kernel_compilation import compile_in_process, decode_kernels, encode_kernels, unique_kernels
+from nnfmq.engines.compiled import artifact, partition
+from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.kernel_compilation import (
+    Meanwhile,
+    compile_in_process,
+    decode_kernels,
+    encode_kernels,
+    unique_kernels,
+)
 from nnfmq.engines.compiled.kernels import Kernel, symbol_name
+from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.partition import prepare
-from nnfmq.engines.compiled.target import TARGETS, Target
+from nnfmq.engines.compiled.target import TARGETS, Target, host_target
 from nnfmq.engines.program import Partition, Program
 from nnfmq.hal.types import Model, Operand, is_scalar
 from nnfmq.operations.declaration import NUMPY_TYPES, Array
@@ -95,13 +107,13 @@ def outputs_of_two_runs(program: Program, model: Model, inputs: Sequence[Array])
     return outputs
 
 
-def compile_described(kernels: Sequence[Kernel], target: Target) -> list[bytes]:
+def compile_described(kernels: Sequence[Kernel], target: Target, meanwhile: Meanwhile) -> list[bytes]:
     """Compile what is left of kernels after they travelled to a compile process: the same."""
     with patch.dict(TARGETS, {target.name: target}):  # some are of tests alone
         arrived, same = decode_kernels(encode_kernels(unique_kernels(kernels), target))
     assert arrived == unique_kernels(kernels) and same is target
     assert [symbol_name(kernel) for kernel in arrived] == [symbol_name(kernel) for kernel in unique_kernels(kernels)]
-    return compile_in_process(arrived, same)
+    return compile_in_process(arrived, same, meanwhile)
 
 
 def assert_kernels_agree(model: Model, seed: int = 0, runs: int = 2, tolerance: float = FLOAT_TOLERANCE) -> None:
@@ -122,7 +134,37 @@ def assert_kernels_agree_on(
         inputs = [before_a_guard(array) for array in arrays]
         pairs = zip(outputs_of_two_runs(program, model, inputs), outputs_of(reference, model, inputs), strict=True)
         for found, expected in pairs:
-            if expected.dtype.kind == "f":
+            if expected.dtype.kind in "fc":
                 np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
             else:
                 np.testing.assert_array_equal(found, expected)
+    has_floats = any(array.dtype.kind in "fc" for array in outputs_of(reference, model, arguments[0]))
+    in_use = partition.host_target()  # type: ignore[attr-defined]  # which the test may have replaced
+    if has_floats and in_use not in (host_target(), TARGETS["sse4.1"]):
+        assert_bits_of_this_machine(compiled, model, arguments)
+
+
+def assert_bits_of_this_machine(program: Program, model: Model, arguments: Sequence[Sequence[Array]]) -> None:
+    """Require of a program for another instruction set the bits that this machine's best one computes; NaN is NaN."""
+    found = [outputs_of(program, model, arrays) for arrays in arguments]
+    with natively():
+        own = prepare(model)
+        expected = [outputs_of(own, model, arrays) for arrays in arguments]
+    for one, other in zip(chain(*found), chain(*expected), strict=True):
+        assert bits(one) == bits(other)
+
+
+def bits(array: Array) -> bytes:
+    """Return the bytes of an array; all NaN are the same one, because CPUs make different ones."""
+    return np.where(np.isnan(array), np.nan, array).astype(array.dtype).tobytes()
+
+
+@contextmanager
+def natively() -> Iterator[None]:
+    """Prepare and run models on this machine meanwhile, although the test uses an emulator or another set."""
+    with (
+        patch.object(partition, "host_target", host_target),
+        patch.object(artifact, "LoadedCode", LoadedCode),
+        patch.object(artifact, "CompiledPartition", CompiledPartition),
+    ):
+        yield

@@ -223,6 +223,33 @@ def wait_until_waiting(burst: nnfmq.Burst) -> None:
     until(lambda: burst.channel.results.waiters > 0, "the client waits for its result")
 
 
+@contextmanager
+def interrupted_after(delay_s: float) -> Iterator[None]:
+    """Let a signal handler raise KeyboardInterrupt in the block, and fail if the block ends without it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, delay_s)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def closer_threads() -> list[threading.Thread]:
+    """Return the threads in which `nnfmq.compat` closes what an application has dropped."""
+    return [thread for thread in threading.enumerate() if thread.name == "nnfmq-compat"]
+
+
+def wait_for_closers() -> None:
+    """Wait until `nnfmq.compat` has closed what was dropped before."""
+    closers = closer_threads()
+    until(lambda: not any(thread.is_alive() for thread in closers), "the models of nnfmq.compat are closed")
+
+
 class Program:
     """A subprocess that reads and prints lines. `with` kills it at the end if it still runs."""
 

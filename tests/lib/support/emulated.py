@@ -125,6 +125,8 @@ class _EmulatedPartition(CompiledPartition):
             for begin, end in _halves(int(work_items))
         ]
         self._emulated.machine.run(self._emulated.image, memory.regions, calls)
+        if plan.errors:
+            plan.require_no_error(plan.errors_in(arena.data))
         for index, offset, spec in plan.outputs:
             region, begin = (direct[index], 0) if index in direct else (arena, offset)
             frame[index] = region.data[begin : begin + spec.bytes].view(spec.dtype).reshape(spec.shape)

@@ -49,7 +49,7 @@ def describe(name: str, version: int, model: Model, device: str = "reference", *
     main = model.main
     data, pools = encode_model(model)
     described = ModelDescription(
-        name, version, device, ExecutionPreference.SUSTAINED_SPEED, Priority.MEDIUM, 1, data,
+        name, version, device, ExecutionPreference.SUSTAINED_SPEED, Priority.MEDIUM, 1, False, data,
         tuple(map(memory_to_data, pools)),
         _infos(model, main.input_indexes, "input"),
         _infos(model, main.output_indexes, "output"),

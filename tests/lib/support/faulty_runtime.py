@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+import nnfmq
 from support.drivers import Daemon, running_daemon, short_folder, until
 from support.plugins import add_plugin, path_with
 
@@ -161,6 +162,15 @@ def four(value: float) -> npt.NDArray[np.float32]:
 @contextmanager
 def unharmed_neighbour(daemon: Daemon, folder: Path) -> Iterator[None]:
     """Let another client of the daemon execute over a burst for the duration of the block: all of it succeeds."""
+    neighbour = folder / "neighbour"
+    neighbour.mkdir()
+    with executing_neighbour(daemon, lambda client: client.device(DEVICE).prepare(faulty_file(neighbour))):
+        yield
+
+
+@contextmanager
+def executing_neighbour(daemon: Daemon, prepare: Callable[[nnfmq.Client], nnfmq.PreparedModel]) -> Iterator[None]:
+    """Let another client of the daemon execute a model over a burst during the block: it adds 1 to four floats."""
     counts: list[int] = []
     stop = threading.Event()
 
@@ -170,13 +180,7 @@ def unharmed_neighbour(daemon: Daemon, folder: Path) -> Iterator[None]:
             assert (result == 2).all()
             counts.append(1)
 
-    neighbour = folder / "neighbour"
-    neighbour.mkdir()
-    with (
-        daemon.connect() as client,
-        client.device(DEVICE).prepare(faulty_file(neighbour)) as model,
-        model.burst() as burst,
-    ):
+    with daemon.connect() as client, prepare(client) as model, model.burst() as burst:
         thread = threading.Thread(target=execute)
         thread.start()
         try:

@@ -42,9 +42,15 @@ def products() -> list[Case]:
     cases.append(Case(connected[0], [x(2, 3, 33), filter(7, 33)], [x(2, 3, 7)], connected[1], keep, note="rank-3"))
     image, result = x(2, 7, 6, 4), x(2, 7, 6, 6)
     conv = ("CONV_2D", "Conv2DOptions")
-    for note, weights in (("channels", filter(6, 3, 2, 4, scales=channels(6))), ("tensor", filter(6, 3, 2, 4)),
-        ("int4", four_bits(6, 3, 2, 4, scales=channels(6)))):  # fmt: skip
-        cases.append(Case(conv[0], [image, weights, real_bias(6)], [result], conv[1], CONV, note=note))
+    filters = {
+        "channels": filter(6, 3, 2, 4, scales=channels(6)),
+        "equal": filter(6, 3, 2, 4, scales=(0.02,) * 6),
+        "tensor": filter(6, 3, 2, 4),
+        "int4": four_bits(6, 3, 2, 4, scales=channels(6)),
+    }
+    for note, weights in filters.items():
+        for one, made, several in ((image, result, "-images"), (x(1, 7, 6, 4), x(1, 7, 6, 6), "")):
+            cases.append(Case(conv[0], [one, weights, real_bias(6)], [made], conv[1], CONV, note=note + several))
     taps = filter(1, 3, 2, 8, scales=channels(8), dimension=3)
     depthwise = CONV | {"DepthMultiplier": 2, "FusedActivationFunction": 1}
     given = [image, taps, real_bias(8)]

@@ -61,7 +61,7 @@ def default_sets(micro_kernel: str | None = None) -> tuple[str, ...]:
         return ("host",)
     best = next(iter(TARGETS.values()))
     lacking = () if _runs_here(best) else (best.name,)
-    return ("host", *lacking, "sse4.1", "neon", *(_WITH_DOT4 if micro_kernel == "dot4" else ()))
+    return ("host", *lacking, "sse4.1-fma", "neon", *(_WITH_DOT4 if micro_kernel == "dot4" else ()))
 
 
 def _runs_here(target: Target) -> bool:

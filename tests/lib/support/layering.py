@@ -65,13 +65,14 @@ CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
         "connection.defaults",
         "connection.open_connections",
         "connection.embedded",
+        "connection.switches",
         "connection.trace",
         "connection.prepare_arguments",
         "connection.cache_directory",
         "connection.connection",
         "named.repository",
     ),
-    ("model.arrays", "model.buffers", "observation"),
+    ("model._copies", "model._pycopies", "model.array_copies", "model.arrays", "model.buffers", "observation"),
     (
         "model.handle",
         "model.array_request",
@@ -84,7 +85,7 @@ CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
     ("execution", "burst", "partitioned.executions", "partitioned.fenced", "partitioned.burst"),
     ("model.compiled_model", "model.prepared_model", "model.buffer_allocation", "partitioned.model"),
     ("connection.device", "connection.hosted_choice", "model.cpu_fallback", "named.models"),
-    ("connection.client", "partitioned.devices", "partitioned.compilation"),
+    ("connection.client", "connection.client_compilation", "partitioned.devices", "partitioned.compilation"),
     ("connection.connect", "partitioned.runtime", "run"),
 )
 """The layers within the client, the lowest first: waits, the control channel, arrays, handles of prepared models,
@@ -108,6 +109,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "engines.compiled.object_code",
         "engines.compiled.target",
         "base.processes",
+        "base.sandbox.kernel",
     ),
     "llvmlite": ("engines.compiled",),
     "multiprocess": ("lab",),
@@ -133,10 +135,10 @@ CALLS: dict[str, tuple[str, ...]] = {
     "fork": ("driver.process.children",),
     "memfd_create": ("base.memory", "cli.doctor"),  # the doctor asks the kernel whether it can
     # The kernel's scheduler: compile processes yield to executions; the sampler of `nnfmq stress` goes before all load.
-    "nice": ("driver.compilation.server",),
+    "nice": ("driver.compilation.process",),
     "setpriority": ("lab.stress.sampler",),
     "sched_setscheduler": (),
-    "mprotect": ("engines.compiled.object_code",),
+    "mprotect": (),  # memory that was writable never becomes executable
     "posix_fallocate": ("base.memory",),
     "F_ADD_SEALS": ("base.memory", "cli.doctor"),
     "recvmsg": ("base.channel",),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
+import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 
 import nnfmq
 from support.oracles import Array
@@ -43,6 +49,32 @@ def adding() -> bytes:
     """Return a model that adds 1 and 2 to two INT64."""
     constant = Tensor("y", (2,), "INT64", data=np.array([1, 2], np.int64).tobytes())
     return single("ADD", [Tensor("x", (2,), "INT64"), constant, Tensor("z", (2,), "INT64")], "AddOptions", {})
+
+
+def changed(script: str) -> str:
+    """Return a script with its import of LiteRT changed."""
+    imports = r"^(import|from) (?:(?:tflite_runtime|ai_edge_litert)\.interpreter|(tensorflow))\b"
+    new, count = re.subn(
+        imports, lambda found: f"{found[1]} nnfmq.compat.{found[2] or 'litert'}", script, flags=re.MULTILINE
+    )
+    assert count == 1
+    return new
+
+
+def printed(script: str, names: dict[str, Any] | None = None) -> str:
+    """Return what a script prints; `names` gets its global variables."""
+    with contextlib.redirect_stdout(io.StringIO()) as stdout:
+        exec(compile(script, "script", "exec"), {} if names is None else names)
+    return stdout.getvalue()
+
+
+def add_other_names(monkeypatch: pytest.MonkeyPatch, litert: Any) -> None:
+    """Have LiteRT under the names that it had in tflite_runtime and in TensorFlow."""
+    for package, member in (("tflite_runtime", "interpreter"), ("tensorflow", "lite")):
+        module = ModuleType(package)
+        setattr(module, member, litert)
+        monkeypatch.setitem(sys.modules, package, module)
+        monkeypatch.setitem(sys.modules, f"{package}.{member}", litert)
 
 
 def outcome(script: Script, lite: Any) -> Any:

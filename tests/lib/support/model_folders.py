@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -64,13 +64,21 @@ def adder(value: float, *, shape: tuple[int, ...] = (1, 4), constants: int = 0) 
 
 
 def add_version(
-    directory: Path, name: str, version: int, content: bytes, *, options: str = "", file: str = "model.tflite"
+    directory: Path,
+    name: str,
+    version: int,
+    content: bytes,
+    *,
+    options: str = "",
+    file: str = "model.tflite",
+    others: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Add a version as the documentation says: write it elsewhere, then rename its directory. Return that."""
     folder = directory / name / str(version)
     written = directory / f".{name}-{version}"
     written.mkdir(parents=True)
-    (written / file).write_bytes(content)
+    for own_name, data in {file: content, **(others or {})}.items():
+        (written / own_name).write_bytes(data)
     if options:
         (written / "model.toml").write_text(options)
     folder.parent.mkdir(exist_ok=True)

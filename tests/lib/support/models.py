@@ -200,6 +200,15 @@ def add_and_count_model() -> Model:
     return builder.model()
 
 
+def accumulating_model() -> Model:
+    """ADD of four floats and a state of four floats: the output, and the state afterwards."""
+    builder = _Builder()
+    given, state, result, after = builder.input((4,)), builder.input((4,)), builder.output((4,)), builder.output((4,))
+    for total in (result, after):
+        builder.operation(OperationType.ADD, [given, state, builder.scalar(0)], [total])
+    return builder.model()
+
+
 def reduced_model() -> Model:
     """REDUCE_SUM of any number of rows of four floats to one."""
     builder = _Builder()

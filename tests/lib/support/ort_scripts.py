@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,6 +83,17 @@ def rate_model() -> bytes:
     return content
 
 
+def changed(script: str) -> str:
+    """Return a script with its first import of ONNX Runtime changed; others stay."""
+    found = re.subn(
+        r"^import onnxruntime$", "import nnfmq.compat.onnxruntime as onnxruntime", script, count=1, flags=re.M
+    )
+    if not found[1]:
+        found = re.subn(r"^(import|from) onnxruntime\b", r"\1 nnfmq.compat.onnxruntime", script, count=1, flags=re.M)
+    assert found[1], "no import"
+    return found[0]
+
+
 def session(ort: Any, content: bytes | None = None) -> Any:
     """Return a session that logs nothing."""
     options = ort.SessionOptions()
@@ -95,6 +107,14 @@ def outcome(script: Script, ort: Any) -> Any:
         return script(ort)
     except Exception as error:  # noqa: BLE001  any of them is compared
         return list(dict.fromkeys(kind.__name__ for kind in type(error).__mro__))
+
+
+def answer(call: Callable[[], Any]) -> str:
+    """Return what a call returns, or the class and the text of what it raises."""
+    try:
+        return repr(call())
+    except Exception as error:  # noqa: BLE001  any of them is compared
+        return f"{type(error).__name__}: {error}"
 
 
 def assert_same(found: Any, wanted: Any) -> None:

@@ -210,7 +210,7 @@ def moving() -> list[Case]:
         Case("BROADCAST_TO", [x(3, 1), integers(2, 3, 4)], [given]),
         Case("BROADCAST_TO", [given, integers(2, 3, 4)], [given], note="as it is"),
         Case("REVERSE_V2", [given, integers(1)], [given]),
-        Case("FILL", [x(2, kind="INT32"), weight()], [x(3, 3)], low=3, high=3),
+        Case("FILL", [integers(3, 3), x()], [x(3, 3)]),
         Case("EMBEDDING_LOOKUP", [x(5, kind="INT32"), weight(4, 3)], [x(5, 3)], low=0, high=3),
         Case("HASHTABLE_LOOKUP", [x(4, kind="INT32"), integers(-2, 0, 3), weight(3, 5)], [x(4, 5), x(4, kind="UINT8")],
             low=-2, high=3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ pytest.importorskip("tritonclient.grpc.aio", reason="tritonclient[grpc] is not i
 
 import tritonclient.grpc.aio as rpc
 import tritonclient.http.aio as http
-from support.drivers import Process
+from support.drivers import Daemon, Process, running_daemon
 from support.inference_services import protocol_servers
 from support.served_models import ModelsInMemory, TestModel, positive, run
 from tritonclient.utils import InferenceServerException
@@ -105,6 +106,37 @@ def test_requests_of_a_killed_driver_are_unavailable_and_later_ones_are_served(c
                 await infers(triton, protocol)
 
     run(test())
+
+
+def test_without_a_driver_requests_are_unavailable_at_once_and_health_and_metadata_are_served(folder: Path) -> None:
+    path = folder / "d.sock"
+
+    async def test(client: nnfmq.Client, daemon: Daemon) -> None:
+        async with triton_clients(client) as clients:
+            for triton, protocol, _ in clients:
+                await infers(triton, protocol)
+                await triton.get_model_metadata("positive")
+            with Process(client.worker_pid) as worker:
+                daemon.kill()
+                worker.kill()
+                await asyncio.to_thread(worker.wait_for_end)
+            for (triton, protocol, _), status in zip(clients, ("503", "StatusCode.UNAVAILABLE"), strict=True):
+                with pytest.raises(
+                    InferenceServerException, match=r"no driver listens|the (driver )?process .*is gone"
+                ) as no:
+                    await triton.infer("positive", tensors(protocol))
+                assert no.value.status() == status
+                assert await triton.is_server_live()
+                assert not await triton.is_server_ready()
+                assert not await triton.is_model_ready("positive")
+                assert await triton.get_model_metadata("positive")
+            with running_daemon(path):
+                for triton, protocol, _ in clients:
+                    await infers(triton, protocol)
+                client.close()
+
+    with Daemon.start(path) as daemon, nnfmq.connect(path, recover=True) as client:
+        run(test(client, daemon))
 
 
 def test_requests_beyond_those_that_may_wait_are_refused(client: nnfmq.Client) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from nnfmq.base.digests import sha256
 from nnfmq.engines.compiled.target import Target
 
 if TYPE_CHECKING:
@@ -42,7 +43,4 @@ class Kernel(Protocol):
 
 def symbol_name(kernel: Kernel) -> str:
     """Return the name of a kernel's function, from its class and a hash of its repr."""
-    import hashlib  # it loads OpenSSL, which a supervisor does without
-
-    text = repr(kernel)
-    return f"{type(kernel).__name__}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{type(kernel).__name__}_{sha256(repr(kernel).encode()).hex()[:16]}"

@@ -8,9 +8,9 @@ is computed after it. Products and sums are rounded one by one, in the order of 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, for_each_vector, vector
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.target import Target

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from nnfmq.base.frozen import dataclass
 from nnfmq.operations.shapes import WindowDimension
 
 __all__ = ["ConvShape"]

@@ -23,11 +23,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 import numpy as np
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import I64, KernelBuilder, Value, load_params, pack_params
 from nnfmq.engines.compiled.kernels.depthwise import DwConvShape
 from nnfmq.engines.compiled.kernels.interleaving import DwConvInt8Params, RowDot, RowInterleaver, TapGroups
@@ -165,6 +166,8 @@ class DwConvInt8Kernel(DwConvShape):
     copies_rows: bool
     uses_registers: bool
     has_depth_multiplier: bool
+
+    compile_cost = 6
 
     @property
     def work_items(self) -> int:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import (
     F16,
     F32,
@@ -48,12 +49,12 @@ __all__ = [
 
 _CHUNK = 1 << 12  # elements of a work item
 _MAX_BATCHED_ROW = 1 << 8
-ELEMENT_TYPES = {"f4": F32, "f2": F16, "i4": I32, "u1": I8, "i1": I8}
+ELEMENT_TYPES = {"f4": F32, "f2": F16, "i8": I64, "i4": I32, "u1": I8, "i1": I8}
 """LLVM's types of NumPy's letters."""
 
 
 class ElementwiseOperator(Protocol):
-    """Base of the functions that an `ElementwiseKernel` applies. Types are NumPy's letters: f4, f2, i4, u1 or i1."""
+    """Base of the functions that an `ElementwiseKernel` applies. Types are NumPy's: f4, f2, i8, i4, u1, i1."""
 
     __slots__ = ()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import F16, F32, F64, I8, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.elementwise import ElementwiseOperator
 from nnfmq.engines.compiled.kernels.vector_math import (
@@ -29,6 +29,7 @@ from nnfmq.engines.compiled.kernels.vector_math import (
 )
 
 __all__ = [
+    "LIBRARY_NAMES",
     "Cast",
     "Compare",
     "FloatBinary",
@@ -37,6 +38,7 @@ __all__ = [
     "Int32Binary",
     "Int32Unary",
     "Logical",
+    "Saturate",
     "Select",
     "bool_bytes",
     "compare",
@@ -105,7 +107,8 @@ def _library(name: str) -> _Unary:
     return lambda kb, x, _: scalarized_call(kb, name, x)
 
 
-_LIBRARY_NAMES = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan")
+LIBRARY_NAMES = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan")
+"""Functions of one number that the C library computes; POW is another function of its."""
 
 
 _FLOAT_UNARY: dict[str, tuple[int, _Unary]] = {  # vectors of a step (fewer if many registers are live), function
@@ -126,7 +129,7 @@ _FLOAT_UNARY: dict[str, tuple[int, _Unary]] = {  # vectors of a step (fewer if m
     "softplus": (1, lambda kb, x, _: softplus(kb, x)),
     "sqrt": (1, _intrinsic("llvm.sqrt")),
     "tanh": (1, lambda kb, x, _: tanh(kb, x)),
-    **{name: (1, _library(f"{name}f")) for name in _LIBRARY_NAMES},
+    **{name: (1, _library(f"{name}f")) for name in LIBRARY_NAMES},
 }
 
 _FLOAT_BINARY: dict[str, _Binary] = {
@@ -269,6 +272,23 @@ class Cast:
             saturated = kb.clamp(value, kb.splat(I32, 0, lanes), kb.splat(I32, 255, lanes))
             return kb.ir.trunc(saturated, vector(I8, lanes))
         return value if self.output_type == "i4" else kb.ir.sitofp(value, vector(F32, lanes))
+
+
+@dataclass(frozen=True, slots=True)
+class Saturate:
+    """SATURATE: 64-bit integers as INT32, whose limits those beyond it become."""
+
+    input_types = ("i8",)
+    output_type = "i4"
+    constant_count = 0
+    vectors = 2
+
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        (value,) = inputs
+        lanes = value.type.count
+        low, high = (kb.splat(I64, limit, lanes) for limit in (-1 << 31, (1 << 31) - 1))
+        return kb.ir.trunc(kb.clamp(value, low, high), vector(I32, lanes))
 
 
 @dataclass(frozen=True, slots=True)

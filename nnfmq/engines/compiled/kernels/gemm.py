@@ -19,15 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 import numpy as np
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import I32, KernelBuilder, Value, load_params, pack_params
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.elementwise import EpilogueOperator
+from nnfmq.engines.compiled.kernels.elementwise import EmitOperator, EpilogueOperator
 from nnfmq.engines.compiled.kernels.gemm_tile import (
     AmxTileBuilder,
     EmitTap,
@@ -71,11 +72,17 @@ class _KBlock:
 
 
 def emit_streamed_panels(
-    tile: TileBuilder, panels: tuple[Value, Value], lhs: Value, row_sums: Value, out: Value, weights: Value
+    tile: TileBuilder,
+    panels: tuple[Value, Value],
+    lhs: Value,
+    row_sums: Value,
+    out: Value,
+    weights: Value,
+    column_terms: Value | None = None,
 ) -> None:
     """Emit the loops over K blocks and panels: all panels of a slice read the K block of the LHS from the cache.
 
-    `panels` are the first panel of a slice of N and the end of the slice.
+    `panels` are the first panel of a slice of N and the end of the slice. `column_terms` are those of panel 0.
     """
     kb, n = tile.kb, tile.n
     accumulators, (first_panel, end) = kb.at(kb.scratch, n.accumulators), panels
@@ -91,11 +98,18 @@ def emit_streamed_panels(
         )
         with kb.loop(first_panel, end) as panel:
             stored = kb.at(accumulators, kb.ir.mul(kb.ir.sub(panel, first_panel), n.accumulator_stride))
-            _emit_k_block_of_panel(tile, block, panel, row_sums, stored, out)
+            terms = None if column_terms is None else kb.at(column_terms, kb.mul(panel, 4 * tile.tile.nr))
+            _emit_k_block_of_panel(tile, block, panel, row_sums, stored, out, terms)
 
 
 def _emit_k_block_of_panel(
-    tile: TileBuilder, block: _KBlock, panel: Value, row_sums: Value, accumulators: Value, out: Value
+    tile: TileBuilder,
+    block: _KBlock,
+    panel: Value,
+    row_sums: Value,
+    accumulators: Value,
+    out: Value,
+    column_terms: Value | None,
 ) -> None:
     """Emit the tiles of a panel over all positions of a block; each prefetches a part of the next panel's weights.
 
@@ -111,7 +125,7 @@ def _emit_k_block_of_panel(
         position, stored = kb.intrinsic("llvm.smin", begin, last), kb.at(accumulators, kb.mul(begin, nr * 4))
         prefetched = kb.at(ahead, kb.ir.mul(kb.ir.udiv(begin, kb.i64(mr)), tile_prefetch))
         target = kb.at(out, kb.ir.mul(position, n.out_stride))
-        place = TilePlace(kb.at(row_sums, kb.mul(position, 4)), channel, target, is_last_panel)
+        place = TilePlace(kb.at(row_sums, kb.mul(position, 4)), channel, target, is_last_panel, column_terms)
         accs = _initial_or_stored(tile, block, place, stored)
         row = kb.at(block.lhs, kb.ir.mul(position, n.lhs_stride))
         accs = tile.exchanged(tile.k_loop(row, weights, block.iterations, tile.exchanged(accs), prefetched))
@@ -193,6 +207,11 @@ class GemmKernel(Kernel):
     def has_tiles(self) -> bool:
         """Whether accumulators are in tile registers."""
         return isinstance(self.micro_kernel, Amx)
+
+    @property
+    def has_column_terms(self) -> bool:
+        """Whether the RHS is packed at run time with terms of the zero points, which no constant contains."""
+        return self.has_batched_rhs and isinstance(self.micro_kernel, Dot4)
 
     @property
     def nr(self) -> int:
@@ -330,7 +349,7 @@ class GemmKernel(Kernel):
             block_elements=self.mc * s.channels,
             pixels=s.pixels,
             blocks_per_rhs=self._blocks_per_rhs,
-            rhs_bytes=self.panels * panel_bytes,
+            rhs_bytes=self.panels * (panel_bytes + 4 * self.nr * self.has_column_terms),
             panels_per_group=self._panels_per_group,
             lhs_group_stride=s.channels_per_group * mk.lhs_bytes,
             out_group_stride=s.output_channels_per_group * mk.output_bytes,
@@ -354,17 +373,38 @@ class GemmKernel(Kernel):
         image, out, weights, epilogue = map(
             kb.argument, (0, 2, 1, 3) if self.has_batched_rhs else (0, *range(first, first + 3))
         )
+        image = kb.at(image, self.micro_kernel.input_offset)
         emit_operator = None if self.operator is None else self.operator.bind(kb, out, 1, self.params_argument + 1)
-        n = load_params(kb, kb.argument(self.params_argument), GemmParams)
-        if self.constant_stride:
-            n = n._replace(lhs_stride=kb.i64(self.constant_stride))
-        extents = GemmTile(self.mr, self.nr_vectors, self.lanes, self.row_positions, self.nr_remainder, self.k_unroll)
-        tile_class = AmxTileBuilder if self.has_tiles else TileBuilder
-        tile = tile_class(extents, self.micro_kernel, kb, n, epilogue, emit_operator)
-        builder = _GemmBuilder(self, kb, n, weights, epilogue, tile)
+        n = self.load_params(kb, kb.argument(self.params_argument))
+        builder = self._builder(kb, n, weights, epilogue, emit_operator)
         with configured_tiles(kb) if self.has_tiles else nullcontext(), kb.loop(kb.begin, kb.end) as work_item:
             builder.emit_work_item(image, out, work_item)
         kb.return_void()
+
+    def load_params(self, kb: KernelBuilder, address: Value) -> GemmParams:
+        """Return the parameters that `params` has packed at an address."""
+        n = load_params(kb, address, GemmParams)
+        return n._replace(lhs_stride=kb.i64(self.constant_stride)) if self.constant_stride else n
+
+    def emit_block(
+        self, kb: KernelBuilder, n: GemmParams, weights: Value, epilogue: Value, lhs: Value, out: Value
+    ) -> None:
+        """Emit all panels of a block of mc positions, read in place, for a kernel that computes more than the product.
+
+        `weights` are the panels of the block's RHS; `lhs` and `out` are addresses of its first position. The kernel has
+        neither row sums nor tile registers, and one slice of N.
+        """
+        builder = self._builder(kb, n, weights, epilogue, None)
+        with kb.loop(0, n.panels) as panel:
+            builder.emit_positions(lhs, kb.scratch, out, weights, panel)
+
+    def _builder(
+        self, kb: KernelBuilder, n: GemmParams, weights: Value, epilogue: Value, emit_operator: EmitOperator | None
+    ) -> _GemmBuilder:
+        extents = GemmTile(self.mr, self.nr_vectors, self.lanes, self.row_positions, self.nr_remainder, self.k_unroll)
+        tile_class = AmxTileBuilder if self.has_tiles else TileBuilder
+        tile = tile_class(extents, self.micro_kernel, kb, n, epilogue, emit_operator)
+        return _GemmBuilder(self, kb, n, weights, epilogue, tile)
 
     @property
     def _operand_count(self) -> int:
@@ -433,10 +473,15 @@ class _GemmBuilder:
             self._emit_row_sums(lhs, row_sums)
         if self.kernel.streams_weights:
             panels = self._first_panel(n_split), self._first_panel(kb.add(n_split, 1))
-            emit_streamed_panels(self.tile, panels, lhs, row_sums, target, weights)
+            emit_streamed_panels(self.tile, panels, lhs, row_sums, target, weights, self._column_terms(weights))
             return
         with self._panels(n_split) as panel:
-            self._emit_positions(lhs, row_sums, target, weights, panel)
+            self.emit_positions(lhs, row_sums, target, weights, panel)
+
+    def _column_terms(self, weights: Value) -> Value | None:
+        """Return the address of the column terms of an RHS, which follow its panels; None if it has none."""
+        kb, n = self.kb, self.n
+        return kb.at(weights, kb.ir.mul(n.panels, n.panel_bytes)) if self.kernel.has_column_terms else None
 
     def _emit_packed_pixels(self, source: Value) -> None:
         """Emit the copy of a block of pixels to scratch memory, converted if they are packed."""
@@ -474,7 +519,7 @@ class _GemmBuilder:
             lhs = kb.at(kb.scratch, kb.ir.mul(row, lhs_row_stride))
             row_out = kb.at(target, kb.ir.mul(row, n.output_row_bytes))
             sums = kb.at(row_sums, kb.ir.mul(row, sums_row_stride))
-            self._emit_positions(lhs, sums, row_out, self.weights, panel)
+            self.emit_positions(lhs, sums, row_out, self.weights, panel)
 
     def _panels(self, n_split: Value) -> AbstractContextManager[Value]:
         """Return the loop over the panels of a slice of N."""
@@ -486,7 +531,7 @@ class _GemmBuilder:
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
-    def _emit_positions(self, lhs: Value, row_sums: Value, out: Value, weights: Value, panel: Value) -> None:
+    def emit_positions(self, lhs: Value, row_sums: Value, out: Value, weights: Value, panel: Value) -> None:
         """Emit the tiles of a panel over all positions of a row or block. The last one starts early."""
         kb, n, mr, nr = self.kb, self.n, self.kernel.mr, self.kernel.nr
         channel = kb.mul(panel, nr)
@@ -499,12 +544,14 @@ class _GemmBuilder:
             lhs = kb.at(lhs, kb.ir.mul(group, n.lhs_group_stride))
             out = kb.at(out, kb.ir.mul(group, n.out_group_stride))
         out = kb.at(out, kb.mul(panel, nr * self._mk.output_bytes))
+        terms = self._column_terms(weights)
+        terms = None if terms is None else kb.at(terms, kb.mul(panel, 4 * nr))
         is_last_panel = kb.ir.icmp_unsigned("==", panel, kb.ir.sub(n.panels_per_group, kb.i64(1)))
         last = kb.ir.sub(n.positions, kb.i64(mr))
         with kb.loop(0, n.positions, mr) as position:
             position = kb.intrinsic("llvm.smin", position, last)
             target = kb.at(out, kb.ir.mul(position, n.out_stride))
-            place = TilePlace(kb.at(row_sums, kb.mul(position, 4)), channel, target, is_last_panel)
+            place = TilePlace(kb.at(row_sums, kb.mul(position, 4)), channel, target, is_last_panel, terms)
             initial = self.tile.exchanged(self.tile.init_accumulators(place))
             accs = emit_tile(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), initial)
             self.tile.emit_epilogue(self.tile.exchanged(accs), place)
@@ -542,7 +589,7 @@ class _GemmBuilder:
 
         Weights outside int8 are stored as w' = w - zp, so sum(x * w) = sum(x * w') + zp * sum(x). The sums are dot
         products with ones, once per work item and shared by its panels (ruy: `sums`; oneDNN: zero-point compensation).
-        The last tile starts early, as in `_emit_positions`.
+        The last tile starts early, as in `emit_positions`.
         """
         kb, n, mk, mr, lanes = self.kb, self.n, self._mk, self.kernel.mr, self.kernel.lanes
         assert isinstance(mk, Dot4), "no other micro-kernel has a weight zero point"

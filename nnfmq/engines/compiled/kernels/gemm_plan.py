@@ -211,8 +211,8 @@ def estimate_cycles(kernel: GemmKernel, weights: Array) -> float:
         by_channel = weights.reshape(kernel.shape.output_channels, -1, k)
         # Not np.unique, which imports numpy.ma: 3 MiB of each worker.
         sample = dict.fromkeys(np.linspace(0, kernel.panels - 1, _SAMPLE_PANELS).astype(int).tolist())
-        panels = (by_channel[kernel.packed_channel_map[number * kernel.nr :][: kernel.nr]] for number in sample)
-        k_groups = sum(map(group_list_length, panels)) / len(sample)
+        panels = [by_channel[kernel.packed_channel_map[number * kernel.nr :][: kernel.nr]] for number in sample]
+        k_groups = group_list_length(np.stack(panels)) / len(sample)
     else:
         k_groups = tap_rows * tap_columns * math.ceil(k / kernel.micro_kernel.kr)
     return tiles * k_groups * _cycles_per_k_group(kernel.micro_kernel, kernel.mr, kernel.nr_vectors)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from llvmlite import ir
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.elementwise import EmitOperator
 from nnfmq.engines.compiled.kernels.micro_kernels import TILE_ROWS, Amx, AmxS8S8x64, Dot4, MicroKernel, exchange_halves
@@ -95,12 +95,16 @@ class GemmTile:
 
 
 class TilePlace(NamedTuple):
-    """A tile's place: addresses of its row sums and of its first output element, its first packed channel."""
+    """A tile's place: addresses of its row sums and of its first output element, its first packed channel.
+
+    `column_terms` is the address of what is added to each column's accumulators, if only the run time knows it.
+    """
 
     row_sums: Value
     channel: Value
     target: Value
     is_last_panel: Value
+    column_terms: Value | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +132,12 @@ class TileBuilder:
         return self.tile.k_unroll * self.micro_kernel.kr * self.micro_kernel.lhs_bytes
 
     def init_accumulators(self, place: TilePlace) -> Sequence[Value]:
-        """Return the bias, plus weight zero point * row sum of each position if there is one."""
+        """Return the bias, plus the column's term and weight zero point * row sum of each position if there are any."""
         k, kb, biases = self.tile, self.kb, self.biases(place.channel)
+        if place.column_terms is not None:
+            kind = vector(I32, k.lanes)
+            terms = [kb.load(kind, place.column_terms, 4 * v * k.lanes) for v in range(k.nr_vectors)]
+            biases = [kb.ir.add(bias, term) for bias, term in zip(biases, terms, strict=True)]
         if not self.micro_kernel.has_weight_zero_point:
             return biases * k.mr
         corrections = [kb.broadcast(kb.load(I32, place.row_sums, 4 * r), k.lanes) for r in range(k.mr)]
@@ -358,7 +366,9 @@ class AmxTileBuilder(TileBuilder):
     @property
     def _requantization(self) -> Requantization:
         assert isinstance(self.micro_kernel, Amx), "no other micro-kernel has tiles"
-        return self.micro_kernel.requantization
+        found = self.micro_kernel.requantization
+        assert isinstance(found, Requantization), "a product that is quantized at run time has vector registers"
+        return found
 
     def load_accumulators(self, stored: Value) -> Sequence[Value]:
         """Load the accumulators from memory."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import I8, I16, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.micro_kernels import Array, SignFlipped, dot2, dot4, dot4_signed
 from nnfmq.engines.compiled.kernels.packing import RowBufferParams

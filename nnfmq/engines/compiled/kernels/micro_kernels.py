@@ -10,6 +10,7 @@
     AmxU8S8x64       u8    s8       s32          tdpbusd                        folded into the bias
     AmxS8S8x64       s8    s8       s32          tdpbssd                        folded into the bias
     MaddU8S8Acc16    u8    s8       s16, s32     2 pmaddubsw, paddw, pmaddwd    folded into the bias
+    MaddS8S8         s8    s8       s16, s32     psign, pmaddubsw, pmaddwd      folded into the bias
 
 int8 inputs of the u8 kernels are packed as x + 128, uint8 inputs of the s8 kernels as x - 128. Padding is packed as the
 value that represents 0. Targets without one of these instructions get an exact equivalent in others. The Mmla and Amx
@@ -20,16 +21,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
+from nnfmq.base.frozen import dataclass
+from nnfmq.engines.compiled.ir_builder import F32, I1, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
+from nnfmq.engines.compiled.kernels.dynamic_quantization import Dequantization
 from nnfmq.engines.compiled.kernels.packing import ACC16_KR, InputConverter, pack_group_lists
-from nnfmq.engines.compiled.kernels.requantize import Float32Multiplier, Requantization
+from nnfmq.engines.compiled.kernels.requantize import Requantization
 from nnfmq.engines.compiled.kernels.vector_math import fmuladd
 from nnfmq.engines.compiled.target import Target
 
@@ -140,6 +142,15 @@ def madd_acc16(kb: KernelBuilder, acc: Value, lhs: tuple[Value, Value], weights:
 Array = npt.NDArray[Any]
 
 
+def madd_signed(kb: KernelBuilder, acc: Value, magnitudes: Value, lhs: Value, weights: Value) -> Value:
+    """Return int32 `acc` plus the sums of four adjacent s8 * s8 products: psign, pmaddubsw, then pmaddwd by ones."""
+    psign, pmaddubsw = kb.target.psign, kb.target.pmaddubsw
+    assert psign is not None and pmaddubsw is not None, "the micro-kernel is chosen only for targets that have them"
+    signed = kb.call(psign, weights.type, weights, lhs)
+    pairs = kb.call(pmaddubsw, vector(I16, weights.type.count // 2), magnitudes, signed)
+    return dot2(kb, acc, pairs, kb.splat(I16, 1, 2 * acc.type.count))
+
+
 class MicroKernel(Protocol):
     """LHS packing, multiply-accumulate and epilogue for one pair of data types.
 
@@ -149,8 +160,6 @@ class MicroKernel(Protocol):
 
     item_bytes: int
     """Bytes of an input element."""
-    output_bytes: int
-    """Bytes of an output element."""
     lhs_bytes: int
     """Bytes of an LHS element, and of a weight."""
     kr: int
@@ -158,6 +167,16 @@ class MicroKernel(Protocol):
     """Rows of a tile that share an LHS vector and an accumulator: 2 if an instruction multiplies matrices, else 1."""
     accumulator_type: Any
     """The type of an accumulator, of 32 bits."""
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of an output element."""
+        ...
+
+    @property
+    def input_offset(self) -> int:
+        """Bytes before the first input element."""
+        ...
 
     @property
     def has_weight_zero_point(self) -> bool:
@@ -227,6 +246,7 @@ class Float32:
     high: float
 
     item_bytes = output_bytes = lhs_bytes = 4
+    input_offset = 0
     kr = lhs_rows = 1
     accumulator_type = F32
     weight_prescale = 1
@@ -319,9 +339,9 @@ class DotS16x2:
     """8-bit values minus their zero points, as int16, multiplied in pairs (dot2)."""
 
     is_signed: bool
-    requantization: Requantization
+    requantization: Requantization | Dequantization
 
-    item_bytes = output_bytes = 1
+    item_bytes = 1
     lhs_bytes = 2
     kr = 2
     lhs_rows = 1
@@ -339,7 +359,17 @@ class DotS16x2:
     @property
     def weight_prescale(self) -> int:
         """The requantization's."""
-        return self.requantization.multiplier.weight_prescale
+        return self.requantization.weight_prescale
+
+    @property
+    def output_bytes(self) -> int:
+        """The requantization's."""
+        return self.requantization.output_bytes
+
+    @property
+    def input_offset(self) -> int:
+        """The requantization's."""
+        return self.requantization.input_offset
 
     def input_converter(self, kb: KernelBuilder, params: Value) -> ZeroPointSubtracted:
         """Return the conversion to int16."""
@@ -415,13 +445,23 @@ class _S8Weights:
     """8-bit inputs times s8 weights. The bias contains -LHS zero point * (sum of the channel's weights)."""
 
     is_signed: bool
-    requantization: Requantization
+    requantization: Requantization | Dequantization
 
-    item_bytes = output_bytes = lhs_bytes = 1
+    item_bytes = lhs_bytes = 1
     kr = 4
     weight_prescale = lhs_rows = 1
     accumulator_type = I32
     lhs_is_signed = False
+
+    @property
+    def output_bytes(self) -> int:
+        """The requantization's."""
+        return self.requantization.output_bytes
+
+    @property
+    def input_offset(self) -> int:
+        """The requantization's."""
+        return self.requantization.input_offset
 
     def can_read_lhs_directly(self, channels: int) -> bool:
         """Return whether input elements are LHS elements and no K group reads past a pixel."""
@@ -460,7 +500,7 @@ class Dot4(_S8Weights):
     @property
     def unroll_epilogue(self) -> bool:
         """Return whether the requantization is short."""
-        return isinstance(self.requantization.multiplier, Float32Multiplier)
+        return self.requantization.is_short
 
     def weight_zero_point(self, kb: KernelBuilder, params: Value) -> Value:
         """Load the residual weight zero point."""
@@ -549,6 +589,30 @@ TILE_ROWS = 16
 _MIN_TILE_K = 32  # of a tap: with fewer, more than half of a tile's products are by 0
 
 
+class MaddS8S8(Dot4):
+    """dot4 of int8 elements without such an instruction: magnitudes times weights with the elements' signs.
+
+    Products of a pair are summed in 16 bits: two of at most 128 · 127, if no weight is -128. Weights stay bytes, where
+    those for acc16 may be listed several times.
+    """
+
+    __slots__ = ()
+    lhs_is_signed = True
+
+    def temporaries(self, target: Target) -> int:
+        """Return 4: products, the ones by which pmaddwd multiplies, and magnitudes beside two LHS vectors."""
+        return 4
+
+    def load_lhs(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> tuple[Value, Value]:
+        """Load four elements and broadcast them; also their magnitudes."""
+        values = _broadcast_four(kb, address, offset, lanes)
+        return kb.intrinsic("llvm.abs", values, I1(0)), values
+
+    def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: tuple[Value, Value], weights: Value) -> Value:
+        """Return acc plus the four products."""
+        return madd_signed(kb, acc, *lhs, weights)
+
+
 class _Mmla(Dot4):
     """Eight products for each of two rows and two channels, summed in 32 bits."""
 
@@ -626,7 +690,11 @@ def exchange_halves(kb: KernelBuilder, accs: Sequence[Value], nr_vectors: int) -
 
 
 def s8_micro_kernel(
-    target: Target, shape: ConvShape, is_signed: bool, has_weight_zero_point: bool, requantization: Requantization
+    target: Target,
+    shape: ConvShape,
+    is_signed: bool,
+    has_weight_zero_point: bool,
+    requantization: Requantization | Dequantization,
 ) -> Dot4 | MaddU8S8Acc16:
     """Return the target's micro-kernel with int8 weights, for int8 or uint8 inputs.
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import I8, I16, I32, I64, KernelBuilder, Value, load_params, pack_params, vector
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.declaration import Shape, Tensor
@@ -587,7 +588,11 @@ def plan_transpose(
     if (region.source_arg, region.target_arg) != (0, 1) or region.lut_arg is not None or region.padding_arg is not None:
         return None
     *axes, run = coalesced_axes(region)
-    if run.extent != element_bytes or any(axis.index_table is not None for axis in axes):
+    if (
+        element_bytes not in _ELEMENT_TYPES
+        or run.extent != element_bytes
+        or any(axis.index_table is not None for axis in axes)
+    ):
         return None
     rows = next((axis for axis in axes[:-1] if axis.source_stride == element_bytes), None)
     if rows is None or axes[-1].target_stride != element_bytes or len(axes) > 4:

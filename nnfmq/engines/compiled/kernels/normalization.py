@@ -1,17 +1,17 @@
 """Kernels along one axis: the axis loop, SOFTMAX, LOG_SOFTMAX, L2_NORMALIZATION, ARGMAX and ARGMIN.
 
 An array is seen as (outer, axis_size, inner). If `inner` is 1, lanes are neighbours along the axis, and are combined at
-the end; else lanes are neighbouring slices.
+the end: `PARTIAL_RESULTS` for sums of floats, on all targets. Else lanes are neighbouring slices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from llvmlite import ir
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import (
     F32,
     F64,
@@ -153,10 +153,13 @@ class AxisKernel(Kernel):
         raise NotImplementedError
 
 
-def plan_axis_loop(shape: Shape, axis: int, max_lanes: int) -> AxisLoop:
-    """Plan the loop over the slices of an array of `shape` along `axis`."""
+def plan_axis_loop(shape: Shape, axis: int, slice_lanes: int, row_lanes: int) -> AxisLoop:
+    """Plan the loop over the slices of an array of `shape` along `axis`.
+
+    There are at most `slice_lanes` lanes that are slices, or `row_lanes` that are neighbours along the axis.
+    """
     outer, axis_size, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    lanes = vector_width_for(inner if inner > 1 else axis_size, max_lanes)
+    lanes = vector_width_for(inner, slice_lanes) if inner > 1 else vector_width_for(axis_size, row_lanes)
     return AxisLoop(outer, axis_size, inner, lanes, max(1, _MIN_ELEMENTS_PER_ITEM // (axis_size * inner)))
 
 

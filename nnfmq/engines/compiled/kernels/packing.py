@@ -17,15 +17,16 @@ weights. Compare FBGEMM's outlier-aware acc16 kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
-from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
+from nnfmq.base.frozen import dataclass
+from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, Index, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.operations.shapes import WindowDimension
 
@@ -36,6 +37,7 @@ __all__ = [
     "InputConverter",
     "InputRowBuffer",
     "PackRhs",
+    "PackRhsBytes",
     "RowBufferParams",
     "fill_row_buffer",
     "group_list_length",
@@ -328,6 +330,111 @@ class PackRhs(Kernel):
         return kb.ir.mul(difference, kb.splat(I16, self.weight_prescale, count))
 
 
+@dataclass(frozen=True, slots=True)
+class PackRhsBytes(Kernel):
+    """Packs int8 matrices (batch, k, n) for dot4 or mmla, with a term for each column. A work item is one panel.
+
+    Panels have `nr` columns, `kr` rows of which are interleaved; both are filled up with 0. With y the column's values
+    and x' a row of the LHS as it is packed, sum((x' - zx)(y - zy)) is sum(x' y) - zy sum(x') - zx sum(y - zy). The last
+    term is the column's, an int32; those of all columns follow the matrix's panels. `zero_point` is zy,
+    `lhs_zero_point` zx.
+    """
+
+    batch: int
+    k: int
+    n: int
+    nr: int
+    kr: int
+    zero_point: int
+    lhs_zero_point: int
+
+    @property
+    def work_items(self) -> int:
+        """Panels of all matrices."""
+        return self.batch * self._panels
+
+    @property
+    def bytes(self) -> int:
+        """Size of the output."""
+        return self.batch * self._matrix_bytes
+
+    @property
+    def _panels(self) -> int:
+        return math.ceil(self.n / self.nr)
+
+    @property
+    def _group_bytes(self) -> int:
+        return self.nr * self.kr
+
+    @property
+    def _panel_bytes(self) -> int:
+        return math.ceil(self.k / self.kr) * self._group_bytes
+
+    @property
+    def _matrix_bytes(self) -> int:
+        return self._panels * (self._panel_bytes + 4 * self.nr)
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Args: matrices, panels."""
+        matrices, out = map(kb.argument, range(2))
+        lanes = kb.target.lanes
+        with kb.loop(kb.begin, kb.end) as work_item:
+            number = kb.ir.udiv(work_item, kb.i64(self._panels))
+            panel = kb.ir.urem(work_item, kb.i64(self._panels))
+            first = kb.mul(panel, self.nr)
+            columns = kb.intrinsic("llvm.smin", kb.i64(self.nr), kb.ir.sub(kb.i64(self.n), first))
+            source = kb.at(matrices, kb.add(kb.mul(number, self.k * self.n), first))
+            matrix = kb.at(out, kb.mul(number, self._matrix_bytes))
+            target = kb.at(matrix, kb.mul(panel, self._panel_bytes))
+            terms = kb.at(matrix, kb.add(kb.mul(panel, 4 * self.nr), self._panels * self._panel_bytes))
+            aligned = kb.ir.and_(columns, kb.i64(-lanes))
+            for begin, end, step in ((kb.i64(0), aligned, lanes), (aligned, columns, 1)):
+                with kb.loop(begin, end, step) as column:
+                    place = kb.at(target, kb.mul(column, self.kr))
+                    term = self._emit_columns(kb, kb.at(source, column), place, step)
+                    kb.store(term, terms, kb.mul(column, 4))
+            with kb.loop(columns, self.nr) as column:
+                with kb.loop(0, self._panel_bytes, self._group_bytes) as group:
+                    zeros = kb.splat(I8, 0, self.kr)
+                    kb.store(zeros, target, kb.add(kb.mul(column, self.kr), group))
+                kb.store(kb.splat(I32, 0, 1), terms, kb.mul(column, 4))
+        kb.return_void()
+
+    def _emit_columns(self, kb: KernelBuilder, source: Value, target: Value, lanes: int) -> Value:
+        """Store `lanes` columns of a panel, and return their terms."""
+        wide = vector(I32, lanes)
+
+        def pack(first: Index, place: Value, rows: int, sums: Value) -> Value:
+            loaded = [kb.load(vector(I8, lanes), source, kb.mul(kb.add(first, r), self.n)) for r in range(rows)]
+            filled = [*loaded, *[kb.splat(I8, 0, lanes)] * (self.kr - rows)]
+            kb.store(_interleaved(kb, filled), place)
+            for values in loaded:
+                sums = kb.ir.add(sums, kb.ir.sext(values, wide))
+            return sums
+
+        def pack_group(group: Value, carried: Sequence[Value]) -> Sequence[Value]:
+            place = kb.at(target, kb.mul(group, self._group_bytes))
+            return [pack(kb.mul(group, self.kr), place, self.kr, carried[0])]
+
+        groups, remainder = divmod(self.k, self.kr)
+        sums = kb.splat(I32, 0, lanes)
+        if groups:
+            (sums,) = kb.for_loop(groups, [sums], pack_group)
+        if remainder:
+            sums = pack(groups * self.kr, kb.at(target, groups * self._group_bytes), remainder, sums)
+        values = kb.ir.sub(sums, kb.splat(I32, self.k * self.zero_point, lanes))
+        return kb.ir.mul(values, kb.splat(I32, -self.lhs_zero_point, lanes))
+
+
+def _interleaved(kb: KernelBuilder, values: Sequence[Value]) -> Value:
+    """Return the first lanes of all values, then the second ones, and so on. There are 1, 2, 4 or 8."""
+    if len(values) == 1:
+        return values[0]
+    first, second = _interleaved(kb, values[::2]), _interleaved(kb, values[1::2])
+    count = first.type.count
+    return kb.shuffle(first, second, [lane for n in range(count) for lane in (n, count + n)])
+
+
 # -- RHS for acc16 -----------------------------------------------------------------------------------------------------
 
 Int16s = npt.NDArray[np.int16]
@@ -344,34 +451,55 @@ _MAX_FOUR_SUM = 128  # 255 * 128 fits int16
 _MAX_WEIGHT = 127
 
 
-def split_for_acc16(panel: Int16s) -> Iterator[tuple[Offsets, Int16s]]:
-    """Yield terms that keep the acc16 bound and sum to `panel` (channels, groups, 8): group numbers, and their weights.
+def split_for_acc16(groups: Int16s) -> Iterator[tuple[Offsets, Int16s]]:
+    """Yield terms that keep the acc16 bound and sum to `groups` (groups, channels, 8): group numbers and their weights.
 
-    Terminates: as long as weights are left, each term takes a part of every group that it lists.
+    Weights are from -255 to 255. Terminates: as long as weights are left, each term takes a part of every group that
+    it lists.
     """
-    numbers, left = np.arange(panel.shape[1]), panel
+    numbers, left = np.arange(len(groups)), np.ascontiguousarray(groups)
     while True:
-        is_nonzero = left.any(axis=(0, 2))
-        numbers, left = numbers[is_nonzero], left[:, is_nonzero]
+        is_nonzero = _in_words(left).reshape(len(left), -1).any(axis=1)
+        if not is_nonzero.all():
+            numbers, left = numbers[is_nonzero], left[is_nonzero]
         if not len(numbers):
             return
-        term, breaks_bound = left, _breaks_bound(left)
-        if breaks_bound.any():
-            term = left.copy()
-            term[breaks_bound] = _saturation_free_part(left[breaks_bound])
+        breaks_bound = _breaks_bound(left)
+        breaking = breaks_bound.any(axis=1)
+        if not breaking.any():
+            yield numbers, left
+            return
+        term = left.copy()
+        term[breaks_bound] = _saturation_free_part(left[breaks_bound])
         yield numbers, term
-        left = left - term
+        numbers, left = numbers[breaking], left[breaking] - term[breaking]
+
+
+def _in_words(groups: Int16s) -> npt.NDArray[np.uint64]:
+    """Return groups (..., 8) as words (..., 2) of four weights each: inputs 0 to 3, and 4 to 7."""
+    return groups.view("<u8")
+
+
+_LANE_BITS = 16  # of a weight in a word
+_NO_INT8 = np.uint64(0x0080_0080_0080_0080)  # the bit that _MAX_WEIGHT lacks, in each lane
+_SIGNS = np.uint64(0x8000_0000_8000)  # of lanes 0 and 2
+_TO_SIGN = np.uint64((0x8000 - 1 - _MAX_FOUR_SUM) * 0x0001_0000_0001)  # sets the sign of a lane above _MAX_FOUR_SUM
 
 
 def _breaks_bound(groups: Int16s) -> npt.NDArray[np.bool_]:
-    """Return which of `groups` (..., 8) have a four that may overflow, or a weight that int8 does not hold."""
+    """Return which of `groups` (..., 8) have a four that may overflow, or a weight that int8 does not hold.
+
+    Computes with the four lanes of a word at once. No sum carries into the next lane: it is at most 4 * 255.
+    """
     positive = np.maximum(groups, 0)
-    sums = []
+    is_found = np.zeros((), np.uint64)
     for magnitudes in (positive, positive - groups):
-        pair_sums = magnitudes[..., 0::2] + magnitudes[..., 1::2]
-        sums.append(pair_sums[..., :_PAIR] + pair_sums[..., _PAIR:])  # of the inputs 0, 1, 4, 5 and 2, 3, 6, 7
-    may_overflow = (np.maximum(*sums) > _MAX_FOUR_SUM).any(axis=-1)
-    result: npt.NDArray[np.bool_] = may_overflow | (positive.max(axis=-1) > _MAX_WEIGHT)
+        words = _in_words(magnitudes)
+        pair_sums = words[..., 0] + words[..., 1]
+        four_sums = pair_sums + (pair_sums >> _LANE_BITS)  # inputs 0, 1, 4, 5 in lane 0; 2, 3, 6, 7 in lane 2
+        is_found = is_found | (four_sums + _TO_SIGN) & _SIGNS
+    words = _in_words(positive)
+    result: npt.NDArray[np.bool_] = (is_found | (words[..., 0] | words[..., 1]) & _NO_INT8) != 0
     return result
 
 
@@ -386,12 +514,14 @@ def _saturation_free_part(groups: Int16s) -> Int16s:
 def _clip_magnitudes(fours: Int16s, limit: int) -> Int16s:
     """Clip magnitudes (..., 4) greedily from the left: each to `limit`, and every four to a total of 128."""
     cumulative = np.minimum(np.cumsum(np.minimum(fours, limit), axis=-1, dtype=np.int16), _MAX_FOUR_SUM)
-    return np.diff(cumulative, axis=-1, prepend=np.int16(0))
+    cumulative[..., 1:] -= cumulative[..., :-1].copy()
+    return cumulative
 
 
-def group_list_length(panel: Int16s) -> int:
-    """Return the number of entries in the list of a panel (channels, taps, k of a tap)."""
-    return sum(len(numbers) for numbers, _ in split_for_acc16(_in_groups(panel)))
+def group_list_length(panels: Int16s) -> int:
+    """Return the number of entries in the lists of panels (panels, channels, taps, k of a tap)."""
+    groups = _in_groups(panels).reshape(-1, panels.shape[1], ACC16_KR)
+    return sum(len(numbers) for numbers, _ in split_for_acc16(groups))
 
 
 def pack_group_lists(weights: Int16s, tap_offsets: Offsets) -> bytes:
@@ -401,29 +531,43 @@ def pack_group_lists(weights: Int16s, tap_offsets: Offsets) -> bytes:
     position's first (int32), then, aligned, the groups' weights (groups, 2, channels, 4). `tap_offsets` are the byte
     offsets of the taps' first inputs.
     """
-    table, data = np.zeros((len(weights), 2), np.int64), bytearray(16 * len(weights))
-    groups = -(-weights.shape[-1] // ACC16_KR)
-    offsets = (tap_offsets[:, None] + ACC16_KR * np.arange(groups)).astype(np.int32).reshape(-1)
-    for number, panel in enumerate(weights):
-        terms = list(split_for_acc16(_in_groups(panel)))
+    panels, _, _, k = weights.shape
+    offsets = (tap_offsets[:, None] + ACC16_KR * np.arange(-(-k // ACC16_KR))).astype(np.int32).reshape(-1)
+    panel_numbers, numbers, fours = _listed(_in_groups(weights))
+    ends = np.searchsorted(panel_numbers, np.arange(panels), side="right").tolist()
+    table, data, begin = np.zeros((panels, 2), np.int64), bytearray(16 * panels), 0
+    for panel, end in enumerate(ends):
         data += bytes(-len(data) % GROUP_LIST_ALIGNMENT)
-        table[number] = len(data), sum(len(numbers) for numbers, _ in terms)
-        data += b"".join(offsets[numbers].tobytes() for numbers, _ in terms)
+        table[panel] = len(data), end - begin
+        data += offsets[numbers[begin:end]].tobytes()
         data += bytes(-len(data) % GROUP_LIST_ALIGNMENT)
-        data += b"".join(_in_fours(term).tobytes() for _, term in terms)
+        data += fours[begin:end].tobytes()
+        begin = end
     data[: table.nbytes] = table.tobytes()
     return bytes(data)
 
 
-def _in_fours(groups: Int16s) -> npt.NDArray[np.int8]:
-    """Return weights (channels, groups, 8) as int8 (groups, 2, channels, 4)."""
-    channels, count, _ = groups.shape
-    return groups.astype(np.int8).reshape(channels, count, 2, _FOUR).transpose(1, 2, 0, 3)
+def _listed(groups: Int16s) -> tuple[Offsets, Offsets, npt.NDArray[np.uint32]]:
+    """Return the entries of all lists of weights (panels, groups, channels, 8), panel by panel, and in them by terms.
+
+    An entry has the number of its panel, of its group in it, and weights (2, channels), each four of int8 in a word.
+    """
+    _, count, channels, _ = groups.shape
+    terms = list(split_for_acc16(groups.reshape(-1, channels, ACC16_KR)))
+    numbers = np.concatenate([np.zeros(0, np.int64), *(numbers for numbers, _ in terms)])
+    weights = np.concatenate([np.zeros((0, channels, ACC16_KR), np.int8), *(term.astype(np.int8) for _, term in terms)])
+    fours = weights.view(np.uint32)
+    if len(terms) > 1:
+        order = np.argsort(numbers // count, kind="stable")
+        numbers, fours = numbers[order], fours[order]
+    return numbers // count, numbers % count, fours.transpose(0, 2, 1)
 
 
-def _in_groups(panel: Int16s) -> Int16s:
-    """Return weights (channels, taps, k of a tap) as (channels, groups, 8), each tap filled up with 0."""
-    channels, taps, k = panel.shape
-    filled = np.zeros((channels, taps, k + -k % ACC16_KR), np.int16)
-    filled[..., :k] = panel
-    return filled.reshape(channels, -1, ACC16_KR)
+def _in_groups(panels: Int16s) -> Int16s:
+    """Return weights (panels, channels, taps, k of a tap) as (panels, groups, channels, 8). 0 fills taps up."""
+    count, channels, taps, k = panels.shape
+    filled = panels
+    if k % ACC16_KR:
+        filled = np.zeros((count, channels, taps, k + -k % ACC16_KR), np.int16)
+        filled[..., :k] = panels
+    return np.ascontiguousarray(filled.reshape(count, channels, -1, ACC16_KR).swapaxes(1, 2))

@@ -7,10 +7,10 @@ uint8 and int8 values have one element type, "u1": operators that interpret the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import F32, F64, I8, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.elementwise import ElementwiseOperator
 from nnfmq.engines.compiled.kernels.float_ops import bool_bytes, compare

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -17,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, vector, vector_width_for
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.normalization import AxisLoop
-from nnfmq.engines.compiled.kernels.reduction import FloatSumReducer, reduce_lanes
+from nnfmq.engines.compiled.kernels.reduction import PARTIAL_RESULTS, FloatSumReducer, reduce_lanes
 from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmuladd, logistic, tanh
 from nnfmq.engines.compiled.memory_plan import align
 from nnfmq.engines.compiled.target import Target
@@ -36,6 +36,7 @@ __all__ = [
     "SequenceKernel",
     "SvdfKernel",
     "apply_activation",
+    "load_units",
     "plan_gate_gemv",
     "plan_svdf",
 ]
@@ -53,6 +54,7 @@ Array = npt.NDArray[Any]
 
 _MAX_ACCUMULATORS = 8  # of a block, so that inputs and weights have registers, too
 _K_UNROLL = 4
+_MAX_UNITS_OF_TWO_SETS = 8  # of a cell with four gates: a vector of AVX2
 _VARIANCE_EPSILON = 1e-8
 
 _ACTIVATIONS: Mapping[int, Callable[[KernelBuilder, Value], Value]] = {
@@ -100,6 +102,12 @@ class GateGemv:
         """Multiplications for one vector, padding included."""
         return self.gates * self.padded_units * self.k
 
+    @property
+    def _sets(self) -> int:
+        """Sets of accumulators: two hide the latency of FMA. The same on all targets, for equal bits."""
+        fits = self.gates < 4 or self.units <= _MAX_UNITS_OF_TWO_SETS
+        return 2 if fits and self.k > 1 else 1
+
     def pack_rows(self, rows: Array) -> Array:
         """Return an array (gates, units, n) as (blocks, vectors, gates, lanes, n), with padding units of 0."""
         padded = np.zeros((self.gates, self.padded_units, *rows.shape[2:]), np.float32)
@@ -122,8 +130,7 @@ class GateGemv:
             kb.at(base, kb.mul(block, block_bytes))
             for base, block_bytes in ((weights, step_bytes * self.k), (bias, step_bytes))
         )
-        # Two sets of accumulators hide the latency of FMA, if both fit the registers.
-        sets = 2 if count * 2 <= _MAX_ACCUMULATORS + _MAX_ACCUMULATORS // 2 and self.k > 1 else 1
+        sets = self._sets
         zeros = [kb.splat(F32, 0.0, self.lanes)] * (count * (sets - 1))
         accs: Sequence[Value] = [kb.load(kind, first_bias, n * self.lanes * 4) for n in range(count)] + zeros
 
@@ -281,27 +288,21 @@ class LstmCellUpdate:
         norms = kb.at(peepholes, group if self.has_peephole else 0)
         is_unit = kb.at(row.constants, (3 if self.has_peephole else 2) * group)
 
-        def add_values(k: Value, accs: Sequence[Value]) -> Sequence[Value]:
-            at = kb.mul(k, step)
+        def add_value(at: Value, acc: Value) -> Value:
             value = kb.load(kind, values, at)
             if self.has_peephole:
                 value = fmuladd(kb, kb.load(kind, peepholes, at), kb.load(kind, row.state, at), value)
                 kb.store(value, values, at)
-            return [kb.ir.fadd(accs[0], value)]
+            return kb.ir.fadd(acc, value)
 
-        def add_squares(k: Value, accs: Sequence[Value]) -> Sequence[Value]:
-            at = kb.mul(k, step)
+        def add_square(at: Value, acc: Value) -> Value:
             deviation = kb.ir.fmul(kb.ir.fsub(kb.load(kind, values, at), mean), kb.load(kind, is_unit, at))
             kb.store(deviation, values, at)
-            return [fmuladd(kb, deviation, deviation, accs[0])]
+            return fmuladd(kb, deviation, deviation, acc)
 
-        count, zeros, units = (
-            gemv.padded_units // gemv.lanes,
-            kb.splat(F32, 0.0, gemv.lanes),
-            kb.splat(F32, float(gemv.units), gemv.lanes),
-        )
-        mean = kb.ir.fdiv(_sum_of_lanes(kb, *kb.for_loop(count, [zeros], add_values)), units)
-        variance = kb.ir.fdiv(_sum_of_lanes(kb, *kb.for_loop(count, [zeros], add_squares)), units)
+        units = kb.splat(F32, float(gemv.units), gemv.lanes)
+        mean = kb.ir.fdiv(_sum_over_units(kb, gemv, add_value), units)
+        variance = kb.ir.fdiv(_sum_over_units(kb, gemv, add_square), units)
         epsilon = kb.splat(F32, float(np.float32(_VARIANCE_EPSILON)), gemv.lanes)
         deviation = kb.intrinsic("llvm.sqrt", kb.ir.fadd(variance, epsilon))
         with kb.loop(0, gemv.padded_units * 4, step) as at:
@@ -310,10 +311,28 @@ class LstmCellUpdate:
             kb.store(fmuladd(kb, scaled, kb.load(kind, norms, at), bias), values, at)
 
 
-def _sum_of_lanes(kb: KernelBuilder, values: Value) -> Value:
-    """Return the sum of all lanes, in each lane."""
-    single = reduce_lanes(kb, FloatSumReducer(), values)
-    return kb.broadcast(kb.ir.extract_element(single, kb.i64(0)), values.type.count)
+def _sum_over_units(kb: KernelBuilder, gemv: GateGemv, add: Callable[[Value, Value], Value]) -> Value:
+    """Return a sum over all units, in each lane, from `PARTIAL_RESULTS` of every so manieth unit.
+
+    `add(at, acc)` returns an accumulator plus the summands of the vector of units that begins `at` so many bytes.
+    """
+    lanes, vectors = gemv.lanes, gemv.padded_units // gemv.lanes
+    every = max(1, PARTIAL_RESULTS // lanes)
+    zeros, size = kb.splat(F32, 0.0, lanes), 4 * lanes
+
+    def add_vectors(first: Value, count: int, accs: Sequence[Value]) -> list[Value]:
+        added = [add(kb.mul(kb.add(first, n), size), acc) for n, acc in enumerate(accs[:count])]
+        return [*added, *accs[count:]]
+
+    iterations, remainder = divmod(vectors, every)
+    accs: Sequence[Value] = [zeros] * every
+    if iterations:
+        accs = kb.for_loop(iterations, accs, lambda k, a: add_vectors(kb.mul(k, every), every, a))
+    accs = add_vectors(kb.i64(iterations * every), remainder, accs)
+    while len(accs) > 1:
+        accs = [kb.concat(*pair) for pair in zip(accs[::2], accs[1::2], strict=True)]
+    single = reduce_lanes(kb, FloatSumReducer(), accs[0])
+    return kb.broadcast(kb.ir.extract_element(single, kb.i64(0)), lanes)
 
 
 def _clip(kb: KernelBuilder, value: Value, limit: float) -> Value:
@@ -393,7 +412,7 @@ class CellKernel(Kernel):
                 offset += size * 4
             if state_units:
                 source = kb.at(kb.argument(len(self.source_sizes)), kb.mul(row, state_units * 4))
-                _load_units(kb, kb.at(memory, self._state_offset), source, self.gemv)
+                load_units(kb, kb.at(memory, self._state_offset), source, self.gemv)
 
     def _compute_blocks(self, kb: KernelBuilder) -> None:
         first = self._first_output_arg + len(self.outputs)
@@ -486,7 +505,7 @@ class SequenceKernel(Kernel):
             kb.memcpy(kb.scratch, kb.at(hidden_in, kb.mul(row, self._hidden_size * 4)), self._hidden_size * 4)
             if self.cell.has_state:
                 source = kb.at(kb.argument(2), kb.mul(row, self.gemv.units * 4))
-                _load_units(kb, pointers.state, source, self.gemv)
+                load_units(kb, pointers.state, source, self.gemv)
             with kb.loop(0, self.time) as step:
                 time = kb.ir.sub(kb.i64(self.time - 1), step) if self.is_backward else step
                 outer, extent, inner = (time, self.batch, row) if self.is_time_major else (row, self.time, time)
@@ -524,7 +543,7 @@ class SequenceKernel(Kernel):
             kb.memcpy(kb.at(out, kb.mul(position, size * 4)), source, size * 4)
 
 
-def _load_units(kb: KernelBuilder, memory: Value, source: Value, gemv: GateGemv) -> None:
+def load_units(kb: KernelBuilder, memory: Value, source: Value, gemv: GateGemv) -> None:
     """Copy a row of units to scratch; padding units get 0."""
     kb.memcpy(memory, source, gemv.units * 4)
     if gemv.padded_units > gemv.units:
@@ -627,7 +646,7 @@ class SvdfKernel(Kernel):
         return kb.ir.extract_element(reduce_lanes(kb, FloatSumReducer(), acc), kb.i64(0))
 
 
-def plan_svdf(batch: int, units: int, rank: int, memory_size: int, activation: int, target: Target) -> SvdfKernel:
+def plan_svdf(batch: int, units: int, rank: int, memory_size: int, activation: int) -> SvdfKernel:
     """Plan the kernel: choose the vector width along a memory."""
-    lanes = vector_width_for(max(1, memory_size - 1), target.lanes)
+    lanes = vector_width_for(max(1, memory_size - 1), PARTIAL_RESULTS)
     return SvdfKernel(batch, units, rank, memory_size, activation, lanes)

@@ -1,19 +1,19 @@
 """Reductions along axes, and pooling: loop nests around a `Reducer`.
 
 Adjacent dimensions that are both kept or both reduced are merged. If the innermost dimension is kept, its elements are
-lanes. If it is reduced, each lane accumulates a part of the row, and the lanes are combined at the end: the order of
-float sums depends on the shape and the target only.
+lanes. If it is reduced, each lane accumulates a part of the row, and the lanes are combined at the end. Results are
+floats with the same bits on all targets: a row of floats has `PARTIAL_RESULTS` lanes, however long vectors are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import (
     F32,
     F64,
@@ -35,6 +35,7 @@ from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import WindowDimension
 
 __all__ = [
+    "PARTIAL_RESULTS",
     "FloatMeanReducer",
     "FloatMinMaxReducer",
     "FloatRmsReducer",
@@ -89,22 +90,30 @@ def _count_splat(kb: KernelBuilder, count: int | Value, element: Any, lanes: int
     return kb.broadcast(kb.ir.sitofp(kb.ir.trunc(count, I32), element), lanes)
 
 
-class _FloatReducer:
+class _SumReducer:
+    """Sums of float32 in float64: the rounding errors of a float32 sum add up to 20 units in the last place of 960."""
+
     item_bytes = 4
+
+    def init(self, kb: KernelBuilder, lanes: int) -> Value:
+        """Return 0."""
+        return kb.splat(F64, 0.0, lanes)
 
     def load(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
         """Load elements."""
-        return kb.load(vector(F32, lanes), address, offset)
+        return kb.ir.fpext(kb.load(vector(F32, lanes), address, offset), vector(F64, lanes))
 
-
-class _SumReducer(_FloatReducer):
-    def init(self, kb: KernelBuilder, lanes: int) -> Value:
-        """Return 0."""
-        return kb.splat(F32, 0.0, lanes)
+    def _mean(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
+        """Return float32 means of sums of `count` elements each."""
+        return _narrowed(kb, kb.ir.fdiv(acc, _count_splat(kb, count, F64, acc.type.count)))
 
     def reduce(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
         """Return the sum."""
         return kb.ir.fadd(first, second)
+
+
+def _narrowed(kb: KernelBuilder, values: Value) -> Value:
+    return kb.ir.fptrunc(values, vector(F32, values.type.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,7 @@ class FloatSumReducer(_SumReducer):
 
     def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
         """Return the sum."""
-        return acc
+        return _narrowed(kb, acc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +134,7 @@ class FloatMeanReducer(_SumReducer):
 
     def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
         """Divide and clamp."""
-        lanes = acc.type.count
-        return clamp_float(kb, kb.ir.fdiv(acc, _count_splat(kb, count, F32, lanes)), self.low, self.high)
+        return clamp_float(kb, self._mean(kb, acc, count), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +146,27 @@ class FloatRmsReducer(_SumReducer):
 
     def load(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
         """Load elements and square them."""
-        loaded = kb.load(vector(F32, lanes), address, offset)
+        loaded = _SumReducer.load(self, kb, address, offset, lanes)
         return kb.ir.fmul(loaded, loaded)
 
     def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
         """Divide, take the square root, clamp."""
-        mean = kb.ir.fdiv(acc, _count_splat(kb, count, F32, acc.type.count))
-        return clamp_float(kb, kb.intrinsic("llvm.sqrt", mean), self.low, self.high)
+        root = kb.intrinsic("llvm.sqrt", self._mean(kb, acc, count))
+        return clamp_float(kb, root, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
-class FloatMinMaxReducer(_FloatReducer):
+class FloatMinMaxReducer:
     """Maximum (`is_max`) or minimum of float32, clamped to [low, high]. NaN propagates."""
 
     is_max: bool
     low: float = -np.inf
     high: float = np.inf
+    item_bytes = 4
+
+    def load(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
+        """Load elements."""
+        return kb.load(vector(F32, lanes), address, offset)
 
     def init(self, kb: KernelBuilder, lanes: int) -> Value:
         """Return minus or plus infinity."""
@@ -350,6 +363,10 @@ class QuantizedMinMaxReducer:
         return kb.intrinsic(f"llvm.{sign}{'max' if is_max else 'min'}", first, second)
 
 
+PARTIAL_RESULTS = 32
+"""Lanes that accumulate a row of floats, or as many as the largest power of two that is not above its length."""
+
+
 def reduce_lanes(kb: KernelBuilder, reducer: Reducer, acc: Value) -> Value:
     """Return a one-element vector: all lanes of an accumulator combined, halves first (a horizontal reduction)."""
     lanes = acc.type.count
@@ -475,7 +492,9 @@ def plan_reduction(shape: tuple[int, ...], axes: Sequence[int], reducer: Reducer
     outer = [(extent, stride, is_reduced) for (extent, is_reduced), stride in zip(merged[:-1], strides, strict=False)]
     inner_size, reduces_inner = merged[-1]
     kept, reduced = (tuple((n, s) for n, s, is_reduced in outer if is_reduced == wanted) for wanted in (False, True))
-    lanes = vector_width_for(inner_size, 16 * target.lanes // reducer.item_bytes)
+    is_row_of_floats = reduces_inner and reducer.item_bytes == 4
+    max_lanes = PARTIAL_RESULTS if is_row_of_floats else 16 * target.lanes // reducer.item_bytes
+    lanes = vector_width_for(inner_size, max_lanes)
     elements = math.prod(n for n, _ in reduced) * inner_size
     results_per_item = max(1, _MIN_ELEMENTS_PER_ITEM // elements)
     return ReductionKernel(kept, reduced, inner_size, reduces_inner, reducer, lanes, results_per_item)

@@ -16,11 +16,11 @@ from the left shift. `FixedPointMultiplier.of` returns None if an intermediate m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import F32, F64, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.declaration import Array
@@ -389,6 +389,19 @@ class Requantization:
     """
 
     multiplier: FixedPointMultiplier | RealMultiplier | Float32Multiplier
+
+    output_bytes = 1
+    input_offset = 0
+
+    @property
+    def weight_prescale(self) -> int:
+        """The multiplier's."""
+        return self.multiplier.weight_prescale
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is so few instructions that they are repeated for each row of a tile."""
+        return isinstance(self.multiplier, Float32Multiplier)
 
     def constants(self, rows: Array, bias: Ints, quant: OutputQuantParams, lanes: int) -> bytes:
         """Return the constant, for channels that fill whole vectors; `rows` are those that `multiplier` loads."""

@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from llvmlite import ir
 
-from nnfmq.engines.compiled.ir_builder import F32, I32, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, F64, I32, I64, KernelBuilder, Value, vector
 from nnfmq.operations.unary import ERFC_POLYNOMIAL
 
 __all__ = [
@@ -238,8 +239,38 @@ def polynomial(kb: KernelBuilder, value: Value, coefficients: Sequence[float]) -
 
 
 def fmuladd(kb: KernelBuilder, first: Value, second: Value, addend: Value) -> Value:
-    """Return first · second + addend, rounded once if the target has FMA instructions."""
-    return kb.intrinsic("llvm.fmuladd", first, second, addend)
+    """Return first · second + addend, rounded once; on a target that neither has nor emulates FMA, rounded twice."""
+    if kb.target.has_fma:
+        return kb.intrinsic("llvm.fma", first, second, addend)
+    if not kb.target.emulates_fma:
+        return kb.ir.fadd(kb.ir.fmul(first, second), addend)
+    if not isinstance(addend.type, ir.VectorType):
+        vectors = (kb.broadcast(value, 1) for value in (first, second, addend))
+        return kb.ir.extract_element(_emulated_fma(kb, *vectors), kb.i64(0))
+    return _emulated_fma(kb, first, second, addend)
+
+
+def _emulated_fma(kb: KernelBuilder, first: Value, second: Value, addend: Value) -> Value:
+    """Return float32 first · second + addend, rounded once.
+
+    The product is exact in float64. The sum is rounded to odd there: it has so many more bits than float32 that the
+    second rounding then gives what a single one would (Boldo and Melquiond, Emulation of a FMA and correctly rounded
+    sums, 2008). Its error is known exactly (Knuth's TwoSum). Infinities and NaN have no error that compares with 0.
+    """
+    lanes = addend.type.count
+    wide, bits = vector(F64, lanes), vector(I64, lanes)
+    zero, one = kb.splat(I64, 0, lanes), kb.splat(I64, 1, lanes)
+    left, right, added = (kb.ir.fpext(value, wide) for value in (first, second, addend))
+    product = kb.ir.fmul(left, right)
+    total = kb.ir.fadd(product, added)
+    part = kb.ir.fsub(total, product)
+    error = kb.ir.fadd(kb.ir.fsub(product, kb.ir.fsub(total, part)), kb.ir.fsub(added, part))
+    found = kb.ir.bitcast(total, bits)
+    is_inexact = kb.ir.fcmp_ordered("!=", error, kb.splat(F64, 0.0, lanes))
+    is_even = kb.ir.icmp_signed("==", kb.ir.and_(found, one), zero)
+    away = kb.ir.or_(kb.ir.ashr(kb.ir.xor(found, kb.ir.bitcast(error, bits)), kb.splat(I64, 63, lanes)), one)
+    step = kb.ir.select(kb.ir.and_(is_inexact, is_even), away, zero)
+    return kb.ir.fptrunc(kb.ir.bitcast(kb.ir.add(found, step), wide), addend.type)
 
 
 def _reduced_expm1(kb: KernelBuilder, value: Value) -> tuple[Value, Value]:

@@ -14,13 +14,13 @@ Images are NHWC. The model is valid, and its operation's constraints hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.program import StepFunction
@@ -44,11 +44,16 @@ Constant: TypeAlias = bytes | Callable[[], bytes]
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """A kernel, its constants, and its estimated single-thread time in nanoseconds."""
+    """A kernel, its constants, and its estimated single-thread time in nanoseconds.
+
+    If it has `errors`, the kernel's last output is an int32 for each work item and each of them; one that is not 0 is
+    that error.
+    """
 
     kernel: Kernel
     constants: tuple[Constant, ...]
     estimated_ns: int
+    errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

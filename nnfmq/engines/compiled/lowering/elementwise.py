@@ -20,15 +20,16 @@ from nnfmq.engines.compiled.kernels.float_ops import (
     Int32Binary,
     Int32Unary,
     Logical,
+    Saturate,
     Select,
 )
 from nnfmq.engines.compiled.kernels.normalization import RowQuantization, plan_axis_loop
 from nnfmq.engines.compiled.kernels.quantized_ops import Lut8, per_tensor_requantization
-from nnfmq.engines.compiled.kernels.reduction import Reducer, RequantizedSumReducer, SignedMeanReducer
-from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, ViewOp, movement, products
+from nnfmq.engines.compiled.kernels.reduction import PARTIAL_RESULTS, Reducer, RequantizedSumReducer, SignedMeanReducer
+from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, ViewOp, products
 from nnfmq.engines.compiled.lowering.reduction import lower_pool, lower_reduction
 from nnfmq.engines.compiled.target import Target
-from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, extended_operations, operation_code
+from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.types import CLAMPS, FusedActivationFunc, OperationType
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.binary_arithmetic import rescaled_values, sum_multipliers
@@ -42,7 +43,7 @@ from nnfmq.operations.quantization import (
     quantized_range,
     requantized_values,
 )
-from nnfmq.operations.tflite_extension.quantization import product_factor, sum_factors
+from nnfmq.operations.tflite_extension.quantization import plan_requantize, product_factor, sum_factors
 
 __all__ = ["RULES", "VIEWS", "lower_arithmetic", "lower_unary"]
 
@@ -344,10 +345,11 @@ _ELEMENTWISE_RULES: Mapping[OperationType, LoweringRule] = {
 
 
 VIEWS = tuple(
-    extended_code(code, Scheme.SIXTEEN_BITS)
+    extended_code(code, scheme)
     for code in (OperationType.EXPAND_DIMS, OperationType.RESHAPE, OperationType.SQUEEZE)
+    for scheme in (Scheme.SIXTEEN_BITS, Scheme.WIDER)
 )
-"""The operations on 16-bit tensors that only change the shape."""
+"""The operations on 16-bit tensors, and on types that the HAL has not, that only change the shape."""
 
 _TABLES = (
     operation_code(TfliteOperation.Q8_CLAMP),
@@ -364,7 +366,6 @@ _FUNCTIONS = (
     "sign",
     *["tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "softplus", "mish"],
 )
-_INTERPOLATING = (OperationType.RESIZE_BILINEAR,)  # its kernel has no 16-bit elements
 
 
 def _dynamic_quantize(
@@ -373,7 +374,7 @@ def _dynamic_quantize(
     """Lower DYNAMIC_QUANTIZE."""
     count = math.prod(input.shape)
     length = row_length or math.prod(input.shape[1:])
-    axis_loop = plan_axis_loop((count // length, length), 1, 2 * target.lanes)
+    axis_loop = plan_axis_loop((count // length, length), 1, 1, PARTIAL_RESULTS)
     return KernelLaunch(RowQuantization(axis_loop, bool(asymmetric)), (), count // 2)
 
 
@@ -382,8 +383,22 @@ def _table(code: OperationType, input: Tensor, *, output: Tensor, target: Target
     plan = next(v.plan for v in REGISTRY[code].variants if NUMPY_TYPES[v.types["T"]] == input.dtype)
     assert plan is not None, "a matched variant has a plan"
     table: Array = plan(input, output=output, **attributes)(all_quantized_values(input))
-    kernel = plan_elementwise(Lut8(), output.shape, [input.shape], target)
-    return KernelLaunch(kernel, (table.tobytes(),), math.prod(output.shape) // 4)
+    return _launch(Lut8(), output, (input,), target, (table.tobytes(),))
+
+
+def _requantize(input: Tensor, *, output: Tensor, target: Target, **scales: Any) -> KernelLaunch | None:
+    """Lower REQUANTIZE between 8-bit types to a table."""
+    if (input.dtype.itemsize, output.dtype.itemsize) != (1, 1):
+        return None
+    table: Array = plan_requantize(input, output=output, **scales)(all_quantized_values(input))
+    return _launch(Lut8(), output, (input,), target, (table.tobytes(),))
+
+
+def _saturate(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
+    """Lower SATURATE of INT64 to INT32."""
+    if (input.dtype, output.dtype) != (np.dtype("<i8"), _INT32) or 0 in input.shape:
+        return None
+    return _launch(Saturate(), output, (input,), target)
 
 
 def _gelu(input: Tensor, *, output: Tensor, target: Target, approximate: bool) -> KernelLaunch | None:
@@ -412,11 +427,6 @@ def _average_reducer(output: Tensor, activation: int, max_count: int) -> Reducer
 
 
 _EXTENDED_RULES: Mapping[tuple[OperationType, Scheme], LoweringRule] = {
-    **{
-        (code, Scheme.SIXTEEN_BITS): rule
-        for code, rule in movement.RULES.items()
-        if (code, Scheme.SIXTEEN_BITS) in extended_operations() and code not in _INTERPOLATING
-    },
     (OperationType.AVERAGE_POOL_2D, Scheme.TFLITE): partial(lower_pool, _average_reducer),
     (OperationType.CAST, Scheme.WIDER): _truncating_cast,
     (OperationType.FULLY_CONNECTED, Scheme.TFLITE): partial(products.fully_connected, rounds_once=True),
@@ -431,6 +441,8 @@ _EXTENSION_RULES: Mapping[OperationType, LoweringRule] = {
     **{operation_code(TfliteOperation[name.upper()]): partial(lower_unary, name) for name in _FUNCTIONS},
     operation_code(TfliteOperation.GELU): _gelu,
     operation_code(TfliteOperation.DYNAMIC_QUANTIZE): _dynamic_quantize,
+    operation_code(TfliteOperation.REQUANTIZE): _requantize,
+    operation_code(TfliteOperation.SATURATE): _saturate,
 }
 
 RULES: Mapping[OperationType, LoweringRule] = {**_ELEMENTWISE_RULES, **_EXTENSION_RULES}

@@ -5,6 +5,7 @@ All but RESIZE_BILINEAR are strided copies: the rules describe source and target
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,11 +22,13 @@ from nnfmq.engines.compiled.kernels.movement import (
     plan_strided_copy,
     plan_transpose,
 )
+from nnfmq.engines.compiled.kernels.one_hot import OneHot
 from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule
 from nnfmq.engines.compiled.target import Target
+from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, extended_operations, operation_code
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.declaration import Array, Shape, Tensor
-from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.fixed_point import INT32_MAX, Ints, ints
 from nnfmq.operations.padding import MirrorMode
 from nnfmq.operations.reshape_concat import concat_requant_lut
 from nnfmq.operations.resizing import InterpolationTaps, nearest_positions
@@ -33,10 +36,11 @@ from nnfmq.operations.slicing import slice_ranges
 
 __all__ = ["RULES", "interleave_subconvolutions", "lower_concatenation", "permute_axes"]
 
-_ELEMENT_BYTES = (1, 2, 4)
+_ELEMENT_BYTES = (1, 2, 4, 8)
 _MAX_REGIONS = 64  # each has a separate loop nest in the code
 _MAX_SLOPE, _MAX_SHIFT, _MAX_OFFSET = 1 << 21, 22, 1 << 30  # 255 slopes plus the offset fit 31 bits
 _MAX_SCRATCH_BYTES = 1 << 24
+_ROW_GROUP_BYTES = 1 << 14  # of a work item of ONE_HOT
 
 
 def _launch(
@@ -423,6 +427,18 @@ def _interpolation_tables(taps: InterpolationTaps, stride: int) -> tuple[bytes, 
     return offsets.tobytes(), weights.tobytes()
 
 
+def _one_hot(
+    indices: Tensor, on: Tensor, off: Tensor, *, output: Tensor, target: Target, depth: Array, axis: int
+) -> KernelLaunch | None:
+    """Lower ONE_HOT along the last axis."""
+    element_bytes, length, rank = output.dtype.itemsize, output.shape[-1], len(output.shape)
+    if axis % rank != rank - 1 or element_bytes not in _ELEMENT_BYTES or not 0 < length <= INT32_MAX:
+        return None
+    count, row_bytes = math.prod(indices.shape), length * element_bytes
+    kernel = OneHot(count, length, element_bytes, max(1, _ROW_GROUP_BYTES // row_bytes))
+    return KernelLaunch(kernel, (), count * row_bytes // 16)
+
+
 def _unless_empty(rule: Callable[..., KernelLaunch | None]) -> LoweringRule:
     """Return a rule that declines empty inputs and element sizes that no copy has."""
 
@@ -452,11 +468,21 @@ _COPY_RULES: Mapping[OperationType, Callable[..., KernelLaunch | None]] = {
     OperationType.GATHER: _gather,
     OperationType.EMBEDDING_LOOKUP: _embedding_lookup,
     OperationType.RESIZE_NEAREST_NEIGHBOR: _resize_nearest,
+    operation_code(TfliteOperation.ONE_HOT): _one_hot,
+}
+
+_MOVEMENT_RULES: Mapping[OperationType, LoweringRule] = {
+    OperationType.CONCATENATION: lower_concatenation,
+    OperationType.FILL: _fill,
+    **{code: _unless_empty(rule) for code, rule in _COPY_RULES.items()},
 }
 
 RULES: Mapping[OperationType, LoweringRule] = {
-    OperationType.CONCATENATION: lower_concatenation,
-    OperationType.FILL: _fill,
+    **_MOVEMENT_RULES,
     OperationType.RESIZE_BILINEAR: _resize_bilinear,
-    **{code: _unless_empty(rule) for code, rule in _COPY_RULES.items()},
+    **{
+        extended_code(code, scheme): _MOVEMENT_RULES[code]
+        for code, scheme in extended_operations()
+        if scheme in (Scheme.SIXTEEN_BITS, Scheme.WIDER) and code in _MOVEMENT_RULES
+    },
 }

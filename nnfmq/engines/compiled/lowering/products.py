@@ -9,20 +9,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace as replaced
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.depthwise import plan_dwconv
 from nnfmq.engines.compiled.kernels.depthwise_int8 import DwConvInt8Kernel, plan_dwconv_int8
+from nnfmq.engines.compiled.kernels.elementwise import plan_elementwise
+from nnfmq.engines.compiled.kernels.float_ops import Cast
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import estimate_cycles, plan_gemm
 from nnfmq.engines.compiled.kernels.interleaving import RowDot
-from nnfmq.engines.compiled.kernels.micro_kernels import DotS16x2, Float32, MaddU8S8Acc16, s8_micro_kernel
-from nnfmq.engines.compiled.kernels.packing import PackRhs
+from nnfmq.engines.compiled.kernels.micro_kernels import (
+    Dot4,
+    DotS16x2,
+    Float32,
+    MaddU8S8Acc16,
+    MicroKernel,
+    s8_micro_kernel,
+)
+from nnfmq.engines.compiled.kernels.packing import PackRhs, PackRhsBytes
 from nnfmq.engines.compiled.kernels.requantize import (
     NO_REQUANTIZATION,
     REQUANT_ROWS,
@@ -58,11 +69,14 @@ __all__ = [
     "Epilogue",
     "WeightedOp",
     "Weights",
+    "best_acc16_kernel",
     "choose_epilogue",
+    "estimate_ns",
     "gemm_of_rows",
     "image_and_windows",
     "is_float",
     "max_abs",
+    "rows_shape",
     "weight_range",
     "weight_zero_point_of",
     "with_folded_zero_point",
@@ -250,7 +264,7 @@ def with_folded_zero_point(op: WeightedOp, epilogue: Epilogue, weight_sums: Ints
 # Lowering rules of convolutions and matrix products.
 
 
-_FLOAT32 = np.dtype("<f4")
+_FLOAT32, _FLOAT16 = np.dtype("<f4"), np.dtype("<f2")
 _POINTWISE = WindowDimension(1, 1, 1, 0, 0, 1)
 _MAX_U8, _MAX_S8 = 255, 128
 _WEIGHT_BYTES_PER_NS = 32  # of one thread, from the second-level or the shared cache
@@ -261,9 +275,14 @@ _ACC16_WIDTHS, _ACC16_WIDTHS_GEMV = (
 _MAX_PRODUCT_S8 = 1 << 16  # of two int8 values minus their zero points
 
 
+def rows_shape(count: int, k: int, units: int) -> ConvShape:
+    """Return the shape of a product of `count` rows of `k` elements with `units` rows of weights."""
+    return ConvShape(1, 1, count, k, _POINTWISE, _along(count), units)
+
+
 def gemm_of_rows(count: int, weights: Array, biases: Array, target: Target) -> KernelLaunch:
     """Return the launch that multiplies `count` rows of float32 by `weights` (units, k) and adds `biases`."""
-    shape = ConvShape(1, 1, count, weights.shape[1], _POINTWISE, _along(count), len(weights))
+    shape = rows_shape(count, weights.shape[1], len(weights))
     return _float_launch(plan_gemm(shape, Float32(-np.inf, np.inf), target), lambda: weights, biases)
 
 
@@ -315,8 +334,7 @@ def fully_connected(
     if 0 in input.shape:
         return None
     units, k = weights.shape
-    count = math.prod(input.shape) // k
-    shape = ConvShape(1, 1, count, k, _POINTWISE, _along(count), units)
+    shape = rows_shape(math.prod(input.shape) // k, k, units)
     return _lower_gemm(WeightedOp(shape, input, weights, bias, output, target, activation, rounds_once=rounds_once))
 
 
@@ -367,24 +385,17 @@ def _subconvolution_window(dimension: TransposedConvDimension) -> WindowDimensio
 def batch_matmul(
     left: Tensor, right: Tensor, *, output: Tensor, target: Target, adjoint_left: bool, adjoint_right: bool
 ) -> KernelSequence | None:
-    """BATCH_MATMUL of float32 or int8: transposes if adjoint, `PackRhs`, then a GEMM with a batched RHS."""
-    is_float = left.dtype == _FLOAT32
-    if (not is_float and left.dtype != np.int8) or 0 in (*left.shape, *right.shape):
+    """BATCH_MATMUL of float32 or int8: transposes if adjoint, packing of the RHS, then a GEMM with a batched RHS."""
+    if left.dtype not in (_FLOAT32, np.int8) or 0 in (*left.shape, *right.shape):
         return None
     batch, (rows, columns) = math.prod(output.shape[:-2]), output.shape[-2:]
     k = left.shape[-2 if adjoint_left else -1]
     shape = ConvShape(batch, 1, rows, k, _POINTWISE, _along(rows), columns, has_batched_rhs=True)
-    no_clamp = Float32(-np.inf, np.inf)
-    kernel = plan_gemm(shape, no_clamp if is_float else DotS16x2(True, NO_REQUANTIZATION), target)
-    channels = len(kernel.packed_channel_map)
-    epilogue = bytes(4 * channels)  # no bias
-    if not is_float:
-        found = _matmul_epilogue(left, right, output, k, channels)
-        if found is None:
-            return None
-        kernel = replace(kernel, micro_kernel=DotS16x2(True, found.requantization))
-        epilogue = found.constant(target)
-    pack = PackRhs(batch, k, columns, kernel.nr, is_float, right.zero_point, kernel.micro_kernel.weight_prescale)
+    found = _matmul_kernel(shape, left, right, output, target)
+    if found is None:
+        return None
+    kernel, epilogue = found
+    pack = _rhs_packing(kernel, left, right)
     intermediates: list[Intermediate] = []
     sources = [0, 1]  # numbers of the operation's inputs, or of the intermediates after them
     for number, (tensor, is_adjoint) in enumerate(((left, adjoint_left), (right, adjoint_right))):
@@ -395,6 +406,41 @@ def batch_matmul(
     intermediates.append(Intermediate(packing, (sources[1],), np.dtype("u1"), (pack.bytes,)))
     product = KernelLaunch(kernel, (epilogue, kernel.params()), shape.macs // 16)
     return KernelSequence(tuple(intermediates), product, (sources[0], 1 + len(intermediates)))
+
+
+def _matmul_kernel(
+    shape: ConvShape, left: Tensor, right: Tensor, output: Tensor, target: Target
+) -> tuple[GemmKernel, bytes] | None:
+    """Return the GEMM of a BATCH_MATMUL and its epilogue's constant, or None if an accumulator may overflow.
+
+    Of int8, that with dot4 or mmla if the target has them, else with dot2. The terms of dot4's sums add up to less than
+    255 * (128 + 128 + 255) for each element, twice what a product of dot2 may be: they fit wherever the epilogue does.
+    """
+    if left.dtype == _FLOAT32:
+        kernel = plan_gemm(shape, Float32(-np.inf, np.inf), target)
+        return kernel, bytes(4 * len(kernel.packed_channel_map))  # no bias
+    without_tiles = replaced(target, has_tiles=False)
+
+    def micro_kernel(requantization: Requantization) -> MicroKernel:
+        if not target.has_dot4:
+            return DotS16x2(True, requantization)
+        return s8_micro_kernel(without_tiles, shape, True, right.zero_point != 0, requantization)
+
+    kernel = plan_gemm(shape, micro_kernel(NO_REQUANTIZATION), target)
+    found = _matmul_epilogue(left, right, output, shape.k, len(kernel.packed_channel_map), not target.has_dot4)
+    if found is None:
+        return None
+    return replace(kernel, micro_kernel=micro_kernel(found.requantization)), found.constant(target)
+
+
+def _rhs_packing(kernel: GemmKernel, left: Tensor, right: Tensor) -> PackRhs | PackRhsBytes:
+    """Return the kernel that packs the RHS of a BATCH_MATMUL."""
+    s, mk = kernel.shape, kernel.micro_kernel
+    if not isinstance(mk, Dot4):
+        is_float = left.dtype == _FLOAT32
+        return PackRhs(s.batch, s.k, s.output_channels, kernel.nr, is_float, right.zero_point, mk.weight_prescale)
+    lhs_zero_point = left.zero_point + 128 * (not mk.lhs_is_signed)
+    return PackRhsBytes(s.batch, s.k, s.output_channels, kernel.nr, mk.kr, right.zero_point, lhs_zero_point)
 
 
 def _transpose(tensor: Tensor, number: int, target: Target) -> Intermediate:
@@ -408,7 +454,7 @@ def _transpose(tensor: Tensor, number: int, target: Target) -> Intermediate:
 # -- micro-kernels and weights -----------------------------------------------------------------------------------------
 
 
-def _estimate_ns(shape: ConvShape, macs_per_ns: int, weight_bytes: int) -> int:
+def estimate_ns(shape: ConvShape, macs_per_ns: int, weight_bytes: int) -> int:
     """Return an estimate of a GEMM's time on one thread: of its arithmetic, or of reading its weights from a cache."""
     return max(shape.macs // macs_per_ns, shape.k * shape.output_channels * weight_bytes // _WEIGHT_BYTES_PER_NS)
 
@@ -426,7 +472,7 @@ def _lower_gemm(op: WeightedOp) -> KernelLaunch | None:
 def _float_launch(kernel: GemmKernel, weights: Weights, bias: Array) -> KernelLaunch:
     biases = np.asarray(bias, np.float32)[kernel.packed_channel_map % len(bias)]
     constants = (lambda: kernel.pack(weights()), biases.tobytes(), kernel.params())
-    return KernelLaunch(kernel, constants, _estimate_ns(kernel.shape, 16, 4))
+    return KernelLaunch(kernel, constants, estimate_ns(kernel.shape, 16, 4))
 
 
 def _s16_launch(op: WeightedOp) -> KernelLaunch | None:
@@ -438,7 +484,7 @@ def _s16_launch(op: WeightedOp) -> KernelLaunch | None:
     kernel = replace(kernel, micro_kernel=DotS16x2(op.is_signed, epilogue.requantization))
     prescale = np.int16(kernel.micro_kernel.weight_prescale)
     constants = (lambda: kernel.pack(op.weights() * prescale), epilogue.constant(op.target), kernel.params())
-    return KernelLaunch(kernel, constants, _estimate_ns(op.conv_shape, 32, 2))
+    return KernelLaunch(kernel, constants, estimate_ns(op.conv_shape, 32, 2))
 
 
 def _s8_launch(op: WeightedOp) -> KernelLaunch | None:
@@ -455,7 +501,7 @@ def _s8_launch(op: WeightedOp) -> KernelLaunch | None:
         return None
 
     micro_kernel = partial(s8_micro_kernel, target, shape, op.is_signed, weight_zero_point != 0)
-    candidate = plan_gemm(shape, micro_kernel(NO_REQUANTIZATION), target) if target.has_dot4 else _best_acc16_kernel(op)
+    candidate = plan_gemm(shape, micro_kernel(NO_REQUANTIZATION), target) if target.has_dot4 else best_acc16_kernel(op)
     if candidate is None:
         return None
     epilogue = choose_epilogue(op, candidate.packed_channel_map, shape.k, op.weight_rows, can_prescale=False)
@@ -470,10 +516,10 @@ def _s8_launch(op: WeightedOp) -> KernelLaunch | None:
         return with_folded_zero_point(op, epilogue, weight_sums, requantizing.lhs_is_signed)
 
     constants = (lambda: kernel.pack(op.weights() - np.int16(weight_zero_point)), corrected_epilogue, kernel.params())
-    return KernelLaunch(kernel, constants, _estimate_ns(shape, 128, 1))
+    return KernelLaunch(kernel, constants, estimate_ns(shape, 128, 1))
 
 
-def _best_acc16_kernel(op: WeightedOp) -> GemmKernel | None:
+def best_acc16_kernel(op: WeightedOp) -> GemmKernel | None:
     """Return the fastest acc16 GEMM, or None if the target has none or dot2 is faster.
 
     The wider a panel, the more groups are listed several times because of one of its channels.
@@ -492,23 +538,62 @@ def _best_acc16_kernel(op: WeightedOp) -> GemmKernel | None:
     return best if cycles < estimate_cycles(dot2_kernel, weights) else None
 
 
-def _matmul_epilogue(left: Tensor, right: Tensor, output: Tensor, k: int, channels: int) -> Epilogue | None:
+def _matmul_epilogue(
+    left: Tensor, right: Tensor, output: Tensor, k: int, channels: int, can_prescale: bool
+) -> Epilogue | None:
     """Return the epilogue of a quantized BATCH_MATMUL, or None if an accumulator may overflow int32."""
     real = float(np.float32(left.scale) * np.float32(right.scale)) / float(np.float32(output.scale))
     multipliers = OutputMultipliers.of([real]).of_channels(np.zeros(channels, np.intp))
     no_bias, max_abs_acc = ints(np.zeros(channels)), ints(np.full(channels, k * _MAX_PRODUCT_S8))
-    found = FixedPointMultiplier.of(multipliers, no_bias, max_abs_acc)
+    found = FixedPointMultiplier.of(multipliers, no_bias, max_abs_acc, can_prescale)
     if found is None:
         return None
-    quant = OutputQuantParams(output.zero_point, *dtype_range(output), left.zero_point)
+    quant = OutputQuantParams(output.zero_point, *dtype_range(output), left.zero_point, -right.zero_point)
     return Epilogue(Requantization(found), requant_constants(multipliers), no_bias, quant)
+
+
+# -- float16 -----------------------------------------------------------------------------------------------------------
+
+
+def _or_float16(rule: Callable[..., KernelLaunch | None]) -> LoweringRule:
+    """Return a rule for a product, also of float16: in float32, with results that are rounded once."""
+
+    def lower(
+        input: Tensor, *weights: Tensor, output: Tensor, target: Target, **attributes: Any
+    ) -> KernelLaunch | KernelSequence | None:
+        if output.dtype != _FLOAT16:
+            return rule(input, *weights, output=output, target=target, **attributes)
+        if not target.has_half:
+            return None
+        wide, *others, result = (_in_float32(tensor) for tensor in (input, *weights, output))
+        product = rule(wide, *others, output=result, target=target, **attributes)
+        if product is None:
+            return None
+        intermediates = (
+            Intermediate(_cast("f2", "f4", input, target), (0,), _FLOAT32, input.shape),
+            Intermediate(product, (1,), _FLOAT32, output.shape),
+        )
+        return KernelSequence(intermediates, _cast("f4", "f2", output, target), (2,))
+
+    return lower
+
+
+def _in_float32(tensor: Tensor) -> Tensor:
+    value = None if tensor.value is None else tensor.array.astype(_FLOAT32)
+    return replaced(tensor, dtype=_FLOAT32, value=value)
+
+
+def _cast(input_type: str, output_type: str, tensor: Tensor, target: Target) -> KernelLaunch:
+    """Return the launch that converts an array of the tensor's shape."""
+    kernel = plan_elementwise(Cast(input_type, output_type), tensor.shape, [tensor.shape], target)
+    return KernelLaunch(kernel, (), math.prod(tensor.shape) // 4)
 
 
 _CONV_MATMUL_RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.BATCH_MATMUL: batch_matmul,
-    OperationType.CONV_2D: convolution,
-    OperationType.FULLY_CONNECTED: fully_connected,
-    OperationType.GROUPED_CONV_2D: grouped,
+    OperationType.CONV_2D: _or_float16(convolution),
+    OperationType.FULLY_CONNECTED: _or_float16(fully_connected),
+    OperationType.GROUPED_CONV_2D: _or_float16(grouped),
     OperationType.TRANSPOSE_CONV_2D: transposed,
 }
 
@@ -572,6 +657,6 @@ def _depthwise_launch(op: WeightedOp, planned: DwConvInt8Kernel, taps_shape: Sha
     return KernelLaunch(kernel, constants, kernel.macs // 32)
 
 
-_DEPTHWISE_RULES: Mapping[OperationType, LoweringRule] = {OperationType.DEPTHWISE_CONV_2D: depthwise}
+_DEPTHWISE_RULES: Mapping[OperationType, LoweringRule] = {OperationType.DEPTHWISE_CONV_2D: _or_float16(depthwise)}
 
 RULES: Mapping[OperationType, LoweringRule] = {**_CONV_MATMUL_RULES, **_DEPTHWISE_RULES}

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.kernels.recurrent import (
     CellKernel,
     GateGemv,
@@ -34,7 +34,7 @@ from nnfmq.operations.declaration import Array, Shape, Tensor
 from nnfmq.operations.lstm import AUX, NO_GATES, Gates, LstmTensors, one_cell, two_cells
 from nnfmq.operations.recurrent_sequences import time_major_shape
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "stacked_gates"]
 
 _FLOAT = np.dtype("<f4")
 _INPUT, _HIDDEN, _STATE = range(3)  # numbers of the DATA inputs
@@ -105,13 +105,13 @@ def _lstm_weights(
     tensors: LstmTensors[Tensor], activation: int, cell_clip: float, projection_clip: float
 ) -> _CellWeights:
     norms, peepholes, aux = (
-        None if gates == NO_GATES else _stack(gates, tensors.gates)
+        None if gates == NO_GATES else stacked_gates(gates, tensors.gates)
         for gates in (tensors.norm, tensors.peephole, tensors.aux)
     )
     is_cifg = len(tensors.gates) == 3
     cell = LstmCellUpdate(is_cifg, peepholes is not None, norms is not None, activation, cell_clip)
     inputs, recurrent, biases = (
-        _stack(gates, tensors.gates) for gates in (tensors.input, tensors.recurrent, tensors.bias)
+        stacked_gates(gates, tensors.gates) for gates in (tensors.input, tensors.recurrent, tensors.bias)
     )
     projection = None
     if tensors.projection is not None:
@@ -121,7 +121,7 @@ def _lstm_weights(
     return _CellWeights(cell, inputs, recurrent, biases, norms, peepholes, projection, aux)
 
 
-def _stack(tensors: Gates[Tensor], gates: Sequence[int]) -> Array:
+def stacked_gates(tensors: Gates[Tensor], gates: Sequence[int]) -> Array:
     """Return the tensors of `gates` as one array; a gate without a tensor gets 0."""
     like = next(tensor for tensor in tensors if tensor is not None)
     values = (tensors[gate] for gate in gates)
@@ -397,7 +397,7 @@ def _svdf(
     batch, (filters, memory_size) = input.shape[0], weights_time.shape
     units = filters // rank
     features = gemm_of_rows(batch, weights_feature.array, np.zeros(filters, np.float32), target)
-    kernel = plan_svdf(batch, units, rank, memory_size, activation, target)
+    kernel = plan_svdf(batch, units, rank, memory_size, activation)
     biases = np.zeros(units, np.float32) if bias is None else bias.array
     intermediate = Intermediate(features, (_INPUT,), _FLOAT, (batch, filters))
     constants = (weights_time.array.tobytes(), biases.tobytes())

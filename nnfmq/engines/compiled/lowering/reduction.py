@@ -20,6 +20,7 @@ from nnfmq.engines.compiled.kernels.normalization import (
     plan_quantized_softmax,
 )
 from nnfmq.engines.compiled.kernels.reduction import (
+    PARTIAL_RESULTS,
     FloatMeanReducer,
     FloatMinMaxReducer,
     FloatRmsReducer,
@@ -140,7 +141,8 @@ def _arg_min_max(is_max: bool, input: Tensor, *, output: Tensor, target: Target,
     element_type = letters.get(input.dtype)
     if element_type is None:
         return None
-    axis_loop = plan_axis_loop(input.shape, normalize_axis(axis, len(input.shape)), 2 * target.lanes)
+    lanes = 2 * target.lanes
+    axis_loop = plan_axis_loop(input.shape, normalize_axis(axis, len(input.shape)), lanes, lanes)
     return KernelLaunch(ArgMinMax(axis_loop, element_type, is_max), (), math.prod(input.shape) // 4)
 
 
@@ -148,12 +150,12 @@ def _l2_normalization(input: Tensor, *, output: Tensor, target: Target, axis: in
     """Lower L2_NORMALIZATION."""
     axis, estimated_ns = normalize_axis(axis, len(input.shape)), math.prod(input.shape) // 2
     if input.dtype == _FLOAT:
-        return KernelLaunch(FloatL2Norm(plan_axis_loop(input.shape, axis, 2 * target.lanes)), (), estimated_ns)
+        axis_loop = plan_axis_loop(input.shape, axis, 2 * target.lanes, PARTIAL_RESULTS)
+        return KernelLaunch(FloatL2Norm(axis_loop), (), estimated_ns)
     if input.dtype not in _QUANTIZED or input.shape[axis] > MAX_QUANTIZED_L2_NORM_SIZE:
         return None
     # Each slice has its own multiplier, so lanes must not be slices.
-    is_last = math.prod(input.shape[axis + 1 :]) == 1
-    axis_loop = plan_axis_loop(input.shape, axis, 2 * target.lanes if is_last else 1)
+    axis_loop = plan_axis_loop(input.shape, axis, 1, 2 * target.lanes)
     return KernelLaunch(QuantizedL2Norm(axis_loop, input.dtype.kind == "i", input.zero_point), (), estimated_ns)
 
 
@@ -177,7 +179,7 @@ def _float_softmax(
     axis = normalize_axis(axis, len(input.shape))
     if input.dtype != _FLOAT or input.shape[axis] > MAX_FLOAT_SOFTMAX_SIZE:
         return None
-    axis_loop = plan_axis_loop(input.shape, axis, target.lanes)
+    axis_loop = plan_axis_loop(input.shape, axis, target.lanes, PARTIAL_RESULTS)
     return KernelLaunch(FloatSoftmax(axis_loop, float(np.float32(beta)), is_log), (), math.prod(input.shape))
 
 

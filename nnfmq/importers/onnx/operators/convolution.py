@@ -177,10 +177,13 @@ def convolve(
     filter: Callable[[tuple[int, ...], tuple[int, ...]], int],
     bias: int,
     quantization: tuple[float, int] | None = None,
+    operation: Op = Op.CONV_2D,
+    more: Sequence[int] = (),
 ) -> None:
     """Convert a convolution. `filter` returns the weights as an operand, given their shape and a permutation of it.
 
-    `quantization`: scale and zero point of the result of a quantized convolution.
+    `quantization`: scale and zero point of the result of a quantized convolution. `operation` computes a convolution
+    without groups, and has the operands `more` after those of CONV_2D.
     """
     image, rank = image_of(node, node.operand(0))
     weights, groups = node.value(1), node.attribute("group", 1)
@@ -197,8 +200,7 @@ def convolve(
     weights_operand = filter(filter_shape(weights.shape, rank), (1, 2, 3, 0) if is_depthwise else (0, 2, 3, 1))
     arguments = [image, weights_operand, bias, *window.hal_arguments(node)]
     vertical, horizontal = window.dilations
-    tail = [node.builder.int32(0), node.builder.boolean(True), *map(node.builder.int32, (horizontal, vertical))]
-    operation = Op.CONV_2D
+    tail = [node.builder.int32(0), node.builder.boolean(True), *map(node.builder.int32, (horizontal, vertical)), *more]
     if is_depthwise:
         operation, tail = Op.DEPTHWISE_CONV_2D, [node.builder.int32(weights.shape[0] // groups), *tail]
     elif groups > 1 and window.dilations != (1, 1):

@@ -26,6 +26,7 @@ from nnfmq.importers.onnx.operators.composition import Composition
 from nnfmq.importers.onnx.operators.movement import axis_of, broadcast_to
 from nnfmq.importers.onnx.operators.skip_normalization import embeddings
 from nnfmq.importers.onnx.values import Node, QuantizedForm, Value
+from nnfmq.operations.tflite_extension.blockwise import BLOCK_BITS, MAX_ROUNDED_BLOCK, MIN_BLOCK, unpack_bits
 
 __all__ = ["CONVERTERS", "QUANTIZED_TYPES", "dequantized", "integer_form", "limited", "quantized"]
 
@@ -500,45 +501,104 @@ _QUANTIZATION_CONVERTERS: dict[str, Callable[[Node], None]] = {
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Constants of 2, 4 or 8 bits with a scale for each block, which become floats: MatMulNBits, GatherBlockQuantized.
+# Constants of 2, 4 or 8 bits with a scale for each block: MatMulNBits, whose weights stay so, and GatherBlockQuantized.
 #
 # Also the tables of QEmbedLayerNormalization, each of which has one scale.
 
 
-_BITS = (2, 4, 8)
+_BITS = BLOCK_BITS
+_ROUNDS_INPUT = 4  # the value of accuracy_level that permits to round the input to 8 bits
 _TABLES = range(2, 7)  # positions of inputs of QEmbedLayerNormalization
 _TO_SCALE, _TO_ZERO_POINT = 6, 11
 
 
-def _element_count(node: Node) -> None:
+def _blockwise_matmul(node: Node) -> None:
     """Convert A · Bᵀ, whose rows B has in blocks of `block_size` numbers."""
     bits, block = _bits(node, 4), node.attribute("block_size", 0)
     columns, rows = node.attribute("K", 0), node.attribute("N", 0)
-    node.attribute("accuracy_level", 0)  # permits to round A to 8 bits, too
+    rounds_input = node.attribute("accuracy_level", 0) == _ROUNDS_INPUT
     node.attribute("weight_prepacked", 0)
     packed = node.constant(1, "matrix")
     blocks = -(-columns // block) if block > 0 else 0
     if columns < 1 or rows < 1 or packed.size * (8 // bits) != rows * blocks * block:
         raise InvalidArgument(f"{packed.size} bytes do not have {rows} × {columns} numbers in blocks of {block}")
+    matrix = _Blocks(packed.reshape(rows, blocks, -1), bits, node.constant(2, "scales").reshape(rows, blocks))
+    if node.given(4) or block < MIN_BLOCK or block & (block - 1):
+        return _product_of_floats(node, matrix, columns)
+    return _product_of_blocks(node, matrix, columns, rounds_input)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Packed numbers (rows, blocks, bytes of a block) and the scale of each block."""
+
+    packed: Array
+    bits: int
+    scales: Array
+
+
+def _product_of_blocks(node: Node, matrix: _Blocks, columns: int, rounds_input: bool) -> None:
+    """Convert the product to BLOCKWISE_MATMUL, which computes with float32.
+
+    The input is rounded where ONNX Runtime's kernels of x86 do so.
+    """
+    x, kind, shape = node.operand(0), node.builder[node.operand(0)].type, node.value(0).shape
+    if kind not in _FLOATS or not shape or shape[-1] != columns:
+        raise InvalidArgument(f"an input of {kind.name} and the shape {shape} for a matrix of {columns} columns")
+    if node.given(3):
+        given = _zero_points(node, matrix)
+        zeros = _bytes(node, given) if given.dtype == np.uint8 else node.add_constant(given.astype(np.float32))
+    else:
+        zeros = node.builder.omitted(OperandType.TENSOR_QUANT8_ASYMM)
+    addend = node.value(5) if node.given(5) else None
+    if addend is not None and addend.array is not None:
+        bias = node.add_constant(addend.array.astype(np.float32).reshape(-1))
+    else:
+        bias = node.builder.omitted(OperandType.TENSOR_FLOAT32)
+    weights, scales = _bytes(node, matrix.packed), node.add_constant(matrix.scales.astype(np.float32))
+    is_rounded = rounds_input and matrix.bits > 2 and matrix.packed.shape[2] * 8 <= MAX_ROUNDED_BLOCK * matrix.bits
+    is_rounded = is_rounded and node.builder[zeros].type == OperandType.TENSOR_QUANT8_ASYMM
+    numbers = node.builder.int32(matrix.bits), node.builder.boolean(is_rounded)
+    x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32) if kind == OperandType.TENSOR_FLOAT16 else x
+    code = operation_code(TfliteOperation.BLOCKWISE_MATMUL)
+    found = node.emit(code, [x, weights, scales, zeros, bias, *numbers])
+    found = node.emit(Op.CAST, [found], kind) if kind == OperandType.TENSOR_FLOAT16 else found
+    node.result(found, (*shape[:-1], len(matrix.packed)))
+    if addend is not None and addend.array is None:
+        node.results[0] = Composition(node)("Add", node.results[0], addend)
+
+
+def _bytes(node: Node, array: Array) -> int:
+    """Add a constant of bytes."""
+    node.builder.reserve(array.nbytes)
+    location = node.builder.stored(np.ascontiguousarray(array).tobytes())
+    kind = OperandType.TENSOR_QUANT8_ASYMM
+    return node.builder.operand(Operand(kind, array.shape, 1.0, 0, LifeTime.CONSTANT_COPY, location))
+
+
+def _product_of_floats(node: Node, matrix: _Blocks, columns: int) -> None:
+    """Convert the product with a matrix that becomes floats, with the block of each column in an input."""
+    rows, blocks, size = matrix.packed.shape
     node.builder.reserve(4 * rows * columns)  # before the matrix exists
-    steps = _unpacked(packed.reshape(rows, -1), bits)[:, :columns]
-    scales = node.constant(2, "scales").reshape(rows, blocks)
-    zeros = _zero_points(node, bits, (rows, blocks))
-    of_column = node.constant(4, "g_idx") if node.given(4) else np.arange(columns) // block
-    matrix = (steps.astype(np.float32) - zeros[:, of_column]) * scales[:, of_column]
+    steps = unpack_bits(matrix.packed.reshape(rows, -1), matrix.bits)[:, :columns]
+    zeros: Array = np.full((rows, blocks), 1 << (matrix.bits - 1), np.float32)
+    if node.given(3):
+        zeros = _zero_points(node, matrix).astype(np.float32)
+    of_column = np.arange(columns) // (size * 8 // matrix.bits)
+    if node.given(4):
+        of_column = node.constant(4, "g_idx")
+    numbers = (steps.astype(np.float32) - zeros[:, of_column]) * matrix.scales[:, of_column]
     compose = Composition(node)
-    found = compose("MatMul", node.value(0), Value.of(matrix.T.astype(scales.dtype)))
+    found = compose("MatMul", node.value(0), Value.of(numbers.T.astype(matrix.scales.dtype)))
     node.results[0] = compose("Add", found, node.value(5)) if node.given(5) else found
 
 
-def _zero_points(node: Node, bits: int, shape: tuple[int, int]) -> Array:
-    """Return the zero point of each block of each row; they are packed, or floats, or all in the middle."""
-    if not node.given(3):
-        return np.full(shape, 1 << (bits - 1), np.float32)
-    given = node.constant(3, "zero points")
+def _zero_points(node: Node, matrix: _Blocks) -> Array:
+    """Return the zero point of each block of each row, which are packed bytes or floats."""
+    given, (rows, blocks) = node.constant(3, "zero points"), matrix.scales.shape
     if given.dtype != np.uint8:
-        return given.reshape(shape).astype(np.float32)
-    return _unpacked(given.reshape(shape[0], -1), bits)[:, : shape[1]].astype(np.float32)
+        return given.reshape(rows, blocks)
+    return unpack_bits(given.reshape(rows, -1), matrix.bits)[:, :blocks]
 
 
 def _bits(node: Node, default: int) -> int:
@@ -546,12 +606,6 @@ def _bits(node: Node, default: int) -> int:
     if bits not in _BITS:
         raise InvalidArgument(f"numbers of {bits} bits are not supported; those of {_BITS} are")
     return bits
-
-
-def _unpacked(packed: Array, bits: int) -> Array:
-    """Return the numbers along the last axis of bytes, of which the lowest bits come first."""
-    parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-    return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 def _gather(node: Node) -> None:
@@ -567,8 +621,8 @@ def _gather(node: Node) -> None:
     zeros: Array = np.full(scales.shape, 1 << (bits - 1) if table.dtype == np.uint8 else 0, np.float32)
     if node.given(3):
         zeros = node.constant(3, "zero points")
-        zeros = _unpacked(zeros, bits)[..., : scales.shape[-1]] if is_packed else zeros
-    steps = _unpacked(table, bits) if is_packed else table
+        zeros = unpack_bits(zeros, bits)[..., : scales.shape[-1]] if is_packed else zeros
+    steps = unpack_bits(table, bits) if is_packed else table
     factors, offsets = (np.repeat(each, min(block, extents[axis]), axis)[_limited(extents)] for each in (scales, zeros))
     numbers = (steps.astype(np.float32) - offsets.astype(np.float32)) * factors
     found = Value.of(numbers.astype(scales.dtype))
@@ -594,7 +648,7 @@ def _embeddings(node: Node) -> None:
 _MICROSOFT = "com.microsoft."
 _BLOCKWISE_CONVERTERS: dict[str, Callable[[Node], None]] = {
     f"{_MICROSOFT}GatherBlockQuantized": _gather,
-    f"{_MICROSOFT}MatMulNBits": _element_count,
+    f"{_MICROSOFT}MatMulNBits": _blockwise_matmul,
     f"{_MICROSOFT}QEmbedLayerNormalization": _embeddings,
 }
 

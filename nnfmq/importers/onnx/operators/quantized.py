@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TfliteOperation, operation_code
+from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
+from nnfmq.importers.onnx.dynamic_products import DYNAMIC_CONV, ByteWeights
+from nnfmq.importers.onnx.operators import convolution
 from nnfmq.importers.onnx.operators.attention import self_attention
 from nnfmq.importers.onnx.operators.composition import Composition, applied, number
 from nnfmq.importers.onnx.operators.movement import axis_of, common_shape
@@ -227,22 +229,36 @@ def without_zero_point(node: Node, position: int, zero_position: int) -> Value:
     """Return integers as floats, less their zero point, which may be missing."""
     value = node.value(position)
     zero_point = node.value(zero_position) if node.given(zero_position) else None
-    if not position and zero_point is not None and zero_point.size != 1:
-        raise InvalidArgument(f"{zero_point.size} zero points of the first input are not supported: one is")
+    if zero_point is not None and zero_point.size != 1:
+        zero_point = _aligned(node, position, zero_point)
     if value.array is not None:
         zeros: Any = 0
         if zero_point is not None:
-            zeros = node.constant(zero_position, "zero point").astype(np.int32)
-            if position and zeros.size > 1 and node.operator == "ConvInteger":
-                zeros = zeros.reshape(-1, *[1] * (value.array.ndim - 1))
+            zeros = node.constant(zero_position, "zero point").astype(np.int32).reshape(zero_point.shape)
         return Value.of((value.array.astype(np.int32) - zeros).astype(np.float32))
     value = _as_integral_float(node, value)
     if zero_point is None:
         return value
-    zero_point = _as_integral_float(node, zero_point)
-    if position and zero_point.size > 1 and node.operator == "ConvInteger":  # one for each output channel
-        zero_point = Composition(node).reshape(zero_point, zero_point.size, *[1] * (len(value.shape) - 1))
-    return applied(node, "Sub", [value, zero_point], {})
+    return applied(node, "Sub", [value, _as_integral_float(node, zero_point)], {})
+
+
+def _aligned(node: Node, position: int, zero_point: Value) -> Value:
+    """Return several zero points in a shape that is broadcast to the input: of rows of the first, or channels."""
+    shape = node.value(position).shape
+    if not position:
+        of_rows = (*shape[:-1], 1)
+        if node.operator != "MatMulInteger" or zero_point.shape not in (shape[-2:-1], of_rows):
+            raise InvalidArgument(f"{zero_point.size} zero points of the first input are not supported: one is")
+        return zero_point if zero_point.shape == of_rows else _reshaped(node, zero_point, *shape[-2:-1], 1)
+    if node.operator == "ConvInteger":
+        return _reshaped(node, zero_point, zero_point.size, *[1] * (len(shape) - 1))
+    return zero_point
+
+
+def _reshaped(node: Node, value: Value, *shape: int) -> Value:
+    if value.array is not None:
+        return Value.of(value.array.reshape(shape))
+    return Composition(node).reshape(_as_integral_float(node, value), *shape)
 
 
 def _as_integral_float(node: Node, value: Value) -> Value:
@@ -293,9 +309,54 @@ def _product(node: Node) -> None:
 
 def _product_of_floats(node: Node) -> None:
     """Convert a product whose first factor is quantized when the model runs."""
+    filter = _byte_weights(node, 1)
+    if filter is not None and (not node.given(4) or _is_row(node.value(4), filter)):
+        _product_of_bytes(node, filter)
+        return
     steps, scale, zero_point = dynamically_quantized(node, node.value(0))
     factors = [Composition(node)("Sub", steps, zero_point), without_zero_point(node, 1, 3)]
     node.results[0] = _scaled(node, factors, [scale, node.value(2)], 4)
+
+
+def _byte_weights(node: Node, channel_axis: int) -> ByteWeights | None:
+    """Return the weights of a product, which are input 1, their scale and their zero point; None for others."""
+    zeros = node.value(3).array if node.given(3) else None
+    if node.given(3) and zeros is None:
+        return None
+    return ByteWeights.of(node.value(1).array, node.value(2).array, zeros, channel_axis)
+
+
+def _product_of_bytes(node: Node, filter: ByteWeights) -> None:
+    """Convert a product with a constant matrix, whose elements stay bytes."""
+    shape, (length, count) = node.value(0).shape, filter.array.shape
+    if not shape or shape[-1] != length:
+        raise InvalidArgument(f"a matrix of shape {filter.array.shape} and an input of shape {shape}")
+    rows = node.reshaped(node.operand(0), (math.prod(shape[:-1]), length))
+    weights = filter.operand(node.builder, filter.array.T)
+    bias = node.constant(4, "bias") if node.given(4) else np.zeros(count, np.float32)
+    operands = [rows, weights, node.add_constant(bias.reshape(-1)), node.builder.int32(0)]
+    found = node.emit(extended_code(Op.FULLY_CONNECTED, Scheme.DYNAMIC), operands)
+    node.result(found, (*shape[:-1], count), np.dtype(np.float32))
+    return
+
+
+def _is_row(bias: Value, filter: ByteWeights) -> bool:
+    return bias.array is not None and bias.shape == filter.array.shape[1:] and bias.dtype == np.float32
+
+
+def _dynamic_conv(node: Node) -> None:
+    """Convert ConvInteger of a quantized image, whose sums have a rounded bias, with their factor."""
+    filter, count = _byte_weights(node, 0), node.value(1).shape[0]
+    bias = node.constant(4, "bias") if node.given(4) else np.zeros(count, np.float32)
+    if filter is None or node.attribute("group", 1) != 1 or bias.size != count:
+        raise InvalidArgument("its weights, their groups or its bias are not supported")
+
+    def operand(shape: tuple[int, ...], permutation: tuple[int, ...]) -> int:
+        return filter.operand(node.builder, filter.array.reshape(shape).transpose(permutation))
+
+    rounds_bias = node.builder.boolean(node.given(4))
+    code = extended_code(Op.CONV_2D, Scheme.DYNAMIC)
+    convolution.convolve(node, operand, node.add_constant(bias.reshape(-1)), operation=code, more=[rounds_bias])
 
 
 def _attention(node: Node) -> None:
@@ -322,4 +383,8 @@ _INTEGER_PRODUCTS_CONVERTERS: dict[str, Callable[[Node], None]] = {
     f"{_MICROSOFT}QAttention": _attention,
 }
 
-CONVERTERS: dict[str, Callable[[Node], None]] = {**_QUANTIZED_CONVERTERS, **_INTEGER_PRODUCTS_CONVERTERS}
+CONVERTERS: dict[str, Callable[[Node], None]] = {
+    **_QUANTIZED_CONVERTERS,
+    **_INTEGER_PRODUCTS_CONVERTERS,
+    DYNAMIC_CONV: _dynamic_conv,
+}

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import Scheme, extended_code
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.importers.onnx.dynamic_products import ByteWeights
 from nnfmq.importers.onnx.values import Node, Value
 
 __all__ = [
@@ -117,21 +118,21 @@ def _one_direction(node: Node, place: int, is_reversed: bool) -> tuple[int, ...]
     kind = node.builder[x].type
     omitted = node.builder.omitted(kind)
     weights, recurrent = (node.constant(position, "weights")[place] for position in (1, 2))
-    size = recurrent.shape[1]
-    biases = _biases(node, place, 4 * size, weights.dtype)
+    size, dtype = recurrent.shape[1], np.dtype(np.float32) if weights.dtype.kind in "iu" else weights.dtype
+    biases = _biases(node, place, 4 * size, dtype)
     peepholes = [omitted] * 3
     if node.given(_PEEPHOLE):
         rows = node.constant(_PEEPHOLE, "peepholes")[place].reshape(3, size)
         peepholes = [node.add_constant(rows[row]) for row in _PEEPHOLES]
     arguments = [
         x,
-        *_gates(node, weights, size),
-        *_gates(node, recurrent, size),
+        *_weight_gates(node, 1, place, size),
+        *_weight_gates(node, 2, place, size),
         *peepholes,
         *_gates(node, biases, size),
         omitted,
         omitted,
-        *(initial_state(node, position, place, size, weights.dtype) for position in (_HIDDEN, _CELL)),
+        *(initial_state(node, position, place, size, dtype) for position in (_HIDDEN, _CELL)),
         node.builder.int32(_TANH),
         *(node.builder.float_scalar(kind, 0.0) for _ in range(2)),
         node.builder.boolean(True),
@@ -146,6 +147,23 @@ def _operation(node: Node) -> Op:
     if node.operator == _DYNAMIC:
         return extended_code(Op.UNIDIRECTIONAL_SEQUENCE_LSTM, Scheme.DYNAMIC)
     return Op.UNIDIRECTIONAL_SEQUENCE_LSTM
+
+
+def _weight_gates(node: Node, position: int, place: int, size: int) -> list[int]:
+    """Return the four parts of a direction's weights; bytes have the scales and zero points of DynamicQuantizeLSTM."""
+    stacked = node.constant(position, "weights")[place]
+    if stacked.dtype.kind == "f":
+        return _gates(node, stacked, size)
+    found = _bytes(node, position, place, stacked)
+    assert found is not None, "`_quantized_lstm` has made floats of others"
+    return [found.part(gate * size, (gate + 1) * size).operand(node.builder) for gate in _GATES]
+
+
+def _bytes(node: Node, position: int, place: int, stacked: Array) -> ByteWeights | None:
+    """Return a direction's weights (channels, elements); None if no operand has such ones as bytes."""
+    first = _QUANTIZATION + 2 * (position - 1)
+    scale, zero_point = (node.constant(number, "quantization")[place] for number in (first, first + 1))
+    return ByteWeights.of(stacked, np.asarray(scale), np.asarray(zero_point), 0)
 
 
 def _gates(node: Node, stacked: Array, size: int) -> list[int]:
@@ -178,15 +196,26 @@ def initial_state(node: Node, position: int, place: int, size: int, dtype: np.dt
 
 
 def _quantized_lstm(node: Node) -> None:
-    """Convert DynamicQuantizeLSTM with the values of its weights; the operation quantizes inputs and hidden states."""
-    weights = []
-    for position, parameters in ((1, _QUANTIZATION), (2, _QUANTIZATION + 2)):
-        scale, zero_point = (node.constant(place, "quantization") for place in (parameters, parameters + 1))
-        stored = node.constant(position, "weights")
-        along = (len(stored), 1, -1) if scale.size > len(stored) else (-1, 1, 1)
-        real = (stored.astype(np.float32) - zero_point.astype(np.float32).reshape(along)) * scale.reshape(along)
-        weights.append(Value.of(np.ascontiguousarray(real.transpose(0, 2, 1))))
-    _lstm(replace(node, inputs=[node.inputs[0], *weights, *node.inputs[3:_QUANTIZATION]]))
+    """Convert DynamicQuantizeLSTM with its weights as bytes; the operation quantizes inputs and hidden states."""
+    stored = [np.ascontiguousarray(node.constant(place, "weights").transpose(0, 2, 1)) for place in (1, 2)]
+    places = [(n, place) for n in (0, 1) for place in range(min(map(len, stored)))]
+    found = [_bytes(node, 1 + n, place, stored[n][place]) for n, place in places]
+    kinds = {None if each is None else each.kind for each in found}
+    weights = (
+        stored
+        if len(kinds) == 1 and None not in kinds
+        else [_real(node, 1 + n, array) for n, array in enumerate(stored)]
+    )
+    _lstm(replace(node, inputs=[node.inputs[0], *map(Value.of, weights), *node.inputs[3:]]))
+
+
+def _real(node: Node, position: int, stored: Array) -> Array:
+    """Return weights (directions, channels, elements) as floats."""
+    first = _QUANTIZATION + 2 * (position - 1)
+    scale, zero_point = (node.constant(number, "quantization") for number in (first, first + 1))
+    along = (len(stored), -1, 1)
+    real: Array = (stored.astype(np.float32) - zero_point.astype(np.float32).reshape(along)) * scale.reshape(along)
+    return real
 
 
 _RECURRENT_CONVERTERS: dict[str, Callable[[Node], None]] = {

@@ -28,10 +28,11 @@ __all__ = [
     "PER_CHANNEL",
     "QUANTIZED_TYPES",
     "SIXTEEN_BITS",
-    "SIZES",
     "ConversionContext",
     "OpConverter",
     "State",
+    "computed_size",
+    "follows_from_data",
     "has_unknown_sizes",
     "live_operators",
 ]
@@ -364,7 +365,7 @@ def _to_float32(tensor: TfliteTensor, data: memoryview) -> bytes:
 # that the HAL does not have (SHAPE).
 
 
-SIZES = {
+_SIZES = {
     "BROADCAST_TO": 1,
     "FILL": 0,
     "RESHAPE": 1,
@@ -373,6 +374,7 @@ SIZES = {
     "TRANSPOSE_CONV": 0,
 }
 """The position of the input that only determines the output's shape."""
+_SIZED_BY_DATA = frozenset(("RANGE", "UNIQUE", "WHERE"))
 _WITH_EFFECT = frozenset(("ASSIGN_VARIABLE", "CALL_ONCE"))
 
 
@@ -393,7 +395,7 @@ def live_operators(file: TfliteFile, *, with_sizes: bool = False) -> list[Tflite
     Without `with_sizes` they do not depend on the inputs that only determine a shape, if the file states that shape.
     """
     wanted, found = set(file.outputs), []
-    for operator in reversed(list(file.operators())):
+    for operator in reversed(file.operators()):
         if operator.name in _WITH_EFFECT or not wanted.isdisjoint(operator.outputs):
             found.append(operator)
             wanted.update(operator.inputs if with_sizes else _read(file, operator))
@@ -402,11 +404,57 @@ def live_operators(file: TfliteFile, *, with_sizes: bool = False) -> list[Tflite
 
 def _read(file: TfliteFile, operator: TfliteOperator) -> list[int]:
     """Return the tensors that the rule of `operator` reads."""
-    size_position = SIZES.get(operator.name, -1)
-    if not 0 <= size_position < len(operator.inputs) or len(operator.outputs) != 1:
-        return list(operator.inputs)
-    is_stated = _has_stated_shape(file, operator.outputs[0])
-    return [index for position, index in enumerate(operator.inputs) if position != size_position or not is_stated]
+    size = computed_size(file, operator)
+    is_read = size is None or len(operator.outputs) != 1 or not _has_stated_shape(file, operator.outputs[0])
+    return [index for index in operator.inputs if is_read or index != size]
+
+
+def computed_size(file: TfliteFile, operator: TfliteOperator) -> int | None:
+    """Return the input that only determines the output's shape, if the file computes it from shapes and constants.
+
+    Then the shape that the file states is right. One that follows from the values of inputs may be any.
+    """
+    for index in operator.inputs[_size_slice(operator)]:
+        if index >= 0 and not _is_constant(file, index) and not follows_from_data(file, index):
+            return index
+    return None
+
+
+def _size_slice(operator: TfliteOperator) -> slice:
+    """Return where the input is that only determines the output's shape: of length 1 or 0."""
+    position = _SIZES.get(operator.name, len(operator.inputs))
+    return slice(position, position + 1)
+
+
+def follows_from_data(file: TfliteFile, index: int, *, only_shape: bool = False) -> bool:
+    """Return whether the elements of a tensor, or its shape, follow from the values of inputs or variables."""
+    if file.from_data is None:
+        file.from_data = _find_from_data(file)
+    return index in file.from_data[only_shape]
+
+
+def _find_from_data(file: TfliteFile) -> tuple[set[int], set[int]]:
+    """Return the tensors whose elements follow from data, and those whose shape does."""
+    elements, shapes, known = set[int](), set[int](), set[int]()
+    for operator in file.operators():
+        inputs = [index for index in operator.inputs if index >= 0]
+        elements.update(index for index in inputs if index not in known and not _is_constant(file, index))
+        known.update(operator.outputs)
+        is_computed = not inputs or not elements.isdisjoint(inputs)
+        is_resized = not shapes.isdisjoint(inputs)
+        sizes = inputs if operator.name in _SIZED_BY_DATA else operator.inputs[_size_slice(operator)]
+        if is_resized or not elements.isdisjoint(sizes):
+            shapes.update(operator.outputs)
+        if is_resized if operator.name in ("RANK", "SHAPE") else is_computed:
+            elements.update(operator.outputs)
+    return elements, shapes
+
+
+def _is_constant(file: TfliteFile, index: int) -> bool:
+    try:
+        return file.tensor(index).data is not None
+    except InvalidArgument:  # the conversion of the operator that reads the tensor reports it
+        return False
 
 
 def _has_stated_shape(file: TfliteFile, index: int) -> bool:

@@ -49,8 +49,8 @@ def _definition(context: ConversionContext, operator: TfliteOperator, operation_
 
 def _resize(operation_type: OperationType) -> Callable[[ConversionContext, TfliteOperator], None]:
     def convert(context: ConversionContext, operator: TfliteOperator) -> None:
-        options, y = operator.options, context.file.tensor(operator.outputs[0])
-        size = size_argument(context, operator.inputs[1], y.shape[1:3])
+        options = operator.options
+        size = size_argument(context, operator, 1, slice(1, 3))
         if len(size) != 2:
             raise InvalidArgument(f"a size of {len(size)} elements: height and width are needed")
         arguments = [context.value(operator.inputs[0]), *positive(context, width=size[1], height=size[0])]

@@ -15,7 +15,13 @@ from nnfmq.hal.extensions import TENSOR_INT64, TfliteOperation, operation_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import Operand, OperandType
 from nnfmq.importers.tflite.file import TfliteOperator, TfliteTensor
-from nnfmq.importers.tflite.operators.conversion import FLOAT_TYPES, INTEGERS, ConversionContext, OpConverter
+from nnfmq.importers.tflite.operators.conversion import (
+    FLOAT_TYPES,
+    INTEGERS,
+    ConversionContext,
+    OpConverter,
+    computed_size,
+)
 from nnfmq.importers.tflite.operators.options import (
     emit_reshape,
     no_activation,
@@ -77,7 +83,7 @@ def _reshape(context: ConversionContext, operator: TfliteOperator) -> None:
 def _new_shape(context: ConversionContext, operator: TfliteOperator) -> int:
     """Return the shape argument: the second input if that is a constant, else the option, else the output's own shape.
 
-    A shape that the model computes is that of the output in the file, as far as the file knows it.
+    A shape that follows from others is that of the output in the file, as far as the file knows it.
     """
     y = context.file.tensor(operator.outputs[0])
     if y.index in context.resized_shapes:
@@ -86,7 +92,7 @@ def _new_shape(context: ConversionContext, operator: TfliteOperator) -> int:
         shape = context.file.tensor(operator.inputs[1])
         if shape.type not in INTEGERS:
             raise InvalidArgument(f"{shape} is {shape.type.name}: a shape must be INT32 or INT64")
-        if shape.shape != (0,) and (shape.data is not None or not y.shape):
+        if shape.shape != (0,) and (computed_size(context.file, operator) is None or not y.shape):
             return context.value(shape.index)
     options = operator.options
     wanted = options.NewShapeAsNumpy().tolist() if options is not None and options.NewShapeLength() else []
@@ -146,14 +152,16 @@ def _pack(context: ConversionContext, operator: TfliteOperator) -> None:
 
 
 def _broadcast_to(context: ConversionContext, operator: TfliteOperator) -> None:
-    shape = tuple(size_argument(context, operator.inputs[1], context.file.tensor(operator.outputs[0]).shape))
+    shape = tuple(size_argument(context, operator, 1))
     repeated = broadcast(context, operator.inputs[0], shape)
     context.emit(OperationType.RESHAPE, operator, repeated, context.builder.int32_vector(shape))
 
 
 def _fill(context: ConversionContext, operator: TfliteOperator) -> None:
     declared = context.file.tensor(operator.outputs[0]).shape
-    is_computed = bool(declared) and context.file.tensor(operator.inputs[0]).data is None
+    is_computed = bool(declared) and computed_size(context.file, operator) is not None
+    if is_computed:
+        declared = tuple(size_argument(context, operator, 0))
     value = context.file.tensor(operator.inputs[1])
     is_known = is_computed or context.file.tensor(operator.inputs[0]).data is not None
     if is_known and (value.type == TENSOR_INT64 or value.data is None):

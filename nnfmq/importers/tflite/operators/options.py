@@ -15,7 +15,7 @@ from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, operati
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import FusedActivationFunc, LifeTime, Operand, OperandType, PaddingScheme
 from nnfmq.importers.tflite.file import TfliteOperator, TfliteTensor
-from nnfmq.importers.tflite.operators.conversion import INTEGERS, QUANTIZED_TYPES, ConversionContext
+from nnfmq.importers.tflite.operators.conversion import INTEGERS, QUANTIZED_TYPES, ConversionContext, computed_size
 
 __all__ = [
     "activation",
@@ -216,10 +216,21 @@ def emit_same_quantization(
     return emit_dequantized(context, operator, operation_type, dequantized(context, x.index), *rest, shape=shape)
 
 
-def size_argument(context: ConversionContext, index: int, declared: tuple[int, ...]) -> list[int]:
-    """Return a constant size argument; if the model computes it, the `declared` size of the output."""
-    is_computed = context.file.tensor(index).data is None
-    return list(declared) if is_computed and declared else context.ints(index)
+def size_argument(
+    context: ConversionContext, operator: TfliteOperator, position: int, axes: slice = slice(None)
+) -> list[int]:
+    """Return a constant size argument; if it follows from shapes, the size that the file states for the output's axes.
+
+    Raises:
+        InvalidArgument: If the file leaves that open, or the size follows from data.
+    """
+    (output,) = operator.outputs
+    declared = context.file.tensor(output).shape[axes]
+    if not declared or computed_size(context.file, operator) is None:
+        return context.ints(operator.inputs[position])
+    if -1 in context.file.signature(output)[axes]:
+        raise InvalidArgument("a size that the model computes is not supported if the file does not state the output's")
+    return list(declared)
 
 
 def emit_reshape(context: ConversionContext, operator: TfliteOperator, flat: int, shape: tuple[int, ...]) -> None:

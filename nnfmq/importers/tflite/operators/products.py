@@ -1,7 +1,8 @@
 """Operators with weights, and BATCH_MATMUL.
 
 A missing bias becomes zeros. A quantized operator's bias gets the scale that the HAL requires, input scale × filter
-scale. Quantized weights of a float input (TFLite quantizes the input dynamically) are dequantized.
+scale. TFLite quantizes a float input of quantized weights at each execution: FULLY_CONNECTED and CONV_2D of few images
+become operations of the extension, which do the same. Otherwise the weights are dequantized.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TENSOR_INT64
+from nnfmq.hal.extensions import MAX_DYNAMIC_PRODUCTS, TENSOR_INT64, Scheme, extended_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import DataLocation, LifeTime, Operand, OperandType, PaddingScheme
 from nnfmq.importers.tflite.file import TfliteOperator, TfliteTensor
@@ -44,6 +45,7 @@ __all__ = ["CONVERTERS"]
 
 _BIAS_TOLERANCE = 0.02  # of the output's scale: what TFLite itself accepts between bias scale and input × filter
 _SAME = 0  # TFLite's code of the padding
+_MAX_IMAGES = 16  # of a hybrid convolution, which has operations for each
 _QUANTIZED_TYPES = (*QUANTIZED_TYPES, PER_CHANNEL)
 _FILTER_TYPES = ((PER_CHANNEL,), (PER_CHANNEL, OperandType.TENSOR_QUANT8_ASYMM_SIGNED))  # of 8, of 16 bits
 
@@ -66,6 +68,18 @@ class _WeightedOp(Struct, frozen=True):
     @property
     def hybrid(self) -> bool:
         return self.x.type == OperandType.TENSOR_FLOAT32 and self.weights.type in _QUANTIZED_TYPES
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether an operation of the extension multiplies the quantized input by the weights as they are."""
+        return self.hybrid and _is_multiplied_as_bytes(self.weights, self.weights.shape[1:])
+
+
+def _is_multiplied_as_bytes(weights: TfliteTensor, products: Sequence[int]) -> bool:
+    """Return whether the extension has products by such weights; `products` multiply to those of a sum."""
+    quant, count = weights.channel_quant, math.prod(products)
+    is_symmetric = weights.type in _FILTER_TYPES[1] and (quant is None or quant.channel_dim == 0)
+    return is_symmetric and weights.zero_point == 0 and 0 < count <= MAX_DYNAMIC_PRODUCTS
 
 
 def _weighted_op(
@@ -147,8 +161,11 @@ def _bias_scale(op: _WeightedOp) -> float:
 
 def _conv_2d(context: ConversionContext, operator: TfliteOperator) -> None:
     op = _weighted_op(context, operator, 4)
-    groups = _groups(op)
-    arguments = _operands(context, operator, op, op.weights.shape[0], asymmetric=op.weights.channel_quant is not None)
+    groups, quant = _groups(op), op.weights.channel_quant
+    is_per_channel = quant is not None and len(set(quant.scales)) > 1  # LiteRT takes equal scales as one
+    if groups == 1 and op.keeps_bytes and len(op.x.shape) == 4 and 0 < op.x.shape[0] <= _MAX_IMAGES:
+        return _hybrid_conv_2d(context, operator, op, is_per_channel)
+    arguments = _operands(context, operator, op, op.weights.shape[0], asymmetric=is_per_channel)
     arguments += [padding(context, operator), *strides(context, operator)]
     dilated = dilation(context, operator)
     if groups == 1:
@@ -157,6 +174,30 @@ def _conv_2d(context: ConversionContext, operator: TfliteOperator) -> None:
         raise InvalidArgument("a grouped convolution with dilation is not supported: NNAPI's has none")
     rest = [context.builder.int32(groups), activation(context, operator), context.builder.boolean(False)]
     return context.emit(OperationType.GROUPED_CONV_2D, operator, *arguments, *rest)
+
+
+def _hybrid_conv_2d(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp, asymmetric: bool) -> None:
+    """Write convolutions of images of floats, which are quantized at each execution, with weights of 8 bits.
+
+    Each image has a scale of its own, so several are convolved one by one.
+    """
+    builder, options = context.builder, operator.options
+    arguments = [context.value(op.weights.index), _bias(context, operator, op, op.weights.shape[0])]
+    arguments += [padding(context, operator)]
+    arguments += [*strides(context, operator), activation(context, operator), builder.boolean(False)]
+    arguments += positive(context, dilation_w=options.DilationWFactor(), dilation_h=options.DilationHFactor())
+    arguments += [builder.boolean(asymmetric)]
+    code, count = extended_code(OperationType.CONV_2D, Scheme.HYBRID), op.x.shape[0]
+    if count == 1:
+        return context.emit(code, operator, context.value(op.x.index), *arguments)
+    y = context.file.tensor(operator.outputs[0])
+    images = [context.temporary(op.x, (1, *op.x.shape[1:])) for _ in range(count)]
+    results = [context.temporary(y, (1, *y.shape[1:])) for _ in range(count)]
+    axis = builder.int32(0)
+    builder.operation(OperationType.SPLIT, [context.value(op.x.index), axis, builder.int32(count)], *images)
+    for image, result in zip(images, results, strict=True):
+        builder.operation(code, [image, *arguments], result)
+    return context.emit(OperationType.CONCATENATION, operator, *results, axis)
 
 
 def _groups(op: _WeightedOp) -> int:
@@ -190,8 +231,7 @@ def _depth_multiplier(operator: TfliteOperator, op: _WeightedOp) -> int:
 
 def _transpose_conv(context: ConversionContext, operator: TfliteOperator) -> None:
     op = _weighted_op(context, operator, 4, (2, 1, 3))
-    y = context.file.tensor(operator.outputs[0])
-    size = size_argument(context, operator.inputs[0], y.shape)
+    size = size_argument(context, operator, 0)
     implicit, steps = padding(context, operator), strides(context, operator)
     explicit = [context.builder.int32(value) for value in _transposed_paddings(operator, op, size)]
     arguments = _operands(context, operator, op, op.weights.shape[0])
@@ -228,8 +268,13 @@ def _fully_connected(context: ConversionContext, operator: TfliteOperator) -> No
         return _connected_per_channel(context, operator, op)
     units = op.weights.shape[0]
     asymmetric = operator.options is not None and bool(operator.options.AsymmetricQuantizeInputs())
-    x, *rest = _operands(context, operator, op, units, row_length=op.weights.shape[1], asymmetric=asymmetric)
+    if op.keeps_bytes:
+        operation = extended_code(OperationType.FULLY_CONNECTED, Scheme.HYBRID)
+        x, *rest = [*map(context.value, operator.inputs[:2]), _bias(context, operator, op, units)]
+    else:
+        x, *rest = _operands(context, operator, op, units, row_length=op.weights.shape[1], asymmetric=asymmetric)
     arguments = [_as_rows(context, op, x), *rest, activation(context, operator)]
+    arguments += [context.builder.boolean(asymmetric)] if op.keeps_bytes else []
     y = context.file.tensor(operator.outputs[0])
     keeps_dimensions = operator.options is not None and bool(operator.options.KeepNumDims())
     if not keeps_dimensions or len(y.shape) in (0, 2):

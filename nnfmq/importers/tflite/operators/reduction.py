@@ -51,12 +51,15 @@ def _reduction(operation_type: OperationType) -> Callable[[ConversionContext, Tf
 
 
 def _require_known_rank(context: ConversionContext, operator: TfliteOperator) -> None:
-    """Require that axes which are no constant leave a dimension: a result of rank 0 has shape (1,) in the HAL."""
+    """Require that axes which are no constant leave the same number of dimensions, at least one, whatever they are.
+
+    A result of rank 0 has shape (1,) in the HAL; an axis may be given twice.
+    """
     x, axes = (context.file.tensor(index) for index in operator.inputs)
     keeps = operator.options is not None and bool(operator.options.KeepDims())
     if axes.data is not None or not x.shape:
         return
-    if not keeps and math.prod(axes.shape) >= len(x.shape):
+    if not keeps and (math.prod(axes.shape) > 1 or len(x.shape) == 1):
         raise InvalidArgument(f"the rank of its result depends on {axes}, which is not a constant")
     if operator.name in _LOGICAL and len(x.shape) > _MAX_LOGICAL_RANK:
         raise InvalidArgument(f"rank {len(x.shape)}: at most {_MAX_LOGICAL_RANK} is supported")

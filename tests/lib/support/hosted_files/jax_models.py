@@ -76,6 +76,12 @@ def types() -> None:
     write("types", lambda a, b, c, d, e: (a + 1, ~b, c * c, jnp.maximum(d, 0), e + e), inputs)
 
 
+def open_words() -> None:
+    """bfloat16 of an open size, which NumPy does not have."""
+    cases = [(floats(size).astype(jnp.bfloat16),) for size in (3, 5)]
+    write("words", lambda x: x * x, *cases, shapes=[export.symbolic_shape("n")])
+
+
 def trees() -> None:
     """Inputs by name and in a tree."""
 
@@ -113,12 +119,22 @@ def long() -> None:
     (FOLDER / "long.jax").write_bytes(exported.serialize())
 
 
+def huge() -> None:
+    """Needs 10 GiB for a product, which XLA must have as a whole to sort it."""
+    exported = export.export(jax.jit(lambda x: jnp.sort(x @ x.T, axis=0)[0]))(
+        jax.ShapeDtypeStruct((51200, 1), np.float32)
+    )
+    (FOLDER / "huge.jax").write_bytes(exported.serialize())
+
+
 vision()
 transformer("transformer")
+open_words()
 trees()
 hostile()
 other_platform()
 long()
+huge()
 jax.config.update("jax_enable_x64", True)
 transformer("wide")  # with int64 tokens
 types()

@@ -95,6 +95,19 @@ def long() -> None:
     ov.save_model(ov.Model([op.result(y)], [x], "long"), FOLDER / "long.xml")
 
 
+def huge() -> None:
+    """Needs 10 GiB for a product."""
+    x = op.parameter([51200, 1], ov.Type.f32, name="x")
+    y = op.reduce_max(op.matmul(x, x, False, True), op.constant([1]), False)
+    ov.save_model(ov.Model([op.result(y)], [x], "huge"), FOLDER / "huge.xml")
+
+
+def reshaped() -> None:
+    """Fails in an execution if the shape is not of as many elements."""
+    x, shape = op.parameter([4], ov.Type.f32, name="x"), op.parameter([2], ov.Type.i64, name="shape")
+    ov.save_model(ov.Model([op.result(op.reshape(x, shape, False))], [x, shape], "reshaped"), FOLDER / "reshaped.xml")
+
+
 def stateful() -> None:
     start = op.parameter([1], ov.Type.f32, name="x")
     value = op.read_value(start, "memory", ov.Type.f32, [1])
@@ -136,5 +149,5 @@ def as_bytes(graph: Any) -> Any:
     ).SerializeToString()
 
 
-for write_one in (vision, transformer, types, found, half, text, long, stateful, onnx_net):
+for write_one in (vision, transformer, types, found, half, text, long, huge, reshaped, stateful, onnx_net):
     write_one()

@@ -113,6 +113,13 @@ class Long(nn.Module):  # type: ignore[misc, name-defined]
         return y
 
 
+class Huge(nn.Module):  # type: ignore[misc, name-defined]
+    """Needs 10 GiB for a product."""
+
+    def forward(self, x: Any) -> Any:
+        return (x @ x.T).amax(1)
+
+
 def models() -> None:
     batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", max=64)
     write("vision", Vision(), (torch.randn(1, 3, 16, 16),))
@@ -134,6 +141,7 @@ def models() -> None:
     number = torch.export.export(Number(), (torch.ones(2),), dynamic_shapes=({0: batch},))
     torch.export.save(number, FOLDER / "number.pt2")
     torch.export.save(torch.export.export(Long(), (torch.ones(1200, 1200),)), FOLDER / "long.pt2")
+    torch.export.save(torch.export.export(Huge(), (torch.ones(51200, 1),)), FOLDER / "huge.pt2")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

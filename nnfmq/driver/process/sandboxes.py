@@ -1,0 +1,115 @@
+"""The sandboxes of a driver's processes: of a worker, a compile process, and the one that compiles without a client.
+
+docs/explanation/security-model.md says what they defend, and names the test of each line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+
+from nnfmq.base.paths import cache_directory, make_cache_directory, make_work_directory, state_directory, work_directory
+from nnfmq.base.sandbox.sandbox import Sandbox, prepare
+from nnfmq.driver.cache.files import find_or_create_key
+from nnfmq.driver.cache.programs import cache_limit_bytes
+from nnfmq.driver.devices.device import DeviceBase, SandboxNeeds
+from nnfmq.hal.errors import NnfmqError
+
+__all__ = [
+    "compile_sandbox",
+    "detached_sandbox",
+    "prepare_worker_sandbox",
+    "private_folder_of",
+    "worker_sandbox",
+]
+
+WORKER_OOM_SCORE = 200
+"""Of 1000: if memory runs out, the kernel ends workers before other programs, and compile processes before workers."""
+COMPILE_OOM_SCORE = 500
+_log = logging.getLogger("nnfmq.sandbox")
+_ERRORS = (NnfmqError, OSError, RuntimeError)  # RuntimeError: the user has no home directory
+
+
+def worker_sandbox(devices: Iterable[DeviceBase]) -> Sandbox:
+    """Return the sandbox of a worker with these devices.
+
+    Creates what a worker uses and may not create later: its private folder if a device needs one, and the key and the
+    directory of the cache.
+    """
+    needs = [device.sandbox_needs for device in devices]
+    writes: tuple[str, ...] = ()
+    if any(need.has_private_folder for need in needs):
+        writes = _private_folder()
+    return _sandbox_for(needs, writes)
+
+
+def _sandbox_for(needs: Iterable[SandboxNeeds], writes: tuple[str, ...]) -> Sandbox:
+    needs = list(needs)
+    return Sandbox(
+        reads=(*_cache_paths(), *(path for need in needs for path in need.reads)),
+        writes=writes,
+        nodes=tuple(path for need in needs for path in need.nodes),
+        generates_code=any(need.generates_code for need in needs),
+        oom_score=WORKER_OOM_SCORE,
+    )
+
+
+def prepare_worker_sandbox() -> None:
+    """Compute in the supervisor what the sandboxes of workers have in common."""
+    prepare(_sandbox_for((), ()))
+
+
+def compile_sandbox() -> Sandbox:
+    """Return the sandbox of a compile process, which reads the installation, and limits its memory and time itself."""
+    return Sandbox(oom_score=COMPILE_OOM_SCORE)
+
+
+def detached_sandbox() -> Sandbox:
+    """Return the sandbox of the process that compiles models whose client has left: it writes to the cache."""
+    reads, writes = _cache_paths(), _cache_paths()[:1]
+    return Sandbox(reads=reads, writes=writes, oom_score=COMPILE_OOM_SCORE)
+
+
+def _cache_paths() -> tuple[str, ...]:
+    """Return the directories of the cache and of its key, which are created; none if there is no cache."""
+    if not cache_limit_bytes():
+        return ()
+    try:
+        with suppress(NnfmqError):  # nothing is cached
+            find_or_create_key()
+        make_cache_directory()
+        return str(cache_directory()), str(state_directory())
+    except _ERRORS as error:
+        _log.info("nothing is cached: %s", error)
+        return ()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The private folder of a worker: for libraries that keep files there. The supervisor removes it when the worker has
+# exited, however it did.
+
+
+def private_folder_of(pid: int) -> str:
+    """Return the private folder of a worker, which exists only if one of its devices needs it."""
+    return str(work_directory() / str(pid))
+
+
+def _private_folder() -> tuple[str, ...]:
+    """Create this process's private folder, and let Python create temporary files there; return its path."""
+    import tempfile  # takes milliseconds, and most workers have no such folder
+
+    try:
+        folder = private_folder_of(os.getpid())
+        make_work_directory()
+        try:
+            os.mkdir(folder, 0o700)
+        except FileNotFoundError:  # the supervisor has removed the empty directory meanwhile
+            make_work_directory()
+            os.mkdir(folder, 0o700)
+    except _ERRORS as error:
+        _log.warning("devices have no private folder: %s", error)
+        return ()
+    tempfile.tempdir = folder
+    return (folder,)

@@ -1,0 +1,86 @@
+"""What the supervisor does for workers, which may neither write files nor start programs in their sandbox.
+
+It writes programs to the cache, each in a child process, and starts the process that compiles models whose client has
+left. Workers are not trusted: what they send was checked to be sealed memory (`cache.shared`), nothing of it is
+interpreted, and there are at most WRITERS_MAX writing processes at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from nnfmq.driver.cache import programs
+from nnfmq.driver.compilation import unfinished
+from nnfmq.driver.process.children import ChildProcess, fork_child
+from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.hal.errors import NnfmqError
+
+__all__ = ["WRITERS_MAX", "DriverRequests"]
+
+WRITERS_MAX = 16
+_log = logging.getLogger("nnfmq.supervisor")
+_ERRORS = (NnfmqError, OSError, RuntimeError)  # RuntimeError: the user has no home directory
+
+
+class DriverRequests:
+    """Does what workers ask for. Used by one thread, the only one of its process. Borrows `loop`."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._writers = 0
+
+    def store(self, name: str, memory: int, pipe: int) -> None:
+        """Write the file of an entry in a child process, which keeps `pipe` open until then. Borrows the fds."""
+        if self._writers >= WRITERS_MAX:
+            _log.warning("a program is not added to the cache: %d are being written", self._writers)
+            return
+        try:
+            process = fork_child(partial(programs.copy_entry, name, memory), (memory, pipe))
+        except _ERRORS as error:
+            _log.warning("a program is not added to the cache: %s", error)
+            return
+        self._writers += 1
+        self._loop.add_reader(process.fileno(), partial(self._end_writer, process))
+
+    def _end_writer(self, process: ChildProcess) -> None:
+        self._writers -= 1
+        self._reap(process)
+
+    def go_on(self, requests: int, pools: Sequence[int]) -> None:
+        """Start the process that compiles models whose client has left, unless one runs. Borrows the fds."""
+        try:
+            pid = unfinished.start(requests, pools)
+        except _ERRORS as error:
+            _log.warning("a compilation ends with its client: %s", error)
+            return
+        if pid is not None:
+            process = ChildProcess(pid, os.pidfd_open(pid))
+            self._loop.add_reader(process.fileno(), partial(self._reap, process))
+
+    def remove_folder(self, path: str) -> None:
+        """Remove the private folder of a worker that has exited, in a child process."""
+        if not os.path.isdir(path):
+            return
+        try:
+            process = fork_child(partial(_remove_tree, path), (), at_parent_exit=signal.SIGCONT)
+        except _ERRORS as error:
+            _log.warning("%s is not removed: %s", path, error)
+            return
+        self._loop.add_reader(process.fileno(), partial(self._reap, process))
+
+    def _reap(self, process: ChildProcess) -> None:
+        self._loop.remove_reader(process.fileno())
+        process.reap()
+
+
+def _remove_tree(path: str) -> None:
+    import shutil  # follows no links in the folder
+
+    shutil.rmtree(path)
+    with suppress(OSError):  # another worker has a folder there
+        os.rmdir(os.path.dirname(path))

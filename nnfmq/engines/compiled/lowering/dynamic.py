@@ -1,0 +1,305 @@
+"""Lowering rules of operations whose input is quantized at run time: DYNAMIC_ and HYBRID_FULLY_CONNECTED and _CONV_2D.
+
+One or two kernels make bytes of the input, then a GEMM of the same micro-kernels as those of quantized models
+multiplies them with the weights, which stay bytes. Its results are floats. If several rows have scales of their own,
+its results are sums, and another kernel makes floats of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace as replaced
+
+from nnfmq.base.frozen import dataclass
+from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
+from nnfmq.engines.compiled.kernels.dynamic_quantization import (
+    HEADER_BYTES,
+    Dequantization,
+    RangeKernel,
+    RowDequantization,
+    RowStepsKernel,
+    Rule,
+    StepsKernel,
+)
+from nnfmq.engines.compiled.kernels.dynamic_recurrent import DynamicGateGemv, DynamicSequenceKernel
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
+from nnfmq.engines.compiled.kernels.micro_kernels import Dot4, DotS16x2, MaddS8S8, MaddU8S8Acc16, s8_micro_kernel
+from nnfmq.engines.compiled.kernels.recurrent import GateGemv, LstmCellUpdate, OutputKind, plan_gate_gemv
+from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
+from nnfmq.engines.compiled.lowering.products import (
+    WeightedOp,
+    best_acc16_kernel,
+    estimate_ns,
+    image_and_windows,
+    rows_shape,
+    weight_range,
+    weight_zero_point_of,
+    without_zero_point,
+)
+from nnfmq.engines.compiled.lowering.recurrent import stacked_gates
+from nnfmq.engines.compiled.target import Target
+from nnfmq.hal.extensions import Scheme, extended_code
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.declaration import Array, Tensor
+from nnfmq.operations.dynamic_matmul import weight_scales
+from nnfmq.operations.lstm import NO_GATES, Gates, one_cell
+from nnfmq.operations.quantization import float_activation_range
+from nnfmq.operations.recurrent_sequences import time_major_shape
+
+__all__ = ["RULES", "dynamic_gemm", "quantized_input"]
+
+_BYTE, _FLOAT, _INT16, _INT32 = map(np.dtype, ("u1", "<f4", "i2", "<i4"))
+_INPUT, _RANGES, _STEPS = range(3)
+_MAX_MAGNITUDE = 127  # of weights that `MaddS8S8` multiplies
+_STATES = 3  # of an LSTM: the first intermediate comes after the input and both states
+
+
+def fully_connected(
+    input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int
+) -> KernelSequence | None:
+    """DYNAMIC_FULLY_CONNECTED: each row of the input is a pixel."""
+    if 0 in input.shape:
+        return None
+    units, k = weights.shape
+    shape = rows_shape(math.prod(input.shape) // k, k, units)
+    return _lowered(WeightedOp(shape, input, weights, bias, output, target, activation), rounds_bias=False)
+
+
+def _hybrid_fully_connected(
+    input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, asymmetric: bool
+) -> KernelSequence | None:
+    """HYBRID_FULLY_CONNECTED: each row of the input is a pixel with a scale of its own."""
+    if 0 in input.shape:
+        return None
+    units, k = weights.shape
+    rows, rule = math.prod(input.shape) // k, _rule(asymmetric)
+    op = WeightedOp(rows_shape(rows, k, units), input, weights, bias, output, target, activation)
+    if rows == 1:
+        return KernelSequence((_quantized_rows(1, k, rule),), dynamic_gemm(op, False), (1,))
+    return _lowered_rows(op, rows, k, units, rule)
+
+
+def _lowered_rows(op: WeightedOp, rows: int, k: int, units: int, rule: Rule) -> KernelSequence:
+    quantize = _quantized_rows(rows, k, rule)
+    assert isinstance(quantize.launch.kernel, RowStepsKernel), "it is"
+    epilogue = RowDequantization(*float_activation_range(op.activation), rows, units, quantize.launch.kernel.headers)
+
+    def constant() -> bytes:
+        sums = op.weight_rows().sum(axis=1, dtype=np.int64)
+        return epilogue.constants(sums, np.broadcast_to(weight_scales(op.filter), units), op.bias.array)
+
+    products = Intermediate(dynamic_gemm(op, False, keeps_sums=True), (1,), _INT32, (rows, units))
+    last = KernelLaunch(epilogue, (constant, epilogue.params()), rows * units // 8)
+    return KernelSequence((quantize, products), last, (2, 1))
+
+
+def _quantized_rows(rows: int, length: int, rule: Rule) -> Intermediate:
+    """Return the launch that makes bytes of rows."""
+    kernel = RowStepsKernel(rows, length, rows == 1, rule)
+    return Intermediate(
+        KernelLaunch(kernel, (kernel.params(),), rows * length // 5), (_INPUT,), _BYTE, (kernel.size_bytes,)
+    )
+
+
+def _rule(asymmetric: bool) -> Rule:
+    return Rule.ASYMMETRIC if asymmetric else Rule.SYMMETRIC
+
+
+def convolution(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    target: Target,
+    activation: int,
+    rounds_bias: bool,
+    **conv_params: int,
+) -> KernelSequence | None:
+    """DYNAMIC_CONV_2D."""
+    if 0 in input.shape:
+        return None
+    shape = _conv_shape(input, filter, conv_params)
+    return _lowered(WeightedOp(shape, input, filter, bias, output, target, activation), bool(rounds_bias))
+
+
+def _hybrid_convolution(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    target: Target,
+    activation: int,
+    asymmetric: bool,
+    **conv_params: int,
+) -> KernelSequence | None:
+    """HYBRID_CONV_2D of one image; padding has one value, so the interpreter computes several images."""
+    if 0 in input.shape or input.shape[0] > 1:
+        return None
+    shape = _conv_shape(input, filter, conv_params)
+    op = WeightedOp(shape, input, filter, bias, output, target, activation)
+    return _lowered(op, False, _rule(asymmetric))
+
+
+def _conv_shape(input: Tensor, filter: Tensor, conv_params: Mapping[str, int]) -> ConvShape:
+    batch, height, width, channels, rows, columns = image_and_windows(input, filter, conv_params)
+    return ConvShape(batch, height, width, channels, rows, columns, filter.shape[0])
+
+
+def _lowered(op: WeightedOp, rounds_bias: bool, rule: Rule = Rule.LINEAR) -> KernelSequence:
+    intermediates = quantized_input(math.prod(op.input.shape), _INPUT, _RANGES, rule)
+    return KernelSequence(intermediates, dynamic_gemm(op, rounds_bias), (_STEPS,))
+
+
+def quantized_input(
+    count: int, source: int, ranges: int, rule: Rule = Rule.LINEAR
+) -> tuple[Intermediate, Intermediate]:
+    """Return the launches that make bytes of the value `source`; `ranges` will be the number of the first one's."""
+    find, quantize = RangeKernel(count, rule), StepsKernel(count, rule)
+    parts = Intermediate(KernelLaunch(find, (find.params(),), count // 16), (source,), _FLOAT, (2 * find.work_items,))
+    steps = Intermediate(
+        KernelLaunch(quantize, (quantize.params(),), count // 8), (source, ranges), _BYTE, (HEADER_BYTES + count,)
+    )
+    return parts, steps
+
+
+def dynamic_gemm(
+    op: WeightedOp, rounds_bias: bool, factors: Array | None = None, keeps_sums: bool = False
+) -> KernelLaunch:
+    """Return the launch that multiplies bytes after a header by the weights; its results are floats, or the sums.
+
+    `factors` are the scales of the output channels, if they are not those of the weights.
+    """
+    weight_zero_point = weight_zero_point_of(op.filter) if op.target.has_dot4 else 0
+    limits = float_activation_range(op.activation)
+    dequantization = Dequantization(*limits, rounds_bias, lhs_is_signed=False, keeps_sums=keeps_sums)
+    planned, chosen = _planned(op, weight_zero_point != 0, dequantization)
+    subtracts = isinstance(chosen, DotS16x2)  # the zero point, from each byte
+    if not isinstance(chosen, DotS16x2) and chosen.lhs_is_signed:
+        dequantization = replace(dequantization, lhs_is_signed=True)
+    kernel = replace(planned, micro_kernel=replace(chosen, requantization=dequantization))
+    channels, bias = kernel.packed_channel_map, op.bias.array
+    scales = weight_scales(op.filter) if factors is None else factors
+
+    def constant() -> bytes:
+        sums = op.weight_rows().sum(axis=1, dtype=np.int64) * (not subtracts)
+        rows = sums[channels], scales[channels % len(scales)], bias[channels % len(bias)]
+        return dequantization.constants(*rows, weight_zero_point, op.target.lanes)
+
+    constants = (lambda: kernel.pack(op.weights() - np.int16(weight_zero_point)), constant, kernel.params())
+    return KernelLaunch(kernel, constants, estimate_ns(kernel.shape, 128 if op.target.has_dot4 else 32, 1))
+
+
+def _planned(
+    op: WeightedOp, has_weight_zero_point: bool, dequantization: Dequantization
+) -> tuple[GemmKernel, Dot4 | MaddU8S8Acc16 | DotS16x2]:
+    """Return a GEMM and its micro-kernel: not one in tile registers, whose accumulators begin with constants."""
+    target = replaced(op.target, has_tiles=False)
+    chosen: Dot4 | MaddU8S8Acc16 | DotS16x2
+    chosen = s8_micro_kernel(target, op.conv_shape, False, has_weight_zero_point, dequantization)
+    if target.has_dot4:
+        return plan_gemm(op.conv_shape, chosen, target), chosen
+    low, high = weight_range(op.filter)
+    if target.psign is not None and max(-low, high) <= _MAX_MAGNITUDE:
+        chosen = MaddS8S8(False, dequantization, False)
+        return plan_gemm(op.conv_shape, chosen, target), chosen
+    best = best_acc16_kernel(op)
+    if best is not None:
+        return best, chosen
+    chosen = DotS16x2(False, dequantization)
+    return plan_gemm(op.conv_shape, chosen, target), chosen
+
+
+# -- LSTM --------------------------------------------------------------------------------------------------------------
+
+
+def _lstm_sequence(
+    input: Tensor,
+    *rest: Any,
+    output: Tensor | Sequence[Tensor],
+    target: Target,
+    activation: int,
+    cell_clip: float,
+    projection_clip: float,
+    time_major: bool,
+) -> KernelSequence | None:
+    """DYNAMIC_UNIDIRECTIONAL_SEQUENCE_LSTM with weights of 8 bits, without normalization and projection."""
+    cell, _ = one_cell(rest)
+    weights = _GateWeights.of(cell.input, cell.gates), _GateWeights.of(cell.recurrent, cell.gates)
+    if None in weights or cell.norm != NO_GATES or cell.projection is not None or 0 in input.shape:
+        return None
+    inputs, recurrent = weights
+    assert inputs is not None and recurrent is not None, "checked above"
+    time, batch, elements = time_major_shape(input.shape, bool(time_major))
+    is_cifg, peepholes = len(cell.gates) == 3, None
+    if cell.peephole != NO_GATES:
+        peepholes = stacked_gates(cell.peephole, cell.gates)
+    update = LstmCellUpdate(is_cifg, peepholes is not None, False, activation, cell_clip)
+    gemv = plan_gate_gemv(len(cell.gates), recurrent.values.shape[1], recurrent.values.shape[2], target)
+    quantize = quantized_input(time * batch * elements, _INPUT, _STATES)
+    product = _input_product(inputs, gemv, time * batch, target)
+    gates = DynamicGateGemv(gemv, recurrent.residual)
+    biases = stacked_gates(cell.bias, cell.gates)
+    kinds = (OutputKind.ALL_OUTPUTS, OutputKind.LAST_OUTPUT, OutputKind.LAST_STATE)
+    outputs = kinds[: 1 if isinstance(output, Tensor) else len(output)]
+    kernel = DynamicSequenceKernel(gates, update, time, batch, bool(time_major), outputs)
+    constants = (
+        lambda: gates.pack(recurrent.values),
+        lambda: gates.constants(recurrent.values.sum(axis=2, dtype=np.int64), recurrent.factors, biases),
+        update.constants(gemv, peepholes, None, biases),
+    )
+    width = gemv.gates * gemv.padded_units
+    intermediates = (*quantize, Intermediate(product, (_STATES + 1,), _FLOAT, (time * batch, width)))
+    launch = KernelLaunch(kernel, constants, gemv.multiplications * time * batch // 64)
+    return KernelSequence(intermediates, launch, (_STATES + 2, 1, 2))
+
+
+def _input_product(inputs: _GateWeights, gemv: GateGemv, count: int, target: Target) -> KernelLaunch:
+    """Return the GEMM of `count` rows of inputs with all gates' weights, in the order of `GateGemv.pack_rows`."""
+    elements = inputs.values.shape[2]
+    rows = gemv.pack_rows(inputs.values).astype(np.int16).reshape(-1, elements)
+    factors = gemv.pack_rows(inputs.factors).reshape(-1)
+    # The zero point of 0 stands for that of the weights, which the rows do not have any more.
+    filter = Tensor(rows.shape, _INT16, 1.0, 0, value=rows)
+    bias = Tensor((len(rows),), _FLOAT, value=np.zeros(len(rows), np.float32))
+    data, output = Tensor((count, elements), _FLOAT), Tensor((count, len(rows)), _FLOAT)
+    op = WeightedOp(rows_shape(count, elements, len(rows)), data, filter, bias, output, target, 0)
+    return dynamic_gemm(op, rounds_bias=False, factors=factors)
+
+
+@dataclass(frozen=True, slots=True)
+class _GateWeights:
+    """The weights of all gates (gates, units, elements) without their zero points, and the scales (gates, units)."""
+
+    values: Array
+    factors: Array
+
+    @classmethod
+    def of(cls, tensors: Gates[Tensor], gates: Sequence[int]) -> _GateWeights | None:
+        """Return the weights of gates; None if they are not bytes."""
+        given = [tensor for gate in gates if (tensor := tensors[gate]) is not None]
+        if any(tensor.dtype.itemsize > 1 for tensor in given):
+            return None
+        factors = [np.broadcast_to(weight_scales(tensor), tensor.shape[:1]) for tensor in given]
+        return cls(np.stack([without_zero_point(tensor) for tensor in given]), np.stack(factors))
+
+    @property
+    def residual(self) -> int:
+        """The smallest constant to subtract so that int8 holds the values and 0."""
+        return max(int(self.values.max(initial=0)) - 127, 0) + min(int(self.values.min(initial=0)) + 128, 0)
+
+
+RULES: Mapping[OperationType, LoweringRule] = {
+    extended_code(OperationType.CONV_2D, Scheme.DYNAMIC): convolution,
+    extended_code(OperationType.CONV_2D, Scheme.HYBRID): _hybrid_convolution,
+    extended_code(OperationType.FULLY_CONNECTED, Scheme.DYNAMIC): fully_connected,
+    extended_code(OperationType.FULLY_CONNECTED, Scheme.HYBRID): _hybrid_fully_connected,
+    extended_code(OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM, Scheme.DYNAMIC): _lstm_sequence,
+}

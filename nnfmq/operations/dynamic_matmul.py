@@ -1,0 +1,141 @@
+"""Products of weights of 8 bits with floats that are quantized at run time, as ONNX and TFLite define them.
+
+ONNX's quantizer makes DynamicQuantizeLinear, MatMulInteger or ConvInteger, a conversion to float32, a factor and an
+offset of a product. The sums are exact integers. The factor is input scale · weight scale in float32, of all channels
+or of each. The bias is added in float32; or, as for convolutions, first divided by the factor and rounded down, and
+added to the sums.
+
+The weights of TFLite's operators with a float input ("hybrid") have no zero point. Each row, or each image of a
+convolution, has a scale of its own, and a zero point if the file says so. The rest is the same.
+
+    C1 a sum has at most 16,512 products, so that 32 bits have all sums
+    C2 TFLite's weights have the zero point 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from msgspec import Struct
+
+from nnfmq.hal.extensions import MAX_DYNAMIC_PRODUCTS, Scheme
+from nnfmq.operations import declaration as op
+from nnfmq.operations.declaration import Array, Plan, Run, Tensor
+from nnfmq.operations.packed_matmul import PackedMatmul, bound_accumulator
+from nnfmq.operations.quantization import float_activation_range, linear_steps
+from nnfmq.operations.shapes import require
+
+__all__ = ["DynamicMatmul", "DynamicWeights", "Quantize", "dynamic", "hybrid", "require_symmetric", "weight_scales"]
+
+Quantize: TypeAlias = Callable[[Array], tuple[Array, Any]]
+"""Returns the steps of floats less their zero points, and their scale or scales, which broadcast with the results."""
+
+_MAX_BIAS = np.float32(1 << 30)
+_HIGHEST = 255
+
+
+class DynamicMatmul(Struct, frozen=True):
+    """A product whose sums `matmul` computes from the input's steps, and what makes floats of the sums."""
+
+    matmul: PackedMatmul
+    scales: Array
+    bias: Array
+    limits: tuple[float, float]
+    rounds_bias: bool
+    quantize: Quantize
+
+    @classmethod
+    def of(
+        cls,
+        filter: Tensor,
+        bias: Tensor,
+        activation: int,
+        row: int,
+        rounds_bias: bool = False,
+        quantize: Quantize = linear_steps,
+    ) -> DynamicMatmul:
+        """Pack a filter, whose first dimension is the output channels; `row` is the count of positions of a row."""
+        weights = filter.array.reshape(filter.shape[0], -1).T.astype(np.int64) - filter.zero_point
+        require(len(weights) <= MAX_DYNAMIC_PRODUCTS, "C1", f"sums of {len(weights)} products")
+        _, exact = bound_accumulator(weights, _HIGHEST)
+        matrix = np.ascontiguousarray(weights, dtype=exact)
+        matmul = PackedMatmul(matrix, _store, np.dtype(exact), row)
+        limits = float_activation_range(activation)
+        return cls(matmul, weight_scales(filter), bias.array.copy(), limits, rounds_bias, quantize)
+
+    def run(self, product: Run, input: Array) -> Array:
+        """Return the floats that `product` makes of the steps of `input`, channels last."""
+        steps, scale = self.quantize(input)
+        sums = product(steps)
+        with np.errstate(all="ignore"):  # of infinities
+            factors: Array = scale * self.scales
+            if self.rounds_bias:
+                found = (sums.astype(np.float64) + _rounded_bias(self.bias, factors)).astype(np.float32) * factors
+            else:
+                found = sums.astype(np.float32) * factors + self.bias
+        low, high = map(np.float32, self.limits)
+        limited: Array = np.minimum(np.maximum(found, low), high)
+        return limited
+
+
+class DynamicWeights(Struct, frozen=True):
+    """Matrices of weights side by side, (elements, channels) without zero points, and a scale for each channel."""
+
+    matrix: Array
+    scales: Array
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> DynamicWeights:
+        """Pack weights (channels, elements)."""
+        weights = np.concatenate([tensor.array.astype(np.int64) - tensor.zero_point for tensor in tensors]).T
+        require(len(weights) <= MAX_DYNAMIC_PRODUCTS, "C1", f"sums of {len(weights)} products")
+        _, exact = bound_accumulator(weights, _HIGHEST)
+        scales = [np.broadcast_to(weight_scales(tensor), tensor.shape[0]) for tensor in tensors]
+        return cls(np.ascontiguousarray(weights, dtype=exact), np.concatenate(scales))
+
+    def product(self, rows: Array) -> Array:
+        """Return the products of rows, all of which are quantized with one scale."""
+        steps, scale = linear_steps(rows)
+        sums = steps.astype(self.matrix.dtype) @ self.matrix
+        with np.errstate(all="ignore"):  # of infinities
+            products: Array = sums.astype(np.float32) * (scale * self.scales)
+        return products
+
+
+def _store(sums: Array, out: Array) -> None:
+    np.copyto(out, sums)
+
+
+def _rounded_bias(bias: Array, factors: Array) -> Array:
+    """Return the bias in units of the sums, rounded down, limited to ±2³⁰; NaN becomes the lowest number."""
+    found = np.floor(bias / factors)
+    limited: Array = np.minimum(np.where(found > -_MAX_BIAS, found, -_MAX_BIAS), _MAX_BIAS)
+    return limited
+
+
+def weight_scales(filter: Tensor) -> Array:
+    """Return the scale of each output channel, or one scale."""
+    if filter.channel_quant is None:
+        return np.array([filter.scale], np.float32)
+    return np.array(filter.channel_quant.scales, np.float32)
+
+
+def require_symmetric(filter: Tensor) -> None:
+    """Require that weights have no zero point (C2)."""
+    require(filter.zero_point == 0, "C2", f"the weights have the zero point {filter.zero_point}")
+
+
+def dynamic(plan: Plan, **changes: Any) -> op.Extended:
+    """Declare an operation of float32 with weights of 8 bits and a bias of float32."""
+    variants = tuple(
+        op.Variant({"T": op.F32, "F": weights, "B": op.F32}, op.V1_2, plan) for weights in (op.Q8, op.Q8S, op.PC)
+    )
+    return op.Extended(Scheme.DYNAMIC, variants, changes=changes)
+
+
+def hybrid(plan: Plan, **changes: Any) -> op.Extended:
+    """Declare an operation of float32 with weights of INT8, whose zero point is 0, and a bias of float32."""
+    variants = tuple(op.Variant({"T": op.F32, "F": weights, "B": op.F32}, op.V1_2, plan) for weights in (op.Q8S, op.PC))
+    return op.Extended(Scheme.HYBRID, variants, changes=changes)

@@ -1,0 +1,375 @@
+"""A driver that ends, or is replaced: what is in progress gets its result, and clients that recover lose no request."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from support import tiers
+from support.drivers import (
+    LIMIT_S,
+    Daemon,
+    InThread,
+    Process,
+    Program,
+    one,
+    running_daemon,
+    until,
+    wait_until_waiting,
+)
+from support.model_folders import RepositoryPeer, add_version, adder
+from support.models import null_model
+
+import nnfmq
+from nnfmq.base.channel import Channel
+from nnfmq.driver.process.hand_over import REQUEST, Predecessor
+
+DRAINING = "this driver ends, and takes no new work: connect to the next one"
+RESTARTS = 100 if tiers.IS_DEEP else 3
+
+
+@pytest.fixture
+def path(folder: Path) -> Path:
+    return folder / "d.sock"
+
+
+@contextmanager
+def started(path: Path, *options: str, drain_s: float = LIMIT_S, models: Path | None = None) -> Iterator[Daemon]:
+    """Run a driver that a test ends; it is killed if it has not ended then."""
+    named = [] if models is None else ["--models", str(models)]
+    daemon = Daemon.start(path, options=[*options, *named], environment={"NNFMQ_DRAIN_S": str(drain_s)})
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def ends_well(daemon: Daemon) -> bool:
+    """Wait until a driver has ended, and return whether it did so without an error."""
+    outcome = daemon.program.wait(), daemon.program.errors()
+    print(outcome)
+    return outcome == (0, "")
+
+
+def terminate(daemon: Daemon) -> None:
+    """Send SIGTERM, and return when the driver has closed its socket."""
+    daemon.process.send(signal.SIGTERM)
+    until(lambda: not daemon.path.exists(), "the driver listens no more")
+
+
+def rejects(call: Callable[[], object]) -> bool:
+    """Return whether a driver rejects a call because it ends."""
+    try:
+        call()
+    except nnfmq.DeviceUnavailable as error:
+        return DRAINING in str(error)
+    return False
+
+
+@contextmanager
+def in_progress(client: nnfmq.Client) -> Iterator[Callable[[], None]]:
+    """Keep a fenced execution in progress; yield a function that lets it end, and checks its result."""
+    with (
+        nnfmq.Fence.create() as fence,
+        client.device("reference").prepare(null_model()) as model,
+        model.execute_fenced(one(7), wait_for=[fence]) as launched,
+    ):
+
+        def end() -> None:
+            fence.signal()
+            assert launched.result(LIMIT_S) == (one(7),)
+
+        yield end
+
+
+@contextmanager
+def bursting(client: nnfmq.Client) -> Iterator[nnfmq.Burst]:
+    """Yield a burst of the null model that has executed once."""
+    with client.device("reference").prepare(null_model()) as model, model.burst() as burst:
+        burst.execute(one(1))
+        yield burst
+
+
+# ------------------------------------------------------------------------------------------------ SIGTERM
+
+
+def test_while_a_driver_drains_new_work_is_rejected_and_what_is_in_progress_ends(path: Path) -> None:
+    with started(path) as daemon, daemon.connect() as client, in_progress(client) as end, bursting(client) as burst:
+        terminate(daemon)
+        until(lambda: rejects(lambda: client.device("reference").prepare(null_model())), "the worker drains")
+        assert all(rejects(lambda: burst.execute(one(2))) for _ in range(2))
+        with pytest.raises(nnfmq.DeviceUnavailable, match="no driver listens"):
+            nnfmq.connect(path)
+        end()
+        assert ends_well(daemon)
+        with pytest.raises(nnfmq.DeadObject):
+            burst.execute(one(2))
+
+
+def test_a_request_that_was_sent_before_SIGTERM_is_executed(path: Path) -> None:
+    """Even if the driver has not read it yet."""
+    with started(path) as daemon, daemon.connect() as client, bursting(client) as burst:
+        with Process(client.worker_pid) as worker, worker.stopped():
+            call = InThread.start(lambda: burst.execute(one(2)))
+            wait_until_waiting(burst)
+            terminate(daemon)
+        assert call.wait().value == (one(2),)
+        assert ends_well(daemon)
+
+
+def test_a_second_SIGTERM_ends_a_driver_at_once(path: Path) -> None:
+    with started(path) as daemon, daemon.connect() as client, in_progress(client):
+        terminate(daemon)
+        daemon.process.send(signal.SIGTERM)
+        assert ends_well(daemon)
+
+
+@pytest.mark.parametrize("drain_s", [0, 0.05])
+def test_a_driver_waits_for_its_clients_no_longer_than_it_may(path: Path, drain_s: float) -> None:
+    with started(path, drain_s=drain_s) as daemon, daemon.connect() as client, in_progress(client):
+        terminate(daemon)
+        assert ends_well(daemon)
+
+
+def test_another_driver_may_start_while_one_drains_and_clients_that_recover_move_to_it(path: Path) -> None:
+    with ExitStack() as stack:
+        old = stack.enter_context(started(path))
+        keeping = stack.enter_context(old.connect())
+        end = stack.enter_context(in_progress(keeping))
+        client = stack.enter_context(old.connect(recover=True))
+        model = stack.enter_context(client.device("reference").prepare(null_model()))
+        burst = stack.enter_context(model.burst())
+        burst.execute(one(1))
+        terminate(old)
+        new = stack.enter_context(running_daemon(path))
+        for value in range(3):
+            assert burst.execute(one(value)) == model.execute(one(value)) == (one(value),)
+        assert client.driver_pid == new.process.pid
+        assert client.recovery == (0, 1)  # it has not died
+        end()
+        assert ends_well(old)
+        keeping.close()
+        client.close()
+
+
+def test_clients_that_recover_wait_for_the_next_driver(path: Path) -> None:
+    with started(path) as old, old.connect(recover=True) as client, bursting(client) as burst:
+        terminate(old)
+        assert ends_well(old)
+        call = InThread.start(lambda: burst.execute(one(2)))
+        with running_daemon(path):
+            assert call.wait().value == (one(2),)
+            client.close()
+
+
+def test_a_worker_that_SIGTERM_ends_is_replaced_by_another_one_of_its_driver(daemon: Daemon) -> None:
+    with daemon.connect(recover=True) as client, Process(client.worker_pid) as worker:
+        with client.device("reference").prepare(null_model()) as model:
+            worker.send(signal.SIGTERM)
+            worker.wait_for_end()
+            assert model.execute(one(2)) == (one(2),)
+        assert client.worker_pid != worker.pid
+
+
+def test_a_request_that_a_driver_left_unread_when_it_ended_is_executed_by_the_next_one(daemon: Daemon) -> None:
+    with daemon.connect(recover=True) as client, client.device("reference").prepare(null_model()) as model:
+        for was_asked in (True, False):
+            with model.burst() as burst, Process(client.worker_pid) as worker:
+                burst.execute(one(1))
+                worker.stop()
+                call = InThread.start(lambda burst=burst: burst.execute(one(2)))
+                wait_until_waiting(burst)
+                if was_asked:
+                    client.connection._on_go_away("the driver ends")
+                worker.kill()
+                if was_asked:
+                    assert call.wait().value == (one(2),)
+                else:
+                    assert isinstance(call.wait().error, nnfmq.DeadObject)
+            client.devices()
+
+
+# ------------------------------------------------------------------------------------------------ --replace
+
+
+def test_a_driver_that_is_replaced_serves_its_clients_until_they_leave(path: Path) -> None:
+    with (
+        started(path) as old,
+        old.connect() as client,
+        bursting(client) as burst,
+        running_daemon(path, options=["--replace"]) as new,
+    ):
+        assert burst.execute(one(1)) == (one(1),)
+        with new.connect() as other:
+            assert (client.driver_pid, other.driver_pid) == (old.process.pid, new.process.pid)
+        assert not old.process.has_exited()
+        client.close()
+        assert ends_well(old)
+        assert admits(new)
+
+
+def admits(daemon: Daemon) -> bool:
+    daemon.connect().close()
+    return True
+
+
+def test_clients_that_recover_move_to_a_successor_between_two_requests(path: Path) -> None:
+    with (
+        started(path) as old,
+        old.connect(recover=True) as client,
+        bursting(client) as burst,
+        Process(client.worker_pid) as worker,
+        running_daemon(path, options=["--replace"]) as new,
+    ):
+        until(lambda: not client.connection.is_open, "the client is asked to leave")
+        assert "driver ends, connects to the next one" in repr(client)
+        assert not worker.has_exited()  # it serves the client until that has moved
+        assert burst.execute(one(2)) == (one(2),)
+        assert client.driver_pid == new.process.pid
+        assert ends_well(old)
+        client.close()
+
+
+def test_what_is_in_progress_ends_in_the_driver_that_is_left(path: Path) -> None:
+    with (
+        started(path) as old,
+        old.connect(recover=True) as client,
+        in_progress(client) as end,
+        running_daemon(path, options=["--replace"]) as new,
+    ):
+        until(lambda: not client.connection.is_open, "the client is asked to leave")
+        assert client.devices() and client.driver_pid == new.process.pid
+        assert not old.process.has_exited()
+        end()
+        assert ends_well(old)
+        client.close()
+
+
+def test_replacing_where_no_driver_listens_starts_one(path: Path) -> None:
+    with running_daemon(path, options=["--replace"]) as daemon:
+        assert admits(daemon)
+
+
+def test_a_successor_that_gives_up_changes_nothing(path: Path) -> None:
+    with running_daemon(path) as daemon:
+        for _ in range(2):
+            found = Predecessor.request(path)
+            assert found is not None
+            refused = pytest.raises(nnfmq.DeviceUnavailable, match="another driver replaces this one already")
+            with found.listener, found, refused:
+                Predecessor.request(path)
+            assert admits(daemon)
+        with Channel.connect(path) as channel:
+            channel.send(REQUEST)
+        assert admits(daemon)
+
+
+def test_an_invalid_setting_of_a_successor_leaves_the_driver_as_it_is(path: Path) -> None:
+    arguments = ["-P", "-m", "nnfmq", "serve", "--replace", "--socket", path]
+    with running_daemon(path) as daemon, Program.start(arguments, {"NNFMQ_CACHE_MIB": "x"}) as program:
+        assert program.wait() == 1
+        assert admits(daemon)
+
+
+def test_the_model_repository_is_handed_over_with_the_socket(path: Path, folder: Path) -> None:
+    (folder / "models").mkdir()
+    add_version(folder / "models", "adder", 1, adder(1))
+    with ExitStack() as stack:
+        old = stack.enter_context(started(path, models=folder / "models"))
+        client = stack.enter_context(old.connect(recover=True))
+        model = client.model("adder", timeout=LIMIT_S)
+        stack.enter_context(running_daemon(path, options=["--replace"], models=folder / "models"))
+        with RepositoryPeer(path) as peer:
+            peer.wait_for("adder", version=1)
+        assert model.execute([[1.0, 2.0, 3.0, 4.0]], timeout=LIMIT_S)[0].tolist() == [[2, 3, 4, 5]]
+        model.close()
+        client.close()
+        assert ends_well(old)
+
+
+def test_a_successor_without_models_removes_the_socket_of_the_model_repository(path: Path, folder: Path) -> None:
+    (folder / "models").mkdir()
+    with started(path, models=folder / "models") as old, running_daemon(path, options=["--replace"]) as new:
+        assert ends_well(old)
+        with new.connect() as client, pytest.raises(nnfmq.DeviceUnavailable, match="has no model repository"):
+            client.models(timeout=LIMIT_S)
+
+
+# ------------------------------------------------------------------------------------------------ under load
+
+
+class Load:
+    """A client that executes without a pause on a thread, and what it has seen."""
+
+    def __init__(self, path: Path, execute: Callable[[nnfmq.PreparedModel, nnfmq.Burst, float], object]) -> None:
+        self._path, self._execute = path, execute
+        self._ends = threading.Event()
+        self.count = self.longest_ns = 0
+        self.thread = InThread.start(self._run)
+
+    def _run(self) -> tuple[int, int]:
+        with nnfmq.connect(self._path, timeout=LIMIT_S) as client:
+            with client.device("compiled").prepare(null_model()) as model, model.burst() as burst:
+                while not self._ends.is_set():
+                    begin_ns = time.monotonic_ns()
+                    assert self._execute(model, burst, self.count) == (one(self.count),)
+                    self.longest_ns = max(self.longest_ns, time.monotonic_ns() - begin_ns)
+                    self.count += 1
+            return client.recovery
+
+    def end(self) -> tuple[int, int]:
+        """Stop; return the deaths of drivers and the reconnections that the client has counted."""
+        self._ends.set()
+        call = self.thread.wait()
+        assert call.error is None, repr(call.error)
+        return call.value
+
+
+LOADS: list[Callable[[nnfmq.PreparedModel, nnfmq.Burst, float], object]] = [
+    lambda _model, burst, value: burst.execute(one(value), timeout=LIMIT_S),
+    lambda model, _burst, value: model.execute(one(value), timeout=LIMIT_S),
+    lambda model, _burst, value: model.execute_async(one(value), timeout=LIMIT_S).result(),
+]
+
+
+def wait_until_all_execute(loads: list[Load]) -> None:
+    """Wait until each load has executed once more than now."""
+    before = [load.count for load in loads]
+
+    def have_executed() -> bool:
+        assert not any(load.thread.error for load in loads), [load.thread.error for load in loads]
+        return all(load.count > count for load, count in zip(loads, before, strict=True))
+
+    until(have_executed, "each load executes")
+
+
+def restarted(path: Path, daemon: Daemon, replaces: bool) -> Daemon:
+    """Return the driver that follows another one, which has ended."""
+    if not replaces:
+        terminate(daemon)
+    successor = Daemon.start(path, options=["--replace"] if replaces else [])
+    assert ends_well(daemon)
+    daemon.close()
+    return successor
+
+
+@pytest.mark.parametrize("replaces", [True, False], ids=["replaced", "SIGTERM and start"])
+def test_no_request_of_clients_that_recover_is_lost_in_restarts_under_load(path: Path, replaces: bool) -> None:
+    daemon = Daemon.start(path)
+    try:
+        loads = [Load(path, execute) for execute in LOADS]
+        for _ in range(RESTARTS):
+            wait_until_all_execute(loads)
+            daemon = restarted(path, daemon, replaces)
+        wait_until_all_execute(loads)
+        for load in loads:
+            deaths, reconnections = load.end()
+            assert (deaths, reconnections > 0) == (0, True)
+        daemon.end()
+    finally:
+        daemon.close()

@@ -1,0 +1,84 @@
+"""Memory that the workers of a driver share: a worker that was taken over writes there what it can.
+
+Its device finds the shared memory among the mappings and descriptors of the process, as foreign code would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.drivers import Daemon, one, running_daemon
+from support.models import null_model
+from support.plugins import add_plugin, path_with
+
+import nnfmq
+from nnfmq.hal.types import DeviceStatus
+
+_SCRIBBLING = """
+import ctypes
+import mmap
+import os
+import pathlib
+
+from nnfmq.driver.devices.device import DeviceBase
+from nnfmq.hal.errors import GeneralFailure
+
+
+class Scribbling(DeviceBase):
+    name = "test-scribbling"
+
+    def supports(self, model, subgraph, operation):
+        return True
+
+    def compile(self, model):
+        written = sum(self._write_mappings(label) + self._write_files(label) for label in ("status", "shares"))
+        raise GeneralFailure(f"{written} bytes")
+
+    def _write_mappings(self, label):
+        written = 0
+        for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
+            if f"/memfd:nnfmq-{label} " in line and line.split()[1].startswith("rw"):
+                begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+                ctypes.memset(begin, 0x7F, end - begin)
+                written += end - begin
+        return written
+
+    def _write_files(self, label):
+        written = 0
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            try:
+                if f"/memfd:nnfmq-{label} " not in os.readlink(f"/proc/self/fd/{fd}"):
+                    continue
+                for opened in (fd, os.open(f"/proc/self/fd/{fd}", os.O_RDWR)):
+                    with mmap.mmap(opened, 0) as mapping:
+                        mapping[:] = b"\\x7f" * len(mapping)
+                        written += len(mapping)
+            except OSError:
+                pass
+        return written
+"""
+
+
+@pytest.fixture
+def hostile(folder: Path) -> Iterator[Daemon]:
+    """Run a daemon with a device of a plug-in that writes to the memory which its worker shares with others."""
+    site = folder / "site"
+    site.mkdir()
+    add_plugin(site, "nnfmq_scribbling", _SCRIBBLING, {"scribbling": "nnfmq_scribbling:Scribbling"}, "nnfmq.devices")
+    with running_daemon(folder / "d.sock", environment=path_with(site)) as daemon:
+        yield daemon
+
+
+def test_a_worker_can_write_to_its_own_page_only_and_harms_no_other_client(hostile: Daemon) -> None:
+    with hostile.connect() as attacker, hostile.connect() as neighbour:
+        with neighbour.device("reference").prepare(null_model()) as prepared:
+            with pytest.raises(nnfmq.GeneralFailure, match=r"^4096 bytes$"):
+                attacker.device("test-scribbling").prepare(null_model())
+            assert prepared.execute(one(3))[0].tolist() == [3]
+            assert neighbour.device("reference").info.status is DeviceStatus.AVAILABLE
+        with neighbour.device("reference").prepare(null_model()) as prepared:  # which is charged
+            assert prepared.execute(one(4))[0].tolist() == [4]
+        with hostile.connect() as later, later.device("reference").prepare(null_model()) as prepared:
+            assert prepared.execute(one(5))[0].tolist() == [5]

@@ -1,0 +1,311 @@
+"""Kill, stop and starve the processes of a driver at every step of their protocols, and check what it does to others.
+
+    python tools/chaos.py                                  # 200 events
+    python tools/chaos.py --events 1000 --resume FILE      # 1,000 more of a series that FILE has; sums of all of them
+    python tools/chaos.py --events 0 --resume FILE --json  # the sums again
+    python tools/chaos.py --first 4711 --events 1          # one event, by its number
+    python tools/chaos.py --steps                          # the steps
+
+An event: while a client runs a script, a process is killed or stopped, gets no more memory or descriptors, or the disk
+is full, or a process takes long, when a step is reached or at a random time. The seed and its number decide everything
+about it. After it the tool looks for hangs (calls that outlive their deadline, clients that do not end), processes,
+descriptors and shared mappings that were not there before, outputs that are not NumPy's, and statuses that nothing
+explains; and at a neighbour, another client of the driver: its outputs, and the times of its executions. It measures
+how long the other side needs to notice a death. The exit status is 0 only if nothing was found and the scripts pass
+every step. FILE is written while the events come about, so a run that is ended early counts, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nnfmq.base.processes import use_one_blas_thread
+from nnfmq.cli.console import console, from_zero, print_json, table
+from nnfmq.hal.errors import NnfmqError
+from nnfmq.lab.child_processes import BenchmarkFailed
+
+if TYPE_CHECKING:
+    from chaos_events import Event, Outcome
+    from chaos_place import Place
+    from chaos_steps import Page
+
+EVENTS_MAX = 1000
+"""Of one run; `--resume` sums several."""
+ALONE_S = 2.0
+_SAVED_EVERY = 10
+_SEEN = {"client": "a client's, by its worker", "worker": "a worker's, by its client",
+    "supervisor": "a supervisor's, by its compile server and repository"}  # fmt: skip
+_KINDS = ("hang", "left behind", "wrong output", "neighbour", "status", "log", "step")
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run
+
+
+class Series:
+    """The events of one run, in a place that is replaced when an event has destroyed it."""
+
+    def __init__(self, seed: int, base: Path, page: Page, say: Callable[[str], None]) -> None:
+        self.seed = seed
+        self._base = base
+        self._page = page
+        self._say = say
+        self._places = 0
+        self.scripts_of: dict[int, list[str]] = {}
+        self.seconds: dict[str, float] = {}
+        self.alone_ns: list[int] = []
+        self.outcomes: list[Outcome] = []
+
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """Yield a new place, in which each script has run once, so that nothing is created for the first time later."""
+        from chaos_clients import SCRIPTS, texts
+        from chaos_events import record
+        from chaos_place import Place
+
+        self._places += 1
+        with tempfile.TemporaryDirectory(prefix=f"place{self._places}-", dir=self._base) as name, ExitStack() as stack:
+            place = Place(Path(name), self._page, stack)
+            for script in SCRIPTS if not self.seconds else ("compilation",):
+                passed, calls, self.seconds[script] = record(place, script)
+                if texts(calls):
+                    raise BenchmarkFailed(f"the script {script} fails without an event: {texts(calls)}")
+                for step in passed:
+                    self.scripts_of.setdefault(step, []).append(script)
+            yield place
+
+    def measure_alone(self, place: Place) -> None:
+        """Measure the neighbour while it has the driver for itself."""
+        place.neighbour_report()
+        time.sleep(ALONE_S)
+        self.alone_ns += place.neighbour_report()[0]
+
+    def run(self, numbers: range, save: Callable[[], None]) -> None:
+        """Bring the events with these numbers about; call `save` after every _SAVED_EVERY of them, and at the end."""
+        from chaos_events import draw, run_event
+
+        left = list(numbers)
+        while True:
+            with self.place() as place:
+                if not self.alone_ns:
+                    self.measure_alone(place)
+                place.new_log()
+                wanted = place.baseline()
+                is_spent = False
+                while left and not is_spent:
+                    event = draw(self.seed, left.pop(0), self.scripts_of, self.seconds)
+                    self._say(f"{len(numbers) - len(left)} of {len(numbers)}: {event.text}")
+                    outcome, is_spent = run_event(place, event, wanted)
+                    self.outcomes.append(outcome)
+                    if not left or len(self.outcomes) % _SAVED_EVERY == 0:
+                        save()
+                if not left:
+                    return
+
+    def report(self, first: int) -> dict[str, Any]:
+        """Return the results of the run."""
+        from chaos_steps import steps
+
+        outcomes = self.outcomes
+        missing = [step.name for number, step in enumerate(steps()) if number not in self.scripts_of]
+        during = [time for outcome in outcomes for time in outcome.neighbour_ns]
+        return {
+            "first": first, "events": len(outcomes), "places": self._places, "load": round(os.getloadavg()[0], 1),
+            "reached": sum(outcome.was_reached for outcome in outcomes),
+            "steps": sorted({outcome.event.step for outcome in outcomes if outcome.was_reached}),
+            "actions": _count(outcomes, lambda event, _: event.action.value),
+            "victims": _count(outcomes, lambda _, outcome: outcome.victim.text if outcome.victim else "none"),
+            "statuses": dict(sum((outcome.statuses for outcome in outcomes), Counter())),
+            "seen_ms": {name: [round(outcome.seen_ms[name], 3) for outcome in outcomes if name in outcome.seen_ms]
+                for name in _SEEN},
+            "neighbour": {"alone_us": _percentiles(self.alone_ns), "during_us": _percentiles(during),
+                "executions": len(during)},
+            "findings": [*_findings(outcomes), *({"number": -1, "event": "none", "log": "",
+                "finding": f"step: no script passes '{name}'"} for name in missing)],
+        }  # fmt: skip
+
+
+def _findings(outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+    for outcome in outcomes:
+        event = {"number": outcome.event.number, "event": outcome.event.text, "log": outcome.log}
+        yield from (event | {"finding": finding} for finding in outcome.findings)
+
+
+def _count(outcomes: Sequence[Outcome], key: Callable[[Event, Outcome], str]) -> dict[str, int]:
+    return dict(Counter(key(outcome.event, outcome) for outcome in outcomes if outcome.was_reached))
+
+
+def _percentiles(times_ns: Sequence[int]) -> dict[str, float]:
+    ordered = sorted(times_ns)
+    return {name: percentile(ordered, share) / 1000 for name, share in (("p50", 0.5), ("p99", 0.99))} if ordered else {}
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return a percentile of sorted values: the smallest that is not below this share of them."""
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sums
+
+
+def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of several runs."""
+    from chaos_steps import steps
+
+    findings = [finding for part in parts for finding in part["findings"]]
+    reached = {step for part in parts for step in part["steps"]}
+    kinds = Counter(finding["finding"].partition(":")[0] for finding in findings)
+    return {
+        "runs": len(parts), "events": sum(part["events"] for part in parts),
+        "reached": sum(part["reached"] for part in parts),
+        "steps": len(steps()), "steps_disturbed": len(reached - {-1}),
+        "actions": _summed(parts, "actions"), "victims": _summed(parts, "victims"),
+        "found": {kind: kinds.get(kind, 0) for kind in _KINDS},
+        "seen_ms": {name: _distribution([each for part in parts for each in part["seen_ms"][name]]) for name in _SEEN},
+        "neighbour": {
+            "executions": sum(part["neighbour"]["executions"] for part in parts),
+            "p99_ratios": [round(part["neighbour"]["during_us"]["p99"] / part["neighbour"]["alone_us"]["p99"], 2)
+                for part in parts if part["neighbour"]["during_us"]],
+        },
+        "statuses": _summed(parts, "statuses"), "findings": findings,
+    }  # fmt: skip
+
+
+def _summed(parts: Sequence[Mapping[str, Any]], name: str) -> dict[str, int]:
+    return dict(sum((Counter(part[name]) for part in parts), Counter()).most_common())
+
+
+def _distribution(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    if not ordered:
+        return {"count": 0}
+    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {"count": len(ordered), **{name: percentile(ordered, share) for name, share in shares.items()}}
+
+
+def print_sums(sums: Mapping[str, Any], no_color: bool) -> None:
+    """Print the sums as tables, and what was found."""
+    out = console(no_color)
+    events = table("action", ">events", "process", ">events")
+    actions, victims = list(sums["actions"].items()), list(sums["victims"].items())
+    for place in range(max(len(actions), len(victims))):
+        cells = [*(actions[place : place + 1] or [("", "")]), *(victims[place : place + 1] or [("", "")])]
+        events.add_row(*(str(cell) for pair in cells for cell in pair))
+    out.print(events)
+    seen = table("death", ">times", ">p50, ms", ">p99, ms", ">max, ms")
+    for name, text in _SEEN.items():
+        found = sums["seen_ms"][name]
+        seen.add_row(text, str(found["count"]), *(f"{found[key]:.1f}" for key in ("p50", "p99", "max") if key in found))
+    out.print(seen)
+    for finding in sums["findings"][:40]:
+        out.print(f"[red]found[/] {finding['event']}\n  {finding['finding']}", highlight=False, soft_wrap=True)
+    ratios = ", ".join(map(str, sums["neighbour"]["p99_ratios"]))
+    found = ", ".join(f"{kind} {count}" for kind, count in sums["found"].items())
+    out.print(
+        f"{sums['events']:,} events in {sums['runs']} runs, {sums['reached']:,} brought about, at "
+        f"{sums['steps_disturbed']} of {sums['steps']} steps. Found: {found}. The neighbour executed "
+        f"{sums['neighbour']['executions']:,} times; its p99 was {ratios} times that alone."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The command
+
+
+def run(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
+    """Bring the events about; add the results of this run to `parts`, and write them to the file."""
+    use_one_blas_thread()  # before NumPy is imported: a tool with threads could not fork its clients
+    from chaos_steps import Page, Role, install
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a run that is ended removes its driver
+    first = options.first if options.first is not None else sum(part["events"] for part in parts)
+    before = list(parts)
+
+    def save() -> None:
+        parts[:] = [*before, series.report(first)]
+        if options.resume is not None:
+            text = json.dumps({"seed": options.seed, "parts": parts})
+            made = options.resume.with_suffix(".new")
+            made.write_text(text)
+            made.replace(options.resume)
+
+    with tempfile.TemporaryDirectory(prefix="nnfmq-chaos-") as name:
+        page = Page(Path(name) / "page")
+        install(page, Role.CLIENT)
+        series = Series(options.seed, Path(name), page, _say)
+        series.run(range(first, first + options.events), save)
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text[:110]}", end="", file=sys.stderr, flush=True)
+
+
+def print_steps() -> None:
+    """Print the steps."""
+    use_one_blas_thread()
+    from chaos_steps import steps
+
+    listing = table("phase", "process", "step")
+    for step in sorted(steps(), key=lambda step: step.phase):
+        listing.add_row(step.phase, step.role.text, step.name)
+    console(no_color=True).print(listing)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0 if nothing was found, else 1."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--events", metavar="N", type=from_zero, default=200, help=f"at most {EVENTS_MAX} (default: 200)")
+    add("--first", metavar="N", type=from_zero, help="the number of the first event (default: 0, or the next one)")
+    add("--seed", metavar="N", type=from_zero, default=1, help="of what the events are (default: 1)")
+    add("--resume", metavar="FILE", type=Path, help="add this run to those of the file, and print the sums")
+    add("--steps", action="store_true", help="print the steps")
+    add("--json", action="store_true", help="print JSON")
+    add("--no-color", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.events > EVENTS_MAX:
+        parser.error(f"--events {options.events}: a run has at most {EVENTS_MAX}; --resume sums several runs")
+    if options.steps:
+        print_steps()
+        return 0
+    parts = _parts(parser, options)
+    if options.events:
+        try:
+            run(options, parts)
+        except (BenchmarkFailed, NnfmqError) as error:
+            print(f"chaos: error: {error}", file=sys.stderr)
+            return 1
+    sums = summed(parts)
+    if options.json:
+        print_json(sums)
+    else:
+        print_sums(sums, options.no_color)
+    return 1 if sums["findings"] else 0
+
+
+def _parts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the runs that the file has."""
+    if options.resume is None or not options.resume.exists():
+        return []
+    file = json.loads(options.resume.read_text())
+    if file["seed"] != options.seed:
+        parser.error(f"--resume {options.resume}: its events have the seed {file['seed']}, not {options.seed}")
+    parts: list[dict[str, Any]] = file["parts"]
+    return parts
+
+
+if __name__ == "__main__":
+    sys.exit(main())
