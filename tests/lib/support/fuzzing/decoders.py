@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -97,7 +97,8 @@ def _codecs() -> list[tuple[MessageCodec[Any], Enum, tuple[type, ...]]]:
     ]
     for found in (repository_protocol._codec, shared._codec, version_import._codec):
         for sender, decoder in found._decoders.items():
-            control.append((found, sender, getattr(decoder.type, "__args__", (decoder.type,))))
+            sent: Any = decoder.type  # a class or a union of classes
+            control.append((found, sender, get_args(sent) or (sent,)))
     return control
 
 
