@@ -23,6 +23,7 @@ __all__ = [
     "cpu_quota",
     "cpus_by_core",
     "descendants",
+    "is_child_stopped",
     "process_usage",
     "raise_in_thread",
     "request_signal_at_parent_exit",
@@ -57,6 +58,14 @@ def child_environment(variables: Mapping[str, str] = _NONE) -> dict[str, str]:
         inherited = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = root if not inherited else f"{root}{os.pathsep}{inherited}"
     return environment
+
+
+def is_child_stopped(kind: int, child: int) -> bool:
+    """Return whether a child process, named as waitid(2) does, is stopped. It is not reaped if it has exited."""
+    try:
+        return os.waitid(kind, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody has reaped it
+        return False
 
 
 # ----------------------------------------------------------------------------------------------------------------------

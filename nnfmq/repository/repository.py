@@ -1,7 +1,9 @@
 """ModelRepository: looks at the directory, loads versions, and serves them.
 
-The main thread looks at the directory every LOOK_S and decides; up to LOADS_MAX threads load a version each, so that
-one slow or hanging import delays no other model. Clients are served on the watcher thread meanwhile.
+The main thread looks at the directory every LOOK_S and decides; up to LOADS_MAX threads load a version each. A load
+that takes longer than SLOW_LOAD_S leaves its place to another one, and up to SLOW_LOADS_MAX go on beside the others: so
+imports that hang delay no other model for long. An import whose process is stopped ends. Clients are served on the
+watcher thread meanwhile.
 """
 
 from __future__ import annotations
@@ -194,7 +196,7 @@ class ModelVersions:
 
 
 LOOK_S = 1.0
-LOADS_MAX = 2
+LOADS_MAX, SLOW_LOADS_MAX = 2, 4
 SLOW_LOAD_S = 10.0
 RESTORE_PAUSE_S = 10.0  # between two times, in case a model makes the worker die
 _PASSING = frozenset(
@@ -270,6 +272,8 @@ class ModelRepository:
             self._report_unreadable([problem for name in names if (problem := self._look_at(name)) is not None])
             for name in self._models.keys() - set(names):
                 self._models[name].look(None, time.time())
+        for load in self._loads:
+            load.cancellation.end_if_stopped()
         self._restore_lost()
         self._go_on()
 
@@ -305,9 +309,15 @@ class ModelRepository:
             if versions.is_gone:
                 del self._models[name]
         for versions in self._models.values():
-            if len(self._loads) < LOADS_MAX:
+            if self._has_place():
                 self._begin_load(versions)
         self._server.set_entries(self._entries())
+
+    def _has_place(self) -> bool:
+        """Return whether another load may begin."""
+        began_s = time.monotonic() - SLOW_LOAD_S
+        slow = sum(load.started_s < began_s for load in self._loads)
+        return len(self._loads) - min(slow, SLOW_LOADS_MAX) < LOADS_MAX
 
     def _withdraw(self, name: str) -> None:
         self._server.withdraw(name)

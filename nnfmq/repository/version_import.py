@@ -35,7 +35,7 @@ from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.limits import data_bytes
 from nnfmq.base.memory import sealed_size
-from nnfmq.base.processes import child_environment, request_signal_at_parent_exit
+from nnfmq.base.processes import child_environment, is_child_stopped, request_signal_at_parent_exit
 from nnfmq.base.sandbox import sandbox
 from nnfmq.base.shared_constants import SharedConstants
 from nnfmq.hal.errors import (
@@ -512,13 +512,21 @@ class ImportCancellation:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_cancelled = False
+        self._is_cancelled = self._was_stopped = False
 
     def cancel(self) -> None:
         """Kill the import's process. Idempotent. Does not wait for its end."""
         with self._lock:
             self._is_cancelled = True
             if self._process is not None:
+                self._process.kill()
+
+    def end_if_stopped(self) -> None:
+        """Kill the import's process if it is stopped, and if it was when this was called before."""
+        with self._lock:
+            was_stopped = self._was_stopped
+            self._was_stopped = self._process is not None and is_child_stopped(os.P_PID, self._process.pid)
+            if self._process is not None and was_stopped and self._was_stopped:
                 self._process.kill()
 
     def started(self, process: subprocess.Popen[bytes]) -> None:

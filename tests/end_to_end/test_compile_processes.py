@@ -24,6 +24,7 @@ import nnfmq
 from nnfmq.base import settings
 from nnfmq.base.processes import allowed_cpus
 from nnfmq.driver.compilation.jobs import PROCESSES_MAX
+from nnfmq.driver.process.event_loop import STOP_GRACE_S
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, MissedDeadlineTransient
 from nnfmq.hal.types import ExecutionPreference, Model
@@ -239,16 +240,62 @@ def test_a_compile_server_that_is_not_used_ends(folder: Path) -> None:
         assert daemon.program.errors() == ""
 
 
+SERVE_WITH_A_SERVER_THAT_HANGS = """
+import pathlib, sys, time
+from nnfmq.driver.compilation import server
+from nnfmq.driver.process import supervisor
+def hang(self, real=server._Server._serve):
+    try:
+        pathlib.Path(sys.argv[1] + ".hung").touch(exist_ok=False)
+    except FileExistsError:
+        real(self)
+    else:
+        time.sleep(600)
+server.REPLY_TIMEOUT_S, server._Server._serve = 1.0, hang
+supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
+"""
+
+
 def test_a_compile_server_that_does_not_answer_is_replaced(folder: Path) -> None:
-    with impatient_daemon(folder, "REPLY_TIMEOUT_S", 5.0) as daemon, daemon.connect() as client:
-        with prepare(client, SHORT):
-            (pid,) = daemon.compile_servers()
-        with Process(pid) as server:
-            server.stop()
-            with prepare(client, SHORT) as prepared:
-                assert_computes(prepared, SHORT)
-            assert server.has_exited()
-        assert "the compile server has not replied for 5 s: it is replaced" in daemon.program.errors()
+    path = folder / "hangs.sock"
+    arguments = ["-P", "-c", SERVE_WITH_A_SERVER_THAT_HANGS, path]
+    with running_daemon(path, environment={settings.CACHE_MIB.variable: "0"}, arguments=arguments) as daemon:
+        with daemon.connect() as client, prepare(client, SHORT) as prepared:
+            assert_computes(prepared, SHORT)
+        log = daemon.program.errors()
+        assert "the compile server has not replied for 1 s: it is replaced" in log and "the worker compiles" not in log
+
+
+def test_LIFE_8_a_compile_server_that_is_stopped_is_replaced(
+    daemon: Daemon, client: nnfmq.Client, server: Process
+) -> None:
+    call = InThread.start(lambda: prepare(client, logistics_model(60)))
+    with compile_processes(server) as processes:
+        processes[0].stop()
+        server.stop()
+        with call.wait().value as prepared:
+            assert_computes(prepared, logistics_model(60))
+    assert server.has_exited()
+    assert "the compile server is stopped: it is replaced" in daemon.program.errors()
+
+
+def test_LIFE_8_a_compile_process_that_is_stopped_costs_no_preparation(client: nnfmq.Client, server: Process) -> None:
+    call = InThread.start(lambda: prepare(client, logistics_model(60)))
+    with compile_processes(server) as processes:
+        processes[0].stop()
+        with call.wait().value as prepared:
+            assert_computes(prepared, logistics_model(60))
+        assert processes[0].has_exited() and not server.has_exited()
+
+
+def test_LIFE_8_a_compile_process_that_is_stopped_for_a_moment_goes_on(client: nnfmq.Client, server: Process) -> None:
+    call = InThread.start(lambda: prepare(client, ENDLESS))
+    with compile_processes(server) as processes:
+        with processes[0].stopped():
+            pass
+        assert not processes[0].has_exited(2 * STOP_GRACE_S)
+    client.close()
+    call.wait()
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
@@ -277,25 +324,21 @@ def test_only_the_compile_server_and_its_processes_load_LLVM(daemon: Daemon, ser
 
 
 def test_PREP_6_a_deadline_that_passes_ends_the_compile_processes(client: nnfmq.Client, server: Process) -> None:
-    call = InThread.start(lambda: prepare(client, ENDLESS, timeout=4))
+    call = InThread.start(lambda: prepare(client, ENDLESS, timeout=PROMPT_S))
     with compile_processes(server) as processes:
-        with ExitStack() as stack:
-            for process in processes:  # so that no machine is quick enough
-                stack.enter_context(process.stopped())
-            assert isinstance(call.wait().error, MissedDeadlineTransient)
+        assert isinstance(call.wait().error, MissedDeadlineTransient)
         for process in processes:
             process.wait_for_end(PROMPT_S)
     with prepare(client, SHORT) as prepared:
         assert_computes(prepared, SHORT)
 
 
-def test_PREP_6_the_driver_reports_the_missed_deadline(client: nnfmq.Client, server: Process) -> None:
+def test_PREP_6_the_driver_reports_the_missed_deadline(client: nnfmq.Client) -> None:
     """Call without a client-side limit, so that the driver reports the missed deadline."""
-    data, _ = encode_model(SHORT)
+    data, _ = encode_model(ENDLESS)
     connection, deadline_ns = client.connection, time.monotonic_ns() + 1_000_000_000
     message = messages.PrepareModel(connection.next_call_id(), "compiled", SUSTAINED, 1, deadline_ns, data)
-    with server.stopped():
-        reply = connection.exchange(message, messages.PreparedModelReady)
+    reply = connection.exchange(message, messages.PreparedModelReady)
     assert reply.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     assert "while the model was compiled" in reply.message
 
@@ -362,6 +405,21 @@ def test_an_embedded_driver_compiles_in_processes_that_end_with_it(monkeypatch: 
                 for process in (server, *processes):
                     process.wait_for_end(PROMPT_S)
             assert isinstance(call.wait().error, DeadObject)
+
+
+def test_LIFE_8_an_embedded_driver_compiles_itself_if_its_compile_server_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(settings.CACHE_MIB.variable, "0")
+    with (
+        nnfmq.connect(embedded=True, recover=False) as client,
+        Process(client.worker_pid) as driver,
+        Process(driver.children()[0]) as server,
+    ):
+        server.stop()
+        with prepare(client, SHORT) as prepared:
+            assert_computes(prepared, SHORT)
+        assert server.has_exited()
 
 
 def test_a_driver_without_a_device_that_compiles_has_no_compile_server(folder: Path) -> None:

@@ -398,19 +398,28 @@ def test_a_killed_repository_comes_back_and_costs_the_drivers_clients_nothing(
     assert "the model repository ended with status -9; it is started again" in driver.program.errors()
 
 
-def test_while_the_repository_is_stopped_the_driver_serves_its_clients(
+def test_a_repository_that_is_stopped_is_replaced_and_the_driver_serves_its_clients(
     models: Path, driver: Daemon, peer: RepositoryPeer
 ) -> None:
     add_version(models, "adder", 1, adder(1))
     peer.wait_for("adder", version=1)
     with driver.connect() as client, peer.prepared(client, "adder") as model, running_repository(driver) as repository:
-        with repository.stopped():
-            peer.send(ListModels(77))
-            assert (model.execute(X)[0] == X + 1).all()
-            with pytest.raises(nnfmq.MissedDeadlineTransient):
-                peer.channel.receive(time.monotonic_ns() + 10**8)
-        with peer.channel.receive(time.monotonic_ns() + 10**10) as frame:
-            assert b"adder" in frame.data
+        repository.stop()
+        peer.send(ListModels(77))
+        assert (model.execute(X)[0] == X + 1).all()
+        with pytest.raises(nnfmq.DeadObject):
+            peer.channel.receive(time.monotonic_ns() + 10**10)
+        with RepositoryPeer(driver.path) as later:
+            later.wait_for("adder", version=1)
+    assert "the model repository is stopped: it is replaced" in driver.program.errors()
+
+
+def test_an_import_that_is_stopped_ends_and_leaves_its_place(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
+    add_version(models, "stopped", 1, adder(1), file="stop")
+    peer.wait_for("stopped", failed_version=1)
+    assert peer.entries()["stopped"].reason == "the import process was killed by signal 9"
 
 
 # ---------------------------------------------------------------------------------------------------------- ends

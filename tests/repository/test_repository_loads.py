@@ -104,7 +104,7 @@ class Setup:
     def _import(self, folder: Path, socket: Path, cancellation: ImportCancellation) -> ImportedVersion:
         assert socket == self.driver.socket
         key = f"{folder.parent.name}/{folder.name}"
-        cancellation.started(SimpleNamespace(kill=partial(self.killed.append, key)))  # type: ignore[arg-type]
+        cancellation.started(SimpleNamespace(pid=os.getpid(), kill=partial(self.killed.append, key)))  # type: ignore[arg-type]
         with self._lock:
             self.running.append(key)
             self._lock.wait_for(lambda: key in self._ended, 30)
@@ -232,6 +232,18 @@ def test_at_most_two_versions_are_loaded_at_a_time(setup: Setup) -> None:
     setup.wait_for_imports("a/1", "b/1")
     setup.end("a/1")
     setup.wait_for_imports("b/1", "c/1")
+
+
+def test_loads_that_take_long_leave_their_places_to_others_up_to_a_limit(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "SLOW_LOAD_S", 0.0)
+    monkeypatch.setattr(repository, "SLOW_LOADS_MAX", 2)
+    for name in ("a", "b", "c", "d", "e"):
+        setup.add(name, 1)
+    for _ in range(4):
+        setup.look()
+    setup.wait_for_imports("a/1", "b/1", "c/1", "d/1")
 
 
 def test_an_older_version_is_loaded_if_the_newest_one_takes_long_and_none_is_served(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import select
+import signal
 import time
 import weakref
 from collections import deque
@@ -29,8 +30,9 @@ from msgspec import Struct
 
 from nnfmq.base.channel import NO_WAIT, Channel
 from nnfmq.base.ownership import Closable
-from nnfmq.driver.compilation.process import QUEUED, READY, CompileResult, error_of_death, processes_max
+from nnfmq.driver.compilation.process import QUEUED, READY, TURN_IS_OVER, CompileResult, error_of_death, processes_max
 from nnfmq.driver.compilation.server import FORK, FORK_BACKGROUND, PREFETCH, fork_compile_server
+from nnfmq.driver.process.children import ChildProcess
 from nnfmq.engines.execution import TieredProgram
 from nnfmq.hal.errors import (
     DeadObject,
@@ -64,8 +66,8 @@ _ATTEMPTS = 2  # to compile a model in processes, if the compile server dies
 _PARTS_PER_PROCESS = 8  # so that the processes finish at about the same time, and progress can be reported
 _PARTS_AHEAD = 2  # of a process: what it compiles, and what it finds when it has finished
 _START_TIMEOUT_S = 5.0  # for the fork and the import of the compiler; the supervisor or the server may be stopped
+_LOOK_NS = 200_000_000  # after which a job looks whether its driver's own server is stopped
 _STATUS_TIMEOUT_S = 1.0  # between the exit of a process and the server's report
-_TURN_IS_OVER = "0"  # what the server reports of a process that has exited of its own
 _POLL_MS_MAX = 2**31 - 1  # poll(2) takes an int
 _LATE = "the deadline passed while the model was compiled"
 _log = logging.getLogger("nnfmq.compiler")
@@ -129,6 +131,7 @@ def current_prepare_context() -> PrepareContext:
     return _context.get()
 
 
+_own_server: ChildProcess | None = None  # of an embedded driver
 _server: Channel | None = None  # or to the supervisor; all threads use it without a lock, because a FORK is one frame
 
 
@@ -143,12 +146,19 @@ def start_compile_server(client_pidfd: int | None) -> None:
 
     The server kills this process if it outlives its client, the process of `client_pidfd`, which is borrowed.
     """
-    global _server
+    global _server, _own_server
     if find_spec("llvmlite") is not None:
         try:
-            _server, _ = fork_compile_server(client_pidfd=client_pidfd)
+            _server, _own_server = fork_compile_server(client_pidfd=client_pidfd)
         except (OSError, GeneralFailure) as error:
             _log.warning("models are compiled in this process: %s", error)
+
+
+def _end_own_server_if_stopped() -> None:
+    """End the server of an embedded driver if it is stopped. That of a supervisor is the supervisor's."""
+    if _own_server is not None and _own_server.is_stopped():
+        _log.error("the compile server is stopped: models are compiled in this process from now on")
+        _own_server.send(signal.SIGKILL)
 
 
 def prefetch_imports() -> None:
@@ -278,8 +288,8 @@ class _Process(Closable):
             pass
         except DeadObject:
             raise _ServerDiedError("the compile server has died") from None
-        if description == _TURN_IS_OVER:
-            raise DeadObject("the turn of the compile process is over")
+        if description == TURN_IS_OVER:
+            raise DeadObject("the turn of the compile process is over, or it was stopped")
         raise error_of_death(description) from None
 
     def close(self) -> None:
@@ -345,6 +355,7 @@ class _Job(Closable):
             NnfmqError: The error of a process.
         """
         while self._processes:
+            _end_own_server_if_stopped()
             for fd, _ in self._poll.poll(self._timeout_ms()):
                 if fd in self._processes:  # it may have been dropped for another one
                     self._on_message(self._processes[fd])
@@ -360,6 +371,8 @@ class _Job(Closable):
     def _timeout_ms(self) -> float | None:
         deadline_ns = self._context.deadline_ns
         times = self._reply_times() if deadline_ns is None else [deadline_ns, *self._reply_times()]
+        if self._reply_times() and _own_server is not None:
+            times.append(time.monotonic_ns() + _LOOK_NS)
         return min(max(0.0, (min(times) - time.monotonic_ns()) / 1e6), _POLL_MS_MAX) if times else None
 
     def _on_message(self, process: _Process) -> None:

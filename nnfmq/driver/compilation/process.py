@@ -50,6 +50,7 @@ __all__ = [
     "OUT_OF_MEMORY",
     "QUEUED",
     "READY",
+    "TURN_IS_OVER",
     "CompileProcess",
     "CompileResult",
     "describe_death",
@@ -192,6 +193,8 @@ def compile_description(description: bytearray) -> CompileResult:
 # Its limits, and what its end says about them.
 
 
+TURN_IS_OVER = "0"
+"""What the server reports of a process that has exited of its own, or that was stopped: another one may go on."""
 OUT_OF_MEMORY = "memory"
 """What the server reports, in place of an exit status, of a process that could not allocate."""
 _LAST_WORDS_WITHOUT_MEMORY = (b"bad_alloc", b"out of memory", b"Allocation failed", b"MemoryError")

@@ -20,6 +20,9 @@ are sent:
 A supervisor appends to FORK and FORK_BACKGROUND for whom it passes them on: the number of the client, and its uid.
 `process_queue` decides whose process is started, and which one ends for another client's. SIGUSR1 tells a process that.
 
+The server ends a process that is stopped (`EventLoop.watch_stops`) as one whose turn is over: the worker asks for
+another one. A supervisor does the same with a server that is stopped.
+
 The server and its processes run in a separate session (setsid), and keep no fd except their connection and the
 standard streams. They exit when the connection hangs up; in a compile process a thread waits for that, since the main
 thread is busy in LLVM. The server also watches the pipe for the exit status, which the worker closes as well: it kills
@@ -50,6 +53,7 @@ from nnfmq.base.ownership import Closable
 from nnfmq.driver.compilation.process import (
     END_SIGNAL,
     QUEUED,
+    TURN_IS_OVER,
     CompileProcess,
     describe_death,
     lower_session_priority,
@@ -155,6 +159,7 @@ class _Compilation:
         self.claim = claim
         self.process: ChildProcess | None = None
         self._errors_fd = -1  # of the file that is its stderr
+        self._was_stopped = False
         self._is_told = False
 
     def start_process(self) -> None:
@@ -177,6 +182,13 @@ class _Compilation:
             with suppress(DeadObject, MissedDeadlineTransient):
                 self.connection.send(QUEUED, (), NO_WAIT)
 
+    def end_stopped(self) -> None:
+        """End the process, which is stopped."""
+        assert self.process is not None
+        _log.warning("compile process %d is stopped: another one takes its place", self.process.pid)
+        self._was_stopped = True
+        self.process.send(signal.SIGKILL)
+
     def close(self) -> None:
         """Report to the worker how the process has ended, if it has run. Blocks until it has exited."""
         self.connection.close()
@@ -186,7 +198,8 @@ class _Compilation:
                 sys.stderr.write(last_words.decode("utf-8", "replace"))
                 sys.stderr.flush()
             with suppress(DeadObject, MissedDeadlineTransient):  # the worker no longer needs it
-                self.status.send(describe_death(status, last_words).encode(), (), NO_WAIT)
+                description = TURN_IS_OVER if self._was_stopped else describe_death(status, last_words)
+                self.status.send(description.encode(), (), NO_WAIT)
         self.status.close()
         if self._errors_fd >= 0:
             os.close(self._errors_fd)
@@ -278,6 +291,7 @@ class _Server:
             return
         assert compilation.process is not None
         self._loop.add_reader(compilation.process.fileno(), lambda: self._on_exit(compilation))
+        self._loop.watch_stops(compilation.process, compilation.end_stopped)
 
     def _on_exit(self, compilation: _Compilation) -> None:
         self._forget(compilation)
@@ -292,6 +306,7 @@ class _Server:
 
     def _forget(self, compilation: _Compilation) -> None:
         if compilation.process is not None:
+            self._loop.unwatch_stops(compilation.process)
             self._loop.remove_reader(compilation.process.fileno())
         self._loop.remove_reader(compilation.status.fileno())
         del self._compilations[compilation.claim]
@@ -314,7 +329,7 @@ class _Server:
 # when no compile process runs, so that an idle driver does not keep the compiler's memory. Only the supervisor sends to
 # the server, so a request never meets one that is about to end.
 #
-# A server that dies, or that does not handle a request within REPLY_TIMEOUT_S (it may be stopped), is replaced for the
+# A server that dies, that is stopped, or that does not handle a request within REPLY_TIMEOUT_S, is replaced for the
 # next request. Its processes end with it; workers notice, and ask again.
 
 
@@ -419,6 +434,7 @@ class CompileRelay:
         self._statistics.set(layout.COMPILE_SERVER_PID, server.process.pid)
         self._loop.add_reader(server.channel.fileno(), lambda: self._on_report(server))
         self._loop.add_reader(server.process.fileno(), lambda: self._on_exit(server))
+        self._loop.watch_stops(server.process, lambda: self._on_stopped(server))
         return server
 
     def _on_report(self, server: _RunningServer) -> None:
@@ -446,6 +462,11 @@ class CompileRelay:
         elif not server.processes:
             server.timer = self._loop.call_at(time.monotonic() + IDLE_TIMEOUT_S, self._drop)
 
+    def _on_stopped(self, server: _RunningServer) -> None:
+        if self._server is server:
+            _supervisor_log.error("the compile server is stopped: it is replaced")
+            self._drop()
+
     def _give_up(self) -> None:
         _supervisor_log.error("the compile server has not replied for %g s: it is replaced", REPLY_TIMEOUT_S)
         self._drop()
@@ -462,6 +483,7 @@ class CompileRelay:
             server.process.send(signal.SIGKILL)  # it may be stopped
 
     def _on_exit(self, server: _RunningServer) -> None:
+        self._loop.unwatch_stops(server.process)
         self._loop.remove_reader(server.process.fileno())
         status = server.process.reap()
         if self._server is server:

@@ -23,7 +23,7 @@ from typing import NoReturn, Self
 
 from nnfmq.base.channel import Channel
 from nnfmq.base.ownership import Uncopyable
-from nnfmq.base.processes import request_signal_at_parent_exit
+from nnfmq.base.processes import is_child_stopped, request_signal_at_parent_exit
 from nnfmq.base.threads import Thread
 from nnfmq.hal.errors import GeneralFailure
 
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 BUG_STATUS = 70  # the exit status of a child that an exception ended
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _log = logging.getLogger("nnfmq.processes")
 
 
@@ -60,6 +60,10 @@ class ChildProcess:
             return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
+
+    def is_stopped(self) -> bool:
+        """Return whether a signal has stopped the process, which nobody has continued. False once it has exited."""
+        return self._pidfd >= 0 and is_child_stopped(os.P_PIDFD, self._pidfd)
 
     def reap(self) -> int:
         """Wait for the exit, close the pidfd, and return the exit status; the negative number of a fatal signal."""
@@ -142,6 +146,7 @@ def _run_and_exit(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if at_parent_exit is not None:
             _request_signal(at_parent_exit, parent)

@@ -1,20 +1,29 @@
 """The supervisor's event loop: callbacks for readable fds and for points in time, all on one thread.
 
 The supervisor forks, so it must not start threads, and `nnfmq.base.watcher` is one. No callback may block.
+
+The loop also ends children that are stopped (SIGSTOP) and that nobody continues within STOP_GRACE_S: to whoever needs
+one, it would look like a child that works for ever. The kernel reports a stop as it reports an exit, by SIGCHLD.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import select
+import signal
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 from nnfmq.base.ownership import Closable
 
-__all__ = ["EventLoop", "Timer"]
+__all__ = ["STOP_GRACE_S", "Child", "EventLoop", "Timer"]
 
+STOP_GRACE_S = 0.2
+"""For so long a child may be stopped; a debugger that attaches stops it in another way (ptrace)."""
 _WAIT_S_MAX = 1_000_000.0  # epoll_wait(2) takes an int of milliseconds
 
 
@@ -31,6 +40,14 @@ class Timer:
         self.callback = None
 
 
+class Child(Protocol):
+    """A child process, as the loop sees it."""
+
+    def is_stopped(self) -> bool:
+        """Return whether it is stopped."""
+        ...
+
+
 class EventLoop(Closable):
     """Waits for fds and timers and calls their callbacks. One thread. Close it, or use `with`."""
 
@@ -39,6 +56,10 @@ class EventLoop(Closable):
         self._readers: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []  # a heap; the counter keeps the order of equal times
         self._timer_ids = itertools.count()
+        self._children: dict[Child, Callable[[], None]] = {}
+        self._child_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # written when SIGCHLD arrives
+        self._previous_handler: object = None  # of SIGCHLD; None: it is not this object that handles it
+        self.add_reader(self._child_fd, self._on_child_change)
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` whenever `fd` is readable or hung up. Borrows `fd`.
@@ -60,6 +81,29 @@ class EventLoop(Closable):
         heapq.heappush(self._timers, (time_s, next(self._timer_ids), timer))
         return timer
 
+    def watch_stops(self, child: Child, on_stopped: Callable[[], None]) -> None:
+        """Call `on_stopped` once if `child` is stopped and nobody continues it within STOP_GRACE_S. Main thread only.
+
+        Call `unwatch_stops` before the child is reaped.
+        """
+        if self._previous_handler is None:
+            fd = self._child_fd
+            self._previous_handler = signal.signal(signal.SIGCHLD, lambda *_: os.eventfd_write(fd, 1))
+        self._children[child] = on_stopped
+
+    def unwatch_stops(self, child: Child) -> None:
+        """End what `watch_stops` began. Idempotent."""
+        self._children.pop(child, None)
+
+    def _on_child_change(self) -> None:
+        os.eventfd_read(self._child_fd)
+        for child in [child for child in self._children if child.is_stopped()]:
+            self.call_at(time.monotonic() + STOP_GRACE_S, partial(self._report_stop, child))
+
+    def _report_stop(self, child: Child) -> None:
+        if child in self._children and child.is_stopped():
+            self._children.pop(child)()
+
     def run_once(self, until_s: float | None = None) -> None:
         """Wait for events, at most until a monotonic time, and handle those that are there. Blocks."""
         # An fd that a callback opens may have the number of one that another callback of this round closed: events
@@ -80,5 +124,11 @@ class EventLoop(Closable):
         return min(max(0.0, min(times) - time.monotonic()), _WAIT_S_MAX) if times else -1
 
     def close(self) -> None:
-        """Close the loop's own fd."""
+        """Close the loop's own fds, and restore the handler of SIGCHLD. Idempotent."""
+        previous, self._previous_handler = self._previous_handler, None
+        if previous is not None:
+            signal.signal(signal.SIGCHLD, previous)  # type: ignore[arg-type]  # what it returned
+        fd, self._child_fd = self._child_fd, -1
+        if fd >= 0:
+            os.close(fd)
         self._epoll.close()

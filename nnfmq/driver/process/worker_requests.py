@@ -45,10 +45,12 @@ class DriverRequests:
             _log.warning("a program is not added to the cache: %s", error)
             return
         self._writers += 1
+        self._loop.watch_stops(process, partial(process.send, signal.SIGKILL))  # it would keep its place
         self._loop.add_reader(process.fileno(), partial(self._end_writer, process))
 
     def _end_writer(self, process: ChildProcess) -> None:
         self._writers -= 1
+        self._loop.unwatch_stops(process)
         self._reap(process)
 
     def go_on(self, requests: int, pools: Sequence[int]) -> None:

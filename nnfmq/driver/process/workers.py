@@ -285,8 +285,8 @@ def _reject(channel: Channel, error: OSError | GeneralFailure) -> None:
 # The supervisor listens at the repository's socket, and the process inherits it. So clients that connect while it
 # starts, or starts again, wait instead of failing. If the process dies, no client of the driver notices, except those
 # that wait for the reply to a request for a model. The pause before the next start doubles, and is short again for a
-# process that has run for long. The process and its children are a session of their own, which ends with it; the kernel
-# kills the process if the supervisor is killed.
+# process that has run for long. One that is stopped is killed, so that another one takes its place. The process and its
+# children are a session of their own, which ends with it; the kernel kills the process if the supervisor is killed.
 
 
 PAUSE_S, PAUSE_MAX_S = 0.1, 30.0
@@ -322,6 +322,7 @@ class RepositoryProcess:
             process = self._process = fork_child(lambda: self._execute(fd), [fd], at_parent_exit=signal.SIGKILL)
             self._started_s = time.monotonic()
             self._loop.add_reader(process.fileno(), self._on_exit)
+            self._loop.watch_stops(process, self._on_stopped)
         except (OSError, GeneralFailure) as error:
             _log.error("the model repository cannot be started: %s", error)
             self._end_process()
@@ -343,6 +344,11 @@ class RepositoryProcess:
         arguments = ["--serve", str(fd), str(self._socket), str(self._directory)]
         os.execve(sys.executable, [sys.executable, "-P", "-m", "nnfmq.repository", *arguments], child_environment())
 
+    def _on_stopped(self) -> None:
+        _log.error("the model repository is stopped: it is replaced")
+        if self._process is not None:
+            self._process.send(signal.SIGKILL)
+
     def _on_exit(self) -> None:
         status = self._end_process()
         _log.error("the model repository ended with status %d; it is started again", status)
@@ -353,6 +359,7 @@ class RepositoryProcess:
         process, self._process = self._process, None
         if process is None:
             return 0
+        self._loop.unwatch_stops(process)
         self._loop.remove_reader(process.fileno())
         # The process group exists as long as the process is not reaped. Children that are stopped end, too.
         with suppress(ProcessLookupError):
