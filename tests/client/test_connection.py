@@ -23,7 +23,7 @@ from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.memory import Memory
-from nnfmq.client.connection.connection import Connection
+from nnfmq.client.connection.connection import LATE_MAX, Connection
 from nnfmq.client.connection.garbage import CloserUse
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import (
@@ -158,6 +158,14 @@ def test_another_reply_to_hello_closes_the_connection(
 
 
 # ------------------------------------------------------------------------------------------------ calls
+
+
+def test_a_reply_to_hello_that_takes_long_to_decode_is_not_decoded(driver: ProtocolPeer, start: Start) -> None:
+    opening = start(open_connection, driver.other, soon())
+    driver.receive(messages.Hello)
+    driver.send_bytes(b"\x93" * (1 << 20))  # in a file
+    error = opening.exception(LIMIT_S)
+    assert isinstance(error, DeviceUnavailable) and "is not taken here" in str(error)
 
 
 def test_replies_are_matched_by_call_id_in_any_order(
@@ -316,6 +324,21 @@ def test_the_reply_to_get_memories_is_sent_when_the_driver_reads_again(
     assert (reply.status, [os.fstat(fd).st_size for fd in fds]) == (NONE, [5])
     os.close(fds[0])
     assert_alive(connection, driver, start)
+
+
+def test_a_driver_that_asks_and_does_not_read_loses_the_connection(
+    connection: Connection, driver: ProtocolPeer, start: Start
+) -> None:
+    reply = listing(connection, start)
+    driver.receive(messages.ListDevices)
+    fill(connection)
+    for call in range(1, LATE_MAX + 2):
+        driver.send(messages.GetMemories(call, 3, (4,)))
+    error = reply.exception(LIMIT_S)
+    assert isinstance(error, DeadObject)
+    assert f"the driver does not read: {LATE_MAX} messages wait for it" in str(error)
+    connection.close()
+    until(lambda: not any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
 
 
 def test_release_messages_are_sent_when_the_driver_reads_again(

@@ -48,13 +48,13 @@ __all__ = [
     "Connection",
     "DriverStart",
     "DroppedConnection",
+    "LateSends",
     "MemoryProvider",
     "PendingCall",
     "ReplyKey",
     "ResultHandler",
     "memories_reply",
     "release_message",
-    "send_nonblocking",
 ]
 
 
@@ -143,32 +143,45 @@ def memories_reply(burst: MemoryProvider | None, call: messages.GetMemories) -> 
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# send_nonblocking: send on the watcher thread, which must not wait for a peer that does not read.
+# LateSends: what the watcher thread sends, which must not wait for a peer that does not read.
 
 
-def send_nonblocking(channel: Channel, data: bytes, fds: Sequence[int], on_error: Callable[[Exception], None]) -> None:
-    """Send a frame without blocking. If the socket is full, a new thread sends copies. Borrows `fds`.
+LATE_MAX = 64
 
-    `on_error` is called on that thread with what its send raises.
 
-    Raises:
-        DeadObject: If the peer has closed the connection.
+class LateSends:
+    """Sends frames without blocking: a thread for each sends those that do not fit into the socket, LATE_MAX at most.
+
+    `on_error` is called on such a thread with what its send raises.
     """
-    try:
-        channel.send(data, fds, NO_WAIT)
-    except MissedDeadlineTransient:
-        copies = [os.dup(fd) for fd in fds]  # the caller may close its fds before the thread sends them
-        arguments = (channel, data, copies, on_error)
-        Thread(target=_send_late, args=arguments, name="nnfmq-late", daemon=True).start()
 
+    def __init__(self, on_error: Callable[[Exception], None]) -> None:
+        self._on_error = on_error
+        self._places = threading.Semaphore(LATE_MAX)
 
-def _send_late(channel: Channel, data: bytes, fds: Sequence[int], on_error: Callable[[Exception], None]) -> None:
-    try:
-        channel.send(data, fds)  # returns at the latest when the channel is closed
-    except (NnfmqError, OSError) as error:
-        on_error(error)
-    finally:
-        close_all(fds)
+    def send(self, channel: Channel, data: bytes, fds: Sequence[int]) -> None:
+        """Send a frame, or let a thread send copies of the fds. Borrows `fds`.
+
+        Raises:
+            DeadObject: If the peer has closed the connection.
+            ProtocolError: If the peer has not read what LATE_MAX threads send.
+        """
+        try:
+            channel.send(data, fds, NO_WAIT)
+        except MissedDeadlineTransient:
+            if not self._places.acquire(blocking=False):
+                raise ProtocolError(f"the driver does not read: {LATE_MAX} messages wait for it") from None
+            copies = [os.dup(fd) for fd in fds]  # the caller may close its fds before the thread sends them
+            Thread(target=self._send_late, args=(channel, data, copies), name="nnfmq-late", daemon=True).start()
+
+    def _send_late(self, channel: Channel, data: bytes, fds: Sequence[int]) -> None:
+        try:
+            channel.send(data, fds)  # returns at the latest when the channel is closed
+        except (NnfmqError, OSError) as error:
+            self._on_error(error)
+        finally:
+            close_all(fds)
+            self._places.release()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -273,6 +286,7 @@ def _identity(reply: HelloReply) -> tuple[str, int, int, str]:
 _FIRST_WITH_BURSTS, _FIRST_WITH_DEADLINES, _FIRST_AIDL, _FIRST_WITH_REUSABLE = 3, 4, 5, 8
 _DRIVER_EXITED = "the driver process is gone"
 _POST_TIMEOUT_NS = 1_000_000_000
+_REPLY_BYTES_MAX = 32 << 20  # of the largest one, a description of a file; decoding so much takes 0.3 s
 _END_TIMEOUT_S = 1.0  # the watcher thread may be busy, but it never blocks
 _log = logging.getLogger("nnfmq.client")
 
@@ -313,6 +327,7 @@ class Connection(DroppedConnection):
         self._ended, self.ended_ns = threading.Event(), 0  # at the end of `_end`
         self._is_abandoned, self._pid, self._pidfd = False, os.getpid(), -1
         self._watches: list[watcher.ReaderHandle] = []
+        self._late_sends = LateSends(weak_call(self._on_channel_error))
 
     @classmethod
     def start(cls, channel: Channel, deadline_ns: int | None, interface: str = INTERFACE) -> Connection:
@@ -622,12 +637,16 @@ class Connection(DroppedConnection):
 
     def _send_nonblocking(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
         """Send from the watcher thread, which must not block. If the socket is full, a new thread sends the message."""
-        send_nonblocking(self._channel, self._encode(message), fds, self._on_channel_error)
+        self._late_sends.send(self._channel, self._encode(message), fds)
 
     def _on_readable(self) -> bool:
-        """Handle a message; return whether there was one."""
+        """Handle a message; return whether there was one.
+
+        The reply to Hello has no body in a file, and no reply has a large one: while a message is decoded, no thread of
+        the application runs, and no deadline ends a wait.
+        """
         try:
-            frame = self._channel.receive(NO_WAIT)
+            frame = self._channel.receive(NO_WAIT, body_bytes_max=_REPLY_BYTES_MAX if self.has_started else 0)
         except MissedDeadlineTransient:
             return False  # the data that woke the watcher has been received already
         except NnfmqError as error:
