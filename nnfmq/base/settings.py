@@ -334,6 +334,20 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _class_rules(text: str) -> list[str]:
+    rules = _names(text)
+    if any(not who or name not in CLASSES for who, _, name in (rule.rpartition("=") for rule in rules)):
+        raise ValueError(text)
+    return rules
+
+
+def _uids(text: str) -> list[str]:
+    uids = _names(text)
+    if not all(uid.isascii() and uid.isdecimal() for uid in uids):
+        raise ValueError(text)
+    return uids
+
+
 def integer(minimum: int, maximum: int, unit: str) -> SettingType:
     """Return the type of an integer from `minimum` to `maximum`."""
 
@@ -401,6 +415,16 @@ SINK = SettingType(
 )  # fmt: skip
 SWITCH = SettingType("0 or 1", "0 and 1; in files true and false as well", _switch, _switch_to_text, "true")
 PATTERN = SettingType("regular expression", "a regular expression of Python", _pattern, _to_text, '"gpu-.*"')
+CLASSES = ("interactive", "normal", "batch")
+CLASS_RULES = SettingType(
+    "rules", "rules WHO=CLASS separated by commas, in files an array; WHO is a uid or a program's name, CLASS "
+    f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}; empty: none", _class_rules, _names_to_text,
+    '["1000=batch", "camera.py=interactive"]', has_empty_value=True,
+)  # fmt: skip
+UIDS = SettingType(
+    "uids", "uids separated by commas, in files an array of texts; empty: none", _uids, _names_to_text,
+    '["1000", "1001"]', has_empty_value=True,
+)  # fmt: skip
 TEXT = SettingType("text", "any text", str, _to_text, '"text"')
 
 
@@ -460,6 +484,21 @@ CLIENT_MEMORY_MIB: Setting[int | None] = Setting(
 PROCESS_CLIENTS: Setting[int] = Setting(
     "NNFMQ_PROCESS_CLIENTS", integer(1, 64, "clients"), 32, reader="driver", reloads="at once",
     meaning="how many of the driver's 64 clients may be of one process",
+)  # fmt: skip
+CLIENT_CLASS: Setting[str | None] = Setting(
+    "NNFMQ_CLIENT_CLASS", choice(*CLASSES), None, reader="client",
+    meaning="the class that clients of this process ask a driver for: who goes first beside other clients",
+    default_text="the driver decides", options="nnfmq run --class",
+)  # fmt: skip
+CLIENT_CLASSES: Setting[list[str] | None] = Setting(
+    "NNFMQ_CLIENT_CLASSES", CLASS_RULES, None, reader="driver", reloads="for new clients",
+    meaning="the classes of clients; the first rule for a client's uid or program decides, and no client gets a higher "
+    "class by asking", default_text="normal for all",
+)  # fmt: skip
+INTERACTIVE_UIDS: Setting[list[str] | None] = Setting(
+    "NNFMQ_INTERACTIVE_UIDS", UIDS, None, reader="driver", reloads="for new clients",
+    meaning="the users whose clients get the class interactive by asking, if no rule is about them",
+    default_text="the driver's own and root",
 )  # fmt: skip
 IMPORT_MEMORY_MIB: Setting[int] = Setting(
     "NNFMQ_IMPORT_MEMORY_MIB", _MIB, 1024, reader="driver",

@@ -37,6 +37,7 @@ COMMANDS = {
     "replay": "run recorded executions again and compare them",
     "serve": "run the driver in the foreground",
     "status": "show a running driver: clients, models, memory, caches",
+    "client": "list the clients of a running driver; change their classes",
     "top": "watch the clients, models and bursts of a running driver",
     "metrics": "offer a running driver's statistics to Prometheus",
     "devices": "list the devices of the driver",
@@ -96,7 +97,9 @@ def _dispatch(arguments: list[str]) -> int:
     parser.set_defaults(no_color=before.no_color)
     command = importlib.import_module(f"nnfmq.cli.{before.command}")
     with _configured(before.config):
-        status: int = command.execute(parser.parse_args(arguments[position + 1 :]))
+        parsed = parser.parse_args(arguments[position + 1 :])
+        with _asking_for(getattr(parsed, "client_class", None)):
+            status: int = command.execute(parsed)
     return status
 
 
@@ -111,6 +114,11 @@ def _command_position(arguments: Sequence[str]) -> int:
 def _configured(path: str | None) -> AbstractContextManager[None]:
     """Use the configuration file `path`, also in child processes, until the context exits."""
     return nullcontext() if path is None else settings.CONFIG.exported(os.path.abspath(path))
+
+
+def _asking_for(client_class: str | None) -> AbstractContextManager[None]:
+    """Ask drivers for this class, also in child processes, until the context exits."""
+    return nullcontext() if client_class is None else settings.CLIENT_CLASS.exported(client_class)
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnfmq.base.processes import allowed_cores
 from nnfmq.cli.console import (
+    add_class_argument,
     add_connect_argument,
     at_least_one,
     console,
@@ -98,6 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.hidden("--profile-export-file", type=new_file)
     add.hidden("--enable_op_profiling", nargs="?", const=True, default=False, type=_boolean)
     add_connect_argument(parser)
+    add_class_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

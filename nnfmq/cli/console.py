@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from nnfmq.base.settings import CLASSES
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -87,6 +89,14 @@ def pattern(text: str) -> str:
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
     return text
+
+
+def add_class_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --class, which the command asks its driver for."""
+    parser.add_argument(
+        "--class", dest="client_class", choices=CLASSES, metavar="CLASS",
+        help=f"ask the driver for this class beside other clients: {', '.join(CLASSES[:-1])} or {CLASSES[-1]}",
+    )  # fmt: skip
 
 
 def open_client(target: str | None) -> Client:

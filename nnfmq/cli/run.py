@@ -18,6 +18,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import (
+    add_class_argument,
     add_connect_argument,
     at_least_one,
     compiling,
@@ -113,6 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", metavar="FILE", type=Path, help="save the outputs as .npy, or .npz if there are several"
     )
     add_connect_argument(parser)
+    add_class_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nnfmq.base.processes import ProcessUsage, command_name, process_usage
 from nnfmq.cli.console import microseconds
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.observe.statistics_layout import LatencyHistogram
 
 if TYPE_CHECKING:
@@ -150,6 +151,11 @@ class ClientActivity:
     """CPU time per time: 1 is one core."""
     usage: ProcessUsage | None
 
+    @property
+    def class_name(self) -> str:
+        """The class of the client; `-` if it is unknown."""
+        return next((each.name.lower() for each in ClientClass if each == self.client.client_class), "-")
+
     def as_json(self) -> dict[str, Any]:
         """Return it as printed in JSON."""
         client, usage = self.client, self.usage
@@ -157,6 +163,7 @@ class ClientActivity:
             "pid": client.pid,
             "uid": client.uid,
             "name": self.name,
+            "class": self.class_name,
             "worker_pid": client.worker_pid,
             "executions": client.executions,
             "failures": client.failures,

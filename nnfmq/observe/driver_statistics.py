@@ -101,6 +101,7 @@ class ClientStatistics:
         quota_bytes: Its memory quota.
         models: Its prepared models; those that have no row are summed in one whose id is OTHER_MODELS_ID.
         bursts: Its bursts over queues, as far as they have rows.
+        client_class: Its class, a `ClientClass`.
     """
 
     worker_pid: int
@@ -114,6 +115,7 @@ class ClientStatistics:
     quota_bytes: int
     models: tuple[ModelStatistics, ...]
     bursts: tuple[BurstStatistics, ...]
+    client_class: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,7 @@ def _client(area: memoryview, slot: int) -> ClientStatistics | None:
         quota_bytes=words[layout.QUOTA_BYTES],
         models=tuple(_model(data, words, at) for at in _used_rows(words, layout.MODELS_AT, layout.MODEL_WORDS)),
         bursts=tuple(_burst(words, at) for at in _used_rows(words, layout.BURSTS_AT, layout.BURST_WORDS)),
+        client_class=words[layout.CLIENT_CLASS],
     )
 
 

@@ -50,7 +50,7 @@ DRIVER_VERSION: Final = 16  # text
 DRIVER_VERSION_WORDS: Final = 8
 HEADER_WORDS: Final = 64
 
-# Words of a slot, from its beginning. The supervisor writes STATE, the worker everything else.
+# Words of a slot, from its beginning. The supervisor frees it and writes CLIENT_CLASS, the worker everything else.
 CHANGE: Final = 0
 STATE: Final = 1
 FREE, USED = 0, 1
@@ -63,6 +63,7 @@ CLIENT_FAILURES: Final = 7
 OPEN_CALLS: Final = 8  # calls that are queued or running
 CHARGED_BYTES: Final = 9  # of the client's memory quota
 QUOTA_BYTES: Final = 10  # the quota
+CLIENT_CLASS: Final = 31  # a `ClientClass`; written before the worker has the slot
 SLOT_HEADER_WORDS: Final = 32
 
 # Words of a model's row, from its beginning.

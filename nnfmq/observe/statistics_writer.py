@@ -69,8 +69,9 @@ class SlotWriter:
     def open(self, client_pid: int, client_uid: int, quota_bytes: int) -> None:
         """Begin to count for a client, from 0."""
         with self._changing():
+            words, client_class = self._words, self._words[layout.CLIENT_CLASS]
             self._slot[WORD_BYTES:] = bytes(layout.SLOT_BYTES - WORD_BYTES)  # all but CHANGE
-            words = self._words
+            words[layout.CLIENT_CLASS] = client_class
             words[layout.WORKER_PID], words[layout.CLIENT_PID] = os.getpid(), client_pid
             words[layout.CLIENT_UID], words[layout.CLIENT_START] = client_uid, time.monotonic_ns()
             words[layout.QUOTA_BYTES], words[layout.STATE] = quota_bytes, layout.USED

@@ -71,6 +71,7 @@ REPLIES: dict[type[messages.Call], tuple[type[messages.Call], ...]] = {
     messages.ListDevices: (messages.DeviceList,),
     messages.GetCapabilities: (messages.DeviceCapabilities,),
     messages.SetDeviceStatus: (messages.Reply,),
+    messages.SetClientClass: (messages.Reply,),
     messages.GetStatistics: (messages.StatisticsMemory,),
     messages.GetSupportedOperations: (messages.SupportedOperations,),
     messages.DescribeFile: (messages.FileDescription,),

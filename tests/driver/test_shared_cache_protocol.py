@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from nnfmq.driver.cache.shared import (
+    ClassChanged,
     Found,
     Invalidate,
     Lookup,
@@ -15,11 +16,13 @@ from nnfmq.driver.cache.shared import (
     Publish,
     Release,
     Sender,
+    SetClass,
     SharedCacheMessage,
     decode,
     encode,
     fd_count,
 )
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import ProtocolError
 
 WORKER, SUPERVISOR = Sender.WORKER, Sender.SUPERVISOR
@@ -29,6 +32,8 @@ SAMPLES: list[tuple[Sender, SharedCacheMessage, list[Any], int]] = [
     (WORKER, Publish(0, NAME), ["Publish", 0, NAME], 1),
     (WORKER, Release(2**63 - 1), ["Release", 2**63 - 1], 0),
     (WORKER, Invalidate(1), ["Invalidate", 1], 0),
+    (WORKER, SetClass(8, 4711, ClientClass.BATCH), ["SetClass", 8, 4711, 1], 0),
+    (SUPERVISOR, ClassChanged(8, "no"), ["ClassChanged", 8, "no"], 0),
     (SUPERVISOR, Found(7), ["Found", 7], 1),
     (SUPERVISOR, NotFound(7), ["NotFound", 7], 0),
 ]

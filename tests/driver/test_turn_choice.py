@@ -8,8 +8,10 @@ MS = 1_000_000
 NOW = 10**12
 
 
-def waiter(slot: int, due_ms: int = 50, *, has_deadline: bool = True, used_ms: int = 0, run_ms: int = 5) -> Waiter:
-    return Waiter(slot, NOW + due_ms * MS, has_deadline, used_ms * MS, run_ms * MS)
+def waiter(
+    slot: int, due_ms: int = 50, *, has_deadline: bool = True, used_ms: int = 0, run_ms: int = 5, kind: int = 2
+) -> Waiter:
+    return Waiter(slot, NOW + due_ms * MS, has_deadline, used_ms * MS, run_ms * MS, kind)
 
 
 def order(*waiters: Waiter) -> list[int]:
@@ -23,6 +25,12 @@ def order(*waiters: Waiter) -> list[int]:
 
 def test_the_earliest_deadline_is_first() -> None:
     assert order(waiter(1, 30), waiter(2, 10), waiter(3, 20)) == [2, 3, 1]
+
+
+def test_clients_of_a_higher_class_are_first_and_deadlines_decide_inside_a_class() -> None:
+    batch = (waiter(1, 10, kind=1), waiter(2, 5, kind=1))
+    interactive = (waiter(3, 30, has_deadline=False, used_ms=500, kind=3), waiter(4, 20, used_ms=500, kind=3))
+    assert order(*batch, waiter(5, 90), *interactive) == [4, 3, 5, 2, 1]
 
 
 def test_one_that_can_no_longer_meet_its_deadline_is_last() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
 from nnfmq.hal.types import (
     BufferToken,
@@ -63,8 +64,14 @@ CONFIG = messages.ConfigData(MeasureTiming.NO, -1)
 SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     (
         CLIENT,
-        {"protocol": 1, "interface": "aidl-4", "client_name": "run.py"},
+        {"protocol": 1, "interface": "aidl-4", "client_name": "run.py", "client_class": None},
         messages.Hello(1, "aidl-4", "run.py"),
+        0,
+    ),
+    (
+        CLIENT,
+        {"call": 3, "worker_pid": 4711, "client_class": 1},
+        messages.SetClientClass(3, 4711, ClientClass.BATCH),
         0,
     ),
     (
@@ -405,6 +412,7 @@ MAY_BE_ABSENT = {
     ("GetSupportedOperations", "consumers"),
     ("PrepareModel", "consumers"),
     ("DeviceCapabilities", "capabilities"),
+    ("Hello", "client_class"),
     ("FileDescription", "description"),
     ("PrepareModel", "hints"),
     ("PrepareModel", "extensions"),
@@ -490,6 +498,9 @@ BEYOND_LIMITS: list[tuple[PeerRole, str, dict[str, Any]]] = [
     (CLIENT, "ListDevices", {"call": -1}),
     (CLIENT, "ListDevices", {"call": 2**63}),
     (CLIENT, "Hello", {"protocol": 1, "interface": "i" * 257, "client_name": ""}),
+    (CLIENT, "Hello", {"protocol": 1, "interface": "AIDL v4", "client_name": "", "client_class": 4}),
+    (CLIENT, "SetClientClass", {"call": 1, "worker_pid": 0, "client_class": 0}),
+    (CLIENT, "SetClientClass", {"call": 1, "worker_pid": 2**32, "client_class": 1}),
     (CLIENT, "GetSupportedOperations", {"call": 1, "device": "d" * 257, "model": b""}),
     (CLIENT, "FreeMemory", {"burst_id": 1, "slot": 2**31}),
     (CLIENT, "Memories", {"call": 1, "status": 9, "message": "", "sizes": []}),

@@ -25,8 +25,10 @@ from nnfmq.client.connection.device import Device
 from nnfmq.client.connection.hosted_choice import FileOptions, GivenModel, Hosting
 from nnfmq.client.connection.open_connections import CLOSED, DriverEnding
 from nnfmq.client.connection.prepare_arguments import (
+    ClassArgument,
     ModelArgument,
     PrepareOptions,
+    to_client_class,
     to_member,
     with_time_left,
 )
@@ -245,6 +247,27 @@ class Client(Closable):
             connection.call(message, messages.Reply, (), deadline_ns)
 
         self._call(set_status, deadline_after(timeout))
+
+    def set_client_class(
+        self, client_class: ClassArgument, worker_pid: int = 0, *, timeout: float | None = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Give a client of this driver the class "interactive", "normal" or "batch"; blocks until it has effect.
+
+        `worker_pid` is the pid of the process that serves it (`ClientStatistics.worker_pid`); by default this client's.
+        A client that connects again gets the class that it asks for, or the driver decides.
+
+        Raises:
+            InvalidArgument: If the class is another one.
+            GeneralFailure: If the driver does not give this client the class, or no client has this worker, or it is
+                another client's, and this user is neither the driver's nor root.
+        """
+        chosen = to_client_class(client_class)
+
+        def set_class(connection: Connection, deadline_ns: int | None) -> None:
+            message = messages.SetClientClass(connection.next_call_id(), worker_pid, chosen)
+            connection.call(message, messages.Reply, (), deadline_ns)
+
+        self._call(set_class, deadline_after(timeout))
 
     def statistics(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> DriverStatistics:
         """Return what the driver counts: its clients, their models and bursts, latencies, caches; blocks.

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from nnfmq.client.connection.client import Client, ConnectAgain, IsClosed
     from nnfmq.client.connection.connection import Connection
+    from nnfmq.client.connection.prepare_arguments import ClassArgument
     from nnfmq.client.named.models import ConnectRepository
+    from nnfmq.hal.client_class import ClientClass
 
 _RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
 
@@ -43,6 +45,7 @@ def connect(
     wait_ready: bool = False,
     interface: str = INTERFACE,
     recover: bool = True,
+    client_class: ClassArgument | None = None,
 ) -> Client:
     """Connect to a driver and return a client, which the caller closes; blocks.
 
@@ -68,12 +71,15 @@ def connect(
         recover: Whether the client connects again after the driver has died, and prepares its models again (LIFE-6);
             see docs/how-to/handle-errors.md. False = all calls raise DeadObject at once, and the CPU executes nothing
             in place of the driver.
+        client_class: "interactive", "normal" or "batch": which of several clients of a driver goes first; by default
+            $NNFMQ_CLIENT_CLASS, or what the driver decides (docs/how-to/run-a-driver.md).
 
     Raises:
         DeviceUnavailable: If no driver can be reached, or it runs as another user, or it exits while it starts.
-        GeneralFailure: If the driver rejects this client, for example because its configuration is not valid.
+        GeneralFailure: If the driver rejects this client, for example because its configuration is not valid, or it
+            does not give the class.
         MissedDeadlineTransient: If the timeout passes.
-        InvalidArgument: If the arguments contradict each other, or the interface version is unknown.
+        InvalidArgument: If the arguments contradict each other, or the interface version or the class is unknown.
     """
     deadline_ns = deadline_after(timeout)
     level_of(interface)  # check it before a driver is started
@@ -83,7 +89,7 @@ def connect(
         trace.start()
     if embedded and (path is not None or wait):
         raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
-    options = _Options(interface, recover, server_uid)
+    options = _Options(interface, recover, server_uid, _class_of(client_class))
     if embedded:
         return _connect_embedded(deadline_ns, wait_ready, options)
     socket_path = default_socket() if path is None else Path(path)
@@ -103,6 +109,16 @@ def connect(
         client = _connect_embedded(deadline_ns, wait_ready, options)
         _log_start(error)
         return client
+
+
+def _class_of(argument: ClassArgument | None) -> ClientClass | None:
+    """Return the class of the argument, or of the setting; None = the driver decides."""
+    chosen = settings.CLIENT_CLASS.value() if argument is None else argument
+    if chosen is None:
+        return None
+    from nnfmq.client.connection.prepare_arguments import to_client_class  # few applications choose one
+
+    return to_client_class(chosen)
 
 
 def _with_remedy(error: DeviceUnavailable, path: Path, *, is_default: bool) -> DeviceUnavailable:
@@ -127,6 +143,7 @@ class _Options(NamedTuple):
     interface: str = INTERFACE
     recover: bool = False
     server_uid: int | None = None
+    client_class: ClientClass | None = None
     variables: Mapping[str, str] = MappingProxyType({})
     """Of an embedded driver's environment."""
 
@@ -160,7 +177,7 @@ def _start_connection(channel: Channel, options: _Options, deadline_ns: int | No
     channel.enlarge_descriptor_table()
     from nnfmq.client.connection.connection import Connection  # while the driver starts
 
-    return Connection.start(channel, deadline_ns, options.interface)
+    return Connection.start(channel, deadline_ns, options.interface, options.client_class)
 
 
 def _new_client(

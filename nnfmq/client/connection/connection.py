@@ -26,6 +26,7 @@ from nnfmq.client.connection import open_connections, trace
 from nnfmq.client.connection.defaults import INTERFACE, level_of
 from nnfmq.client.connection.garbage import ClosedWhenDropped, CloserUse, weak_call
 from nnfmq.client.waiting import Future
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import (
     BadState,
     DeadObject,
@@ -330,7 +331,13 @@ class Connection(DroppedConnection):
         self._late_sends = LateSends(weak_call(self._on_channel_error))
 
     @classmethod
-    def start(cls, channel: Channel, deadline_ns: int | None, interface: str = INTERFACE) -> Connection:
+    def start(
+        cls,
+        channel: Channel,
+        deadline_ns: int | None,
+        interface: str = INTERFACE,
+        client_class: ClientClass | None = None,
+    ) -> Connection:
         """Send Hello over `channel` and return, while the driver may still start. Takes ownership of `channel`.
 
         Nothing is received before `watch`, which the caller calls next.
@@ -339,6 +346,7 @@ class Connection(DroppedConnection):
             channel: A connected control channel.
             deadline_ns: End of every wait for the driver's reply, on the monotonic clock; None = no limit.
             interface: An interface version, from "HIDL 1.0" to "AIDL v4".
+            client_class: The class that the client asks for; None = the driver decides.
 
         Raises:
             InvalidArgument: If the interface version is unknown.
@@ -351,7 +359,8 @@ class Connection(DroppedConnection):
             raise
         open_connections.add(connection)
         try:
-            hello = messages.Hello(control_protocol.PROTOCOL, interface, f"pid {os.getpid()}")
+            name = f"pid {os.getpid()}"
+            hello = messages.Hello(control_protocol.PROTOCOL, interface, name, client_class)
             # Sending fails if the driver has rejected the client already; its reply then contains the reason.
             with contextlib.suppress(DeadObject, ProtocolError):
                 connection._send(hello, (), deadline_ns)

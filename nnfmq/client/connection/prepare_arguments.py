@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from nnfmq.base import settings
 from nnfmq.base.deadlines import remaining_s
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.preparation import DeviceChoice
@@ -32,6 +33,7 @@ from nnfmq.hal.types import (
 )
 
 __all__ = [
+    "ClassArgument",
     "FinishedModel",
     "ModelArgument",
     "ModelSignature",
@@ -45,6 +47,7 @@ __all__ = [
     "has_vendor_operations",
     "is_file",
     "name_for_display",
+    "to_client_class",
     "to_hal_model",
     "to_member",
     "to_model",
@@ -113,6 +116,8 @@ Preference: TypeAlias = ExecutionPreference | Literal["low_power", "fast_single_
 """A preference, or its name."""
 PriorityArgument: TypeAlias = Priority | Literal["low", "medium", "high"]
 """A priority, or its name."""
+ClassArgument: TypeAlias = ClientClass | Literal["interactive", "normal", "batch"]
+"""A class of clients, or its name."""
 MemberT = TypeVar("MemberT", bound=IntEnum)
 
 
@@ -179,6 +184,11 @@ def to_preference(preference: Preference) -> ExecutionPreference:
 def to_priority(priority: PriorityArgument) -> Priority:
     """Return the priority of this name. Raises InvalidArgument if there is none."""
     return to_member(Priority, priority, "priority")
+
+
+def to_client_class(client_class: ClassArgument | str) -> ClientClass:
+    """Return the class of this name. Raises InvalidArgument if there is none."""
+    return to_member(ClientClass, client_class, "client_class")
 
 
 def to_member(kind: type[MemberT], value: Any, what: str) -> MemberT:

@@ -30,6 +30,7 @@ from msgspec import Meta, Struct
 
 from nnfmq.base.channel import FDS_MAX, NO_WAIT, Channel, Frame
 from nnfmq.base.memory import Memory, sealed_size
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import (
     DeadObject,
     InvalidArgument,
@@ -43,6 +44,7 @@ from nnfmq.serialize.message_codec import MessageCodec
 __all__ = [
     "ENTRIES_MAX",
     "REFERENCES_MAX",
+    "ClassChanged",
     "Found",
     "GoOn",
     "Invalidate",
@@ -51,6 +53,7 @@ __all__ = [
     "Publish",
     "Release",
     "Sender",
+    "SetClass",
     "SharedCacheClient",
     "SharedCacheMessage",
     "SharedCacheServer",
@@ -78,16 +81,20 @@ __all__ = [
 #     worker      Invalidate   ref_id             -                 the content does not match the name: remove entry
 #     worker      Store        ref_id, name       memory, pipe      write the file of the entry; close the pipe then
 #     worker      GoOn         ref_id, pools      requests, pools   compile these models after the worker's exit
+#     worker      SetClass     ref_id, worker_pid,   -              give a client another class; replied to with
+#                              client_class                         ClassChanged
+#     supervisor  ClassChanged ref_id, reason     -                 it has the class; or not, for a reason
 #
 # The name of an entry is a SHA-256 digest in hexadecimal. A `ref_id` identifies one reference of one worker to an
-# entry; the worker chooses it and uses it once. That of Store and GoOn identifies nothing: a worker may not write files
-# or start programs (`base.sandbox`), so it asks its supervisor. Both ends are one build of nnfmq, so messages have no
-# version.
+# entry; the worker chooses it and uses it once. That of Store, GoOn and SetClass identifies nothing: a worker may not
+# write files, start programs (`base.sandbox`) or decide about clients, so it asks its supervisor. Both ends are one
+# build of nnfmq, so messages have no version.
 # The two ends, the worker's and the supervisor's, are below.
 
 
 EntryName: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]*\Z", min_length=64, max_length=64)]
 RefId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Pid: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Sender(Enum):
@@ -143,6 +150,19 @@ class GoOn(SharedCacheMessage, frozen=True):
         return 1 + self.pools
 
 
+class SetClass(SharedCacheMessage, frozen=True):
+    """Give the client that a worker serves another class; 0 = the sender's. The reply is ClassChanged."""
+
+    worker_pid: Pid
+    client_class: ClientClass
+
+
+class ClassChanged(SharedCacheMessage, frozen=True):
+    """Reply to SetClass: the reason why the class stays as it was, for the client; empty if it was changed."""
+
+    reason: str
+
+
 class Found(SharedCacheMessage, frozen=True):
     """Reply to Lookup, with an fd of the entry's memory."""
 
@@ -152,7 +172,10 @@ class NotFound(SharedCacheMessage, frozen=True):
 
 
 _codec: MessageCodec[SharedCacheMessage] = MessageCodec(
-    {Sender.WORKER: (Lookup, Publish, Release, Invalidate, Store, GoOn), Sender.SUPERVISOR: (Found, NotFound)},
+    {
+        Sender.WORKER: (Lookup, Publish, Release, Invalidate, Store, GoOn, SetClass),
+        Sender.SUPERVISOR: (Found, NotFound, ClassChanged),
+    },
     {Publish: 1, Found: 1, Store: 2, GoOn: "fd_count"},
 )
 fd_count, encode, decode = _codec.fd_count, _codec.encode, _codec.decode
@@ -164,6 +187,7 @@ fd_count, encode, decode = _codec.fd_count, _codec.encode, _codec.decode
 
 LOOKUP_TIMEOUT_NS = 250_000_000  # the supervisor may be busy starting another worker
 STORE_TIMEOUT_S = 10.0  # to write a file
+_SET_CLASS_TIMEOUT_NS = 5_000_000_000
 _log = logging.getLogger("nnfmq.sharing")
 
 
@@ -195,9 +219,10 @@ class SharedCacheClient:
         The reference ends when `owner` is garbage-collected; by default, the mapping.
         """
         ref_id = next(self._ref_ids)
-        fd = self._request(ref_id, name)
-        if fd is None:
+        found = self._request(Lookup(ref_id, name), LOOKUP_TIMEOUT_NS)
+        if found is None or not found[1]:
             return None
+        (fd,) = found[1]
         try:
             memory = Memory.adopt_constant(fd)  # SYNC published: the publisher sealed the memory first
         except NnfmqError as error:
@@ -244,24 +269,34 @@ class SharedCacheClient:
         if len(pools) < FDS_MAX:
             self._send(GoOn(next(self._ref_ids), len(pools)), requests.fileno(), *pools)
 
+    def set_class(self, worker_pid: int, client_class: ClientClass) -> str:
+        """Let the supervisor give the client of a worker another class; 0 = this worker's. Blocks for some seconds.
+
+        Return the reason why it stays as it was, for the client; empty if it was changed.
+        """
+        found = self._request(SetClass(next(self._ref_ids), worker_pid, client_class), _SET_CLASS_TIMEOUT_NS)
+        if found is None or not isinstance(found[0], ClassChanged):
+            return "the supervisor of this driver does not respond"
+        return found[0].reason
+
     def close(self) -> None:
         """Close the connection; the supervisor drops this worker's references. Idempotent."""
         self._end(None)
 
-    def _request(self, ref_id: int, name: str) -> int | None:
-        """Return the fd from the supervisor's reply, which the caller owns; None if not found or not in time."""
-        deadline_ns = time.monotonic_ns() + LOOKUP_TIMEOUT_NS
-        if not self._lookup_lock.acquire(timeout=LOOKUP_TIMEOUT_NS / 1e9):
+    def _request(self, request: SharedCacheMessage, timeout_ns: int) -> tuple[SharedCacheMessage, list[int]] | None:
+        """Return the supervisor's reply, and its fds, which the caller owns; None if it does not come in time."""
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        if not self._lookup_lock.acquire(timeout=timeout_ns / 1e9):
             return None
         try:
-            # SYNC referenced: from the moment the supervisor reads this, this worker may have a reference
-            if not self._send(Lookup(ref_id, name)):
+            # SYNC referenced: from the moment the supervisor reads a Lookup, this worker may have a reference
+            if not self._send(request):
                 return None
-            return self._receive_reply(ref_id, deadline_ns)
+            return self._receive_reply(request.ref_id, deadline_ns)
         except MissedDeadlineTransient:
-            self._send(Release(ref_id))
+            self._send(Release(request.ref_id))
             if not self._timeout_logged:
-                _log.warning("the supervisor does not respond: a program is not shared")
+                _log.warning("the supervisor does not respond: programs are not shared now")
             self._timeout_logged = True
         except (TransportError, OSError) as error:
             self._end(error)
@@ -269,7 +304,7 @@ class SharedCacheClient:
             self._lookup_lock.release()
         return None
 
-    def _receive_reply(self, ref_id: int, deadline_ns: int) -> int | None:
+    def _receive_reply(self, ref_id: int, deadline_ns: int) -> tuple[SharedCacheMessage, list[int]]:
         while True:
             with self._channel.receive(deadline_ns, body_bytes_max=0) as frame:
                 reply = decode(frame.data, sender=Sender.SUPERVISOR, fds=frame.fd_count)
@@ -277,7 +312,7 @@ class SharedCacheClient:
                     continue  # the late reply of a lookup that timed out, whose reference was released then
                 if frame.fds_truncated:  # this process has no free fd
                     self._send(Release(ref_id))
-                return frame.detach_fds()[0] if frame.fds else None
+                return reply, frame.detach_fds()
 
     def _release_with(self, owner: object, ref_id: int) -> None:
         """Release a reference when `owner` is garbage-collected. That may happen on any thread: takes no lock."""
@@ -372,6 +407,10 @@ class WorkerRequests(Protocol):
     def go_on(self, requests: int, pools: Sequence[int]) -> None:
         """Start the process that compiles these models. Borrows the fds."""
 
+    def set_class(self, sender_pid: int, worker_pid: int, client_class: ClientClass) -> str:
+        """Give the client of a worker another class, for the worker `sender_pid`; return the reason if that fails."""
+        ...
+
 
 class SharedCacheServer:
     """The programs that the workers of one driver share. Used by one thread, which also closes all links.
@@ -437,6 +476,11 @@ class SharedCacheServer:
                     self._unref(entry)  # SYNC released
             case Invalidate(ref_id):
                 self._invalidate(link, ref_id)
+            case SetClass(ref_id, worker_pid, client_class):
+                reason = "nobody decides about classes here"
+                if self._requests is not None:
+                    reason = self._requests.set_class(link.worker_pid, worker_pid, client_class)
+                _send(link, ClassChanged(ref_id, reason))
             case (Store() | GoOn()) as request if not frame.fds_truncated:
                 self._do(link, request, frame.fds)
 

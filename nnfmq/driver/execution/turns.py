@@ -32,6 +32,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
 from nnfmq.base.processes import allowed_cpus
 from nnfmq.engines.compiled.thread_pool import CoreDivision
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.queue.futex import ALL_BITS, futex_wait, futex_wake
 
 __all__ = [
@@ -61,7 +62,8 @@ __all__ = [
 #   launch, and uses no more than its share of the cores (`engines.compiled.thread_pool`);
 # * a claim byte, which only that worker writes: 1 while it has or awaits a turn. The pools count it like a busy byte;
 # * a turn, IDLE, WAITING or RUNNING, and what the choice of the next turn depends on. At most as many
-#   executions have a turn as there are cores. Workers change the page under a file lock.
+#   executions have a turn as there are cores. Workers change the page under a file lock;
+# * the class of its client (`hal.client_class`), which only the supervisor writes.
 #
 # A worker that dies at any instruction leaves at most its own entries, which the supervisor clears when the worker has
 # exited. The kernel releases the lock.
@@ -74,7 +76,8 @@ IDLE, WAITING, RUNNING = 0, 1, 2
 _CLAIMS, _TURNS, _WORDS, _TIMES = (SLOTS_MAX * number for number in (1, 2, 3, 7))
 _FIELDS = 5
 _VIRTUAL_NOW = _FIELDS * SLOTS_MAX
-_PAGE_BYTES = _TIMES + 8 * (_VIRTUAL_NOW + 1)
+_CLASSES = _TIMES + 8 * (_VIRTUAL_NOW + 1)
+_PAGE_BYTES = _CLASSES + SLOTS_MAX
 
 
 class CorePage:
@@ -90,6 +93,7 @@ class CorePage:
         virtual_ns: The virtual time of the client.
         expected_ns: How long the execution will probably run.
         until_ns: Until when the running execution counts.
+        classes: The classes of the clients.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -98,7 +102,8 @@ class CorePage:
         self.claims = np.frombuffer(view, np.uint8, SLOTS_MAX, _CLAIMS)
         self.turns = view[_TURNS : _TURNS + SLOTS_MAX]
         self.words = view[_WORDS : _WORDS + 4 * SLOTS_MAX].cast("I")
-        times = view[_TIMES:_PAGE_BYTES].cast("q")
+        self.classes = view[_CLASSES:_PAGE_BYTES]
+        times = view[_TIMES:_CLASSES].cast("q")
         self.due_ns, self.has_deadline, self.virtual_ns, self.expected_ns, self.until_ns = (
             times[field * SLOTS_MAX : (field + 1) * SLOTS_MAX] for field in range(_FIELDS)
         )
@@ -144,11 +149,15 @@ class CoreShares(Closable):
         self._page = CorePage(self.memory)
         self.memory.keep_from_children()
 
+    def set_class(self, slot: int, client_class: ClientClass) -> None:
+        """Set the class of the client whose worker has `slot`, or will have it."""
+        self._page.classes[slot - 1] = client_class
+
     def release(self, slot: int) -> None:
         """Take back what a worker that has exited has of the cores, and let those that wait choose the next turn."""
         page = self._page
         page.busy[slot - 1] = page.claims[slot - 1] = 0
-        page.turns[slot - 1] = IDLE
+        page.turns[slot - 1], page.classes[slot - 1] = IDLE, 0
         for waiting, turn in enumerate(bytes(page.turns)):
             if turn == WAITING:
                 page.wake(waiting)
@@ -162,10 +171,11 @@ class CoreShares(Closable):
 # ----------------------------------------------------------------------------------------------------------------------
 # Whose turn it is at the cores: the rule by which the workers of a driver choose among waiting executions.
 #
-# Each client has a *virtual time*: the time that its executions had the cores. A client that has had more than another
-# that waits, by more than LEAD_NS, has to wait for it. Among the others the execution that is due first is next. One
-# without a deadline is due DUE_WITHOUT_DEADLINE_NS after its arrival, so it goes before all that arrive and are due
-# later. An execution that cannot end before its deadline any more goes after those that can.
+# Clients of the highest class that waits are first. Among them, each client has a *virtual time*: the time that its
+# executions had the cores. A client that has had more than another that waits, by more than LEAD_NS, has to wait for
+# it. Among the others the execution that is due first is next. One without a deadline is due DUE_WITHOUT_DEADLINE_NS
+# after its arrival, so it goes before all that arrive and are due later. An execution that cannot end before its
+# deadline any more goes after those that can.
 #
 # Arithmetic only: times are integer nanoseconds, deadlines those of the monotonic clock.
 
@@ -184,6 +194,7 @@ class Waiter(NamedTuple):
         has_deadline: Whether it has a deadline.
         virtual_ns: The virtual time of its client.
         expected_ns: How long it will probably run.
+        client_class: The class of its client.
     """
 
     slot: int
@@ -191,10 +202,13 @@ class Waiter(NamedTuple):
     has_deadline: bool
     virtual_ns: int
     expected_ns: int
+    client_class: int
 
 
 def next_turn(waiters: Sequence[Waiter], now_ns: int) -> Waiter:
     """Return the one of `waiters`, at least one, whose turn is next."""
+    highest = max(waiter.client_class for waiter in waiters)
+    waiters = [waiter for waiter in waiters if waiter.client_class == highest]
     latest = min(waiter.virtual_ns for waiter in waiters) + LEAD_NS
     return min(
         (waiter for waiter in waiters if waiter.virtual_ns <= latest),
@@ -352,7 +366,12 @@ class CoreTurns:
     def _waiter(self, slot: int) -> Waiter:
         page = self._page
         return Waiter(
-            slot, page.due_ns[slot], bool(page.has_deadline[slot]), page.virtual_ns[slot], page.expected_ns[slot]
+            slot,
+            page.due_ns[slot],
+            bool(page.has_deadline[slot]),
+            page.virtual_ns[slot],
+            page.expected_ns[slot],
+            page.classes[slot],
         )
 
     @contextmanager

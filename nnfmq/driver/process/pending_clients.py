@@ -29,8 +29,18 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.feature_levels import interface_level
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
+from nnfmq.serialize.packets import BytesLike
 
-__all__ = ["HELLO_TIMEOUT_S", "PENDING_MAX", "PROCESS_MAX", "PendingClients", "check_hello", "decode_hello", "reject"]
+__all__ = [
+    "HELLO_TIMEOUT_S",
+    "PENDING_MAX",
+    "PROCESS_MAX",
+    "PendingClients",
+    "check_hello",
+    "decode_greeting",
+    "decode_hello",
+    "reject",
+]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -47,7 +57,12 @@ def decode_hello(frame: Frame) -> messages.Hello:
     """
     if frame.fds or frame.fds_truncated:
         raise ProtocolError("a connection's first frame came with file descriptors")
-    message = control_protocol.decode(frame.data, sender=PeerRole.CLIENT)
+    return decode_greeting(frame.data)
+
+
+def decode_greeting(data: BytesLike) -> messages.Hello:
+    """Return the Hello in these bytes. Raises as `decode_hello`."""
+    message = control_protocol.decode(data, sender=PeerRole.CLIENT)
     if not isinstance(message, messages.Hello):
         raise ProtocolError(f"a connection begins with Hello, not {type(message).__name__}")
     return message

@@ -55,6 +55,11 @@ class StatisticsArea:
         """Add 1 to a word of the header."""
         self._header[word] += 1
 
+    def set_client_class(self, slot: int, client_class: int) -> None:
+        """Publish the class of the client that has a slot, or will have it."""
+        begin = (layout.slot_at(slot) + layout.CLIENT_CLASS) * WORD_BYTES
+        self._view[begin : begin + WORD_BYTES] = client_class.to_bytes(WORD_BYTES, "little")
+
     def writer(self, slot: int) -> SlotWriter:
         """Return the writer of a slot."""
         assert slot == 0, "an embedded driver has one client"

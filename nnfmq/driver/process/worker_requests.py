@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -18,6 +18,7 @@ from nnfmq.driver.cache import programs
 from nnfmq.driver.compilation import unfinished
 from nnfmq.driver.process.children import ChildProcess, fork_child
 from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import NnfmqError
 
 __all__ = ["WRITERS_MAX", "DriverRequests"]
@@ -28,10 +29,14 @@ _ERRORS = (NnfmqError, OSError, RuntimeError)  # RuntimeError: the user has no h
 
 
 class DriverRequests:
-    """Does what workers ask for. Used by one thread, the only one of its process. Borrows `loop`."""
+    """Does what workers ask for. Used by one thread, the only one of its process. Borrows `loop`.
 
-    def __init__(self, loop: EventLoop) -> None:
+    `set_class` changes the class of a client (`WorkerProcesses.set_class`).
+    """
+
+    def __init__(self, loop: EventLoop, set_class: Callable[[int, int, ClientClass], str]) -> None:
         self._loop = loop
+        self.set_class = set_class
         self._writers = 0
 
     def store(self, name: str, memory: int, pipe: int) -> None:

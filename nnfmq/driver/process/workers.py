@@ -34,14 +34,16 @@ from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares
 from nnfmq.driver.process import worker
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
+from nnfmq.driver.process.client_classes import schedule_worker, why_not_asked, why_not_changed, without_asking
 from nnfmq.driver.process.event_loop import EventLoop
-from nnfmq.driver.process.pending_clients import reject
+from nnfmq.driver.process.pending_clients import decode_greeting, reject
 from nnfmq.driver.process.sandboxes import private_folder_of
 from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
 from nnfmq.driver.process.worker_requests import DriverRequests
 from nnfmq.driver.session.session import LEAVE, SESSION_SIGNALS
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure
 from nnfmq.observe import statistics_layout as layout
 
@@ -57,16 +59,18 @@ class _Worker:
         process: ChildProcess,
         cache_link: WorkerLink,
         compile_link: CompileLink,
-        client_pid: int,
+        client: Credentials,
         client_pidfd: int | None,
         slot: int,
+        client_class: ClientClass,
     ) -> None:
         self.process = process
         self.cache_link = cache_link
         self.compile_link = compile_link
-        self.client_pid = client_pid
+        self.client = client
         self.client_pidfd = client_pidfd  # None: unknown, or the client has exited
         self.slot = slot  # of MemoryShares
+        self.client_class = client_class
         self.was_killed = False
         self.has_compiled = False
 
@@ -96,7 +100,7 @@ class WorkerProcesses:
         self._statistics = statistics
         self._setup = setup
         self._compile_relay = CompileRelay(loop, statistics)
-        self._requests = DriverRequests(loop)
+        self._requests = DriverRequests(loop, self.set_class)
         self._shared_cache = SharedCacheServer(programs.cache_limit_bytes(), self._requests)
         statistics.set(layout.CACHE_LIMIT, programs.cache_limit_bytes())
         self._workers: dict[int, _Worker] = {}  # by pid
@@ -106,11 +110,17 @@ class WorkerProcesses:
     @property
     def client_pids(self) -> list[int]:
         """The process of each client; 0 for one in another PID namespace."""
-        return [worker.client_pid for worker in self._workers.values()]
+        return [worker.client.pid for worker in self._workers.values()]
 
     def start(self, channel: Channel, hello: bytes) -> None:
         """Start a worker for a client, or reject the client if that fails. Takes ownership of `channel`."""
         client = channel.peer()
+        wanted = decode_greeting(hello).client_class
+        reason = "" if wanted is None else why_not_asked(client, wanted)
+        if reason:
+            reject(channel, ErrorStatus.GENERAL_FAILURE, reason)
+            return
+        client_class = wanted or without_asking(client)
         try:
             client_pidfd = channel.open_peer_pidfd()
         except OSError as error:
@@ -118,7 +128,7 @@ class WorkerProcesses:
             return
         control_fd = channel.detach()  # a fork closes channels in the child
         try:
-            started = self._fork(control_fd, hello, client, client_pidfd)
+            started = self._fork(control_fd, hello, client, client_pidfd, client_class)
         except (OSError, GeneralFailure) as error:
             if client_pidfd is not None:
                 os.close(client_pidfd)
@@ -127,7 +137,9 @@ class WorkerProcesses:
             os.close(control_fd)
             self._watch_or_end(started)
 
-    def _fork(self, control_fd: int, hello: bytes, client: Credentials, client_pidfd: int | None) -> _Worker:
+    def _fork(
+        self, control_fd: int, hello: bytes, client: Credentials, client_pidfd: int | None, client_class: ClientClass
+    ) -> _Worker:
         """Fork a worker. Raises as `fork_child`; the caller then still owns the fds."""
         with ExitStack() as undo, ExitStack() as worker_ends:
             link, cache_end = self._shared_cache.connect()
@@ -140,6 +152,7 @@ class WorkerProcesses:
             worker_ends.callback(os.close, compile_fd)
             slot = self._shares.take()
             undo.callback(self._shares.release, slot)
+            self._publish_class(slot, client_class)
             memories = (self._shares.memory, self._cores.memory, self._traces.memory)
             shares, cores, traces = (memory.fileno() for memory in memories)
             statistics = self._statistics.fileno()
@@ -150,10 +163,35 @@ class WorkerProcesses:
                 process = fork_child(run, fds, at_parent_exit=signal.SIGCONT, blocked=SESSION_SIGNALS)
             undo.pop_all()
         link.worker_pid = process.pid
+        if client_class is not ClientClass.NORMAL:
+            schedule_worker(process.pid, client_class)
         if self._is_replaced:
             process.send(LEAVE)
         vlog("driver", "worker %d serves a new client", process.pid)
-        return _Worker(process, link, compile_link, client.pid, client_pidfd, slot)
+        return _Worker(process, link, compile_link, client, client_pidfd, slot, client_class)
+
+    def _publish_class(self, slot: int, client_class: ClientClass) -> None:
+        self._cores.set_class(slot, client_class)
+        self._statistics.set_client_class(slot - 1, client_class)
+
+    def set_class(self, sender_pid: int, worker_pid: int, client_class: ClientClass) -> str:
+        """Give the client of a worker another class, because the worker `sender_pid` asks for it; 0: its own client.
+
+        Return the reason why the class stays as it was, for the client that asks; empty if it was changed.
+        """
+        asking, changed = self._workers.get(sender_pid), self._workers.get(worker_pid or sender_pid)
+        if asking is None or changed is None:
+            return f"no client of this driver has the worker {worker_pid}: `nnfmq client list` shows them"
+        reason = why_not_changed(asking.client, changed.client, client_class, is_own=asking is changed)
+        if not reason and client_class is not changed.client_class:
+            changed.client_class = client_class
+            self._publish_class(changed.slot, client_class)
+            schedule_worker(changed.process.pid, client_class)
+            _log.info(
+                "the client of worker %d (process %d) has the class %s now",
+                changed.process.pid, changed.client.pid, client_class.name.lower(),
+            )  # fmt: skip
+        return reason
 
     def _reject(self, channel: Channel, error: OSError | GeneralFailure) -> None:
         self._statistics.add(layout.REJECTED_CLIENTS)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 
+from nnfmq.driver.cache.shared import shared_cache
 from nnfmq.driver.devices.interface_versions import InterfaceVersion
 from nnfmq.driver.process.pending_clients import check_hello
 from nnfmq.driver.process.trace import WORKER_TRACE
 from nnfmq.driver.session import buffer_calls, burst_calls, execution_calls, model_calls
 from nnfmq.driver.session.session import Handler, HandlerThread, Session
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure
 from nnfmq.hal.feature_levels import interface_level
 from nnfmq.hal.types import Protection
@@ -30,6 +32,8 @@ def _hello(session: Session, message: messages.Hello, *_: object) -> None:
         session.stop()
         return
     session.interface = InterfaceVersion(interface_level(message.interface))
+    if session.options.supervisor_pid is None:  # otherwise the supervisor has decided
+        session.statistics_area.set_client_class(0, message.client_class or ClientClass.NORMAL)
     WORKER_TRACE.label = f"driver of {message.client_name}"
     worker_pid = os.getpid()
     driver_pid = session.options.supervisor_pid or worker_pid
@@ -73,6 +77,20 @@ def _require_administrator(session: Session) -> None:
         raise GeneralFailure(f"uid {session.client_uid} does not administer this driver, which runs as {os.getuid()}")
 
 
+def _set_client_class(session: Session, message: messages.SetClientClass, *_: object) -> None:
+    """Let the supervisor, which decides about classes, change one; the only client of an embedded driver has it."""
+    if session.options.supervisor_pid is None and message.worker_pid in (0, os.getpid()):
+        session.statistics_area.set_client_class(0, message.client_class)
+    else:
+        supervisor = shared_cache()
+        if supervisor is None:
+            raise GeneralFailure("this driver has no supervisor, which would know its clients")
+        reason = supervisor.set_class(message.worker_pid, message.client_class)
+        if reason:
+            raise GeneralFailure(reason)
+    session.send_success(message.call)
+
+
 def _get_statistics(session: Session, message: messages.GetStatistics, *_: object) -> None:
     _require_administrator(session)
     fd, size_bytes = session.statistics_area.open_for_reading()
@@ -107,6 +125,7 @@ HANDLERS: dict[type[messages.Message], Handler] = {
     messages.ListDevices: Handler(_list_devices, _WATCHER),
     messages.GetCapabilities: Handler(_get_capabilities),
     messages.SetDeviceStatus: Handler(_set_device_status),
+    messages.SetClientClass: Handler(_set_client_class),
     messages.GetStatistics: Handler(_get_statistics),
     messages.StartTrace: Handler(_start_trace, _LAUNCHES),
     messages.TraceDriver: Handler(_trace_driver),

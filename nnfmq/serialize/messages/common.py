@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias, cast
 import msgspec
 from msgspec import Meta
 
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.types import ExtensionNameAndPrefix, Pool, Protection, SharedPool, TokenValuePair
 
@@ -195,11 +196,15 @@ msgspec.convert((), tuple[ExtensionNameAndPrefix, ...])
 
 
 class Hello(Greeting, frozen=True):
-    """The client's first message, with its protocol version and HAL interface."""
+    """The client's first message, with its protocol version and HAL interface.
+
+    `client_class` is the class that it asks for; None = the driver decides.
+    """
 
     protocol: U32
     interface: Name
     client_name: Name
+    client_class: ClientClass | None = None
 
 
 class HelloReply(Greeting, frozen=True):

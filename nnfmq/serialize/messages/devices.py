@@ -1,4 +1,4 @@
-"""Messages about devices and their capabilities, and about traces."""
+"""Messages about devices and their capabilities, and about what a driver does for all its clients."""
 
 from typing import Annotated, ClassVar
 
@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from nnfmq.hal.capabilities import Capabilities
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.summaries import clipped, code_name
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperandType
 from nnfmq.serialize.messages.common import U32, Call, Data, FdCount, MemoryList, Name, StatusReply
@@ -23,6 +24,7 @@ __all__ = [
     "OperandPerformanceData",
     "OperandTypeData",
     "PerformanceData",
+    "SetClientClass",
     "SetDeviceStatus",
     "StartTrace",
     "StatisticsMemory",
@@ -141,6 +143,14 @@ class SetDeviceStatus(Call, frozen=True):
     device: Name
     status: DeviceStatus
     is_kept: bool
+
+
+class SetClientClass(Call, frozen=True):
+    """Give a client of the driver another class: the one that the worker `worker_pid` serves, this one if that is 0."""
+
+    trace_phase: ClassVar = "PU"
+    worker_pid: U32
+    client_class: ClientClass
 
 
 class GetStatistics(Call, frozen=True):

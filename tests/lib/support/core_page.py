@@ -18,6 +18,7 @@ IDLE, WAITING, RUNNING = 0, 1, 2
 FAR_NS = 1 << 61
 _TURNS, _TIMES = 2 * SLOTS, 7 * SLOTS
 _DUE, _HAS_DEADLINE, _VIRTUAL, _EXPECTED, _UNTIL = range(5)
+_CLASSES = _TIMES + 8 * (5 * SLOTS + 1)
 
 
 class Page:
@@ -35,6 +36,15 @@ class Page:
     def turns(self) -> bytes:
         """The turn of each worker."""
         return os.pread(self._fd, SLOTS, _TURNS)
+
+    @property
+    def classes(self) -> bytes:
+        """The class of each worker's client."""
+        return os.pread(self._fd, SLOTS, _CLASSES)
+
+    def set_class(self, number: int, client_class: int) -> None:
+        """Write a class, as if the supervisor did."""
+        os.pwrite(self._fd, bytes([client_class]), _CLASSES + number)
 
     def set_busy(self, number: int, value: int) -> None:
         """Write a busy byte, as if a worker did."""

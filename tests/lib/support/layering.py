@@ -110,6 +110,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "engines.compiled.target",
         "base.processes",
         "base.sandbox.kernel",
+        "base.scheduling",
     ),
     "llvmlite": ("engines.compiled",),
     "multiprocess": ("lab",),
@@ -134,8 +135,10 @@ DOORS: dict[str, tuple[str, ...]] = {
 CALLS: dict[str, tuple[str, ...]] = {
     "fork": ("driver.process.children",),
     "memfd_create": ("base.memory", "cli.doctor"),  # the doctor asks the kernel whether it can
-    # The kernel's scheduler: compile processes yield to executions; the sampler of `nnfmq stress` goes before all load.
+    # The kernel's scheduler: compile processes yield to executions; the sampler of `nnfmq stress` goes before all load;
+    # what the supervisor asks for workers by their clients' classes keeps the niceness.
     "nice": ("driver.compilation.process",),
+    "set_scheduling": ("base.scheduling", "driver.process.client_classes"),
     "setpriority": ("lab.stress.sampler",),
     "sched_setscheduler": (),
     "mprotect": (),  # memory that was writable never becomes executable

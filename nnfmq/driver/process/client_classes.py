@@ -1,0 +1,94 @@
+"""The supervisor's decisions about the classes of clients (`hal.client_class`), and what it does to a worker.
+
+A rule of $NNFMQ_CLIENT_CLASSES gives a client its class, which is also the highest that it gets by asking. Without one
+it is normal, and may ask for interactive if $NNFMQ_INTERACTIVE_UIDS has its user. A client may always ask for less. The
+driver's user and root decide about other clients without limits.
+
+A client's name in a rule is that of its program, which a program chooses itself: so rules by name keep no user's
+programs from each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from types import MappingProxyType
+
+from nnfmq.base import settings
+from nnfmq.base.channel import Credentials
+from nnfmq.base.processes import command_name
+from nnfmq.base.scheduling import Scheduling, set_scheduling
+from nnfmq.hal.client_class import ClientClass
+
+__all__ = ["SCHEDULING", "schedule_worker", "why_not_asked", "why_not_changed", "without_asking"]
+
+SCHEDULING = MappingProxyType(
+    {
+        ClientClass.INTERACTIVE: Scheduling(os.SCHED_OTHER, 300_000),
+        ClientClass.NORMAL: Scheduling(os.SCHED_OTHER),
+        ClientClass.BATCH: Scheduling(os.SCHED_BATCH, 20_000_000),
+    }
+)
+"""What the threads of a worker ask of the kernel's scheduler, by the class of its client."""
+_log = logging.getLogger("nnfmq.supervisor")
+
+
+def without_asking(client: Credentials) -> ClientClass:
+    """Return the class of a client that asks for none."""
+    return _by_rule(client) or ClientClass.NORMAL
+
+
+def why_not_asked(client: Credentials, wanted: ClientClass) -> str:
+    """Return why a client does not get a class by asking for it, for the client; empty if it does."""
+    by_rule, name = _by_rule(client), wanted.name.lower()
+    if by_rule is not None and wanted > by_rule:
+        rules = settings.CLIENT_CLASSES.effective().origin
+        return f"this client does not get the class {name}: it has {by_rule.name.lower()} by {rules}"
+    if by_rule is None and wanted is ClientClass.INTERACTIVE and not _may_be_interactive(client.uid):
+        setting = settings.INTERACTIVE_UIDS
+        return (
+            f"uid {client.uid} does not get the class {name} by asking: allowed are {_interactive_text()} "
+            f"({setting.name} of the driver); ask for normal or batch, or let the driver's user change the class with "
+            "`nnfmq client set`"
+        )
+    return ""
+
+
+def why_not_changed(asking: Credentials, changed: Credentials, wanted: ClientClass, *, is_own: bool) -> str:
+    """Return why a client may not change a client's class, for the one that asks; empty if it may."""
+    if is_own:
+        return why_not_asked(changed, wanted)
+    if asking.uid not in (os.getuid(), 0):
+        return (
+            f"uid {asking.uid} does not administer this driver, which runs as {os.getuid()}: a client may change its "
+            "own class only"
+        )
+    return ""
+
+
+def _by_rule(client: Credentials) -> ClientClass | None:
+    for rule in settings.CLIENT_CLASSES.value() or ():
+        who, _, name = rule.rpartition("=")
+        if who == str(client.uid) or (not who.isdecimal() and client.pid and who == command_name(client.pid)):
+            return ClientClass[name.upper()]
+    return None
+
+
+def _may_be_interactive(uid: int) -> bool:
+    allowed = settings.INTERACTIVE_UIDS.value()
+    return uid in (os.getuid(), 0) if allowed is None else str(uid) in allowed
+
+
+def _interactive_text() -> str:
+    allowed = settings.INTERACTIVE_UIDS.value()
+    if allowed is None:
+        return f"uid {os.getuid()} and root"
+    return ", ".join(f"uid {uid}" for uid in allowed) or "none"
+
+
+def schedule_worker(pid: int, client_class: ClientClass) -> None:
+    """Let the kernel's scheduler treat a worker's threads as its client's class says. Logs an error."""
+    try:
+        set_scheduling(pid, SCHEDULING[client_class])
+    except OSError as error:
+        _log.warning("worker %d keeps its scheduling: %s", pid, error.strerror)

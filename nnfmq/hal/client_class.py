@@ -1,0 +1,18 @@
+"""ClientClass: which of several clients of a driver goes first."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["ClientClass"]
+
+
+class ClientClass(IntEnum):
+    """Which of several clients of a driver goes first; a higher one does.
+
+    The HAL's `Priority` orders the models of one client among each other, and has no part in this.
+    """
+
+    BATCH = 1
+    NORMAL = 2
+    INTERACTIVE = 3

@@ -1,0 +1,169 @@
+"""Classes of clients, in drivers that run without privileges: who gets which, what it changes, and the way back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+from support.core_page import opened_page
+from support.drivers import LIMIT_S, Daemon, Process, Program, running_daemon, short_folder, until
+
+import nnfmq
+from nnfmq.base.scheduling import Scheduling, scheduling_of
+from nnfmq.cli import main
+from nnfmq.driver.process.client_classes import SCHEDULING
+from nnfmq.hal.client_class import ClientClass
+
+UNPRIVILEGED = """
+import sys
+from nnfmq.base.sandbox.kernel import drop_capabilities
+from nnfmq.cli import main
+drop_capabilities()
+sys.exit(main(["serve", "--socket", sys.argv[1]]))
+"""
+"""A driver that the kernel's scheduler lets do no more than any user, also if root runs it."""
+WAITING = """
+import sys, nnfmq
+with nnfmq.connect(sys.argv[1]) as client:
+    print(client.worker_pid, flush=True)
+    sys.stdin.read()
+"""
+BATCH, NORMAL, INTERACTIVE = ClientClass.BATCH, ClientClass.NORMAL, ClientClass.INTERACTIVE
+
+
+@contextmanager
+def unprivileged_driver(environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:
+    """Run a driver without capabilities."""
+    with short_folder() as folder:
+        path = folder / "d.sock"
+        with running_daemon(path, environment=environment, arguments=["-P", "-c", UNPRIVILEGED, path]) as daemon:
+            yield daemon
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Daemon]:
+    with unprivileged_driver() as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def ruled() -> Iterator[Daemon]:
+    """A driver that gives nobody the class interactive by asking, and this test's program the class batch."""
+    rules = {"NNFMQ_INTERACTIVE_UIDS": "", "NNFMQ_CLIENT_CLASSES": f"{os.getuid() + 1}=interactive,pytest=batch"}
+    with unprivileged_driver(rules) as daemon:
+        yield daemon
+
+
+def connect(daemon: Daemon, client_class: str | None = None) -> nnfmq.Client:
+    return nnfmq.connect(daemon.path, timeout=LIMIT_S, recover=False, client_class=client_class)  # type: ignore[arg-type]
+
+
+def class_of(client: nnfmq.Client) -> ClientClass:
+    found = client.statistics().clients
+    return ClientClass(next(each.client_class for each in found if each.worker_pid == client.worker_pid))
+
+
+def scheduling(worker: int) -> set[Scheduling]:
+    """Return what the threads of a worker ask of the kernel's scheduler."""
+    return {scheduling_of(int(thread)) for thread in os.listdir(f"/proc/{worker}/task")}
+
+
+def expected(client_class: ClientClass) -> set[Scheduling]:
+    wanted = SCHEDULING[client_class]
+    slice_ns = wanted.slice_ns or scheduling_of(os.getpid()).slice_ns  # of this process: the default
+    return {wanted._replace(slice_ns=slice_ns)}
+
+
+def test_a_class_has_effect_on_a_running_worker_and_so_has_the_way_back_without_privileges(driver: Daemon) -> None:
+    with connect(driver) as client, connect(driver, "interactive") as administrator:
+        worker = client.worker_pid
+        assert (class_of(client), scheduling(worker)) == (NORMAL, expected(NORMAL))
+        assert (class_of(administrator), scheduling(administrator.worker_pid)) == (INTERACTIVE, expected(INTERACTIVE))
+        for wanted in (BATCH, INTERACTIVE, BATCH, NORMAL):
+            administrator.set_client_class(wanted, worker)
+            assert (class_of(client), scheduling(worker)) == (wanted, expected(wanted))
+
+
+def test_the_threads_that_a_worker_starts_later_have_its_class(driver: Daemon) -> None:
+    with connect(driver, "batch") as client:
+        before = len(os.listdir(f"/proc/{client.worker_pid}/task"))
+        client.devices()  # on a thread of the session's pool
+        client.statistics()
+        assert len(os.listdir(f"/proc/{client.worker_pid}/task")) > before
+        assert scheduling(client.worker_pid) == expected(BATCH)
+
+
+def test_a_client_that_may_not_have_a_class_is_told_why_and_who_can_change_it(ruled: Daemon) -> None:
+    with pytest.raises(nnfmq.GeneralFailure, match="does not get the class interactive: it has batch by"):
+        connect(ruled, "interactive")
+
+
+def test_a_client_may_lower_itself_and_not_get_beyond_what_the_driver_decided(ruled: Daemon) -> None:
+    with connect(ruled) as client:
+        assert class_of(client) is BATCH  # by the rule for this program
+        with pytest.raises(nnfmq.GeneralFailure, match="does not get the class normal: it has batch by"):
+            client.set_client_class("normal")
+        assert class_of(client) is BATCH
+
+
+def test_the_setting_says_who_gets_the_class_interactive_by_asking() -> None:
+    with unprivileged_driver({"NNFMQ_INTERACTIVE_UIDS": str(os.getuid() + 1)}) as daemon:
+        text = f"uid {os.getuid()} does not get the class interactive by asking: allowed are uid {os.getuid() + 1} "
+        with pytest.raises(nnfmq.GeneralFailure, match=text):
+            connect(daemon, "interactive")
+        with connect(daemon, "normal") as client:
+            client.set_client_class("batch")
+            client.set_client_class("normal")
+            with pytest.raises(nnfmq.GeneralFailure, match=text):
+                client.set_client_class("interactive")
+            assert class_of(client) is NORMAL
+
+
+def test_an_unknown_class_or_client_is_an_error_that_says_what_there_is(driver: Daemon) -> None:
+    with connect(driver) as client:
+        with pytest.raises(nnfmq.InvalidArgument, match=r"'interactives': allowed are .* did you mean 'interactive'"):
+            client.set_client_class("interactives")  # type: ignore[arg-type]
+        with pytest.raises(nnfmq.GeneralFailure, match="has the worker 1: `nnfmq client list` shows them"):
+            client.set_client_class("batch", 1)
+
+
+def test_the_place_of_a_client_that_has_left_has_the_class_of_the_next_one(driver: Daemon) -> None:
+    with opened_page(driver) as page:
+        with connect(driver, "batch") as first:
+            place = page.classes.index(BATCH)
+            with Process(first.worker_pid) as worker:
+                worker.kill()
+                worker.wait_for_end()
+        until(lambda: not page.classes[place], "the supervisor clears the entry")
+        with connect(driver) as second:
+            assert class_of(second) is NORMAL
+            until(lambda: set(page.classes) == {0, NORMAL}, "the others have ended")
+
+
+def test_an_embedded_driver_shows_a_class_that_has_no_effect() -> None:
+    with nnfmq.connect(embedded=True, client_class="batch", recover=False) as client:
+        assert class_of(client) is BATCH
+        client.set_client_class("interactive")
+        assert class_of(client) is INTERACTIVE
+        with pytest.raises(nnfmq.GeneralFailure, match="no supervisor"):
+            client.set_client_class("normal", 1)
+
+
+def test_the_command_shows_and_changes_classes(driver: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    app = Program.start(["-P", "-c", WAITING, driver.path])
+    with app:
+        worker = int(app.line())
+        to_driver = ["--connect", str(driver.path)]
+        assert main(["client", "set", str(app.pid), "--class", "batch", "--json", *to_driver]) == 0
+        (changed,) = json.loads(capsys.readouterr().out)["clients"]
+        assert (changed["id"], changed["pid"], changed["class"]) == (worker, app.pid, "batch")
+        assert main(["client", "list", *to_driver]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert any(str(worker) in line and "batch" in line for line in lines)
+        assert main(["client", "set", "1", "--class", "batch", *to_driver]) == 1
+        assert (
+            f"has no client 1; allowed are an id or a pid of `nnfmq client list`: {worker}" in capsys.readouterr().err
+        )
