@@ -500,6 +500,14 @@ INTERACTIVE_UIDS: Setting[list[str] | None] = Setting(
     meaning="the users whose clients get the class interactive by asking, if no rule is about them",
     default_text="the driver's own and root",
 )  # fmt: skip
+HTTP_CONNECTIONS: Setting[int] = Setting(
+    "NNFMQ_HTTP_CONNECTIONS", integer(1, 1 << 20, "connections"), 256, reader="server",
+    meaning="how many connections a process that serves HTTP with `LimitedConnection` has at a time",
+)  # fmt: skip
+HTTP_HEADER_S: Setting[float] = Setting(
+    "NNFMQ_HTTP_HEADER_S", seconds(86400), 10.0, reader="server",
+    meaning="how long a connection of HTTP may take for the header of a request; with `LimitedConnection`",
+)  # fmt: skip
 IMPORT_MEMORY_MIB: Setting[int] = Setting(
     "NNFMQ_IMPORT_MEMORY_MIB", _MIB, 1024, reader="driver",
     meaning="private memory that the import of one model version may take, with what it reads of its files",

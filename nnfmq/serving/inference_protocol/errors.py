@@ -32,6 +32,8 @@ __all__ = [
     "MethodNotAllowed",
     "ProtocolStatus",
     "RequestTooLarge",
+    "ServerOverloaded",
+    "UploadTooSlow",
     "error_text",
     "listed_models",
     "protocol_status",
@@ -45,6 +47,14 @@ __all__ = [
 
 class RequestTooLarge(InvalidArgument):
     """A request is larger than the server's limits allow."""
+
+
+class UploadTooSlow(InvalidArgument):
+    """The body of a request did not arrive in time."""
+
+
+class ServerOverloaded(ResourceExhaustedTransient):
+    """The requests in progress take all the memory that they may have."""
 
 
 class EndpointMissing(InvalidArgument):
@@ -102,6 +112,8 @@ MAPPING: dict[type[BaseException], ProtocolStatus] = {
     MethodNotAllowed: ProtocolStatus(405, "UNIMPLEMENTED"),
     CompressedBody: ProtocolStatus(415, "UNIMPLEMENTED"),
     RequestTooLarge: ProtocolStatus(413, "RESOURCE_EXHAUSTED"),
+    UploadTooSlow: ProtocolStatus(408, "DEADLINE_EXCEEDED"),
+    ServerOverloaded: ProtocolStatus(503, "RESOURCE_EXHAUSTED", RETRY_AFTER_S),
     # A server calls its objects in the right state, unless it is closing them.
     BadState: _UNAVAILABLE,
     InvalidArgument: ProtocolStatus(400, "INVALID_ARGUMENT"),

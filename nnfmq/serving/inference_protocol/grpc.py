@@ -46,6 +46,7 @@ from nnfmq.serving.inference_service import (
 __all__ = [
     "PACKAGE",
     "SERVICE",
+    "STREAMS_MAX",
     "GrpcInferenceService",
     "Separated",
     "SerializedMessage",
@@ -554,9 +555,20 @@ def _serialized(message: Any) -> bytes:
     return data
 
 
+STREAMS_MAX = 64
+"""The calls of one connection at a time."""
+_IDLE_MS, _HANDSHAKE_MS = 300_000, 10_000
+
+
 def server_options(limits: RequestLimits | None = None) -> list[tuple[str, int]]:
-    """Return the options of a server of grpc.aio for these limits: gRPC's own limit of a message is 4 MiB."""
+    """Return the options of a server of grpc.aio for these limits: gRPC's own limit of a message is 4 MiB.
+
+    Together with `maximum_concurrent_rpcs` of the server they bound what clients can make it keep.
+    """
     return [
+        ("grpc.max_concurrent_streams", STREAMS_MAX),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.max_receive_message_length", (limits or RequestLimits()).max_body_bytes),
         ("grpc.max_send_message_length", -1),
     ]

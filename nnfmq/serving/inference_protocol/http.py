@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from enum import Enum
 from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -24,6 +24,8 @@ from nnfmq.serving.inference_protocol.errors import (
     EndpointMissing,
     MethodNotAllowed,
     RequestTooLarge,
+    ServerOverloaded,
+    UploadTooSlow,
     error_text,
     listed_models,
     protocol_status,
@@ -57,6 +59,7 @@ from nnfmq.serving.inference_service import (
 )
 
 __all__ = [
+    "BodyMemory",
     "HttpReply",
     "InferenceApp",
     "OutputFormats",
@@ -88,6 +91,9 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Body: TypeAlias = bytes | bytearray
+Take: TypeAlias = Callable[[int], None]
+"""Takes so many bytes of memory, or raises."""
 
 
 class HttpReply(NamedTuple):
@@ -132,28 +138,78 @@ def header(scope: Scope, name: bytes) -> str | None:
     return found[0].decode("latin-1").strip() if found else None
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Return the body of a request.
+class BodyMemory:
+    """The memory that the bodies of all requests of a server's process may take together."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._used_bytes = 0
+
+    @contextmanager
+    def of_request(self) -> Iterator[Callable[[int], None]]:
+        """Yield what takes memory for one request, until the end of the block; it raises ServerOverloaded."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            self.require(size)
+            self._used_bytes += size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._used_bytes -= taken
+
+    def require(self, size: int) -> None:
+        """Raise ServerOverloaded if there is not so much left."""
+        if self._used_bytes + size > self._limit_bytes:
+            raise ServerOverloaded(
+                f"the bodies of requests in progress have {self._used_bytes} bytes, and together they may have"
+                f" {self._limit_bytes} (`RequestLimits.max_total_bytes` of the server); try again later"
+            )
+
+
+async def read_body(scope: Scope, receive: Receive, limits: RequestLimits, memory: BodyMemory, take: Take) -> Body:
+    """Return the body of a request. `take` takes what has arrived from `memory`.
 
     Raises:
-        RequestTooLarge: If it is larger than `limit` bytes; the rest is not read.
+        RequestTooLarge: If it is larger than the limit; the rest is not read.
+        ServerOverloaded: If other requests have the memory; the rest is not read.
+        UploadTooSlow: If it does not arrive in time.
         ClientLeft: If the client closed the connection.
     """
-    announced = header(scope, b"content-length") or "0"
-    if announced.isdecimal() and (len(announced) > 18 or int(announced) > limit):
-        raise RequestTooLarge(f"the request's body has {announced[:20]} bytes; at most {limit} are allowed")
-    parts, length = list[bytes](), 0
+    limit, announced = limits.max_body_bytes, header(scope, b"content-length") or "0"
+    if announced.isdecimal():
+        if len(announced) > 18 or int(announced) > limit:
+            raise RequestTooLarge(f"the request's body has {announced[:20]} bytes; at most {limit} are allowed")
+        memory.require(int(announced))
+    try:
+        async with asyncio.timeout(limits.max_upload_s) as timer:
+            return await _received_body(receive, limit, take)
+    except TimeoutError:
+        if not timer.expired():
+            raise
+        raise UploadTooSlow(f"the request's body did not arrive within {limits.max_upload_s:g} s") from None
+
+
+async def _received_body(receive: Receive, limit: int, take: Take) -> Body:
+    body: Body = b""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
         part = message.get("body", b"")
-        length += len(part)
-        if length > limit:
+        if len(body) + len(part) > limit:
             raise RequestTooLarge(f"the request's body has more than the {limit} bytes that are allowed")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+        take(len(part))
+        has_more = message.get("more_body", False)
+        if not body and not has_more:
+            return bytes(part)
+        body = bytearray(body) if isinstance(body, bytes) else body  # grows in place, where joining parts takes twice
+        body += part
+        if not has_more:
+            return body
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -372,7 +428,7 @@ _decoder = msgspec.json.Decoder(_RequestJson)
 
 
 def decode_infer_request(
-    body: bytes,
+    body: Body,
     header_length: int | None,
     *,
     model: str,
@@ -413,7 +469,7 @@ def decode_infer_request(
     return RestRequest(request, _formats(decoded))
 
 
-def _parts(body: bytes, header_length: int | None) -> tuple[memoryview, memoryview]:
+def _parts(body: Body, header_length: int | None) -> tuple[memoryview, memoryview]:
     """Return the JSON and the binary data of a body."""
     whole = memoryview(body)
     if header_length is None:
@@ -508,6 +564,7 @@ class InferenceApp:
     def __init__(self, service: InferenceService | None = None, *, limits: RequestLimits | None = None) -> None:
         self._service = service
         self._limits = limits or RequestLimits()
+        self._memory = BodyMemory(self._limits.max_total_bytes)
         self._open: ServiceOpener | None = None
         self._large_json = asyncio.Lock()  # one at a time: parsing takes up to thirty times as much memory as the text
 
@@ -564,14 +621,13 @@ class InferenceApp:
         encoding = header(scope, b"content-encoding") or "identity"
         if encoding != "identity":
             raise CompressedBody(f"the body's encoding is {quoted(encoding)}; only uncompressed bodies are read")
-        body = await read_body(scope, receive, self._limits.max_body_bytes)
-        if route.endpoint is RestEndpoint.REPOSITORY_INDEX:
-            return await _index(self._service, body)
-        return await self._infer(self._service, route, body, _header_length(scope))
+        with self._memory.of_request() as take:
+            body = await read_body(scope, receive, self._limits, self._memory, take)
+            if route.endpoint is RestEndpoint.REPOSITORY_INDEX:
+                return await _index(self._service, body)
+            return await self._infer(self._service, route, body, _header_length(scope))
 
-    async def _infer(
-        self, service: InferenceService, route: Route, body: bytes, header_length: int | None
-    ) -> HttpReply:
+    async def _infer(self, service: InferenceService, route: Route, body: Body, header_length: int | None) -> HttpReply:
         request, formats = await self._decoded(route, body, header_length)
         encoded = encode_infer_response(await service.infer(request), formats)
         if encoded.header_length is None:
@@ -579,7 +635,7 @@ class InferenceApp:
         length = str(encoded.header_length).encode()
         return HttpReply(200, encoded.body, ((b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, length)))
 
-    async def _decoded(self, route: Route, body: bytes, header_length: int | None) -> RestRequest:
+    async def _decoded(self, route: Route, body: Body, header_length: int | None) -> RestRequest:
         """Return the decoded body; other requests are served while a large one is decoded."""
         decode = partial(
             decode_infer_request, body, header_length, model=route.model, version=route.version, limits=self._limits
@@ -632,7 +688,7 @@ def _tensor_json(tensor: InferenceTensorMetadata) -> dict[str, Any]:
     return {**entry, "parameters": tensor.parameters} if tensor.parameters else entry
 
 
-async def _index(service: InferenceService, body: bytes) -> HttpReply:
+async def _index(service: InferenceService, body: Body) -> HttpReply:
     try:
         wanted = msgspec.json.decode(body, type=_IndexRequest) if body.strip() else _IndexRequest()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

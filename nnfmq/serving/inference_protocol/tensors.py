@@ -123,14 +123,18 @@ MAX_DIMENSION = 2**31 - 1
 
 
 class RequestLimits(Struct, frozen=True):
-    """The largest request that a server reads.
+    """The largest request that a server reads, and what all requests in progress may take.
 
     `max_body_bytes` limits all of it. `max_header_bytes` limits what is parsed: JSON, with tensors that are in it, or
     a gRPC message without its raw contents. Parsing takes up to about thirty times as much memory as the text.
+    `max_total_bytes` limits the bodies of all requests of HTTP that a server's process has received, also in part, and
+    not yet answered; `max_upload_s` is how long a body may take to arrive.
     """
 
     max_body_bytes: int = 256 << 20
     max_header_bytes: int = 16 << 20
+    max_total_bytes: int = 1 << 30
+    max_upload_s: float = 60.0
 
 
 def element_count(name: str, shape: Sequence[int]) -> int:

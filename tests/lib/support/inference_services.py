@@ -99,12 +99,15 @@ async def protocol_servers(app: Any, service: Any, limits: RequestLimits | None 
     import uvicorn
 
     from nnfmq.serving.inference_protocol.grpc import GrpcInferenceService, add_to_server, server_options
+    from nnfmq.serving.inference_protocol.web_connections import LimitedConnection
 
     rpc = grpc.aio.server(options=server_options(limits))
     add_to_server(GrpcInferenceService(service, limits=limits), rpc)
     rpc_port = rpc.add_insecure_port("127.0.0.1:0")
     await rpc.start()
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, http="h11", ws="none", lifespan="on", log_config=None)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, http=LimitedConnection, ws="none", lifespan="on", log_config=None
+    )
     web = uvicorn.Server(config)
     serving = asyncio.create_task(web.serve())
     try:

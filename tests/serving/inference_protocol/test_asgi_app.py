@@ -280,6 +280,50 @@ def test_json_beyond_the_limit_is_413(service: ListingService) -> None:
     assert ask(InferenceApp(service, limits=RequestLimits(max_header_bytes=50)), "POST", INFER, BODY).status == 413
 
 
+def upload(app: InferenceApp, received: list[bytes]) -> tuple[asyncio.Task[None], list[Any]]:
+    """Begin a request whose body ends after these parts, or never if there is None; return it and what it is sent."""
+    incoming, sent = list(received), list[Any]()
+
+    async def receive() -> dict[str, Any]:
+        if not incoming:
+            await asyncio.get_running_loop().create_future()
+        return {"type": "http.request", "body": incoming.pop(0), "more_body": True}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": INFER, "headers": []}
+    return asyncio.create_task(app(scope, receive, send)), sent
+
+
+def test_bodies_in_progress_take_limited_memory_together(service: ListingService) -> None:
+    app = InferenceApp(service, limits=RequestLimits(max_total_bytes=len(BODY) + 50))
+
+    async def check() -> None:
+        unfinished, _ = upload(app, [b" " * 30, b" " * 30])
+        await asyncio.sleep(0)
+        refused = await ask_async(app, "POST", INFER, BODY)
+        assert refused is not None and refused.status == 503 and refused.headers["retry-after"] == "1"
+        assert "bodies of requests in progress have 60 bytes" in refused.json["error"]
+        unfinished.cancel()
+        await asyncio.wait([unfinished])
+        accepted = await ask_async(app, "POST", INFER, BODY)
+        assert accepted is not None and accepted.status == 200
+
+    asyncio.run(check())
+
+
+def test_a_body_that_does_not_arrive_in_time_is_408(service: ListingService) -> None:
+    app = InferenceApp(service, limits=RequestLimits(max_upload_s=0.01))
+
+    async def check() -> None:
+        unfinished, sent = upload(app, [b" "])
+        await unfinished
+        assert sent[0]["status"] == 408 and b"did not arrive within 0.01 s" in sent[1]["body"]
+
+    asyncio.run(check())
+
+
 def test_a_client_that_leaves_gets_no_response(app: InferenceApp, service: ListingService) -> None:
     assert asyncio.run(ask_async(app, "POST", INFER, [BODY[:20]], leaves=True)) is None
     assert not service.requests

@@ -17,7 +17,13 @@ import grpc
 from support.inference_services import ComputingService, ListingService
 
 from nnfmq.hal.errors import MissedDeadlineTransient
-from nnfmq.serving.inference_protocol.grpc import GrpcInferenceService, add_to_server, message_classes, server_options
+from nnfmq.serving.inference_protocol.grpc import (
+    STREAMS_MAX,
+    GrpcInferenceService,
+    add_to_server,
+    message_classes,
+    server_options,
+)
 from nnfmq.serving.inference_protocol.tensors import RequestLimits
 
 INPUT = {"name": "x", "datatype": "INT32", "shape": [2]}
@@ -169,6 +175,9 @@ def test_registration_needs_no_method_of_the_servicer() -> None:
 
 def test_the_options_of_a_server_are_those_of_the_limits() -> None:
     assert dict(server_options(RequestLimits(max_body_bytes=77))) == {
+        "grpc.max_concurrent_streams": STREAMS_MAX,
+        "grpc.max_connection_idle_ms": 300_000,
+        "grpc.server_handshake_timeout_ms": 10_000,
         "grpc.max_receive_message_length": 77,
         "grpc.max_send_message_length": -1,
     }

@@ -1,0 +1,103 @@
+"""LimitedConnection: connections of uvicorn whose number is limited, and that are closed if no request arrives.
+
+uvicorn waits for the header of a request for as long as the client likes, and for any number of clients. Pass the class
+as its `http` option: `uvicorn.run(app, http=LimitedConnection)`. Another server, such as nginx before this one, has
+such limits of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from nnfmq.base import settings
+
+__all__ = ["LimitedConnection"]
+
+_BODY = b'{"error": "this server has %d connections already, the limit that $%s sets; try again later"}'
+_HEADER = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+_HEADER_END = b"retry-after: 1\r\nconnection: close\r\n\r\n"
+_LOG_INTERVAL_S = 5.0
+_log = logging.getLogger("nnfmq.serving")
+
+
+class LimitedConnection(H11Protocol):
+    """A connection of HTTP/1.1.
+
+    With $NNFMQ_HTTP_CONNECTIONS open ones, the next is answered with 503 and closed. One on which no request is served
+    is closed if the header of the next request is not complete $NNFMQ_HTTP_HEADER_S after its first byte, or after the
+    beginning of the connection. `InferenceApp` limits the bodies.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._header_s = settings.HTTP_HEADER_S.value()
+        self._connections_max = settings.HTTP_CONNECTIONS.value()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
+        """Begin to wait for the first request, unless there are too many connections."""
+        is_surplus = len(self.connections) >= self._connections_max
+        super().connection_made(transport)
+        if is_surplus:
+            _log_limited("a connection is closed: this server has %d already", self._connections_max)
+            self._refuse()
+        else:
+            self._limit_wait(self._header_s)
+
+    def _refuse(self) -> None:
+        body = _BODY % (self._connections_max, settings.HTTP_CONNECTIONS.variable.encode())
+        self.transport.write(_HEADER % len(body) + _HEADER_END + body)
+        self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle what has arrived; the time for a header begins with its first byte."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._end_limit()
+        else:
+            self._limit_wait(self._header_s)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or the rest of a body that is not wanted; uvicorn limits the wait for nothing."""
+        super().on_response_complete()
+        has_begun = self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
+        if self.cycle.response_complete and has_begun:
+            self._limit_wait(self._header_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._end_limit()
+        super().connection_lost(exc)
+
+    def _limit_wait(self, seconds: float) -> None:
+        """Close the connection unless a request arrives in time. No effect if it waits already."""
+        if self._header_timer is None and not self.transport.is_closing():
+            self._header_timer = self.loop.call_later(seconds, self._close_late)
+
+    def _end_limit(self) -> None:
+        timer, self._header_timer = self._header_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _close_late(self) -> None:
+        self._header_timer = None
+        self.transport.abort()
+
+
+def _log_limited(text: str, *details: object) -> None:
+    """Log, at most once in _LOG_INTERVAL_S: any client can cause these lines."""
+    global _log_time_s  # noqa: PLW0603  one for each process, as the log
+    if time.monotonic() >= _log_time_s + _LOG_INTERVAL_S:
+        _log_time_s = time.monotonic()
+        _log.warning(text, *details)
+
+
+_log_time_s = float("-inf")
