@@ -86,20 +86,18 @@ class OwnBurst(ClosedWhenDropped, Closable):
         Raises:
             NnfmqError: If the driver has exited, or this process has no memory or descriptors for it.
         """
+        shapes = [value.shape for value in inputs]
         with ExitStack() as undo:
             request = undo.enter_context(ArrayRequest.create(model, inputs))
             slots = SlotAllocator()
             window_ns = PollingWindow.controller(None).ns
             channel = undo.enter_context(BurstChannel(model.connection, slots, window_ns))
-            burst = cls(model, request, [value.shape for value in inputs], slots, channel)
-            undo.pop_all()
-        try:
+            burst = cls(model, request, shapes, slots, channel)
+            undo.callback(burst.close)
             model.connection.add_own_burst(burst)
             burst._call_when_idle()
             burst._channel.start_configuring(burst._location, burst)
-        except BaseException:
-            burst.close()
-            raise
+            undo.pop_all()  # last: from now on the burst's finalizer closes what a signal handler leaves here
         return burst
 
     def set_result(self, reply: messages.BurstConfigured) -> None:
