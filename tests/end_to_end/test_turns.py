@@ -170,6 +170,14 @@ def test_an_execution_waits_for_its_turn_no_longer_than_until_its_deadline(
     until(lambda: page.turns[0] == IDLE, "it has no turn")
 
 
+def test_LIFE_7_times_that_no_client_can_have_end_no_worker(daemon: Daemon, page: Page, resources: ExitStack) -> None:
+    client = Client(daemon, resources, 0)
+    page.write_largest_times()
+    client.execute()
+    page.write_largest_times()
+    client.execute()
+
+
 def test_without_deadlines_nobody_waits_for_a_turn(daemon: Daemon, page: Page, resources: ExitStack) -> None:
     client = Client(daemon, resources, 0)
     begin_ns = time.monotonic_ns()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.drivers import Daemon, one, running_daemon
+from support.drivers import Daemon, kill_worker, one, running_daemon
 from support.models import null_model
 from support.plugins import add_plugin, path_with
 
@@ -34,15 +34,24 @@ class Scribbling(DeviceBase):
 
     def compile(self, model):
         written = sum(self._write_mappings(label) + self._write_files(label) for label in ("status", "shares"))
+        self._write_largest("cores", b"\\xff" * 7 + b"\\x7f")
+        self._write_largest("statistics", b"\\xff" * 8)
         raise GeneralFailure(f"{written} bytes")
+
+    def _write_largest(self, label, word):
+        for begin, end in self._writable(label):
+            ctypes.memmove(begin, word * ((end - begin) // 8), end - begin)
+
+    def _writable(self, label):
+        for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
+            if f"/memfd:nnfmq-{label} " in line and line.split()[1].startswith("rw"):
+                yield tuple(int(word, 16) for word in line.split()[0].split("-"))
 
     def _write_mappings(self, label):
         written = 0
-        for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
-            if f"/memfd:nnfmq-{label} " in line and line.split()[1].startswith("rw"):
-                begin, end = (int(word, 16) for word in line.split()[0].split("-"))
-                ctypes.memset(begin, 0x7F, end - begin)
-                written += end - begin
+        for begin, end in self._writable(label):
+            ctypes.memset(begin, 0x7F, end - begin)
+            written += end - begin
         return written
 
     def _write_files(self, label):
@@ -76,9 +85,11 @@ def test_a_worker_can_write_to_its_own_page_only_and_harms_no_other_client(hosti
         with neighbour.device("reference").prepare(null_model()) as prepared:
             with pytest.raises(nnfmq.GeneralFailure, match=r"^4096 bytes$"):
                 attacker.device("test-scribbling").prepare(null_model())
-            assert prepared.execute(one(3))[0].tolist() == [3]
+            with prepared.burst() as burst:
+                assert (prepared.execute(one(3)), burst.execute(one(3))) == ((one(3),), (one(3),))
             assert neighbour.device("reference").info.status is DeviceStatus.AVAILABLE
         with neighbour.device("reference").prepare(null_model()) as prepared:  # which is charged
             assert prepared.execute(one(4))[0].tolist() == [4]
+        kill_worker(attacker)  # which the driver counts
         with hostile.connect() as later, later.device("reference").prepare(null_model()) as prepared:
             assert prepared.execute(one(5))[0].tolist() == [5]

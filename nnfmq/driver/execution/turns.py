@@ -49,6 +49,7 @@ __all__ = [
     "CoreTurns",
     "Waiter",
     "next_turn",
+    "possible_virtual_ns",
     "wait_limit_ns",
 ]
 
@@ -68,7 +69,9 @@ __all__ = [
 # A worker that dies at any instruction leaves at most its own entries, which the supervisor clears when the worker has
 # exited. The kernel releases the lock.
 #
-# The page is trusted: only the supervisor and its workers have it (see docs/explanation/security-model.md).
+# Only the supervisor and its workers have the page, but one of them may be compromised (see
+# docs/explanation/security-model.md). It can take turns from others, and slow them down. It can neither end them nor
+# let them wait for longer than `wait_limit_ns`: the times in the page are read within bounds.
 
 
 SLOTS_MAX = 64
@@ -221,6 +224,15 @@ def next_turn(waiters: Sequence[Waiter], now_ns: int) -> Waiter:
     )
 
 
+def possible_virtual_ns(virtual_ns: int, now_ns: int) -> int:
+    """Return the possible virtual time that is nearest to one that another worker may have written.
+
+    A client's executions follow each other, so its virtual time is at most the time since the driver's start, and that
+    at most the time of the monotonic clock.
+    """
+    return min(max(virtual_ns, 0), now_ns)
+
+
 def wait_limit_ns(expected_ns: int, executions: int, cores: int) -> int:
     """Return for how long an execution waits: as long as it would take if all ran at once with equal shares.
 
@@ -281,7 +293,8 @@ class CoreTurns:
         page.until_ns[me] = arrived_ns + _hold_ns(expected_ns)
         page.claims[me] = 1
         with self._locked() as is_locked:
-            page.virtual_ns[me] = max(page.virtual_ns[me], page.virtual_now_ns)
+            latest = max(page.virtual_ns[me], page.virtual_now_ns)
+            page.virtual_ns[me] = possible_virtual_ns(latest, arrived_ns)
             page.turns[me] = WAITING
             if is_locked:
                 self._give_turns(arrived_ns)
@@ -297,7 +310,7 @@ class CoreTurns:
         """End this worker's turn. The client is charged with its time. Call `wake_chosen` next."""
         page, me, now_ns = self._page, self._me, monotonic_ns()
         with self._locked() as is_locked:
-            page.virtual_ns[me] += now_ns - self._began_ns
+            page.virtual_ns[me] = possible_virtual_ns(page.virtual_ns[me], now_ns) + now_ns - self._began_ns
             page.turns[me], page.claims[me] = IDLE, 0
             if is_locked:
                 self._give_turns(now_ns)
@@ -352,24 +365,24 @@ class CoreTurns:
         page, turns = self._page, bytes(self._page.turns)
         if WAITING not in turns:
             return
-        waiting = [self._waiter(slot) for slot, turn in enumerate(turns) if turn == WAITING]
+        waiting = [self._waiter(slot, now_ns) for slot, turn in enumerate(turns) if turn == WAITING]
         running = sum(turn == RUNNING and page.until_ns[slot] > now_ns for slot, turn in enumerate(turns))
         for _ in range(min(self.cores - running, len(waiting))):
             chosen = next_turn(waiting, now_ns)
             waiting.remove(chosen)
             page.until_ns[chosen.slot] = now_ns + _hold_ns(chosen.expected_ns)
-            page.virtual_now_ns = max(page.virtual_now_ns, chosen.virtual_ns)
+            page.virtual_now_ns = max(possible_virtual_ns(page.virtual_now_ns, now_ns), chosen.virtual_ns)
             page.turns[chosen.slot] = RUNNING
             if chosen.slot != self._me:
                 self._chosen.append(chosen.slot)
 
-    def _waiter(self, slot: int) -> Waiter:
+    def _waiter(self, slot: int, now_ns: int) -> Waiter:
         page = self._page
         return Waiter(
             slot,
             page.due_ns[slot],
             bool(page.has_deadline[slot]),
-            page.virtual_ns[slot],
+            possible_virtual_ns(page.virtual_ns[slot], now_ns),
             page.expected_ns[slot],
             page.classes[slot],
         )

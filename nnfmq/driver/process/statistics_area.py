@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from contextlib import AbstractContextManager
 
 from nnfmq.base.memory import Memory, write_all
@@ -32,6 +33,7 @@ class StatisticsArea:
     def _fill(self, view: memoryview, slots: int) -> None:
         self._view = view
         self._header = view[: layout.HEADER_WORDS * WORD_BYTES].cast("Q")
+        self._counts: Counter[int] = Counter()  # not read from the area: a worker that was taken over can write to it
         self.set(layout.HEADER_SLOTS, slots)
         self.set(layout.DRIVER_PID, os.getpid())
         self.set(layout.DRIVER_START, time.monotonic_ns())
@@ -53,7 +55,8 @@ class StatisticsArea:
 
     def add(self, word: int) -> None:
         """Add 1 to a word of the header."""
-        self._header[word] += 1
+        self._counts[word] += 1
+        self._header[word] = self._counts[word]
 
     def set_client_class(self, slot: int, client_class: int) -> None:
         """Publish the class of the client that has a slot, or will have it."""

@@ -56,6 +56,10 @@ class Page:
             self._set(field, number, value)
         os.pwrite(self._fd, bytes([turn]), _TURNS + number)
 
+    def write_largest_times(self) -> None:
+        """Write the largest number into all times, as a worker could that was taken over."""
+        os.pwrite(self._fd, struct.pack("=q", (1 << 63) - 1) * ((_CLASSES - _TIMES) // 8), _TIMES)
+
     def clear_deadline(self, number: int) -> None:
         """Let a worker's execution have no deadline."""
         self._set(_HAS_DEADLINE, number, 0)
