@@ -187,6 +187,17 @@ def test_a_lookup_times_out_and_is_logged_once(
     assert len(caplog.records) == 1 and not worker.is_closed
 
 
+def test_a_program_is_offered_without_a_wait_to_a_supervisor_that_does_not_respond(
+    supervisor: Supervisor, worker: SharedCacheClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert worker.look_up(NAME) is None
+    with constant(b"content") as memory:
+        worker.store(NAME, memory)
+    assert [record.message for record in caplog.records] == [
+        "the supervisor does not respond: programs are not shared now"
+    ]
+
+
 def test_DEAD_no_lookups_after_the_supervisor_exited(
     supervisor: Supervisor, worker: SharedCacheClient, caplog: pytest.LogCaptureFixture
 ) -> None:

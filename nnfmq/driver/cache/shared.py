@@ -206,7 +206,7 @@ class SharedCacheClient:
         self._open = [channel]  # list.pop is atomic: exactly one thread closes the channel, without a lock
         self._ref_ids = itertools.count(1)
         self._lookup_lock = threading.Lock()
-        self._timeout_logged = False
+        self._responds = True  # the supervisor, to the last request
 
     @property
     def is_closed(self) -> bool:
@@ -245,7 +245,8 @@ class SharedCacheClient:
     def store(self, name: str, memory: Memory) -> None:
         """Let the supervisor write constant `memory` to the file of an entry. Borrows `memory`. Raises nothing.
 
-        Blocks until it is written, or cannot be, at most STORE_TIMEOUT_S.
+        Blocks until it is written, or cannot be, at most STORE_TIMEOUT_S; not if the supervisor has not replied to the
+        last request, as when it is stopped.
         """
         try:
             done, end = os.pipe2(os.O_CLOEXEC)
@@ -259,7 +260,7 @@ class SharedCacheClient:
                 os.close(end)
             poll = select.poll()
             poll.register(done, 0)  # POLLHUP is reported in any case
-            if is_sent and not poll.poll(STORE_TIMEOUT_S * 1000):
+            if is_sent and self._responds and not poll.poll(STORE_TIMEOUT_S * 1000):
                 _log.warning("a program is not stored within %g s", STORE_TIMEOUT_S)
         finally:
             os.close(done)
@@ -295,9 +296,9 @@ class SharedCacheClient:
             return self._receive_reply(request.ref_id, deadline_ns)
         except MissedDeadlineTransient:
             self._send(Release(request.ref_id))
-            if not self._timeout_logged:
+            if self._responds:
                 _log.warning("the supervisor does not respond: programs are not shared now")
-            self._timeout_logged = True
+            self._responds = False
         except (TransportError, OSError) as error:
             self._end(error)
         finally:
@@ -307,6 +308,7 @@ class SharedCacheClient:
     def _receive_reply(self, ref_id: int, deadline_ns: int) -> tuple[SharedCacheMessage, list[int]]:
         while True:
             with self._channel.receive(deadline_ns, body_bytes_max=0) as frame:
+                self._responds = True
                 reply = decode(frame.data, sender=Sender.SUPERVISOR, fds=frame.fd_count)
                 if reply.ref_id != ref_id:
                     continue  # the late reply of a lookup that timed out, whose reference was released then
