@@ -26,6 +26,8 @@ from nnfmq.driver.cache.programs import CacheEntry, entry_of
 from nnfmq.driver.cache.shared_files import SharedFile, shared_file_of
 from nnfmq.driver.compilation.jobs import current_prepare_context
 from nnfmq.driver.devices.hosted_runtimes import DescribedDevice
+from nnfmq.driver.execution import watchdog
+from nnfmq.driver.execution.watchdog import WATCHDOG, cannot_abort
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.memory.quota import add_to_limit
 from nnfmq.engines.execution import (
@@ -59,10 +61,8 @@ from nnfmq.hal.hosted import (
     with_sizes,
 )
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Pool, Subgraph
-from nnfmq.hosted import watchdog
 from nnfmq.hosted.libraries import Library, trusted_library
 from nnfmq.hosted.open_files import KeptFile, OpenFile, is_out_of_memory, opening_error, thread_count
-from nnfmq.hosted.watchdog import WATCHDOG, cannot_abort
 from nnfmq.operations.declaration import Array
 
 __all__ = ["HostedDevice", "HostedFile", "HostedModel", "HostedRun", "OpenOptions"]

@@ -25,8 +25,8 @@ from support.model_folders import RepositoryPeer, add_version
 import nnfmq
 import nnfmq.compat.onnxruntime as ort
 from nnfmq.base import settings
+from nnfmq.driver.execution.watchdog import GRACE_S
 from nnfmq.hal.hosted import LIBRARIES
-from nnfmq.hosted.watchdog import GRACE_S
 from nnfmq.lab.replay import ReplayOptions, ReplaySpeed, replay
 from nnfmq.recording.reader import RecordingFile
 from nnfmq.recording.writer import ExecutionRecorder

@@ -18,6 +18,7 @@ from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.processes import allowed_cores, allowed_cpus
 from nnfmq.base.shared_constants import SharedConstants
 from nnfmq.driver.compilation.jobs import PrepareContext, prepare_context
+from nnfmq.driver.execution.watchdog import WATCHDOG
 from nnfmq.driver.memory.private import ConstantPool, copy_constant_pools
 from nnfmq.driver.memory.quota import MemoryQuota
 from nnfmq.engines import memory
@@ -25,7 +26,6 @@ from nnfmq.engines.execution import PreparedProgram, RunOptions
 from nnfmq.hal.hosted import HostedCall, HostedDescription, HostedTensor
 from nnfmq.hal.types import Protection
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
-from nnfmq.hosted.watchdog import WATCHDOG
 from nnfmq.importers.hosted import load_hosted
 from nnfmq.operations.declaration import Array
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.drivers import until
 
-from nnfmq.hosted import watchdog
-from nnfmq.hosted.watchdog import GRACE_S, STALL_S, Watchdog, cannot_abort
+from nnfmq.driver.execution import watchdog
+from nnfmq.driver.execution.watchdog import GRACE_S, STALL_S, Watchdog, cannot_abort
 
 LATE_NS = 5_000_000
 GRACE_NS = int(GRACE_S * 1e9)

@@ -252,10 +252,10 @@ class BurstChannel(Closable):
             return None
         try:
             reply = self.results.receive(deadline_ns, self._window_ns)
-        except DeadObject:
+        except DeadObject as error:
             reply = self._last_reply()
             if not reply:
-                raise
+                raise self.connection.explained(error) from None
         if reply is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
         self._sent_bytes += len(packet)
@@ -275,10 +275,10 @@ class BurstChannel(Closable):
             reply = None if blocking is None else await self._receive_blocking(deadline_ns, blocking)
             if reply is None:
                 reply = await self.results.receive_async(deadline_ns)
-        except DeadObject:
+        except DeadObject as error:
             reply = self._last_reply()
             if not reply:
-                raise
+                raise self.connection.explained(error) from None
         if reply is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
         self._sent_bytes += len(packet)

@@ -324,6 +324,7 @@ class Connection(DroppedConnection):
         """Whether the client connects to the driver's successor when the driver asks it to leave."""
         self.has_left = False
         """Whether it has done so: this connection takes no new calls, and ends when those in progress have ended."""
+        self._last_words = ""
         self._close_reason: str | None = None
         self._ended, self.ended_ns = threading.Event(), 0  # at the end of `_end`
         self._is_abandoned, self._pid, self._pidfd = False, os.getpid(), -1
@@ -710,6 +711,7 @@ class Connection(DroppedConnection):
 
         A client that does not move goes on until the driver has exited; if the driver ends, it rejects what is new.
         """
+        self._last_words = reason
         if self.moves:
             with self._lock:
                 if self._close_reason is None:
@@ -731,6 +733,10 @@ class Connection(DroppedConnection):
         if status is ErrorStatus.DEVICE_UNAVAILABLE and self.has_left:
             return open_connections.DriverEnding(self._close_reason or "")
         return None
+
+    def explained(self, error: DeadObject) -> DeadObject:
+        """Return the error of a wait that the driver's exit has ended, with the reason if the driver has told one."""
+        return DeadObject(f"{error}: {self._last_words}") if self._last_words else error
 
     def _on_reply(self, reply: messages.Call, frame: Frame) -> None:
         if getattr(reply, "status", ErrorStatus.NONE) is ErrorStatus.DEAD_OBJECT:
@@ -768,6 +774,8 @@ class Connection(DroppedConnection):
 
     def _end(self, reason: str) -> None:
         """Mark the connection closed and fail everything that waits for the driver. Idempotent."""
+        if reason == _DRIVER_EXITED and self._last_words:
+            reason = f"{reason}: {self._last_words}"
         with self._lock:
             if self._close_reason is None:
                 self._close_reason = reason

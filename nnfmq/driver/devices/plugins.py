@@ -21,6 +21,7 @@ from nnfmq.driver.devices.configuration import require_device_name
 from nnfmq.driver.devices.device import FEATURE_LEVEL, DeviceBase, SandboxNeeds
 from nnfmq.driver.devices.hosted_runtimes import LazyDevice, allowed_runtimes
 from nnfmq.driver.devices.installation import DEVICES_GROUP, OPERATIONS_GROUP
+from nnfmq.driver.execution.watchdog import limited
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.session.error_translation import wrap_plugin_call
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions
@@ -152,7 +153,7 @@ class _PlugInExecution:
 
     def __init__(self, label: str, execution: BoundProgram) -> None:
         # Wrapped once, because bursts run it again; looked up in the call, because it may not exist.
-        self._run = wrap_plugin_call(label, lambda options: execution.run(options))  # noqa: PLW0108
+        self._run = limited(label, wrap_plugin_call(label, lambda options: execution.run(options)))  # noqa: PLW0108
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         shapes: tuple[OutputShape, ...] = self._run(options)
@@ -306,4 +307,6 @@ def _wrap(extension: VendorExtension) -> VendorExtension:
 
 def _wrap_plan(name: str, plan: Plan) -> Plan:
     prepare = wrap_plugin_call(name, plan)
-    return lambda *tensors, **attributes: wrap_plugin_call(name, prepare(*tensors, **attributes))
+    return lambda *tensors, **attributes: limited(
+        f"operation {name}", wrap_plugin_call(name, prepare(*tensors, **attributes))
+    )

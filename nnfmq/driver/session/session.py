@@ -49,6 +49,7 @@ from nnfmq.driver.execution.fenced import DriverFencedExecution
 from nnfmq.driver.execution.order import ClientOrder, PriorityThreadPool
 from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.driver.execution.reusable import DriverExecution
+from nnfmq.driver.execution.watchdog import WATCHDOG
 from nnfmq.driver.memory.buffers import ManagedBuffers
 from nnfmq.driver.memory.quota import MemoryQuota, MemoryShare, QuotaCharge, limit_private_memory
 from nnfmq.driver.process.children import ClientProcess
@@ -271,6 +272,7 @@ class Session:
             if self._client is not None:
                 stack.callback(self._client.close)
                 poll.register(self._client, select.POLLIN)
+            WATCHDOG.tell = self._tell_end
             self._enter_sandbox()
             if self._received_hello is not None:
                 self._dispatch_hello(self._received_hello)
@@ -312,6 +314,11 @@ class Session:
         with suppress(DeadObject, ProtocolError, MissedDeadlineTransient):
             self._send_before(messages.GoAway(text), (), time.monotonic_ns() + _GO_AWAY_TIMEOUT_NS)
         self.is_draining |= self._is_terminated
+
+    def _tell_end(self, reason: str) -> None:
+        """Tell the client why this process ends now; without effect on one that does not read."""
+        with suppress(DeadObject, MissedDeadlineTransient, OSError):
+            self._channel.send(control_protocol.encode(messages.GoAway(reason)), (), NO_WAIT)
 
     def _wait_until_drained(self, poll: select.poll) -> None:
         """Return when all that was in progress has ended, or the session has, or the client has exited.

@@ -36,7 +36,7 @@ import time
 import numpy as np
 
 from nnfmq.hal.hosted import HostedDescription, HostedTensor
-from nnfmq.hosted import watchdog
+from nnfmq.driver.execution import watchdog
 from nnfmq.hosted.device import HostedDevice, HostedModel, HostedRun
 
 watchdog.GRACE_S = watchdog.OPEN_GRACE_S = {GRACE_S}

@@ -1,8 +1,11 @@
-"""The watchdog of a worker: it ends what another runtime does beyond its deadline.
+"""The watchdog of a worker: it ends what another runtime does beyond its deadline, and what a plug-in never ends.
 
 A runtime computes without looking at the clock. At the deadline the watchdog's thread tells it to stop, if it has a
 function for that. If it still runs when the grace is over, the worker exits, which its client sees immediately, and
-the driver starts another one for it (docs/explanation/peer-death.md).
+the driver starts another one for it (docs/explanation/peer-death.md). Before it exits, it tells the client why.
+
+Code of plug-ins, hosted runtimes included, has $NNFMQ_EXECUTION_LIMIT_S for one call, whatever the deadline is.
+nnfmq's own engines have no such limit: their loops have a time limit of the HAL, and all else ends.
 
 The thread cannot run while a runtime keeps the GIL. So it has the kernel send SIGALRM, which ends a process, STALL_S
 after its next look, and moves that time on with each look.
@@ -18,12 +21,13 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
+from nnfmq.base import settings
 from nnfmq.base.threads import start_daemon
 from nnfmq.hal.errors import ResourceExhaustedTransient
 
-__all__ = ["GRACE_S", "OPEN_GRACE_S", "STALL_S", "WATCHDOG", "Watchdog", "cannot_abort"]
+__all__ = ["GRACE_S", "OPEN_GRACE_S", "STALL_S", "WATCHDOG", "Watchdog", "cannot_abort", "limited"]
 
 GRACE_S = 2.0
 """How long after its deadline an execution may still run."""
@@ -34,7 +38,8 @@ STALL_S = 10.0
 _LATE_NS = 5_000_000  # after a deadline; so bursts with short deadlines wake the thread 200 times a second at most
 _NEVER = 2**63 - 1
 _WAIT_MAX_S = 3600.0
-_log = logging.getLogger("nnfmq.hosted")
+_LATE = "a runtime has not stopped in time after its deadline, so this worker exits"
+_log = logging.getLogger("nnfmq.execution")
 
 
 def cannot_abort() -> None:
@@ -47,6 +52,7 @@ class _Watched(NamedTuple):
     late_ns: int
     grace_ns: int
     abort: Callable[[], object]
+    reason: str
 
 
 class Watchdog:
@@ -64,13 +70,18 @@ class Watchdog:
         self._end_process, self._set_timer = end_process, set_timer
         self._tokens = itertools.count()
         self._running: dict[int, _Watched] = {}
-        self._end_ns: dict[int, int] = {}  # when those that were told to stop must have ended; under the lock
+        self._end_ns: dict[int, tuple[int, str]] = {}  # when those that were told to stop must have ended, and what
+        # is said if they have not; under the lock
+        self.tell: Callable[[str], object] = lambda _reason: None
+        """Tells the client why the process ends; called with the lock held, so it must not block."""
         self._condition = threading.Condition()
         self._look_ns = _NEVER  # when the thread looks next; _NEVER: when it is woken
         self._thread: threading.Thread | None = None
         self._is_stopped = False
 
-    def begin(self, deadline_ns: int, abort: Callable[[], object], grace_s: float | None = None) -> int:
+    def begin(
+        self, deadline_ns: int, abort: Callable[[], object], grace_s: float | None = None, reason: str = _LATE
+    ) -> int:
         """Watch what begins now, until `end` gets the returned token.
 
         Args:
@@ -78,12 +89,13 @@ class Watchdog:
             abort: Tells it to stop, if that is possible; called on the watchdog's thread, never after `end` has
                 returned. It must not block.
             grace_s: How long after the deadline the process ends; None: GRACE_S.
+            reason: Why it ends then, for the client and the log.
 
         Raises:
             ResourceExhaustedTransient: If the thread cannot be started.
         """
         token, late_ns = next(self._tokens), deadline_ns + _LATE_NS
-        self._running[token] = _Watched(late_ns, int((GRACE_S if grace_s is None else grace_s) * 1e9), abort)
+        self._running[token] = _Watched(late_ns, int((GRACE_S if grace_s is None else grace_s) * 1e9), abort, reason)
         if late_ns < self._look_ns:
             self._wake(token, late_ns)
         return token
@@ -98,17 +110,19 @@ class Watchdog:
 
     def look(self, now_ns: int) -> int:
         """End what is late, and return when to look again. The caller has the lock."""
-        for token, end_ns in list(self._end_ns.items()):
+        for token, (end_ns, reason) in list(self._end_ns.items()):
             if now_ns >= end_ns:
                 del self._end_ns[token]
-                _log.critical("a runtime has not stopped in time after its deadline, so this worker exits")
+                _log.critical(reason)
+                self.tell(reason)
                 self._end_process()
         for token, watched in list(self._running.items()):
             if now_ns >= watched.late_ns and self._running.pop(token, None) is not None:  # it has not ended meanwhile
-                self._end_ns[token] = now_ns + watched.grace_ns  # from now: the process may have been stopped
+                # From now: the process may have been stopped.
+                self._end_ns[token] = now_ns + watched.grace_ns, watched.reason
                 _abort(watched)
         # Whoever begins after the first store, with an earlier limit, wakes the thread; whoever began before is found.
-        self._look_ns = end_ns = min(self._end_ns.values(), default=_NEVER)
+        self._look_ns = end_ns = min((end_ns for end_ns, _ in self._end_ns.values()), default=_NEVER)
         self._look_ns = min([end_ns, *(watched.late_ns for watched in list(self._running.values()))])
         return self._look_ns
 
@@ -159,3 +173,36 @@ def _seconds_until(time_ns: int) -> float:
 
 WATCHDOG = Watchdog(partial(os._exit, os.EX_SOFTWARE), partial(signal.setitimer, signal.ITIMER_REAL))
 """That of this process."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The limit of an execution by code of a plug-in.
+
+
+Parameters = ParamSpec("Parameters")
+ResultT = TypeVar("ResultT")
+
+
+def limited(label: str, run: Callable[Parameters, ResultT]) -> Callable[Parameters, ResultT]:
+    """Return `run` with $NNFMQ_EXECUTION_LIMIT_S for each call: the process ends if one takes longer.
+
+    `label` names the plug-in.
+    """
+    setting = settings.EXECUTION_LIMIT_S
+    limit_s = setting.value()
+    if not limit_s:
+        return run
+    limit_ns = int(limit_s * 1e9)
+    reason = (
+        f"{label} has computed for {limit_s:g} s, the limit of one execution that ${setting.variable} of the driver "
+        "sets, so this worker exits"
+    )
+
+    def run_limited(*arguments: Parameters.args, **options: Parameters.kwargs) -> ResultT:
+        token = WATCHDOG.begin(time.monotonic_ns() + limit_ns, cannot_abort, 0.0, reason)
+        try:
+            return run(*arguments, **options)
+        finally:
+            WATCHDOG.end(token)
+
+    return run_limited
