@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, InThread, Process, app, one, until
+from support.drivers import LIMIT_S, Daemon, InThread, Process, app, kill_worker, one, until
 from support.fake_repository import FakeRepository, serving
 from support.forking import fork
 from support.models import add_model, invalid_model, plus_model
@@ -35,14 +35,6 @@ def own_statistics(client: nnfmq.Client) -> ClientStatistics:
     """Return what the driver counts for a client."""
     (found,) = [row for row in client.statistics().clients if row.worker_pid == client.worker_pid]
     return found
-
-
-def kill_worker(client: nnfmq.Client) -> None:
-    """Kill the process that serves a client, and return when the client knows."""
-    with Process(client.worker_pid) as worker:
-        worker.kill()
-        worker.wait_for_end()
-    until(lambda: not client.connection.is_open, "the client knows")
 
 
 # ------------------------------------------------------------------------------------------------ opening

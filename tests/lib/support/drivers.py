@@ -349,10 +349,11 @@ def app(name: str, *arguments: str | Path, environment: Mapping[str, str] | None
 
 def kill_worker(client: nnfmq.Client) -> None:
     """Kill the process that serves a client, and return when the client knows."""
+    known = client.connection  # another thread of the client may have the next one soon
     with Process(client.worker_pid) as worker:
         worker.kill()
         worker.wait_for_end()
-    until(lambda: not client.connection.is_open, "the client knows")
+    until(lambda: not known.is_open, "the client knows")
 
 
 class Daemon:
