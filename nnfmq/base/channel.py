@@ -48,6 +48,8 @@ BODY_BYTES_MAX = 256 << 20  # as `serialize.control_protocol`: no larger message
 FDS_MAX = 250  # of the 253 that Linux passes with a message (SCM_MAX_FD); a body needs another one
 BACKLOG = 256  # short, because a client waits for all before it; those beyond it wait in connect(2), in order
 SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
+_SO_PEERGROUPS = 59  # Linux 4.13; the same
+_GROUPS_BYTES = 1024  # the most that Python asks for: 256 groups
 
 NO_WAIT = 0
 """A deadline that has passed: try once, do not block."""
@@ -251,6 +253,14 @@ class Channel(Closable):
         """Return the credentials of the peer (SO_PEERCRED)."""
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return Credentials(*_CREDENTIALS.unpack(raw))
+
+    def peer_groups(self) -> frozenset[int]:
+        """Return the gids of the peer's groups when the connection was made; of one with more than 256 its own gid."""
+        try:
+            raw = self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+        except OSError:  # ERANGE; or the kernel does not record them
+            raw = b""
+        return frozenset((self.peer().gid, *struct.unpack(f"{len(raw) // 4}I", raw)))
 
     def open_peer_pidfd(self) -> int | None:
         """Return a pidfd of the peer, or None if the kernel cannot identify it. The caller owns the fd.
@@ -538,8 +548,8 @@ class Listener(Closable):
         return cls(sock)
 
     @classmethod
-    def create(cls, path: Path) -> Self:
-        """Listen at `path` (mode 0600). Replaces the socket of a driver that was killed.
+    def create(cls, path: Path, mode: int = 0o600) -> Self:
+        """Listen at `path`, a socket with this mode. Replaces the socket of a driver that was killed.
 
         Raises:
             DeviceUnavailable: If another driver listens there, or the path is not a socket, or the lock file is not
@@ -557,7 +567,7 @@ class Listener(Closable):
             _require_no_other_file(path)
             path.unlink(missing_ok=True)  # the socket of a driver that was killed
             sock.bind(os.fspath(path))
-            path.chmod(0o600)
+            path.chmod(mode)
             sock.listen(BACKLOG)
             sock.setblocking(False)
             undo.pop_all()

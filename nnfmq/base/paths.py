@@ -1,6 +1,7 @@
 """Paths of nnfmq's files: the runtime directory with the socket, the state directory, the cache directory.
 
-* Socket: `$NNFMQ_SOCKET`, else `socket` of a configuration file, else `nnfmq.sock` in the runtime directory.
+* Socket: `$NNFMQ_SOCKET`, else `socket` of a configuration file, else `nnfmq.sock` in the runtime directory. A client
+  that finds none there uses that of the system's driver, `/run/nnfmq/nnfmq.sock`, if there is one.
 * Runtime directory: `$XDG_RUNTIME_DIR/nnfmq`, else `/run/user/UID/nnfmq`, else `nnfmq-UID` in `$TMPDIR` or /tmp.
 * State, which a driver keeps between runs: `$XDG_STATE_HOME/nnfmq`, else `~/.local/state/nnfmq`.
 * Cache, which a driver can recreate: `$XDG_CACHE_HOME/nnfmq`, else `~/.cache/nnfmq`.
@@ -21,6 +22,8 @@ from nnfmq.base import settings
 from nnfmq.hal.errors import DeviceUnavailable
 
 SOCKET_NAME = "nnfmq.sock"
+SYSTEM_DIRECTORY = Path("/run/nnfmq")
+"""Where a driver listens that serves several users."""
 _MODELS_SUFFIX = ".models"
 _MOVE = "Choose a directory of your own (`--socket`, `--connect` or $NNFMQ_SOCKET), or unset $NNFMQ_SOCKET"
 
@@ -84,6 +87,21 @@ def check_socket_directory(path: Path, owners: Collection[int] = ()) -> None:
             )
 
 
+def accounts_of(path: Path) -> tuple[int, ...]:
+    """Return the uids of other accounts of which a driver at a socket is trusted.
+
+    That is the owner of /run/nnfmq for a socket in it: only root creates folders in /run, so root has chosen the owner.
+    """
+    try:
+        above, found = SYSTEM_DIRECTORY.parent.lstat(), SYSTEM_DIRECTORY.lstat()
+        is_there = path.parent.resolve() == SYSTEM_DIRECTORY.resolve()
+    except OSError:
+        return ()
+    others_may_write = above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_chosen_by_root = stat.S_ISDIR(found.st_mode) and above.st_uid == 0 and not others_may_write
+    return (found.st_uid,) if is_there and is_chosen_by_root else ()
+
+
 def make_runtime_directory() -> Path:
     """Return the runtime directory; create it if it does not exist.
 
@@ -137,9 +155,10 @@ def make_cache_directory() -> Path:
     return _make(cache_directory())
 
 
-def work_directory() -> Path:
-    """Return the directory of this user's workers' private folders, which may not exist yet."""
-    return Path(settings.TMPDIR.value() or "/tmp") / f"nnfmq-{os.getuid()}-work"
+def work_directory(uid: int | None = None) -> Path:
+    """Return the directory of private folders of workers with a uid, by default this process's; it may not exist."""
+    owner = os.getuid() if uid is None else uid
+    return Path(settings.TMPDIR.value() or "/tmp") / f"nnfmq-{owner}-work"
 
 
 def make_work_directory() -> Path:
@@ -167,6 +186,19 @@ def default_socket() -> Path:
     """Return the path at which this user's driver listens. There may be no driver."""
     named = settings.SOCKET.value()
     return runtime_directory() / SOCKET_NAME if named is None else Path(named)
+
+
+def system_socket() -> Path:
+    """Return the path at which a driver listens that serves several users. There may be no driver."""
+    return SYSTEM_DIRECTORY / SOCKET_NAME
+
+
+def client_socket() -> Path:
+    """Return the path at which a client of this user looks for a driver. There may be none."""
+    own = default_socket()
+    if is_socket_named() or own.exists() or not system_socket().is_socket():
+        return own
+    return system_socket()
 
 
 def is_socket_named() -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "SINK",
     "SWITCH",
     "TEXT",
+    "UID_RANGE",
     "Change",
     "Effective",
     "Setting",
@@ -384,6 +385,17 @@ def choice(*names: str) -> SettingType:
     return SettingType("name", ", ".join(names), parse, _to_text, f'"{names[0]}"')
 
 
+_UID_MAX = 2**32 - 2  # -1 means: no change
+
+
+def _uid_range(text: str) -> range:
+    first, separator, last = text.partition("-")
+    numbers = [int(word) for word in (first, last if separator else first) if word.isascii() and word.isdecimal()]
+    if len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1] <= _UID_MAX:
+        raise ValueError(text)
+    return range(numbers[0], numbers[1] + 1)
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError(text)
@@ -409,6 +421,7 @@ NAMES = SettingType(
     "names", "names separated by commas, in files an array; empty: none", _names, _names_to_text,
     '["com.example.one", "com.example.two"]', has_empty_value=True,
 )  # fmt: skip
+UID_RANGE = SettingType("range of uids", f"FIRST-LAST, of 1 to {_UID_MAX}", _uid_range, _to_text, '"60000-60063"')
 SINK = SettingType(
     "path or socket", "a path, or unix:PATH; in files with an absolute PATH", str, _sink_to_text,
     '"unix:/run/telemetry.sock"',
@@ -507,6 +520,31 @@ HTTP_CONNECTIONS: Setting[int] = Setting(
 HTTP_HEADER_S: Setting[float] = Setting(
     "NNFMQ_HTTP_HEADER_S", seconds(86400), 10.0, reader="server",
     meaning="how long a connection of HTTP may take for the header of a request; with `LimitedConnection`",
+)  # fmt: skip
+USER: Setting[str | None] = Setting(
+    "NNFMQ_USER", TEXT._replace(name="account", allowed="the name of an account", toml_example='"nnfmq"'), None,
+    reader="driver", meaning="the account to which a driver changes that root has started",
+    default_text="that of the process", options="nnfmq serve --user",
+)  # fmt: skip
+WORKER_UIDS: Setting[range | None] = Setting(
+    "NNFMQ_WORKER_UIDS", UID_RANGE, None, reader="driver", options="nnfmq serve --worker-uids",
+    meaning="uids, and gids with the same numbers, of which each worker has one of its own: what a driver needs to "
+    "serve several users", default_text="none: workers run as the driver does, and it serves one user",
+)  # fmt: skip
+ALLOW_USERS: Setting[list[str]] = Setting(
+    "NNFMQ_ALLOW_USERS", NAMES._replace(
+        name="accounts", allowed="names or uids, separated by commas, in files an array of texts; `*`: all",
+        toml_example='["ann", "1001"]',
+    ), [], reader="driver", options="nnfmq serve --allow-user",
+    meaning="the users whose clients are served, beside the driver's own account and root",
+    default_text="none",
+)  # fmt: skip
+ALLOW_GROUPS: Setting[list[str]] = Setting(
+    "NNFMQ_ALLOW_GROUPS", NAMES._replace(
+        name="groups", allowed="names or gids, separated by commas, in files an array of texts",
+        toml_example='["video", "1001"]',
+    ), [], reader="driver", options="nnfmq serve --allow-group",
+    meaning="the groups whose members' clients are served", default_text="none",
 )  # fmt: skip
 IMPORT_MEMORY_MIB: Setting[int] = Setting(
     "NNFMQ_IMPORT_MEMORY_MIB", _MIB, 1024, reader="driver",

@@ -260,6 +260,8 @@ DESCRIBED = (
         "client_class",
         "client_classes",
         "interactive_uids",
+        "user",
+        "worker_uids",
         "models",
         "telemetry",
         "NNFMQ_TRACE",

@@ -102,9 +102,9 @@ def _query(device: RuntimeDevice) -> tuple[Capabilities | None, str | None]:
 
 
 def _driver_name(target: str | None) -> str:
-    from nnfmq.base.paths import default_socket
+    from nnfmq.base.paths import client_socket
 
-    return "embedded" if target == "embedded" else Path(target or default_socket()).stem
+    return "embedded" if target == "embedded" else Path(target or client_socket()).stem
 
 
 def _usage_problem(arguments: argparse.Namespace) -> str:

@@ -306,13 +306,13 @@ def _runtimes() -> Iterator[Finding]:
 
 def _driver() -> Iterator[Finding]:
     import nnfmq
-    from nnfmq.base.paths import check_socket_directory, default_socket
+    from nnfmq.base.paths import accounts_of, check_socket_directory, client_socket
     from nnfmq.hal.types import DeviceStatus
 
-    path = default_socket()
+    path = client_socket()
     try:
         if path.parent.exists():
-            check_socket_directory(path)
+            check_socket_directory(path, accounts_of(path))
     except (DeviceUnavailable, OSError) as error:
         remedy = "set NNFMQ_SOCKET to a path in a directory of yours, or unset it"
         yield Finding("driver", "running driver", f"refused: {error}", FindingState.LIMITED, remedy)

@@ -17,6 +17,7 @@ examples:
   nnfmq serve --socket /run/user/1000/nnfmq/lab.sock
   nnfmq serve --runtimes onnxruntime      # and no other runtime, whatever is installed
   nnfmq serve --models ~/models           # serve ~/models/NAME/VERSION/model.tflite by name
+  nnfmq serve --user nnfmq --worker-uids 60000-60063 --allow-group video
   nnfmq serve --replace                   # in place of the driver that runs; its clients move here
 
 SIGTERM and Ctrl-C let what is in progress end; a second one does not wait. The exit status is 0.
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=settings.SANDBOX.type.allowed.split(", "),
         help="of the workers; required: not without a part ($NNFMQ_SANDBOX)",
     )
+    _add_user_arguments(parser)
     parser.add_argument(
         "--replace",
         action="store_true",
@@ -84,12 +86,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_user_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of a driver for several users."""
+    parser.add_argument(
+        "--user",
+        metavar="NAME",
+        help="account to change to, if root starts it ($NNFMQ_USER)",
+    )
+    parser.add_argument(
+        "--worker-uids",
+        metavar="FIRST-LAST",
+        help="of the workers, to serve several users ($NNFMQ_WORKER_UIDS)",
+    )
+    parser.add_argument(
+        "--allow-user",
+        metavar="NAME",
+        nargs="*",
+        help="serve these users, too; '*': all ($NNFMQ_ALLOW_USERS)",
+    )
+    parser.add_argument(
+        "--allow-group",
+        metavar="NAME",
+        nargs="*",
+        help="serve members of these groups ($NNFMQ_ALLOW_GROUPS)",
+    )
+
+
 def execute(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives; return the exit status."""
     from nnfmq.base.processes import use_one_blas_thread
 
     use_one_blas_thread()  # the supervisor forks, and a process with threads does not
-    from nnfmq.driver.process.supervisor import serve
+    from nnfmq.driver.process.supervisor import UserOptions, serve
 
     return serve(
         arguments.socket,
@@ -101,6 +129,7 @@ def execute(arguments: argparse.Namespace) -> int:
         models=arguments.models,
         sandbox=arguments.sandbox,
         replace=arguments.replace,
+        users=UserOptions(arguments.user, arguments.worker_uids, arguments.allow_user, arguments.allow_group),
         parent=arguments.exit_with,
         ready=_announce,
     )

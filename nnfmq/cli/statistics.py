@@ -313,11 +313,11 @@ class ServedModels(NamedTuple):
 
 def read_served_models(client: Client, socket: str | None, timeout: float) -> ServedModels:
     """Return the models that the driver at `socket` serves by name; blocks up to `timeout` seconds."""
-    from nnfmq.base.paths import default_socket, models_socket
+    from nnfmq.base.paths import client_socket, models_socket
     from nnfmq.cli import describe
     from nnfmq.hal.errors import NnfmqError
 
-    if not models_socket(default_socket() if socket is None else Path(socket)).exists():
+    if not models_socket(client_socket() if socket is None else Path(socket)).exists():
         return ServedModels()
     try:
         return ServedModels(client.models(timeout=timeout))

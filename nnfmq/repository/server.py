@@ -17,6 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from nnfmq.base import watcher
+from nnfmq.base.accounts import ServedUsers
 from nnfmq.base.channel import NO_WAIT, Channel, Listener
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.ownership import Uncopyable
@@ -72,6 +73,7 @@ class RepositoryServer(Uncopyable):
         self._peers: set[_Peer] = set()
         self._is_closed = False
         self._log_time_s = float("-inf")
+        self._served = ServedUsers.of_settings()  # numbers, as the driver has exported them
         self._accepting: watcher.ReaderHandle | None = None
 
     def start(self) -> None:
@@ -145,7 +147,7 @@ class RepositoryServer(Uncopyable):
 
     def _add(self, channel: Channel) -> None:
         credentials = channel.peer()
-        problem = self._problem(credentials.uid, credentials.pid)
+        problem = self._served.refusal(channel) or self._problem(credentials.pid)
         if problem:
             self._log_limited("client rejected: %s", problem)
             channel.close()
@@ -160,10 +162,8 @@ class RepositoryServer(Uncopyable):
                 self._log_limited("client rejected: %s", error)
                 self._drop(peer)
 
-    def _problem(self, uid: int, pid: int) -> str:
+    def _problem(self, pid: int) -> str:
         """Return why a client is rejected, or nothing."""
-        if uid not in (os.getuid(), 0):
-            return f"the models are for uid {os.getuid()}, not {uid}"
         if len(self._peers) >= CONNECTIONS_MAX:
             return f"there are {CONNECTIONS_MAX} clients already"
         if Counter(peer.pid for peer in self._peers)[pid] >= PROCESS_MAX:

@@ -23,11 +23,16 @@ __all__ = [
     "PathRule",
     "drop_capabilities",
     "forbid_new_privileges",
+    "held_capabilities",
     "hide_memory",
     "install_filter",
+    "keep_capabilities_of_root",
     "landlock_version",
+    "limit_bounding_set",
+    "limit_capabilities",
     "path_rule",
     "restrict_paths",
+    "show_memory",
     "supports_filter",
 ]
 
@@ -37,7 +42,7 @@ _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 38, 47
+_PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 8, 24, 38, 47
 _AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAPABILITIES_MAX = 64
@@ -68,14 +73,59 @@ def hide_memory() -> None:
     _prctl("not dumpable", _PR_SET_DUMPABLE, 0)
 
 
+def show_memory() -> None:
+    """Let this process own its folder of /proc again, after a change of its uid. Raises OSError."""
+    _prctl("dumpable", _PR_SET_DUMPABLE, 1)
+
+
+def held_capabilities() -> int:
+    """Return the capabilities that this process may use, as bits; 0 if /proc does not tell."""
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            if line.startswith("CapPrm:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+def keep_capabilities_of_root() -> None:
+    """Let the next change from uid 0 to another uid leave the permitted capabilities. Raises OSError."""
+    _prctl("keep capabilities", _PR_SET_KEEPCAPS, 1)
+
+
+def limit_bounding_set(kept: int) -> None:
+    """Let no program that this process starts have other capabilities than `kept`, as bits; for a process of root's."""
+    for number in range(_CAPABILITIES_MAX):
+        if not kept >> number & 1:
+            _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # it fails for numbers that the kernel does not have
+
+
+def limit_capabilities(kept: int) -> None:
+    """Give up all capabilities but `kept`, as bits; programs that this process starts get none.
+
+    Raises:
+        OSError: If this process does not have them.
+    """
+    _clear_ambient()
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    _set_capabilities(struct.pack("=6I", low, low, 0, high, high, 0))
+
+
 def drop_capabilities() -> None:
     """Give up all capabilities, also those that a program with set-uid would have. Raises OSError."""
     for number in range(_CAPABILITIES_MAX):
         if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             break  # EINVAL: there are no more; EPERM: not root, and no-new-privileges keeps them from returning
+    _clear_ambient()
+    _set_capabilities(bytes(24))
+
+
+def _clear_ambient() -> None:
     with suppress(OSError):  # Linux 4.3
         _prctl("ambient capabilities", _PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL)
-    header, data = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
+
+
+def _set_capabilities(data: bytes) -> None:
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     _check(_libc.syscall(_CAPSET[platform.machine()], header, data), "capset(2)")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nnfmq.base import settings
 from nnfmq.base.channel import Channel
 from nnfmq.base.deadlines import deadline_after
-from nnfmq.base.paths import check_socket_directory, default_socket, is_socket_named, models_socket
+from nnfmq.base.paths import accounts_of, check_socket_directory, client_socket, is_socket_named, models_socket
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S, INTERFACE, level_of
 from nnfmq.client.connection.open_connections import CLOSED
 from nnfmq.hal.errors import BadState, DeviceUnavailable, InvalidArgument
@@ -51,8 +51,9 @@ def connect(
 
     In a task of asyncio write `async with nnfmq.connect() as client`: other tasks run while the driver starts.
 
-    Without arguments: to the driver that listens at `$NNFMQ_SOCKET` or in the runtime directory; if there is none, to
-    an embedded driver, a private process that exits with this one. A driver must run as this user or as root.
+    Without arguments: to the driver that listens at `$NNFMQ_SOCKET`, or in the runtime directory, or at
+    `/run/nnfmq/nnfmq.sock`; if there is none, to an embedded driver, a private process that exits with this one. A
+    driver must run as this user or as root, one in `/run/nnfmq` as the owner of that directory.
 
     An embedded driver still starts when this returns, so that an application can load its model meanwhile. The first
     call waits for it, and raises what `wait_ready` would raise. Where an event loop runs, the same holds for a driver
@@ -92,7 +93,7 @@ def connect(
     options = _Options(interface, recover, server_uid, _class_of(client_class))
     if embedded:
         return _connect_embedded(deadline_ns, wait_ready, options)
-    socket_path = default_socket() if path is None else Path(path)
+    socket_path = client_socket() if path is None else Path(path)
     if wait and _has_event_loop():
         from nnfmq.client.connection.client import LateClient  # few applications
 
@@ -151,7 +152,7 @@ class _Options(NamedTuple):
 def _check_directory(path: Path, server_uid: int | None) -> None:
     """Raise DeviceUnavailable if another user could replace the socket. No effect while its directory is missing."""
     try:
-        check_socket_directory(path, () if server_uid is None else (server_uid,))
+        check_socket_directory(path, _trusted(path, server_uid))
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -201,11 +202,16 @@ def _has_event_loop() -> bool:
         return False
 
 
+def _trusted(path: Path, server_uid: int | None) -> tuple[int, ...]:
+    """Return the uids of the accounts of which a driver at `path` is trusted, beside this user's and root's."""
+    return (*accounts_of(path), *(() if server_uid is None else (server_uid,)))
+
+
 def _open_channel(path: Path, server_uid: int | None, deadline_ns: int | None) -> Channel:
     _check_directory(path, server_uid)
     channel = Channel.connect(path, deadline_ns)
     uid = channel.peer().uid
-    if uid not in {os.getuid(), 0, server_uid}:
+    if uid not in {os.getuid(), 0, *_trusted(path, server_uid)}:
         channel.close()
         raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
     return channel

@@ -68,12 +68,14 @@ __all__ = [
     "encode_program",
     "find_key",
     "find_or_create_key",
+    "has_given_key",
     "is_key_available",
     "read_file",
     "read_files",
     "read_memory",
     "save_files",
     "seal",
+    "use_key",
     "write_file",
 ]
 
@@ -93,8 +95,23 @@ _ERRORS = (NnfmqError, OSError, RuntimeError)  # RuntimeError: the user has no h
 _SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
+_given: list[bytes] = []  # of this process
+
+
+def use_key(key: bytes) -> None:
+    """Use this key in this process from now on, which may not read the file of the key itself."""
+    _given[:] = [key]
+
+
+def has_given_key() -> bool:
+    """Return whether `use_key` was called."""
+    return bool(_given)
+
+
 def is_key_available() -> bool:
     """Return whether a key exists or could be created. Creates nothing; raises nothing."""
+    if _given:
+        return True
     try:
         directory = state_directory()
         if directory.exists():
@@ -118,6 +135,8 @@ def find_key() -> bytes:
         ResourceExhaustedTransient: If the key could not be read because of a shortage (EMFILE, ENFILE, ENOMEM). Caches
             must not be treated as invalid then.
     """
+    if _given:
+        return _given[0]
     try:
         directory = state_directory()
         check_directory(directory)
@@ -138,6 +157,8 @@ def find_or_create_key() -> bytes:
         GeneralFailure: If the key cannot be created, or as `find_key`.
         ResourceExhaustedTransient: As `find_key`.
     """
+    if _given:
+        return _given[0]
     try:
         directory = make_state_directory()
         if _read(directory) is None:

@@ -59,6 +59,8 @@ __all__ = [
     "entry_for",
     "entry_of",
     "entry_sizes",
+    "mark_used",
+    "open_entry",
     "will_keep",
 ]
 
@@ -107,8 +109,11 @@ def entry_of(device: DeviceIdentity, *fields: bytes | memoryview) -> CacheEntry 
 
 def will_keep(model: Model) -> bool:
     """Return whether a program that is compiled from `model` will have an entry, as far as the directory tells."""
+    client = shared_cache()
     try:
-        return bool(cache_limit_bytes()) and not uses_plugins(model) and os.access(make_cache_directory(), os.W_OK)
+        if not cache_limit_bytes() or uses_plugins(model):
+            return False
+        return (client is not None and client.opens_files) or os.access(make_cache_directory(), os.W_OK)
     except _ERRORS:
         return False
 
@@ -193,18 +198,15 @@ class CacheEntry(Struct, frozen=True):
 
     def _load_file(self) -> PackedConstants | None:
         """Return the content of the file, or None if there is no valid one. An invalid file is removed."""
-        try:
-            directory = cache_directory()
-            check_directory(directory)
-            fd = os.open(directory / self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return None
-        except _ERRORS as error:
-            _log.warning("the cache is not used: %s", error)
+        client = shared_cache()
+        is_opened = client is not None and client.opens_files
+        fd = client.open_file(self.name) if client is not None and is_opened else open_entry(self.name)
+        if fd is None:
             return None
         try:
             packed = self._read(fd)
-            os.utime(fd)  # the modification time is the time of last use, by which entries are removed
+            if not is_opened:
+                mark_used(fd)
             return packed
         except GeneralFailure as error:
             _log.warning("an entry of the cache is removed: %s", str(error))
@@ -248,6 +250,24 @@ class CacheEntry(Struct, frozen=True):
         except _ERRORS as error:
             _log.warning("a model is not shared: %s", str(error))
             return None
+
+
+def open_entry(name: str) -> int | None:
+    """Return an fd of the file of an entry, which the caller closes; None if there is none. Failures are logged."""
+    try:
+        directory = cache_directory()
+        check_directory(directory)
+        return os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except _ERRORS as error:
+        _log.warning("the cache is not used: %s", error)
+        return None
+
+
+def mark_used(fd: int) -> None:
+    """Make now the modification time of a file: the time of last use, by which entries are removed. Raises OSError."""
+    os.utime(fd)
 
 
 def write_entry(name: str, fill: Callable[[int], object]) -> None:

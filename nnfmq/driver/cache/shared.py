@@ -1,10 +1,10 @@
 """The shared program cache: its protocol, the end of the workers, and that of the supervisor.
 
-The workers of one supervisor share the constants of a compiled program through a memfd that is sealed against writing
-and contains the bytes of the program's cache file. A worker looks the entry up first, and publishes it after it has
-compiled the model or read the file. Memory from a lookup is untrusted until its digest has been verified. The reference
-ends when the last array over the mapping is garbage-collected. Model files of hosted runtimes are shared in the same
-way (`shared_files`).
+The workers of one supervisor, for clients of one uid, share the constants of a compiled program through a memfd that is
+sealed against writing and contains the bytes of the program's cache file. A worker looks the entry up first, and
+publishes it after it has compiled the model or read the file. Memory from a lookup is untrusted until its digest has
+been verified. The reference ends when the last array over the mapping is garbage-collected. Model files of hosted
+runtimes are shared in the same way (`shared_files`).
 
 A failure never fails a preparation: it is logged, and the worker uses a private copy. An embedded driver has no
 supervisor, and a supervisor may be killed; then lookups return None immediately. A lookup that takes longer than
@@ -50,6 +50,8 @@ __all__ = [
     "Invalidate",
     "Lookup",
     "NotFound",
+    "OpenFile",
+    "Opened",
     "Publish",
     "Release",
     "Sender",
@@ -80,15 +82,17 @@ __all__ = [
 #     worker      Release      ref_id             -                 drop the reference
 #     worker      Invalidate   ref_id             -                 the content does not match the name: remove entry
 #     worker      Store        ref_id, name       memory, pipe      write the file of the entry; close the pipe then
+#     worker      OpenFile     ref_id, name       -                 open the file of the entry; Opened or NotFound
+#     supervisor  Opened       ref_id             the file          for reading; nobody has verified it
 #     worker      GoOn         ref_id, pools      requests, pools   compile these models after the worker's exit
 #     worker      SetClass     ref_id, worker_pid,   -              give a client another class; replied to with
 #                              client_class                         ClassChanged
 #     supervisor  ClassChanged ref_id, reason     -                 it has the class; or not, for a reason
 #
 # The name of an entry is a SHA-256 digest in hexadecimal. A `ref_id` identifies one reference of one worker to an
-# entry; the worker chooses it and uses it once. That of Store, GoOn and SetClass identifies nothing: a worker may not
-# write files, start programs (`base.sandbox`) or decide about clients, so it asks its supervisor. Both ends are one
-# build of nnfmq, so messages have no version.
+# entry; the worker chooses it and uses it once. That of Store, OpenFile, GoOn and SetClass identifies no reference: a
+# worker may not write files, start programs (`base.sandbox`) or decide about clients, and with a uid of its own not
+# open files of the cache, so it asks its supervisor. Both ends are one build of nnfmq, so messages have no version.
 # The two ends, the worker's and the supervisor's, are below.
 
 
@@ -136,6 +140,12 @@ class Store(SharedCacheMessage, frozen=True):
     name: EntryName
 
 
+class OpenFile(SharedCacheMessage, frozen=True):
+    """Request for the file of an entry. The reply is Opened or NotFound with the same `ref_id`."""
+
+    name: EntryName
+
+
 class GoOn(SharedCacheMessage, frozen=True):
     """Start the process that compiles models whose client has left (`compilation.unfinished`).
 
@@ -167,16 +177,20 @@ class Found(SharedCacheMessage, frozen=True):
     """Reply to Lookup, with an fd of the entry's memory."""
 
 
+class Opened(SharedCacheMessage, frozen=True):
+    """Reply to OpenFile, with an fd of the file, which is open for reading."""
+
+
 class NotFound(SharedCacheMessage, frozen=True):
-    """Reply to Lookup: there is no such entry, or the worker already has the maximum number of references."""
+    """Reply to Lookup and OpenFile: there is no such entry, or the worker has the maximum number of references."""
 
 
 _codec: MessageCodec[SharedCacheMessage] = MessageCodec(
     {
-        Sender.WORKER: (Lookup, Publish, Release, Invalidate, Store, GoOn, SetClass),
-        Sender.SUPERVISOR: (Found, NotFound, ClassChanged),
+        Sender.WORKER: (Lookup, Publish, Release, Invalidate, Store, OpenFile, GoOn, SetClass),
+        Sender.SUPERVISOR: (Found, Opened, NotFound, ClassChanged),
     },
-    {Publish: 1, Found: 1, Store: 2, GoOn: "fd_count"},
+    {Publish: 1, Found: 1, Opened: 1, Store: 2, GoOn: "fd_count"},
 )
 fd_count, encode, decode = _codec.fd_count, _codec.encode, _codec.decode
 
@@ -199,9 +213,13 @@ class SharedProgram(Struct, frozen=True):
 
 
 class SharedCacheClient:
-    """A worker's connection to the shared program cache of its supervisor. Thread-safe."""
+    """A worker's connection to the shared program cache of its supervisor. Thread-safe.
 
-    def __init__(self, channel: Channel) -> None:
+    `opens_files` says whether the supervisor opens the files of the cache for this worker, which may not.
+    """
+
+    def __init__(self, channel: Channel, *, opens_files: bool = False) -> None:
+        self.opens_files = opens_files
         self._channel = channel
         self._open = [channel]  # list.pop is atomic: exactly one thread closes the channel, without a lock
         self._ref_ids = itertools.count(1)
@@ -264,6 +282,11 @@ class SharedCacheClient:
                 _log.warning("a program is not stored within %g s", STORE_TIMEOUT_S)
         finally:
             os.close(done)
+
+    def open_file(self, name: str) -> int | None:
+        """Return an fd of the file of an entry, which the caller closes; None if there is none. Blocks as `look_up`."""
+        found = self._request(OpenFile(next(self._ref_ids), name), LOOKUP_TIMEOUT_NS)
+        return found[1][0] if found is not None and found[1] else None
 
     def go_on(self, requests: Memory, pools: Sequence[int]) -> None:
         """Let the supervisor start a process that compiles models. Borrows the arguments. Does not block."""
@@ -344,10 +367,10 @@ class SharedCacheClient:
 _client: SharedCacheClient | None = None  # of this process, for all its threads; None in an embedded driver
 
 
-def connect(fd: int) -> None:
+def connect(fd: int, *, opens_files: bool = False) -> None:
     """Connect this worker to its supervisor's shared program cache. Takes ownership of `fd`."""
     global _client  # noqa: PLW0603  one for each process, as the compile server
-    _client = SharedCacheClient(Channel.adopt(fd))
+    _client = SharedCacheClient(Channel.adopt(fd), opens_files=opens_files)
 
 
 def shared_cache() -> SharedCacheClient | None:
@@ -405,6 +428,9 @@ class WorkerRequests(Protocol):
 
     def store(self, name: str, memory: int, pipe: int) -> None:
         """Write the file of an entry. Borrows the fds."""
+
+    def open(self, name: str) -> int | None:
+        """Return an fd of the file of an entry, which the caller closes; None if there is none."""
 
     def go_on(self, requests: int, pools: Sequence[int]) -> None:
         """Start the process that compiles these models. Borrows the fds."""
@@ -483,6 +509,8 @@ class SharedCacheServer:
                 if self._requests is not None:
                     reason = self._requests.set_class(link.worker_pid, worker_pid, client_class)
                 _send(link, ClassChanged(ref_id, reason))
+            case OpenFile(ref_id, name):
+                self._open(link, ref_id, name)
             case (Store() | GoOn()) as request if not frame.fds_truncated:
                 self._do(link, request, frame.fds)
 
@@ -496,6 +524,19 @@ class SharedCacheServer:
             self._requests.store(request.name, *fds)
         elif self._requests is not None:
             self._requests.go_on(fds[0], fds[1:])
+
+    def _open(self, link: WorkerLink, ref_id: int, name: str) -> None:
+        fd = None if self._requests is None else self._requests.open(name)
+        if fd is None:
+            _send(link, NotFound(ref_id))
+            return
+        try:
+            _send(link, Opened(ref_id), fd)
+        except OSError as error:  # ETOOMANYREFS, as in `_look_up`
+            self._log_rejection(link, f"a file descriptor cannot be sent: {error.strerror}")
+            _send(link, NotFound(ref_id))
+        finally:
+            os.close(fd)
 
     def _look_up(self, link: WorkerLink, ref_id: int, name: str) -> None:
         _require_unused(link, ref_id)

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from msgspec import Struct, msgpack
 
@@ -193,8 +194,10 @@ class DriverOptions(Struct, frozen=True):
 
     Attributes:
         supervisor_pid: The pid of the supervisor; None if this process is the whole driver.
+        uid: The uid of the driver's account, which a worker may not run under.
         allows_device_status: Whether clients may set the status of devices. An embedded driver has only one client.
     """
 
     supervisor_pid: int | None = None
     allows_device_status: bool = True
+    uid: int = msgspec.field(default_factory=os.getuid)

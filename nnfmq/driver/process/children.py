@@ -19,8 +19,10 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn, Self
 
+from nnfmq.base.accounts import as_owner, give_up_capabilities
 from nnfmq.base.channel import Channel
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.base.processes import is_child_stopped, request_signal_at_parent_exit
@@ -44,10 +46,11 @@ _log = logging.getLogger("nnfmq.processes")
 
 
 class ChildProcess:
-    """A process that this one has forked. Owns a pidfd until `reap`."""
+    """A process that this one has forked. Owns a pidfd until `reap`. `uid` is what it runs under; None: as this one."""
 
-    def __init__(self, pid: int, pidfd: int) -> None:
+    def __init__(self, pid: int, pidfd: int, uid: int | None = None) -> None:
         self.pid = pid
+        self.uid = uid
         self._pidfd = pidfd
 
     def fileno(self) -> int:
@@ -59,7 +62,7 @@ class ChildProcess:
         if self._pidfd < 0:
             return
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
+            as_owner(self.uid, partial(signal.pidfd_send_signal, self._pidfd, number))
 
     def is_stopped(self) -> bool:
         """Return whether a signal has stopped the process, which nobody has continued. False once it has exited."""
@@ -80,13 +83,16 @@ def fork_child(
     *,
     at_parent_exit: signal.Signals | None = None,
     blocked: Collection[signal.Signals] = (),
+    uid: int | None = None,
+    enter: Callable[[], None] = give_up_capabilities,
 ) -> ChildProcess:
     """Fork a process that calls `run` and exits with status 0, or BUG_STATUS if `run` raises. Main thread only.
 
     The child ignores SIGINT and SIGHUP, which a terminal sends to its processes, and SIGTERM ends it. `keep_fds` are
     the fds that it keeps; sockets among them must be detached from their `Channel`, which a fork closes in the child.
     `at_parent_exit` is the signal that it gets when this process exits; `blocked` are those that wait until it has
-    handlers for them, and unblocks them.
+    handlers for them, and unblocks them. `enter` is called first: it gives up what the child does not need of this
+    process, and if `uid` is not None makes it run under that uid.
 
     Raises:
         GeneralFailure: If this process has several threads.
@@ -100,13 +106,13 @@ def fork_child(
     try:
         pid = os.fork()
         if pid == 0:
-            _run_and_exit(run, keep_fds, mask | set(blocked), parent, at_parent_exit)
+            _run_and_exit(run, keep_fds, mask | set(blocked), parent, at_parent_exit, enter)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        return ChildProcess(pid, os.pidfd_open(pid))
+        return ChildProcess(pid, os.pidfd_open(pid), uid)
     except OSError:
-        os.kill(pid, signal.SIGKILL)
+        as_owner(uid, partial(os.kill, pid, signal.SIGKILL))
         os.waitpid(pid, 0)
         raise
 
@@ -138,6 +144,7 @@ def _run_and_exit(
     mask: set[signal.Signals | int],
     parent: int,
     at_parent_exit: signal.Signals | None,
+    enter: Callable[[], None],
 ) -> NoReturn:
     """Run in a forked child, then exit. Never returns, so no object of the parent's frames is finalized."""
     status = BUG_STATUS
@@ -148,6 +155,7 @@ def _run_and_exit(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        enter()  # before the request for a signal, which a change of the uid takes back
         if at_parent_exit is not None:
             _request_signal(at_parent_exit, parent)
         _close_other_fds(keep_fds)

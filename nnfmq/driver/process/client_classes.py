@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from types import MappingProxyType
 
 from nnfmq.base import settings
+from nnfmq.base.accounts import as_owner
 from nnfmq.base.channel import Credentials
 from nnfmq.base.processes import command_name
 from nnfmq.base.scheduling import Scheduling, set_scheduling
+from nnfmq.driver.process.children import ChildProcess
 from nnfmq.hal.client_class import ClientClass
 
 __all__ = ["SCHEDULING", "schedule_worker", "why_not_asked", "why_not_changed", "without_asking"]
@@ -86,9 +89,9 @@ def _interactive_text() -> str:
     return ", ".join(f"uid {uid}" for uid in allowed) or "none"
 
 
-def schedule_worker(pid: int, client_class: ClientClass) -> None:
+def schedule_worker(worker: ChildProcess, client_class: ClientClass) -> None:
     """Let the kernel's scheduler treat a worker's threads as its client's class says. Logs an error."""
     try:
-        set_scheduling(pid, SCHEDULING[client_class])
+        as_owner(worker.uid, partial(set_scheduling, worker.pid, SCHEDULING[client_class]))
     except OSError as error:
-        _log.warning("worker %d keeps its scheduling: %s", pid, error.strerror)
+        _log.warning("worker %d keeps its scheduling: %s", worker.pid, error.strerror)

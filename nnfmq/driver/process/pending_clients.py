@@ -2,7 +2,8 @@
 
 They have limits of their own, so that connections on which nothing is sent take no client's place: HELLO_TIMEOUT_S for
 the Hello, PROCESS_MAX connections for each process (by the pid that the kernel recorded), PENDING_MAX for all. Beyond a
-limit the oldest connection is rejected: of the process itself, or of the process that has the most.
+limit the oldest connection is rejected: of the process itself, or of the process that has the most, of the uid that has
+the most.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
+from nnfmq.base.accounts import ServedUsers
 from nnfmq.base.channel import NO_WAIT, Channel, Credentials, Frame
 from nnfmq.driver.process.event_loop import EventLoop, Timer
 from nnfmq.driver.process.hand_over import REQUEST
@@ -98,6 +101,7 @@ OnHello = Callable[[Channel, bytes], None]
 class _Pending(NamedTuple):
     channel: Channel
     pid: int
+    uid: int
     deadline_s: float
 
 
@@ -105,10 +109,14 @@ class PendingClients:
     """Receives the first frame of each connection and passes the connection on. Used by one thread. Close it.
 
     `on_hello` is called with a connection, which it owns from then on, and the bytes of the client's Hello;
-    `on_successor` with one over which another driver asks for the sockets (`hand_over`).
+    `on_successor` with one over which another driver asks for the sockets (`hand_over`). Other users' than those of
+    `served` are rejected.
     """
 
-    def __init__(self, loop: EventLoop, on_hello: OnHello, on_successor: Callable[[Channel], None]) -> None:
+    def __init__(
+        self, loop: EventLoop, on_hello: OnHello, on_successor: Callable[[Channel], None], served: ServedUsers
+    ) -> None:
+        self._served = served
         self._loop = loop
         self._on_hello = on_hello
         self._on_successor = on_successor
@@ -118,12 +126,11 @@ class PendingClients:
 
     def add(self, channel: Channel) -> None:
         """Take ownership of an accepted connection. Raises OSError if it cannot be watched."""
-        credentials = channel.peer()
-        if credentials.uid not in (os.getuid(), 0):
-            text = f"this driver serves uid {os.getuid()}, not {credentials.uid}"
-            reject(channel, ErrorStatus.DEVICE_UNAVAILABLE, text)
+        refusal = self._served.refusal(channel)
+        if refusal:
+            reject(channel, ErrorStatus.DEVICE_UNAVAILABLE, refusal)
         elif not self._receive(channel):
-            self._wait_for(channel, credentials)
+            self._wait_for(channel, channel.peer())
 
     @property
     def count(self) -> int:
@@ -142,15 +149,19 @@ class PendingClients:
         except OSError:
             reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "the driver cannot watch another connection")
             return
-        self._all[fd] = pending = _Pending(channel, pid, time.monotonic() + HELLO_TIMEOUT_S)
+        self._all[fd] = pending = _Pending(channel, pid, credentials.uid, time.monotonic() + HELLO_TIMEOUT_S)
         own = self._by_pid.setdefault(pid, {})
         own[fd] = pending
         if len(own) > PROCESS_MAX:
             self._reject_oldest(own, f"process {pid} has {PROCESS_MAX} connections without a Hello already")
         elif len(self._all) > PENDING_MAX:
-            most = max(self._by_pid.values(), key=len)
-            self._reject_oldest(most, f"this driver has {PENDING_MAX} connections without a Hello already")
+            self._reject_oldest(self._of_most(), f"this driver has {PENDING_MAX} connections without a Hello already")
         self._set_timer()
+
+    def _of_most(self) -> dict[int, _Pending]:
+        """Return the connections of the process that has the most, of the uid that has the most."""
+        of_uid = Counter(pending.uid for pending in self._all.values())
+        return max(self._by_pid.values(), key=lambda own: (of_uid[next(iter(own.values())).uid], len(own)))
 
     def _on_readable(self, fd: int) -> None:
         pending = self._all[fd]
@@ -175,7 +186,7 @@ class PendingClients:
         return True
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
-        if frame.data == REQUEST and not frame.fds:
+        if frame.data == REQUEST and not frame.fds and channel.peer().uid in (os.getuid(), 0):
             self._on_successor(channel)
             return
         try:

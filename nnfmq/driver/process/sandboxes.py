@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from nnfmq.base.paths import cache_directory, make_cache_directory, make_work_directory, state_directory, work_directory
 from nnfmq.base.sandbox.sandbox import Sandbox, prepare
-from nnfmq.driver.cache.files import find_or_create_key
+from nnfmq.driver.cache.files import find_or_create_key, has_given_key
 from nnfmq.driver.cache.programs import cache_limit_bytes
 from nnfmq.driver.devices.device import DeviceBase, SandboxNeeds
 from nnfmq.hal.errors import NnfmqError
@@ -42,13 +42,13 @@ def worker_sandbox(devices: Iterable[DeviceBase]) -> Sandbox:
     writes: tuple[str, ...] = ()
     if any(need.has_private_folder for need in needs):
         writes = _private_folder()
-    return _sandbox_for(needs, writes)
+    return _sandbox_for(needs, writes, _cache_paths())
 
 
-def _sandbox_for(needs: Iterable[SandboxNeeds], writes: tuple[str, ...]) -> Sandbox:
+def _sandbox_for(needs: Iterable[SandboxNeeds], writes: tuple[str, ...], cache: tuple[str, ...]) -> Sandbox:
     needs = list(needs)
     return Sandbox(
-        reads=(*_cache_paths(), *(path for need in needs for path in need.reads)),
+        reads=(*cache, *(path for need in needs for path in need.reads)),
         writes=writes,
         nodes=tuple(path for need in needs for path in need.nodes),
         generates_code=any(need.generates_code for need in needs),
@@ -56,9 +56,9 @@ def _sandbox_for(needs: Iterable[SandboxNeeds], writes: tuple[str, ...]) -> Sand
     )
 
 
-def prepare_worker_sandbox() -> None:
-    """Compute in the supervisor what the sandboxes of workers have in common."""
-    prepare(_sandbox_for((), ()))
+def prepare_worker_sandbox(has_cache: bool) -> None:
+    """Compute in the supervisor what the sandboxes of workers have in common; `has_cache`: they read its cache."""
+    prepare(_sandbox_for((), (), _cache_paths() if has_cache else ()))
 
 
 def compile_sandbox() -> Sandbox:
@@ -73,8 +73,8 @@ def detached_sandbox() -> Sandbox:
 
 
 def _cache_paths() -> tuple[str, ...]:
-    """Return the directories of the cache and of its key, which are created; none if there is no cache."""
-    if not cache_limit_bytes():
+    """Return the directories of the cache and of its key, which are created; none if this process may use neither."""
+    if not cache_limit_bytes() or has_given_key():
         return ()
     try:
         with suppress(NnfmqError):  # nothing is cached
@@ -91,9 +91,12 @@ def _cache_paths() -> tuple[str, ...]:
 # exited, however it did.
 
 
-def private_folder_of(pid: int) -> str:
-    """Return the private folder of a worker, which exists only if one of its devices needs it."""
-    return str(work_directory() / str(pid))
+def private_folder_of(pid: int, uid: int | None = None) -> str:
+    """Return the private folder of a worker, which exists only if one of its devices needs it.
+
+    `uid` is what the worker runs under; None: as this process.
+    """
+    return str(work_directory(uid) / str(pid))
 
 
 def _private_folder() -> tuple[str, ...]:

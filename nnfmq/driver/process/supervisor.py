@@ -25,8 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 from nnfmq.base import settings
+from nnfmq.base.accounts import ServedUsers, UidPool, take_account
 from nnfmq.base.channel import Channel, Listener
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
@@ -34,9 +36,11 @@ from nnfmq.base.packages import installed_version
 from nnfmq.base.paths import (
     check_socket_directory,
     default_socket,
+    is_socket_named,
     make_runtime_directory,
     models_socket,
     runtime_directory,
+    system_socket,
 )
 from nnfmq.base.sandbox.sandbox import require_parts
 from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
@@ -68,7 +72,7 @@ class Supervisor(Closable):
 
     Borrows its arguments. `stop_fd` is an eventfd: the driver drains when it becomes readable, and ends at once when it
     does so again. `reload_fd` is one that lets it read its configuration again. `repository` is None if no
-    models are served by name.
+    models are served by name. `served` are the users whose clients it serves.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Supervisor(Closable):
         stop_fd: int,
         reload_fd: int,
         repository: RepositoryProcess | None = None,
+        served: ServedUsers = ServedUsers(),  # noqa: B008  it is immutable
     ) -> None:
         self._listener = listener
         self._stop_fd = stop_fd
@@ -88,7 +93,7 @@ class Supervisor(Closable):
         self._loop = loop
         self._workers = workers
         self._repository = repository
-        self._pending = PendingClients(self._loop, self._on_hello, self._on_successor)
+        self._pending = PendingClients(self._loop, self._on_hello, self._on_successor, served)
         self._spare_fd = os.dup(stop_fd)  # closed to accept clients that are rejected because no fd is left; -1: none
         self._loop.add_reader(stop_fd, self._on_stop)
         self._loop.add_reader(reload_fd, lambda: _reload(reload_fd))
@@ -243,6 +248,34 @@ class Supervisor(Closable):
         self._close_spare_fd()
 
 
+class UserOptions(NamedTuple):
+    """Options of a driver that concern users; None: as the settings say.
+
+    Attributes:
+        account: The account to which it changes.
+        worker_uids: The uids of workers, as FIRST-LAST.
+        allowed: The users that are served.
+        allowed_groups: The groups whose members are.
+    """
+
+    account: str | None = None
+    worker_uids: str | None = None
+    allowed: Sequence[str] | None = None
+    allowed_groups: Sequence[str] | None = None
+
+    def export(self) -> None:
+        """Set the settings of this process."""
+        those: tuple[settings.Setting[Any], ...] = (
+            settings.USER,
+            settings.WORKER_UIDS,
+            settings.ALLOW_USERS,
+            settings.ALLOW_GROUPS,
+        )
+        for setting, given in zip(those, self, strict=True):
+            if given is not None:
+                setting.export(given if isinstance(given, str) else ",".join(given))
+
+
 def serve(
     path: Path | None = None,
     *,
@@ -254,6 +287,7 @@ def serve(
     models: Path | None = None,
     sandbox: str | None = None,
     replace: bool = False,
+    users: UserOptions = UserOptions(),  # noqa: B008  it is immutable
     parent: int | None = None,
     ready: Callable[[Path], None] = lambda _path: None,
 ) -> int:
@@ -272,6 +306,7 @@ def serve(
         models: The directory of the models that are served by name; by default that of $NNFMQ_MODELS, or none.
         sandbox: `on`, `required` or `off`; by default $NNFMQ_SANDBOX, or `on`.
         replace: Whether to replace a driver that listens at `path`; without one this one starts all the same.
+        users: The options that concern users.
         parent: The parent process, with which the driver exits; None = it does not.
         ready: Called with the path as soon as clients can connect.
 
@@ -284,18 +319,13 @@ def serve(
     """
     if sandbox is not None:
         settings.SANDBOX.export(sandbox)
+    users.export()
     settings.check_all()
+    uids = take_account(makes_directory=path is None and not is_socket_named())
     require_parts()
     models = _models_directory(models)
     entries = read_configuration(devices)  # once for all workers, and while errors can still be reported
-    if path is None:
-        path = default_socket()
-        if path.parent == runtime_directory():
-            make_runtime_directory()
-    _check_length(path)
-    if models is not None:
-        _check_length(models_socket(path))
-    check_socket_directory(path)
+    path = _checked_path(path, models is not None, is_system=uids is not None)
     options = DriverOptions(os.getpid(), allow_device_status)
     with ExitStack() as stack:
         # First: a signal during the rest of the setup must not leave files behind.
@@ -304,14 +334,16 @@ def serve(
             Memory.create(STATUS_PAGE_BYTES, "nnfmq-status", one_writer=not allow_device_status)
         )
         predecessor = Predecessor.request(path) if replace else None
-        listener, named = _open_listeners(stack, path, models is not None, predecessor)
+        served = ServedUsers.of_settings()
+        listener, named = _open_listeners(stack, path, models is not None, predecessor, served.socket_mode)
         loop = stack.enter_context(EventLoop())
         repository = None
         if named is not None and models is not None:
             repository = RepositoryProcess(loop, named, path, models)
         _set_environment(extensions, runtimes, memory_mib)
-        workers = _prepare_workers(stack, loop, status, entries, options)
-        supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd, reload_fd, repository))
+        pool = None if uids is None else UidPool(uids, Path(f"{path}.uids"))
+        workers = _prepare_workers(stack, loop, status, entries, options, pool)
+        supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd, reload_fd, repository, served))
         if parent is not None:
             _stop_with_parent(stack, loop, parent, stop_fd)
         if predecessor is not None:
@@ -324,14 +356,14 @@ def serve(
 
 
 def _open_listeners(
-    stack: ExitStack, path: Path, has_models: bool, predecessor: Predecessor | None
+    stack: ExitStack, path: Path, has_models: bool, predecessor: Predecessor | None, mode: int
 ) -> tuple[Listener, Listener | None]:
     """Return the listeners of the driver and of its model repository: the predecessor's, or new ones.
 
     `stack` closes them; those of a predecessor have no path before `Predecessor.confirm`.
     """
     if predecessor is None:
-        listener = stack.enter_context(Listener.create(path))
+        listener = stack.enter_context(Listener.create(path, mode))
         named = None
     else:
         listener, named = stack.enter_context(predecessor.listener), predecessor.models
@@ -339,7 +371,7 @@ def _open_listeners(
             stack.enter_context(named)
         stack.enter_context(predecessor)  # first to be closed: with the locks
     if has_models and named is None:
-        named = stack.enter_context(Listener.create(models_socket(path)))
+        named = stack.enter_context(Listener.create(models_socket(path), mode))
     elif named is None and models_socket(path).is_socket():
         # Of a driver that was killed: clients would wait for its repository. Another driver may listen there.
         with contextlib.suppress(DeviceUnavailable):
@@ -359,6 +391,19 @@ def _models_directory(path: Path | None) -> Path | None:
     directory = Path(named or "" if path is None else path).absolute()
     os.scandir(directory).close()
     return directory
+
+
+def _checked_path(path: Path | None, has_models: bool, *, is_system: bool) -> Path:
+    """Return the path of the socket. Raises DeviceUnavailable if it is too long, or others could replace it."""
+    if path is None:
+        path = system_socket() if is_system and not is_socket_named() else default_socket()
+        if path.parent == runtime_directory():
+            make_runtime_directory()
+    _check_length(path)
+    if has_models:
+        _check_length(models_socket(path))
+    check_socket_directory(path)
+    return path
 
 
 def _check_length(path: Path) -> None:
@@ -402,10 +447,15 @@ def _set_environment(extensions: Sequence[str] | None, runtimes: Sequence[str] |
 
 
 def _prepare_workers(
-    stack: ExitStack, loop: EventLoop, status: Memory, entries: Sequence[DeviceEntry], options: DriverOptions
+    stack: ExitStack,
+    loop: EventLoop,
+    status: Memory,
+    entries: Sequence[DeviceEntry],
+    options: DriverOptions,
+    uids: UidPool | None,
 ) -> WorkerProcesses:
     """Load what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
-    preload()
+    preload(has_cache=uids is None)
     setup = WorkerSetup(entries, installed_plugins(), options)
     shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
     cores = stack.enter_context(CoreShares(CLIENTS_MAX))
@@ -413,7 +463,7 @@ def _prepare_workers(
         SharedStatistics(CLIENTS_MAX, installed_version("nnfmq") or "", total_limit_bytes())
     )
     traces = stack.enter_context(TraceArea(CLIENTS_MAX))
-    workers = WorkerProcesses(loop, status, shares, cores, traces, statistics, setup)
+    workers = WorkerProcesses(loop, status, shares, cores, traces, statistics, setup, uids)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

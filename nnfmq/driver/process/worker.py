@@ -4,21 +4,27 @@ The supervisor forks it when the client's Hello has arrived. From then on it dep
 killed supervisor. SIGTERM (from the supervisor) and the client's exit both end it immediately, with everything that it
 owns. The workers of a driver share one page with the devices' status, and compiled programs (`cache.shared`).
 
-Plug-ins are imported here, after the fork: the supervisor runs no code of others. Then the worker enters its sandbox
+A worker of a driver that serves several users runs under a uid of its own from its begin on (`enter_account`). Plug-ins
+are imported here, after the fork: the supervisor runs no code of others. Then the worker enters its sandbox
 (`sandboxes`), before it looks at the first byte of its client.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from nnfmq.base.accounts import become
 from nnfmq.base.channel import Channel
 from nnfmq.base.memory import Memory
 from nnfmq.base.sandbox.sandbox import enter
 from nnfmq.driver.cache import shared
+from nnfmq.driver.cache.files import find_or_create_key, use_key
+from nnfmq.driver.cache.user_caches import cache_of
 from nnfmq.driver.compilation import jobs
 from nnfmq.driver.devices import installation, plugins
 from nnfmq.driver.devices.configuration import DeviceEntry
@@ -33,13 +39,16 @@ from nnfmq.driver.process.trace import WORKER_TRACE, TraceArea
 from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session, run_session
 from nnfmq.engines.compiled.thread_pool import divide_cores
+from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.types import Protection
 from nnfmq.operations import load_all
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["WorkerFds", "WorkerSetup", "main", "preload"]
+__all__ = ["WorkerFds", "WorkerSetup", "enter_account", "main", "preload"]
+
+_log = logging.getLogger("nnfmq.worker")
 
 
 class WorkerFds(NamedTuple):
@@ -54,6 +63,7 @@ class WorkerFds(NamedTuple):
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
         statistics: The memory of `SharedStatistics`, whose mapping the worker inherits.
+        uid_lock: The lock on the worker's uid (`UidPool`); -1 if it has none of its own.
     """
 
     control: int
@@ -64,6 +74,7 @@ class WorkerFds(NamedTuple):
     shared_cache: int
     compile_relay: int
     statistics: int
+    uid_lock: int = -1
 
 
 class WorkerSetup(NamedTuple):
@@ -80,8 +91,11 @@ class WorkerSetup(NamedTuple):
     options: DriverOptions
 
 
-def preload() -> None:
-    """Do once, in the supervisor, what every worker would do again. Importing this module is a part of it."""
+def preload(*, has_cache: bool = True) -> None:
+    """Do once, in the supervisor, what every worker would do again. Importing this module is a part of it.
+
+    `has_cache`: workers open the files of the driver's own cache.
+    """
     load_all()
     with suppress(ImportError, OSError):  # the compiling engine may be unable to run on this machine
         import nnfmq.engines.compiled.partition  # noqa: F401  everything that prepares a model, except LLVM
@@ -89,7 +103,17 @@ def preload() -> None:
 
         kernel_types()
     installation.read_in_child()
-    prepare_worker_sandbox()
+    prepare_worker_sandbox(has_cache)
+
+
+def enter_account(uid: int, client_uid: int) -> None:
+    """Run under a uid of workers from now on, with the key of the cache of the client's user. Raises OSError."""
+    try:
+        with cache_of(client_uid):
+            use_key(find_or_create_key())
+    except (NnfmqError, OSError, RuntimeError) as error:  # RuntimeError: the account has no home directory
+        _log.info("nothing is cached: %s", error)
+    become(uid)
 
 
 def main(
@@ -108,7 +132,7 @@ def main(
     statistics.keep_from_children()
     traces.memory.keep_from_children()
     plugins.load_extensions(setup.plugins)
-    shared.connect(fds.shared_cache)
+    shared.connect(fds.shared_cache, opens_files=setup.options.uid != os.getuid())
     jobs.connect_compile_server(fds.compile_relay)
     devices = make_devices(setup.entries, setup.plugins)
     status_access = Protection.READ_WRITE if setup.options.allows_device_status else Protection.READ

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from nnfmq.base.accounts import become, give_up_capabilities
 from nnfmq.driver.cache import programs
+from nnfmq.driver.cache.user_caches import cache_of
 from nnfmq.driver.compilation import unfinished
 from nnfmq.driver.process.children import ChildProcess, fork_child
 from nnfmq.driver.process.event_loop import EventLoop
@@ -31,11 +33,15 @@ _ERRORS = (NnfmqError, OSError, RuntimeError)  # RuntimeError: the user has no h
 class DriverRequests:
     """Does what workers ask for. Used by one thread, the only one of its process. Borrows `loop`.
 
-    `set_class` changes the class of a client (`WorkerProcesses.set_class`).
+    `set_class` changes the class of a client (`WorkerProcesses.set_class`). `user` is the uid of the workers' clients
+    if the driver serves several users: they have a cache of their own.
     """
 
-    def __init__(self, loop: EventLoop, set_class: Callable[[int, int, ClientClass], str]) -> None:
+    def __init__(
+        self, loop: EventLoop, set_class: Callable[[int, int, ClientClass], str], user: int | None = None
+    ) -> None:
         self._loop = loop
+        self._user = user
         self.set_class = set_class
         self._writers = 0
 
@@ -45,7 +51,7 @@ class DriverRequests:
             _log.warning("a program is not added to the cache: %d are being written", self._writers)
             return
         try:
-            process = fork_child(partial(programs.copy_entry, name, memory), (memory, pipe))
+            process = fork_child(partial(_write, self._user, name, memory), (memory, pipe))
         except _ERRORS as error:
             _log.warning("a program is not added to the cache: %s", error)
             return
@@ -58,10 +64,25 @@ class DriverRequests:
         self._loop.unwatch_stops(process)
         self._reap(process)
 
+    def open(self, name: str) -> int | None:
+        """Return an fd of the file of an entry for a worker that may not open it; None if there is none."""
+        if self._user is None:
+            return None
+        try:
+            with cache_of(self._user):
+                fd = programs.open_entry(name)
+            if fd is not None:
+                programs.mark_used(fd)
+            return fd
+        except _ERRORS as error:
+            _log.warning("the cache of uid %d is not used: %s", self._user, error)
+            return None
+
     def go_on(self, requests: int, pools: Sequence[int]) -> None:
         """Start the process that compiles models whose client has left, unless one runs. Borrows the fds."""
         try:
-            pid = unfinished.start(requests, pools)
+            with cache_of(self._user):
+                pid = unfinished.start(requests, pools)
         except _ERRORS as error:
             _log.warning("a compilation ends with its client: %s", error)
             return
@@ -69,12 +90,13 @@ class DriverRequests:
             process = ChildProcess(pid, os.pidfd_open(pid))
             self._loop.add_reader(process.fileno(), partial(self._reap, process))
 
-    def remove_folder(self, path: str) -> None:
-        """Remove the private folder of a worker that has exited, in a child process."""
+    def remove_folder(self, path: str, uid: int | None) -> None:
+        """Remove the private folder of a worker that has exited, in a child process under the worker's uid."""
         if not os.path.isdir(path):
             return
         try:
-            process = fork_child(partial(_remove_tree, path), (), at_parent_exit=signal.SIGCONT)
+            enter = give_up_capabilities if uid is None else partial(become, uid)
+            process = fork_child(partial(_remove_tree, path), (), at_parent_exit=signal.SIGCONT, uid=uid, enter=enter)
         except _ERRORS as error:
             _log.warning("%s is not removed: %s", path, error)
             return
@@ -83,6 +105,11 @@ class DriverRequests:
     def _reap(self, process: ChildProcess) -> None:
         self._loop.remove_reader(process.fileno())
         process.reap()
+
+
+def _write(user: int | None, name: str, memory: int) -> None:
+    with cache_of(user):
+        programs.copy_entry(name, memory)
 
 
 def _remove_tree(path: str) -> None:

@@ -22,6 +22,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+from nnfmq.base.accounts import UidPool, give_up_capabilities
 from nnfmq.base.channel import Channel, Credentials, Listener
 from nnfmq.base.memory import Memory
 from nnfmq.base.processes import child_environment
@@ -63,7 +64,9 @@ class _Worker:
         client_pidfd: int | None,
         slot: int,
         client_class: ClientClass,
+        cache: SharedCacheServer,
     ) -> None:
+        self.cache = cache  # of its clients' user
         self.process = process
         self.cache_link = cache_link
         self.compile_link = compile_link
@@ -80,6 +83,7 @@ class WorkerProcesses:
 
     Borrows `status`, the memory of the devices' status, `shares`, what each client has of the driver's memory, `cores`,
     what it has of the cores, `traces`, where workers record what they do, and `statistics`. All workers map all five.
+    With `uids` each worker has one of its own, and each client's user a cache of its own.
     """
 
     def __init__(
@@ -91,7 +95,9 @@ class WorkerProcesses:
         traces: TraceArea,
         statistics: SharedStatistics,
         setup: WorkerSetup,
+        uids: UidPool | None = None,
     ) -> None:
+        self._uids = uids
         self._loop = loop
         self._status = status
         self._shares = shares
@@ -101,7 +107,7 @@ class WorkerProcesses:
         self._setup = setup
         self._compile_relay = CompileRelay(loop, statistics)
         self._requests = DriverRequests(loop, self.set_class)
-        self._shared_cache = SharedCacheServer(programs.cache_limit_bytes(), self._requests)
+        self._caches: dict[int | None, SharedCacheServer] = {}  # by the clients' uid; None: of all
         statistics.set(layout.CACHE_LIMIT, programs.cache_limit_bytes())
         self._workers: dict[int, _Worker] = {}  # by pid
         self._is_replaced = False
@@ -142,8 +148,9 @@ class WorkerProcesses:
     ) -> _Worker:
         """Fork a worker. Raises as `fork_child`; the caller then still owns the fds."""
         with ExitStack() as undo, ExitStack() as worker_ends:
-            link, cache_end = self._shared_cache.connect()
-            undo.callback(self._shared_cache.close, link)
+            cache = self._cache_for(client.uid)
+            link, cache_end = cache.connect()
+            undo.callback(cache.close, link)
             cache_fd = cache_end.detach()
             worker_ends.callback(os.close, cache_fd)
             compile_link, compile_end = self._compile_relay.connect(client.uid)
@@ -156,19 +163,34 @@ class WorkerProcesses:
             memories = (self._shares.memory, self._cores.memory, self._traces.memory)
             shares, cores, traces = (memory.fileno() for memory in memories)
             statistics = self._statistics.fileno()
-            fds = WorkerFds(control_fd, self._status.fileno(), shares, cores, traces, cache_fd, compile_fd, statistics)
+            uid, uid_lock, enter = None, -1, give_up_capabilities
+            if self._uids is not None:
+                uid, uid_lock = self._uids.take()
+                undo.callback(self._uids.release, uid)
+                worker_ends.callback(os.close, uid_lock)
+                enter = partial(worker.enter_account, uid, client.uid)
+            fds = WorkerFds(
+                control_fd, self._status.fileno(), shares, cores, traces, cache_fd, compile_fd, statistics, uid_lock
+            )
             run = partial(worker.main, hello, fds, slot, self._setup, self._statistics, self._traces, self._shares)
             with self._statistics.inherited(), self._traces.memory.inherited(), self._shares.inherited(slot):
                 # Without a supervisor nobody would end the worker if it is stopped and its client exits.
-                process = fork_child(run, fds, at_parent_exit=signal.SIGCONT, blocked=SESSION_SIGNALS)
+                process = fork_child(
+                    run,
+                    [fd for fd in fds if fd >= 0],
+                    at_parent_exit=signal.SIGCONT,
+                    blocked=SESSION_SIGNALS,
+                    uid=uid,
+                    enter=enter,
+                )
             undo.pop_all()
         link.worker_pid = process.pid
         if client_class is not ClientClass.NORMAL:
-            schedule_worker(process.pid, client_class)
+            schedule_worker(process, client_class)
         if self._is_replaced:
             process.send(LEAVE)
         vlog("driver", "worker %d serves a new client", process.pid)
-        return _Worker(process, link, compile_link, client, client_pidfd, slot, client_class)
+        return _Worker(process, link, compile_link, client, client_pidfd, slot, client_class, cache)
 
     def _publish_class(self, slot: int, client_class: ClientClass) -> None:
         self._cores.set_class(slot, client_class)
@@ -186,12 +208,20 @@ class WorkerProcesses:
         if not reason and client_class is not changed.client_class:
             changed.client_class = client_class
             self._publish_class(changed.slot, client_class)
-            schedule_worker(changed.process.pid, client_class)
+            schedule_worker(changed.process, client_class)
             _log.info(
                 "the client of worker %d (process %d) has the class %s now",
                 changed.process.pid, changed.client.pid, client_class.name.lower(),
             )  # fmt: skip
         return reason
+
+    def _cache_for(self, uid: int) -> SharedCacheServer:
+        """Return the shared cache of the clients of a uid: of all, if this driver serves one user."""
+        user = None if self._uids is None else uid
+        if user not in self._caches:
+            requests = self._requests if user is None else DriverRequests(self._loop, self.set_class, user)
+            self._caches[user] = SharedCacheServer(programs.cache_limit_bytes(), requests)
+        return self._caches[user]
 
     def _reject(self, channel: Channel, error: OSError | GeneralFailure) -> None:
         self._statistics.add(layout.REJECTED_CLIENTS)
@@ -220,21 +250,21 @@ class WorkerProcesses:
             self._loop.add_reader(started.client_pidfd, lambda: self._on_client_exit(started))
 
     def _serve_cache(self, linked: _Worker) -> None:
-        if not self._shared_cache.serve(linked.cache_link):
+        if not linked.cache.serve(linked.cache_link):
             self._close_cache_link(linked)
         self._publish_cache()
 
     def _publish_cache(self) -> None:
-        cache, statistics = self._shared_cache, self._statistics
-        statistics.set(layout.CACHE_PROGRAMS, cache.program_count)
-        statistics.set(layout.CACHE_BYTES, cache.used_bytes)
-        statistics.set(layout.CACHE_LOOKUPS, cache.lookups)
-        statistics.set(layout.CACHE_HITS, cache.hits)
+        caches, statistics = self._caches.values(), self._statistics
+        statistics.set(layout.CACHE_PROGRAMS, sum(cache.program_count for cache in caches))
+        statistics.set(layout.CACHE_BYTES, sum(cache.used_bytes for cache in caches))
+        statistics.set(layout.CACHE_LOOKUPS, sum(cache.lookups for cache in caches))
+        statistics.set(layout.CACHE_HITS, sum(cache.hits for cache in caches))
 
     def _close_cache_link(self, linked: _Worker) -> None:
         """Close a worker's link to the shared program cache. Idempotent. The worker goes on without it."""
         self._loop.remove_reader(linked.cache_link.channel.fileno())
-        self._shared_cache.close(linked.cache_link)
+        linked.cache.close(linked.cache_link)
 
     def _relay_compilation(self, linked: _Worker) -> None:
         linked.has_compiled = True
@@ -276,7 +306,10 @@ class WorkerProcesses:
         self._statistics.release(ended.slot - 1)
         self._cores.release(ended.slot)  # first: another worker may get the slot from then on
         self._shares.release(ended.slot)
-        self._requests.remove_folder(private_folder_of(ended.process.pid))
+        uid = ended.process.uid
+        self._requests.remove_folder(private_folder_of(ended.process.pid, uid), uid)
+        if self._uids is not None and uid is not None:
+            self._uids.release(uid)
         status = ended.process.reap()
         vlog("driver", "worker %d has ended with status %d", ended.process.pid, status)
         if ended.was_killed:

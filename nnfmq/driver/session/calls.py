@@ -73,8 +73,9 @@ def _set_device_status(session: Session, message: messages.SetDeviceStatus, *_: 
 
 def _require_administrator(session: Session) -> None:
     """Reject a client that may not act on, or see, what other users' clients do."""
-    if session.client_uid not in (os.getuid(), 0):  # a driver may serve other users, too
-        raise GeneralFailure(f"uid {session.client_uid} does not administer this driver, which runs as {os.getuid()}")
+    driver_uid = session.options.uid
+    if session.client_uid not in (driver_uid, 0):  # a driver may serve other users, too
+        raise GeneralFailure(f"uid {session.client_uid} does not administer this driver, which runs as {driver_uid}")
 
 
 def _set_client_class(session: Session, message: messages.SetClientClass, *_: object) -> None:

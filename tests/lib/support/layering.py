@@ -134,6 +134,9 @@ DOORS: dict[str, tuple[str, ...]] = {
 
 CALLS: dict[str, tuple[str, ...]] = {
     "fork": ("driver.process.children",),
+    "setresuid": ("base.accounts",),
+    "setresgid": ("base.accounts",),
+    "setgroups": ("base.accounts",),
     "memfd_create": ("base.memory", "cli.doctor"),  # the doctor asks the kernel whether it can
     # The kernel's scheduler: compile processes yield to executions; the sampler of `nnfmq stress` goes before all load;
     # what the supervisor asks for workers by their clients' classes keeps the niceness.
@@ -150,8 +153,9 @@ CALLS: dict[str, tuple[str, ...]] = {
     "send_fds": ("base.channel",),
     # Settings are read in one module: declare a new one in nnfmq/base/settings.py. The others set variables of
     # NumPy's BLAS or another runtime, pass the environment to a child process, or read a variable of another program:
-    # $CC, $COLUMNS.
+    # $CC, $COLUMNS. A driver that changes its account has the home directory of that one.
     "environ": (
+        "base.accounts",
         "base.settings",
         "base.processes",
         "base.cores",

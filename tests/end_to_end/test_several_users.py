@@ -1,0 +1,307 @@
+"""A driver that serves several users: real processes under real uids, which only root can start."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.drivers import Daemon, Process, short_folder
+from support.other_users import UserProcess, as_system_driver, needs_root
+
+pytestmark = needs_root()
+
+ACCOUNT = "nobody"  # of the driver; every system has it
+ANN, BEN, EVE = 21001, 21002, 21003  # Ann is listed, Ben is in a group that is, Eve is neither
+GROUP = 22001
+WORKERS = range(23000, 23064)
+SERVED = ["--allow-user", str(ANN), "--allow-group", str(GROUP)]
+OPTIONS = ["--user", ACCOUNT, "--worker-uids", f"{WORKERS[0]}-{WORKERS[-1]}", *SERVED]
+CONNECT = "nnfmq.connect('/run/nnfmq/nnfmq.sock', embedded=False, recover=False)"
+PREPARE = "c.device('compiled').prepare(add_model())"
+ADDED = "[x.tolist() for x in m.execute(np.ones(4, np.float32), np.ones(4, np.float32))]"
+SET_IDS = 1 << 6 | 1 << 7
+
+
+class Place:
+    """Folders of a system driver: `run`, which is /run/nnfmq, and its home. Its account owns both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.home = folder / "run", folder / "home"
+        folder.chmod(0o755)
+        account = pwd.getpwnam(ACCOUNT)
+        for made in (self.run, self.home):
+            made.mkdir()
+            os.chown(made, account.pw_uid, account.pw_gid)
+        self.environment = {
+            "XDG_STATE_HOME": str(self.home / "state"),
+            "XDG_CACHE_HOME": str(self.home / "cache"),
+            "TMPDIR": "/tmp",
+            "NNFMQ_RUNTIMES": "",
+        }
+
+    def cached(self, uid: int) -> list[str]:
+        """Return the names of the programs that clients of a uid have in the cache."""
+        folder = self.home / "cache" / "nnfmq" / "users" / str(uid) / "nnfmq"
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with short_folder() as folder:
+        yield Place(folder)
+
+
+@pytest.fixture(scope="module")
+def driver(place: Place) -> Iterator[Daemon]:
+    with as_system_driver(place.run, options=OPTIONS, environment=place.environment) as daemon:
+        yield daemon
+
+
+def user(place: Place, uid: int, *groups: int) -> UserProcess:
+    """Return a process of a user that can connect."""
+    process = UserProcess(place.run, uid, groups)
+    process.send("import ctypes, os, signal, nnfmq, numpy as np; from support.models import *")
+    return process
+
+
+@pytest.fixture(scope="module")
+def users(place: Place, driver: Daemon) -> Iterator[dict[int, UserProcess]]:
+    """Yield processes of the three users, which are started at the same time."""
+    del driver
+    with user(place, ANN) as ann, user(place, BEN, GROUP) as ben, user(place, EVE) as eve:
+        for each in (ann, ben, eve):
+            assert each.receive() is None
+        yield {ANN: ann, BEN: ben, EVE: eve}
+
+
+@pytest.fixture
+def ann(users: dict[int, UserProcess]) -> Iterator[UserProcess]:
+    with connected(users[ANN]) as process:
+        yield process
+
+
+@pytest.fixture
+def ben(users: dict[int, UserProcess]) -> Iterator[UserProcess]:
+    with connected(users[BEN]) as process:
+        yield process
+
+
+class connected:
+    """Lets a process have a client `c` in the block."""
+
+    def __init__(self, process: UserProcess) -> None:
+        self._process = process
+
+    def __enter__(self) -> UserProcess:
+        assert self._process.run(f"c = {CONNECT}") is None
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.run("c.close()") is None
+
+
+def words_of(pid: int) -> dict[str, list[str]]:
+    """Return the lines of /proc/PID/status, by name, as words."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def capabilities(pid: int) -> list[int]:
+    """Return the capabilities that a process has, may use, may get back, and hands to programs that it starts."""
+    words = words_of(pid)
+    return [int(words[kind][0], 16) for kind in ("CapPrm", "CapEff", "CapInh", "CapAmb")]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Who is served.
+
+
+def test_listed_users_and_members_of_listed_groups_are_served(ann: UserProcess, ben: UserProcess) -> None:
+    for process in (ann, ben):
+        assert "reference" in process.run("[info.name for info in c.devices()]")
+
+
+def test_another_user_is_refused_with_what_to_do(users: dict[int, UserProcess]) -> None:
+    refusal = users[EVE].run(CONNECT)
+    assert f"this driver does not serve uid {EVE}" in refusal
+    assert "--allow-user" in refusal and "--allow-group" in refusal
+
+
+def test_a_user_finds_and_trusts_the_driver_of_the_system(users: dict[int, UserProcess]) -> None:
+    assert users[ANN].run("with nnfmq.connect(embedded=False) as found: devices = found.devices()") is None
+    assert "reference" in str(users[ANN].run("devices"))
+
+
+def test_only_the_drivers_account_and_root_may_replace_it(users: dict[int, UserProcess], driver: Daemon) -> None:
+    users[ANN].run("from nnfmq.driver.process.hand_over import Predecessor; from pathlib import Path")
+    assert "DeviceUnavailable" in users[ANN].run("Predecessor.request(Path('/run/nnfmq/nnfmq.sock'))")
+    users[ANN].run(
+        "from nnfmq.base.channel import Channel; s = Channel.connect(Path('/run/nnfmq/nnfmq.sock'));"
+        "s.send(b'nnfmq: hand over')"
+    )
+    assert "DeadObject" in users[ANN].run("s.receive()")
+    assert not driver.process.has_exited()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Uids and capabilities.
+
+
+def test_the_supervisor_keeps_two_capabilities_and_no_other_process_has_any(driver: Daemon, ann: UserProcess) -> None:
+    ann.run(PREPARE)  # there is a compile server then
+    assert capabilities(driver.program.pid) == [SET_IDS, SET_IDS, 0, 0]
+    assert int(words_of(driver.program.pid)["CapBnd"][0], 16) == SET_IDS
+    children = driver.process.children()
+    assert len(children) >= 2
+    assert {pid: capabilities(pid) for pid in children} == {pid: [0, 0, 0, 0] for pid in children}
+
+
+def test_each_worker_has_a_uid_of_its_own(ann: UserProcess, ben: UserProcess, driver: Daemon) -> None:
+    account = pwd.getpwnam(ACCOUNT).pw_uid
+    assert words_of(driver.program.pid)["Uid"] == [str(account)] * 4
+    uids = []
+    for process in (ann, ben):
+        words = words_of(process.run("c.worker_pid"))
+        assert words["Uid"] == words["Gid"] == [words["Uid"][0]] * 4
+        assert words["Groups"] == []
+        uids.append(int(words["Uid"][0]))
+    assert len(set(uids)) == 2 and set(uids) <= set(WORKERS)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "os.kill({pid}, signal.SIGTERM)",
+        "os.kill({pid}, 0)",
+        "signal.pidfd_send_signal(os.pidfd_open({pid}), signal.SIGKILL)",
+        "open('/proc/{pid}/mem', 'rb+')",
+        "os.listdir('/proc/{pid}/fd')",
+        "open('/proc/{pid}/environ').read()",
+        "os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
+        "os.sched_setaffinity({pid}, [0])",
+        "libc.ptrace(0x4206, {pid}, 0, 0) and (_ for _ in ()).throw(OSError(ctypes.get_errno(), 'ptrace'))",
+    ],
+)
+def test_a_client_cannot_signal_trace_or_slow_its_worker(act: str, ann: UserProcess) -> None:
+    ann.run("libc = ctypes.CDLL(None, use_errno=True)")
+    error = ann.run(act.format(pid=ann.run("c.worker_pid")))
+    assert str(error).startswith(("PermissionError(1,", "PermissionError(13,")), error
+    assert "reference" in ann.run("[info.name for info in c.devices()]")
+
+
+def test_a_worker_cannot_signal_or_trace_another_or_the_supervisor(
+    place: Place, driver: Daemon, ann: UserProcess, ben: UserProcess
+) -> None:
+    """A process under the uid of Ann's worker, without its sandbox: the uid alone keeps it from the others."""
+    ann.run(PREPARE)
+    own, other = ann.run("c.worker_pid"), ben.run("c.worker_pid")
+    targets = [driver.program.pid, other, *driver.compile_servers()]
+    with user(place, int(words_of(own)["Uid"][0])) as compromised:
+        compromised.receive()
+        compromised.run("libc = ctypes.CDLL(None, use_errno=True)")
+        for pid in targets:
+            assert "PermissionError(1," in str(compromised.run(f"os.kill({pid}, 9)")), pid
+            assert compromised.run(f"libc.ptrace(0x4206, {pid}, 0, 0)") == -1
+            assert "PermissionError" in str(compromised.run(f"open('/proc/{pid}/mem', 'rb+')"))
+
+
+def test_the_supervisor_ends_a_worker_that_is_stopped_when_its_client_dies(place: Place, driver: Daemon) -> None:
+    with user(place, ANN) as process:
+        process.receive()
+        process.run(f"c = {CONNECT}")
+        with Process(process.run("c.worker_pid")) as worker:
+            worker.stop()
+            process.program.popen.kill()
+            worker.wait_for_end()
+    assert not driver.process.has_exited()
+
+
+def test_the_worker_of_a_killed_driver_keeps_its_uid_and_a_driver_leaves_nothing_behind() -> None:
+    with short_folder() as folder:
+        place = Place(folder)
+        options = [*OPTIONS[:3], "23000-23001", *SERVED]
+        with user(place, ANN) as process:
+            process.receive()
+            with as_system_driver(place.run, options=options, environment=place.environment) as first:
+                process.run(f"c = {CONNECT}")
+                with Process(process.run("c.worker_pid")) as worker:
+                    first.kill()
+                    uid = pwd.getpwnam(ACCOUNT).pw_uid  # as systemd starts a driver
+                    with as_system_driver(
+                        place.run, options=options[2:], environment=place.environment, ambient=uid
+                    ) as second:
+                        assert capabilities(second.program.pid) == [SET_IDS, SET_IDS, 0, 0]
+                        assert process.run(f"d = {CONNECT}") is None
+                        uids = [words_of(pid)["Uid"][0] for pid in (worker.pid, process.run("d.worker_pid"))]
+                        assert sorted(uids) == ["23000", "23001"]
+                        assert "all uids of $NNFMQ_WORKER_UIDS are in use" in process.run(CONNECT)
+                        process.run("c.close()")
+                        worker.wait_for_end()
+                        assert process.run(f"{CONNECT}.close()") is None
+            assert sorted(path.name for path in place.run.iterdir()) == ["nnfmq.sock.lock", "nnfmq.sock.uids"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the settings say.
+
+
+def test_a_driver_without_capabilities_serves_one_user_and_says_so(place: Place, users: dict[int, UserProcess]) -> None:
+    serve = ["-P", "-m", "nnfmq", "serve", "--socket", "/run/nnfmq/one.sock", "--worker-uids", "23000-23063"]
+    account = pwd.getpwnam(ACCOUNT)
+    with UserProcess(place.run, account.pw_uid, environment=place.environment) as process:
+        process.run("import subprocess, sys")
+        process.run(f"p = subprocess.Popen([sys.executable, *{[*serve, *SERVED]}], stdout=-1, stderr=-1, text=True)")
+        assert process.run("p.stdout.readline()") == "nnfmq: listening on /run/nnfmq/one.sock\n"
+        refusal = users[ANN].run(CONNECT.replace("nnfmq.sock", "one.sock"))
+        process.run("p.terminate()")
+        errors = process.run("p.communicate()[1]")
+    assert f"this driver serves uid {account.pw_uid} only: without CAP_SETUID and CAP_SETGID" in errors
+    assert "Permission denied" in refusal  # it is nobody else's socket
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Caches.
+
+
+def test_what_one_user_has_compiled_is_in_no_cache_of_another(
+    place: Place, ann: UserProcess, ben: UserProcess, driver: Daemon
+) -> None:
+    assert ann.run(f"m = {PREPARE}") is None
+    assert ann.run(ADDED) == [[2.0] * 4]
+    assert len(place.cached(ANN)) == 1 and place.cached(BEN) == []
+    assert ben.run(f"m = {PREPARE}") is None
+    assert ben.run(ADDED) == [[2.0] * 4]
+    assert place.cached(BEN) == place.cached(ANN)  # the names say what is compiled, the keys differ
+    folders = [place.home / "cache/nnfmq/users" / str(uid) / "nnfmq" for uid in (ANN, BEN)]
+    one, other = (next(folder.iterdir()).read_bytes() for folder in folders)
+    assert one[32:64] != other[32:64]
+    assert one[64:] == other[64:]
+    assert not {"Traceback", "not added", "not used"} & set(driver.program.errors().split())
+
+
+def test_a_second_client_of_a_user_reads_what_the_first_has_compiled(
+    place: Place, users: dict[int, UserProcess]
+) -> None:
+    with connected(users[ANN]) as first:
+        first.run(PREPARE)
+    (name,) = place.cached(ANN)
+    before = (place.home / "cache/nnfmq/users" / str(ANN) / "nnfmq" / name).stat()
+    with connected(users[ANN]) as second:
+        assert second.run(f"m = {PREPARE}") is None
+        assert second.run(ADDED) == [[2.0] * 4]
+    after = (place.home / "cache/nnfmq/users" / str(ANN) / "nnfmq" / name).stat()
+    assert (after.st_ino, after.st_mtime_ns > before.st_mtime_ns) == (before.st_ino, True)
+
+
+def test_no_worker_and_no_client_can_enter_the_caches(place: Place, ann: UserProcess) -> None:
+    ann.run(PREPARE)
+    uid = int(words_of(ann.run("c.worker_pid"))["Uid"][0])
+    paths = [place.home / "cache/nnfmq", place.home / "state/nnfmq/cache.key", place.home / "state/nnfmq/users"]
+    with user(place, uid) as compromised:
+        compromised.receive()
+        for path in paths:
+            for process in (compromised, ann):
+                assert "PermissionError(13," in str(process.run(f"os.open('{path}/x', os.O_RDONLY)")), path
