@@ -30,7 +30,7 @@ from nnfmq.serialize.repository_protocol import ModelState
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
 GUIDES = [page for page in PAGES if page.parent.name in ("tutorial", "how-to")]
 EXAMPLE_DATA = ROOT / "docs" / "examples" / "data"
-_NOT_CODE = ("text", "toml", "ini", "json", "yaml", "c", "console", "diff")
+_NOT_CODE = ("text", "toml", "ini", "json", "yaml", "c", "console", "diff", "promql")
 
 _FACES = EXAMPLE_DATA / "face_detection_short_range.tflite"
 _DIGITS = Path(nnfmq.example_path("digits.tflite"))

@@ -1,105 +1,77 @@
 """A driver's statistics as Prometheus metrics, for `nnfmq metrics`.
 
-Each scrape takes one sample. Its series are bounded by the rows of the statistics area: 64 clients with 16 models. Rows
-of one client that have the same name, version and device are one series; what they counted is added up from sample to
-sample, so that a series does not go back when one of its models or bursts is released.
+Each scrape takes one sample. Counts and times are the driver's totals since it started, by program, model, version and
+device: no label changes when a client or its worker is started again, and what clients that have left have counted
+remains. The series are bounded by the rows of the statistics area.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from nnfmq.cli.statistics import DriverSample
-from nnfmq.observe.statistics_layout import LatencyHistogram
+from nnfmq.observe.driver_statistics import TIMES, ModelCounts, ModelKey
 
 if TYPE_CHECKING:
-    from nnfmq.observe.driver_statistics import ClientStatistics, ModelStatistics
+    from nnfmq.observe.driver_statistics import ClientStatistics
 
 __all__ = ["DriverCollector"]
 
-_CLIENT = ("client", "pid")
-_MODEL = (*_CLIENT, "model", "version", "device")
-
-
-class _Labels(NamedTuple):
-    """The labels of a series; those of a client have no model."""
-
-    client: str
-    pid: str
-    model: str = ""
-    version: str = ""
-    device: str = ""
-
-
-@dataclass(slots=True)
-class _Totals:
-    """The sums of one series: counters in the order of `_counters`, and the latencies."""
-
-    counters: list[int] = field(default_factory=lambda: [0] * 4)
-    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
-
-
-def _counters(model: ModelStatistics) -> tuple[int, ...]:
-    return model.executions, model.failures, model.driver_ns, model.engine_ns
+_CLIENT = ("client",)
+_MODEL = ("client", "model", "version", "device")
+_MEANINGS = {
+    "client": "Time of executions from the call to its return, as clients say",
+    "queue": "The part of it between client and driver, as clients say",
+    "driver": "Time of executions in the driver, from the request to the result",
+    "engine": "The part of it in the engine",
+}
 
 
 class _RunningTotals:
-    """Sums of what the rows counted, for each series that has a row now."""
+    """Counters of one driver, which do not go back."""
 
-    def __init__(self) -> None:
-        self.models: dict[_Labels, _Totals] = {}
-        self.waits: dict[_Labels, list[int]] = {}  # polled, slept
-        self._rows: dict[tuple[int, int], ModelStatistics] = {}  # as last seen, by worker and model
-        self._burst_rows: dict[tuple[int, int], tuple[int, int]] = {}
+    def __init__(self, driver_pid: int) -> None:
+        self.driver_pid = driver_pid
+        self.models: dict[ModelKey, ModelCounts] = {}
+        self.waits: Counter[tuple[str, str]] = Counter()  # by program, and polled or slept
+        self.cpu_ns: Counter[str] = Counter()  # by program
+        self._bursts: dict[tuple[int, int], tuple[int, int]] = {}  # as last seen, by worker and burst
+        self._workers: dict[int, int] = {}
 
     def update(self, sample: DriverSample) -> None:
-        """Add what has been counted since the last sample, and forget the series that have no row any more."""
-        clients = {_client_labels(sample, client): client for client in sample.statistics.clients}
-        rows = {
-            (client.worker_pid, model.id): (_model_labels(labels, model), model)
-            for labels, client in clients.items()
-            for model in client.models
+        """Take what has been counted since the last sample."""
+        # A slot whose worker was killed during a change is left out until the driver has repaired it.
+        totals, before = sample.statistics.totals(), self.models
+        self.models = {
+            key: before[key] + counts.since(before[key]) if key in before else counts for key, counts in totals.items()
         }
-        for key, (labels, model) in rows.items():
-            self._add(self.models.setdefault(labels, _Totals()), model, self._rows.get(key))
-        kept = {labels for labels, _ in rows.values()}
-        self.models = {labels: totals for labels, totals in self.models.items() if labels in kept}
-        self._rows = {key: model for key, (_, model) in rows.items()}
-        self._update_waits(clients)
+        self._add_waits(sample)
+        self._add_cpu(sample)
 
-    @staticmethod
-    def _add(totals: _Totals, model: ModelStatistics, before: ModelStatistics | None) -> None:
-        earlier = (0,) * 4 if before is None else _counters(before)
-        for index, (now, then) in enumerate(zip(_counters(model), earlier, strict=True)):
-            totals.counters[index] += max(now - then, 0)
-        totals.latency += model.latency if before is None else model.latency.since(before.latency)
-
-    def _update_waits(self, clients: dict[_Labels, ClientStatistics]) -> None:
-        rows = {}
-        for labels, client in clients.items():
-            waits = self.waits.setdefault(labels, [0, 0])
+    def _add_waits(self, sample: DriverSample) -> None:
+        seen = {}
+        for client in sample.statistics.clients:
             for burst in client.bursts:
-                key = (client.worker_pid, burst.id)
-                polled, slept = self._burst_rows.get(key, (0, 0))
-                waits[0] += max(burst.polled - polled, 0)
-                waits[1] += max(burst.slept - slept, 0)
-                rows[key] = (burst.polled, burst.slept)
-        self._burst_rows = rows
-        self.waits = {labels: waits for labels, waits in self.waits.items() if labels in clients}
+                row = client.worker_pid, burst.id
+                polled, slept = self._bursts.get(row, (0, 0))
+                self.waits[client.program, "polled"] += max(burst.polled - polled, 0)
+                self.waits[client.program, "slept"] += max(burst.slept - slept, 0)
+                seen[row] = burst.polled, burst.slept
+        self._bursts = seen
 
-
-def _model_labels(labels: _Labels, model: ModelStatistics) -> _Labels:
-    version = str(model.version) if model.version else ""  # of the model repository; others have none
-    return labels._replace(model=model.name, version=version, device=model.device)
-
-
-def _client_labels(sample: DriverSample, client: ClientStatistics) -> _Labels:
-    return _Labels(sample.names.get(client.pid, ""), str(client.pid))
+    def _add_cpu(self, sample: DriverSample) -> None:
+        seen = {}
+        for client in sample.statistics.clients:
+            usage = sample.usage.get(client.worker_pid)
+            if usage is not None:
+                self.cpu_ns[client.program] += max(usage.cpu_ns - self._workers.get(client.worker_pid, 0), 0)
+                seen[client.worker_pid] = usage.cpu_ns
+        self._workers = seen
 
 
 class DriverCollector:
@@ -111,7 +83,7 @@ class DriverCollector:
     def __init__(self, read: Callable[[], DriverSample | None]) -> None:
         self._read = read
         self._lock = threading.Lock()
-        self._totals = _RunningTotals()
+        self._totals = _RunningTotals(0)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; blocks while the driver is read."""
@@ -119,33 +91,38 @@ class DriverCollector:
             sample = self._read()
             yield GaugeMetricFamily("nnfmq_up", "Whether the driver runs", 0 if sample is None else 1)
             if sample is None:
-                self._totals = _RunningTotals()
                 return
+            if sample.statistics.pid != self._totals.driver_pid:
+                self._totals = _RunningTotals(sample.statistics.pid)
             self._totals.update(sample)
             yield from _driver_metrics(sample)
             yield from _client_metrics(sample)
             yield from self._model_metrics()
-            waits = CounterMetricFamily("nnfmq_burst_waits", "Waits for requests of bursts", labels=(*_CLIENT, "how"))
-            for labels, (polled, slept) in self._totals.waits.items():
-                waits.add_metric((*labels[:2], "polled"), polled)
-                waits.add_metric((*labels[:2], "slept"), slept)
-            yield waits
+            yield from self._running_metrics()
+
+    def _running_metrics(self) -> Iterator[Metric]:
+        waits = CounterMetricFamily("nnfmq_burst_waits", "Waits for requests of bursts", labels=(*_CLIENT, "how"))
+        for labels, count in self._totals.waits.items():
+            waits.add_metric(labels, count)
+        cpu = CounterMetricFamily("nnfmq_worker_cpu_seconds", "CPU time of the clients' workers", labels=_CLIENT)
+        for program, used_ns in self._totals.cpu_ns.items():
+            cpu.add_metric((program,), used_ns / 1e9)
+        yield from (waits, cpu)
 
     def _model_metrics(self) -> Iterator[Metric]:
         executions = CounterMetricFamily("nnfmq_executions", "Executions that succeeded", labels=_MODEL)
         failures = CounterMetricFamily("nnfmq_failures", "Executions that ended with an error", labels=_MODEL)
-        engine = CounterMetricFamily("nnfmq_engine_seconds", "Time of executions in the engine", labels=_MODEL)
-        latency = HistogramMetricFamily(
-            "nnfmq_execution_seconds", "Time of executions in the driver, from the request to the result", labels=_MODEL
-        )
-        for labels, totals in self._totals.models.items():
-            succeeded, failed, driver_ns, engine_ns = totals.counters
-            executions.add_metric(labels, succeeded)
-            failures.add_metric(labels, failed)
-            engine.add_metric(labels, engine_ns / 1e9)
-            buckets = [(f"{bound:.9g}", float(count)) for bound, count in totals.latency.below_powers_of_two()]
-            latency.add_metric(labels, [*buckets, ("+Inf", float(totals.latency.total))], driver_ns / 1e9)
-        yield from (executions, failures, engine, latency)
+        times = {name: HistogramMetricFamily(f"nnfmq_{name}_seconds", _MEANINGS[name], labels=_MODEL) for name in TIMES}
+        for key, counts in self._totals.models.items():
+            labels = (key.program, key.name, str(key.version) if key.version else "", key.device)
+            executions.add_metric(labels, counts.executions)
+            failures.add_metric(labels, counts.failures)
+            for name, family in times.items():
+                histogram = getattr(counts, name)
+                buckets = [(f"{bound:.9g}", float(count)) for bound, count in histogram.below_powers_of_two()]
+                sum_s = getattr(counts, f"{name}_ns") / 1e9
+                family.add_metric(labels, [*buckets, ("+Inf", float(histogram.total))], sum_s)
+        yield from (executions, failures, *times.values())
 
 
 def _driver_metrics(sample: DriverSample) -> Iterator[Metric]:
@@ -166,18 +143,25 @@ def _driver_metrics(sample: DriverSample) -> Iterator[Metric]:
 
 
 def _client_metrics(sample: DriverSample) -> Iterator[Metric]:
-    calls = GaugeMetricFamily("nnfmq_open_calls", "Calls that are queued or running", labels=_CLIENT)
-    charged = GaugeMetricFamily("nnfmq_charged_bytes", "What is charged to the client's quota", labels=_CLIENT)
-    quota = GaugeMetricFamily("nnfmq_quota_bytes", "The client's memory quota", labels=_CLIENT)
-    cpu = CounterMetricFamily("nnfmq_worker_cpu_seconds", "CPU time of the client's worker", labels=_CLIENT)
-    resident = GaugeMetricFamily("nnfmq_worker_resident_bytes", "Resident memory of the worker", labels=_CLIENT)
-    for client in sample.statistics.clients:
-        labels = _client_labels(sample, client)[:2]
-        calls.add_metric(labels, client.open_calls)
-        charged.add_metric(labels, client.charged_bytes)
-        quota.add_metric(labels, client.quota_bytes)
-        usage = sample.usage.get(client.worker_pid)
-        if usage is not None:
-            cpu.add_metric(labels, usage.cpu_ns / 1e9)
-            resident.add_metric(labels, usage.resident_bytes)
-    yield from (calls, charged, quota, cpu, resident)
+    """Yield what clients have now; a series is the sum of all clients that run the same program."""
+    gauges: dict[str, tuple[str, Callable[[ClientStatistics], int | None]]] = {
+        "nnfmq_open_calls": ("Calls that are queued or running", lambda client: client.open_calls),
+        "nnfmq_charged_bytes": ("What is charged to the clients' quotas", lambda client: client.charged_bytes),
+        "nnfmq_quota_bytes": ("The clients' memory quotas", lambda client: client.quota_bytes),
+        "nnfmq_worker_resident_bytes": ("Resident memory of the workers", lambda client: _resident(sample, client)),
+    }
+    for name, (meaning, value) in gauges.items():
+        sums: Counter[str] = Counter()
+        for client in sample.statistics.clients:
+            found = value(client)
+            if found is not None:
+                sums[client.program] += found
+        family = GaugeMetricFamily(name, meaning, labels=_CLIENT)
+        for program, total in sums.items():
+            family.add_metric((program,), total)
+        yield family
+
+
+def _resident(sample: DriverSample, client: ClientStatistics) -> int | None:
+    usage = sample.usage.get(client.worker_pid)
+    return None if usage is None else usage.resident_bytes

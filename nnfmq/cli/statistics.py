@@ -1,6 +1,7 @@
 """What `nnfmq top`, `nnfmq status` and `nnfmq metrics` show: a driver's statistics, with the use of its processes.
 
-An `Activity` compares two samples: rates, latencies and CPU time are those of the time between them.
+An `Activity` compares two samples: rates, times and CPU time are those of the time between them. Of one sample alone it
+has the counts and times since the driver started, and no rates.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnfmq.base.processes import ProcessUsage, command_name, process_usage
-from nnfmq.cli.console import microseconds
+from nnfmq.cli.console import short_microseconds
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.hal.client_class import ClientClass
+from nnfmq.observe.driver_statistics import TIMES, ModelCounts, ModelKey
 from nnfmq.observe.statistics_layout import LatencyHistogram
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ __all__ = [
     "ModelActivity",
     "ServedActivity",
     "ServedModels",
+    "TimesActivity",
     "burst_rows",
     "client_rows",
     "driver_json",
@@ -47,9 +50,10 @@ __all__ = [
     "share_text",
     "size_text",
     "take_sample",
+    "times_rows",
 ]
 
-_QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
+_QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "p99_9_ns": 0.999, "max_ns": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +84,19 @@ class ModelActivity:
 
     client_pid: int
     model: ModelStatistics
-    per_s: float
-    failures_per_s: float
-    latency: LatencyHistogram
-    engine_share: float | None
-    """Which part of the time in the driver the engine took; None without executions."""
+    seconds: float | None
+    """The time between the samples; None if there is one."""
+    counts: ModelCounts
+
+    @property
+    def per_s(self) -> float | None:
+        """Executions that succeeded per second."""
+        return _rate(self.counts.executions, self.seconds)
+
+    @property
+    def engine_share(self) -> float | None:
+        """Which part of the time in the driver the engine took; None without executions."""
+        return self.counts.engine_ns / self.counts.driver_ns if self.counts.driver_ns > 0 else None
 
     def as_json(self) -> dict[str, Any]:
         """Return it as printed in JSON."""
@@ -97,10 +109,53 @@ class ModelActivity:
             "device": model.device,
             "executions": model.executions,
             "failures": model.failures,
-            "per_s": round(self.per_s, 3),
-            "failures_per_s": round(self.failures_per_s, 3),
-            **{name: self.latency.quantile_ns(fraction) for name, fraction in _QUANTILES.items()},
+            "per_s": _rounded(self.per_s),
+            "failures_per_s": _rounded(_rate(self.counts.failures, self.seconds)),
+            **_times_json(self.counts),
             "engine_share": None if self.engine_share is None else round(self.engine_share, 4),
+        }
+
+
+def _rate(count: int, seconds: float | None) -> float | None:
+    return None if seconds is None else count / seconds
+
+
+def _rounded(per_s: float | None) -> float | None:
+    return None if per_s is None else round(per_s, 3)
+
+
+def _times_json(counts: ModelCounts) -> dict[str, Any]:
+    """Return for each of the times how many there are, and their percentiles that enough executions support."""
+    return {name: _histogram_json(getattr(counts, name)) for name in TIMES}
+
+
+def _histogram_json(times: LatencyHistogram) -> dict[str, int | None]:
+    return {
+        "count": times.total,
+        **{name: times.supported_ns(fraction) for name, fraction in _QUANTILES.items()},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TimesActivity:
+    """How long the executions of a model took between two samples, of all clients that run the same program.
+
+    Clients that have left, and models that were released, count, too.
+    """
+
+    key: ModelKey
+    counts: ModelCounts
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as printed in JSON."""
+        return {
+            "client": self.key.program,
+            "model": self.key.name,
+            "version": self.key.version or None,
+            "device": self.key.device,
+            "executions": self.counts.executions,
+            "failures": self.counts.failures,
+            "times": _times_json(self.counts),
         }
 
 
@@ -112,7 +167,7 @@ class BurstActivity:
     burst: BurstStatistics
     model: ModelStatistics | None
     """Its model; None if that was released."""
-    per_s: float
+    per_s: float | None
     polled: int
     slept: int
 
@@ -133,7 +188,7 @@ class BurstActivity:
             "executions": burst.executions,
             "failures": burst.failures,
             "in_flight": burst.in_flight,
-            "per_s": round(self.per_s, 3),
+            "per_s": _rounded(self.per_s),
             "polled": self.polled,
             "slept": self.slept,
             "polled_share": None if share is None else round(share, 4),
@@ -146,7 +201,7 @@ class ClientActivity:
 
     client: ClientStatistics
     name: str
-    per_s: float
+    per_s: float | None
     cpu_share: float | None
     """CPU time per time: 1 is one core."""
     usage: ProcessUsage | None
@@ -167,7 +222,7 @@ class ClientActivity:
             "worker_pid": client.worker_pid,
             "executions": client.executions,
             "failures": client.failures,
-            "per_s": round(self.per_s, 3),
+            "per_s": _rounded(self.per_s),
             "open_calls": client.open_calls,
             "charged_bytes": client.charged_bytes,
             "quota_bytes": client.quota_bytes,
@@ -180,7 +235,10 @@ class ClientActivity:
 
 
 class Activity:
-    """What happened in a driver between two samples; without an earlier one, since each client connected."""
+    """What happened in a driver between two samples; without an earlier one, since the driver started.
+
+    A client that has connected between them, and a model that was prepared, count from 0.
+    """
 
     def __init__(self, now: DriverSample, before: DriverSample | None = None) -> None:
         self.now = now
@@ -190,24 +248,35 @@ class Activity:
         self.clients = [self._client(client) for client in now.statistics.clients]
         self.models = [row for client in now.statistics.clients for row in self._models(client)]
         self.bursts = [row for client in now.statistics.clients for row in self._bursts(client)]
+        self.times = self._times()
 
     @property
-    def per_s(self) -> float:
-        """Successful executions per second, of all clients."""
-        return sum(client.per_s for client in self.clients)
+    def per_s(self) -> float | None:
+        """Successful executions per second, of all clients, those that have left between the samples included."""
+        return _rate(sum(row.counts.executions for row in self.times), self.seconds)
 
-    def _seconds(self, client: ClientStatistics) -> float:
-        """Return the time that the rates of a client are about."""
-        begin_ns = client.started_ns
-        if self._before is not None and client.worker_pid in self._clients_before:
-            begin_ns = self._before.statistics.read_ns
-        return max(self.now.statistics.read_ns - begin_ns, 1) / 1e9
+    @property
+    def seconds(self) -> float | None:
+        """The time that the rates are about."""
+        if self._before is None:
+            return None
+        return max(self.now.statistics.read_ns - self._before.statistics.read_ns, 1) / 1e9
+
+    def _times(self) -> list[TimesActivity]:
+        """Return the times of each model that was executed between the samples, by model, device and program."""
+        earlier = {} if self._before is None else self._before.statistics.totals()
+        rows = []
+        for key, counts in self.now.statistics.totals().items():
+            found = counts.since(earlier[key]) if key in earlier else counts
+            if found.executions or found.failures or found.client.total:
+                rows.append(TimesActivity(key, found))
+        return sorted(rows, key=lambda row: (row.key.name, row.key.version, row.key.device, row.key.program))
 
     def _client(self, client: ClientStatistics) -> ClientActivity:
         before = self._clients_before.get(client.worker_pid)
         executions = client.executions - (0 if before is None else before.executions)
-        name = self.now.names.get(client.pid, "")
-        per_s = max(executions, 0) / self._seconds(client)
+        name = self.now.names.get(client.pid, "") or client.program
+        per_s = _rate(max(executions, 0), self.seconds)
         usage = self.now.usage.get(client.worker_pid)
         return ClientActivity(client, name, per_s, self.cpu_share(client.worker_pid), usage)
 
@@ -222,27 +291,15 @@ class Activity:
     def _models(self, client: ClientStatistics) -> Iterable[ModelActivity]:
         before = self._clients_before.get(client.worker_pid)
         earlier = {} if before is None else {model.id: model for model in before.models}
-        seconds = self._seconds(client)
         for model in client.models:
             old = earlier.get(model.id)
-            executions = model.executions - (0 if old is None else old.executions)
-            failures = model.failures - (0 if old is None else old.failures)
-            driver_ns = model.driver_ns - (0 if old is None else old.driver_ns)
-            engine_ns = model.engine_ns - (0 if old is None else old.engine_ns)
-            yield ModelActivity(
-                client.pid,
-                model,
-                max(executions, 0) / seconds,
-                max(failures, 0) / seconds,
-                model.latency if old is None else model.latency.since(old.latency),
-                engine_ns / driver_ns if driver_ns > 0 else None,
-            )
+            counts = model.counts if old is None else model.counts.since(old.counts)
+            yield ModelActivity(client.pid, model, self.seconds, counts)
 
     def _bursts(self, client: ClientStatistics) -> Iterable[BurstActivity]:
         before = self._clients_before.get(client.worker_pid)
         earlier = {} if before is None else {burst.id: burst for burst in before.bursts}
         models = {model.id: model for model in client.models}
-        seconds = self._seconds(client)
         for burst in client.bursts:
             old = earlier.get(burst.id)
             executions = burst.executions - (0 if old is None else old.executions)
@@ -250,7 +307,7 @@ class Activity:
                 client.pid,
                 burst,
                 models.get(burst.model_id),
-                max(executions, 0) / seconds,
+                _rate(max(executions, 0), self.seconds),
                 max(burst.polled - (0 if old is None else old.polled), 0),
                 max(burst.slept - (0 if old is None else old.slept), 0),
             )
@@ -259,10 +316,11 @@ class Activity:
         """Return everything as printed in JSON."""
         return {
             "driver": driver_json(self.now, self.cpu_share(self.now.statistics.pid)),
-            "per_s": round(self.per_s, 3),
+            "per_s": _rounded(self.per_s),
             "clients": [client.as_json() for client in self.clients],
             "models": [model.as_json() for model in self.models],
             "bursts": [burst.as_json() for burst in self.bursts],
+            "times": [row.as_json() for row in self.times],
         }
 
 
@@ -335,11 +393,15 @@ class ServedActivity:
     name: str
     version: int
     state: str = ""
-    per_s: float = 0.0
+    seconds: float | None = None
     failures: int = 0
-    failures_per_s: float = 0.0
     bursts: int = 0
-    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+    counts: ModelCounts = field(default_factory=ModelCounts)
+
+    @property
+    def per_s(self) -> float | None:
+        """Executions that succeeded per second."""
+        return _rate(self.counts.executions, self.seconds)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as printed in JSON."""
@@ -347,19 +409,20 @@ class ServedActivity:
             "name": self.name,
             "version": self.version or None,
             "state": self.state or None,
-            "per_s": round(self.per_s, 3),
-            "p50_ns": self.latency.quantile_ns(0.5),
-            "p99_ns": self.latency.quantile_ns(0.99),
+            "per_s": _rounded(self.per_s),
+            **_times_json(self.counts),
             "bursts": self.bursts,
             "failures": self.failures,
-            "failures_per_s": round(self.failures_per_s, 3),
+            "failures_per_s": _rounded(_rate(self.counts.failures, self.seconds)),
         }
 
 
 def served_activities(entries: Iterable[ModelEntry], activity: Activity) -> list[ServedActivity]:
     """Return a row for the served version of each model, and for each other version that clients use, by name."""
+    seconds = activity.seconds
     served = {
-        (entry.name, entry.version): ServedActivity(entry.name, entry.version, entry.state.value) for entry in entries
+        (entry.name, entry.version): ServedActivity(entry.name, entry.version, entry.state.value, seconds)
+        for entry in entries
     }
     used: dict[_Key, ServedActivity] = {}
     bursts = _open_bursts(activity)
@@ -367,11 +430,9 @@ def served_activities(entries: Iterable[ModelEntry], activity: Activity) -> list
         key = row.model.name, row.model.version
         if not row.model.version or not (key in served or row.model.executions or row.model.failures or bursts[key]):
             continue  # not of the repository; or it has it prepared and serves it in a moment
-        found = served.get(key) or used.setdefault(key, ServedActivity(*key))
-        found.per_s += row.per_s
+        found = served.get(key) or used.setdefault(key, ServedActivity(*key, "", seconds))
         found.failures += row.model.failures
-        found.failures_per_s += row.failures_per_s
-        found.latency += row.latency
+        found.counts += row.counts
         found.bursts = bursts[key]
     rows = [*served.values(), *used.values()]
     return sorted(rows, key=lambda row: (row.name, not row.state, -row.version))  # the served version before others
@@ -406,8 +467,10 @@ def size_text(size_bytes: int | None) -> str:
     return f"{size_bytes / _MIB:,.0f} MiB" if size_bytes >= 10 * _MIB else f"{size_bytes / _MIB:.1f} MiB"
 
 
-def rate_text(per_s: float) -> str:
-    """Return a rate per second with three digits or all that count."""
+def rate_text(per_s: float | None) -> str:
+    """Return a rate per second with three digits or all that count; `-` if it is unknown."""
+    if per_s is None:
+        return "-"
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
@@ -426,19 +489,15 @@ def duration_text(duration_ns: int) -> str:
     return f"{seconds} s"
 
 
-def _microseconds(duration_ns: int | None) -> str:
-    return microseconds(-1 if duration_ns is None else duration_ns)
-
-
 def client_rows(activity: Activity, width: int) -> Rows:
     """Return the table of clients."""
     columns: list[tuple[str, Callable[[ClientActivity], str], bool]] = [
         (">pid", lambda row: str(row.client.pid), True),
         ("client", lambda row: row.name, True),
-        (">per s", lambda row: rate_text(row.per_s), True),
+        _executed(activity, lambda row: row.client.executions),
         (">failed", lambda row: f"{row.client.failures:,}", False),
         (">calls", lambda row: str(row.client.open_calls), False),
-        (">CPU", lambda row: share_text(row.cpu_share), True),
+        *([] if activity.seconds is None else [(">CPU", lambda row: share_text(row.cpu_share), True)]),
         (">memory", lambda row: size_text(None if row.usage is None else row.usage.resident_bytes), False),
         (">charged", lambda row: size_text(row.client.charged_bytes), False),
     ]
@@ -446,18 +505,55 @@ def client_rows(activity: Activity, width: int) -> Rows:
 
 
 def model_rows(activity: Activity, width: int) -> Rows:
-    """Return the table of models. Latencies are those in the driver, in µs."""
+    """Return the table of models. `engine` is the engine's part of the time in the driver."""
     columns: list[tuple[str, Callable[[ModelActivity], str], bool]] = [
         (">pid", lambda row: str(row.client_pid), False),
         ("model", lambda row: _model_text(row.model), True),
         ("device", lambda row: row.model.device, False),
-        (">per s", lambda row: rate_text(row.per_s), True),
-        (">p50 µs", lambda row: _microseconds(row.latency.quantile_ns(0.5)), True),
-        (">p99 µs", lambda row: _microseconds(row.latency.quantile_ns(0.99)), True),
-        (">engine", lambda row: share_text(row.engine_share), False),
+        _executed(activity, lambda row: row.model.executions),
+        (">engine", lambda row: share_text(row.engine_share), True),
         (">failed", lambda row: f"{row.model.failures:,}", False),
     ]
     return _rows(columns, activity.models, width)
+
+
+def _executed(activity: Activity, count: Callable[[Any], int]) -> tuple[str, Callable[[Any], str], bool]:
+    """Return the column of the rates between two samples; of one sample that of the executions."""
+    if activity.seconds is None:
+        return ">executed", lambda row: f"{count(row):,}", True
+    return ">per s", lambda row: rate_text(row.per_s), True
+
+
+def times_rows(activity: Activity, width: int) -> Rows:
+    """Return the table of how long executions took in the client, the queues, the driver and the engine, in µs.
+
+    A percentile that too few executions support is `-`.
+    """
+    rows = [(row, name, getattr(row.counts, name)) for row in activity.times for name in TIMES]
+    columns: list[tuple[str, Callable[[tuple[TimesActivity, str, LatencyHistogram]], str], bool]] = [
+        ("model", lambda row: _of_first(row[1], _path_text(row[0].key.name, row[0].key.version)), True),
+        ("device", lambda row: _of_first(row[1], row[0].key.device), False),
+        ("client", lambda row: _of_first(row[1], row[0].key.program), False),
+        ("time, µs", lambda row: row[1], True),
+        *(
+            (f">{name}", lambda row, fraction=fraction: _times_text(row[2].supported_ns(fraction)), is_essential)
+            for name, fraction, is_essential in _SHOWN
+        ),
+    ]
+    return _rows(columns, rows, width, _TIMES_WIDE)
+
+
+_SHOWN = (("p50", 0.5, True), ("p90", 0.9, False), ("p99", 0.99, True), ("p99.9", 0.999, True), ("max", 1.0, True))
+_TIMES_WIDE = 100  # columns that all of the times need
+
+
+def _of_first(name: str, text: str) -> str:
+    """Return a text in the first row of a model, and nothing in its other rows."""
+    return text if name == TIMES[0] else ""
+
+
+def _times_text(duration_ns: int | None) -> str:
+    return short_microseconds(-1 if duration_ns is None else duration_ns)
 
 
 def burst_rows(activity: Activity, width: int) -> Rows:
@@ -476,8 +572,12 @@ def burst_rows(activity: Activity, width: int) -> Rows:
 
 
 def _model_text(model: ModelStatistics) -> str:
+    return _path_text(model.name, model.version)
+
+
+def _path_text(name: str, version: int) -> str:
     """Return a model's name; of one of the model repository its path there, NAME/VERSION."""
-    return f"{model.name}/{model.version}" if model.version else model.name
+    return f"{name}/{version}" if version else name
 
 
 def served_activity_rows(rows: list[ServedActivity], width: int) -> Rows:
@@ -487,8 +587,8 @@ def served_activity_rows(rows: list[ServedActivity], width: int) -> Rows:
         (">version", lambda row: str(row.version or "-"), True),
         ("state", lambda row: row.state or "-", False),
         (">per s", lambda row: rate_text(row.per_s), True),
-        (">p50 µs", lambda row: _microseconds(row.latency.quantile_ns(0.5)), False),
-        (">p99 µs", lambda row: _microseconds(row.latency.quantile_ns(0.99)), True),
+        (">client p50", lambda row: _times_text(row.counts.client.supported_ns(0.5)), False),
+        (">client p99", lambda row: _times_text(row.counts.client.supported_ns(0.99)), True),
         (">bursts", lambda row: str(row.bursts), False),
         (">failed", lambda row: f"{row.failures:,}", False),
     ]
@@ -520,9 +620,9 @@ def failure_lines(entries: Iterable[ModelEntry]) -> list[str]:
     ]
 
 
-def _rows(columns: list[tuple[str, Callable[[Any], str], bool]], rows: list[Any], width: int) -> Rows:
-    """Return all columns, or those marked as essential if the terminal is narrow."""
-    shown = [column for column in columns if column[2] or width >= WIDE]
+def _rows(columns: list[tuple[str, Callable[[Any], str], bool]], rows: list[Any], width: int, wide: int = WIDE) -> Rows:
+    """Return all columns, or those marked as essential if the terminal has fewer than `wide` columns."""
+    shown = [column for column in columns if column[2] or width >= wide]
     return tuple(heading for heading, _, _ in shown), [tuple(cell(row) for _, cell, _ in shown) for row in rows]
 
 

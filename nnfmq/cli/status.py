@@ -21,7 +21,7 @@ examples:
   nnfmq status --json | jq .driver.uptime_ns
   nnfmq status --connect /run/user/1000/nnfmq/lab.sock
 
-Rates and latencies are those since each client connected; `nnfmq top` shows the present.
+Counts and times are those since the driver started; `nnfmq top` shows the present.
 """
 
 
@@ -60,7 +60,7 @@ def _entry_json(entry: ModelEntry) -> dict[str, object]:
 
 
 def _print(activity: Activity, served: list[ModelEntry] | None, problem: str, no_color: bool) -> None:
-    from nnfmq.cli.statistics import client_rows, driver_lines, failure_lines, model_rows, served_rows
+    from nnfmq.cli.statistics import client_rows, driver_lines, failure_lines, model_rows, served_rows, times_rows
 
     screen = console(no_color)
     for name, text in driver_lines(activity.now):
@@ -69,7 +69,7 @@ def _print(activity: Activity, served: list[ModelEntry] | None, problem: str, no
         screen.print(f"{'served':9} unknown: {problem}")
     elif served is not None:
         screen.print(f"{'served':9} {len(served)} by name")
-    of_clients = (client_rows(activity, screen.width), model_rows(activity, screen.width))
+    of_clients = (make(activity, screen.width) for make in (client_rows, model_rows, times_rows))
     for headings, rows in (*of_clients, served_rows(served or [])):
         if rows:
             listing = table(*headings)

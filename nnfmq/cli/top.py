@@ -24,7 +24,7 @@ examples:
   nnfmq top                               # q quits, space pauses
   nnfmq top --interval 5
   nnfmq top --once                        # what happens in one second, as plain tables
-  nnfmq top --once --json | jq '.models[] | {name, per_s, p99_ns}'
+  nnfmq top --once --json | jq '.times[] | {model, p99: .times.client.p99_ns}'
 
 The live view needs textual: pip install 'nnfmq[top]'.
 """
@@ -105,6 +105,7 @@ def _print(activity: Activity, served: ServedModels, no_color: bool) -> None:
         rate_text,
         served_activities,
         served_activity_rows,
+        times_rows,
     )
 
     screen = console(no_color)
@@ -115,6 +116,7 @@ def _print(activity: Activity, served: ServedModels, no_color: bool) -> None:
     tables = {
         "clients": client_rows(activity, screen.width),
         "models": model_rows(activity, screen.width),
+        "executions": times_rows(activity, screen.width),
         "bursts": burst_rows(activity, screen.width),
     }
     if served.entries is not None:

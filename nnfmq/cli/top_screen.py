@@ -31,6 +31,7 @@ from nnfmq.cli.statistics import (
     share_text,
     size_text,
     take_sample,
+    times_rows,
 )
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, NnfmqError
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from nnfmq.client.connection.client import Client
 
 _READ_S = 0.5  # of each reading, which waits as long if no driver runs
-_TABLES = ("served", "clients", "models", "bursts")
+_TABLES = ("served", "clients", "models", "times", "bursts")
 
 
 class TopScreen(App[None]):
@@ -164,7 +165,8 @@ class TopScreen(App[None]):
         width, entries = self.size.width, self._served.entries
         self.query_one("#served").display = entries is not None
         served = served_activity_rows(served_activities(entries or [], activity), width)
-        tables = (served, client_rows(activity, width), model_rows(activity, width), burst_rows(activity, width))
+        of_clients = (make(activity, width) for make in (client_rows, model_rows, times_rows, burst_rows))
+        tables = (served, *of_clients)
         for name, contents in zip(_TABLES, tables, strict=True):
             self._fill(self.query_one(f"#{name}", DataTable), contents)
 

@@ -37,6 +37,7 @@ from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.execution.fenced import DeviceFencedExecution, FencedExecution, FencedTiming, fence_fds
 from nnfmq.client.execution.requests import memory_fds, to_wire_descriptor
+from nnfmq.client.model.handle import ModelLocation
 from nnfmq.client.waiting import Future
 from nnfmq.hal.capabilities import (
     BYTE_SIZE_OF_CACHE_TOKEN,
@@ -388,7 +389,7 @@ def _execute_fenced(
         fields, fds = _execution(model, level, request, measure, deadline, loop_timeout)
         message = messages.ExecuteFenced(**fields, duration_ns=to_limit_field(duration), fence_count=len(fences))
         launched = DeviceFencedExecution.launch(
-            model.connection, message, [*fds, *fence_fds(fences)], None, lambda times: times
+            ModelLocation(model.connection, None), message, [*fds, *fence_fds(fences)], None, lambda times: times
         )
     except DeadObject:
         raise

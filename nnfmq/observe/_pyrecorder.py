@@ -18,9 +18,10 @@ from nnfmq.observe.statistics_layout import WORD_BYTES
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BurstRecorder", "ModelRecorder", "begin_change", "end_change", "snapshot"]
+__all__ = ["BurstCalls", "BurstRecorder", "Calls", "ModelRecorder", "begin_change", "end_change", "snapshot"]
 
 _WORD_MASK = 2**64 - 1
+REQUEST_RECEIVED, RESULT_SENT = 1, 5  # of `serialize.execution_stats`, which a test compares
 
 
 class ModelRecorder:
@@ -40,7 +41,8 @@ class ModelRecorder:
         row[layout.EXECUTIONS] += 1
         row[layout.DRIVER_NS] += max(driver_ns, 0)
         row[layout.ENGINE_NS] += max(engine_ns, 0)
-        row[layout.HISTOGRAM + layout.bucket_of(driver_ns)] += 1
+        row[layout.DRIVER_HISTOGRAM + layout.bucket_of(driver_ns)] += 1
+        row[layout.ENGINE_HISTOGRAM + layout.bucket_of(engine_ns)] += 1
 
     def add_failure(self) -> None:
         """Count an execution that ended with an error."""
@@ -64,6 +66,53 @@ class BurstRecorder:
         """Count an execution that ended with an error."""
         self._row[layout.BURST_FAILURES] += 1
         self._model.add_failure()
+
+
+class Calls:
+    """Counts the executions of one model as its client sees them, in a row of the client's page. It keeps `row` mapped.
+
+    The driver may read and clear the row at any time: a count may get lost then.
+    """
+
+    def __init__(self, row: Buffer) -> None:
+        self._row = _words(row, layout.CALLS_WORDS)
+
+    def add(self, client_ns: int, queue_ns: int, /) -> None:
+        """Count an execution: its time from call to return, and the part between client and driver; -1 = unknown."""
+        row = self._row
+        row[layout.CLIENT_NS] = (row[layout.CLIENT_NS] + max(client_ns, 0)) & _WORD_MASK
+        bucket = layout.CLIENT_HISTOGRAM + layout.bucket_of(client_ns)
+        row[bucket] = (row[bucket] + 1) & _WORD_MASK
+        if queue_ns >= 0:
+            row[layout.QUEUE_NS] = (row[layout.QUEUE_NS] + queue_ns) & _WORD_MASK
+            bucket = layout.QUEUE_HISTOGRAM + layout.bucket_of(queue_ns)
+            row[bucket] = (row[bucket] + 1) & _WORD_MASK
+
+
+class BurstCalls:
+    """Counts the executions of a burst as its client sees them. Close it.
+
+    `words` are the execution statistics of the burst, in which the driver says when it received a request, and when it
+    sent the result.
+    """
+
+    def __init__(self, calls: Calls, words: Buffer) -> None:
+        self._calls = calls
+        self._words: memoryview | None = _words(words, RESULT_SENT + 1)
+
+    def add(self, client_ns: int, latency_ns: int, /) -> None:
+        """Count an execution: its time from call to return, and the part from sending the request to the result."""
+        words = self._words
+        if words is None:
+            return
+        driver_ns = (words[RESULT_SENT] - words[REQUEST_RECEIVED]) & _WORD_MASK
+        self._calls.add(client_ns, max(latency_ns - driver_ns, 0))
+
+    def close(self) -> None:
+        """Release the words; nothing is counted any more. Idempotent."""
+        words, self._words = self._words, None
+        if words is not None:
+            words.release()
 
 
 def _words(region: Buffer, count: int) -> memoryview:

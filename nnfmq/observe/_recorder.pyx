@@ -72,13 +72,23 @@ cdef int EXECUTIONS = layout.EXECUTIONS
 cdef int FAILURES = layout.FAILURES
 cdef int DRIVER_NS = layout.DRIVER_NS
 cdef int ENGINE_NS = layout.ENGINE_NS
-cdef int HISTOGRAM = layout.HISTOGRAM
+cdef int DRIVER_HISTOGRAM = layout.DRIVER_HISTOGRAM
+cdef int ENGINE_HISTOGRAM = layout.ENGINE_HISTOGRAM
+cdef int CLIENT_NS = layout.CLIENT_NS
+cdef int QUEUE_NS = layout.QUEUE_NS
+cdef int CLIENT_HISTOGRAM = layout.CLIENT_HISTOGRAM
+cdef int QUEUE_HISTOGRAM = layout.QUEUE_HISTOGRAM
 cdef int LAST_BUCKET = layout.BUCKETS - 1
 cdef int BURST_EXECUTIONS = layout.BURST_EXECUTIONS
 cdef int BURST_FAILURES = layout.BURST_FAILURES
 cdef Py_ssize_t CLIENT_BYTES = layout.SLOT_HEADER_WORDS * 8
 cdef Py_ssize_t MODEL_BYTES = layout.MODEL_WORDS * 8
 cdef Py_ssize_t BURST_BYTES = layout.BURST_WORDS * 8
+cdef Py_ssize_t CALLS_BYTES = layout.CALLS_WORDS * 8
+
+cdef enum:  # words of `serialize.execution_stats`
+    REQUEST_RECEIVED = 1
+    RESULT_SENT = 5
 
 
 cdef int map_words(Py_buffer *buffer, object region, Py_ssize_t needed, int flags) except -1:
@@ -110,8 +120,10 @@ cdef class ModelRecorder:
         nnfmq_count(<uint64_t *>self.client.buf + CLIENT_EXECUTIONS, 1)
         nnfmq_count(row + EXECUTIONS, 1)
         nnfmq_count(row + DRIVER_NS, driver)
-        nnfmq_count(row + ENGINE_NS, <uint64_t>engine_ns if engine_ns > 0 else 0)
-        nnfmq_count(row + HISTOGRAM + nnfmq_bucket(driver, LAST_BUCKET), 1)
+        cdef uint64_t engine = <uint64_t>engine_ns if engine_ns > 0 else 0
+        nnfmq_count(row + ENGINE_NS, engine)
+        nnfmq_count(row + DRIVER_HISTOGRAM + nnfmq_bucket(driver, LAST_BUCKET), 1)
+        nnfmq_count(row + ENGINE_HISTOGRAM + nnfmq_bucket(engine, LAST_BUCKET), 1)
 
     cdef void count_failure(self) noexcept:
         nnfmq_count(<uint64_t *>self.client.buf + CLIENT_FAILURES, 1)
@@ -150,6 +162,60 @@ cdef class BurstRecorder:
 
     def __dealloc__(self):
         PyBuffer_Release(&self.row)
+
+
+@cython.final
+@cython.no_gc
+cdef class Calls:
+    """Counts the executions of one model as its client sees them."""
+
+    cdef Py_buffer row
+
+    def __cinit__(self, row):
+        map_words(&self.row, row, CALLS_BYTES, PyBUF_SIMPLE | PyBUF_WRITABLE)
+
+    cdef void count(self, int64_t client_ns, int64_t queue_ns) noexcept:
+        cdef uint64_t *row = <uint64_t *>self.row.buf
+        cdef uint64_t client = <uint64_t>client_ns if client_ns > 0 else 0
+        nnfmq_count(row + CLIENT_NS, client)
+        nnfmq_count(row + CLIENT_HISTOGRAM + nnfmq_bucket(client, LAST_BUCKET), 1)
+        if queue_ns >= 0:
+            nnfmq_count(row + QUEUE_NS, <uint64_t>queue_ns)
+            nnfmq_count(row + QUEUE_HISTOGRAM + nnfmq_bucket(<uint64_t>queue_ns, LAST_BUCKET), 1)
+
+    def add(self, int64_t client_ns, int64_t queue_ns, /):
+        self.count(client_ns, queue_ns)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.row)
+
+
+@cython.final
+@cython.no_gc
+cdef class BurstCalls:
+    """Counts the executions of a burst as its client sees them."""
+
+    cdef Calls calls
+    cdef Py_buffer words
+
+    def __cinit__(self, Calls calls not None, words):
+        self.calls = calls
+        map_words(&self.words, words, (RESULT_SENT + 1) * 8, PyBUF_SIMPLE)
+
+    def add(self, int64_t client_ns, int64_t latency_ns, /):
+        cdef const uint64_t *words = <const uint64_t *>self.words.buf
+        if words is NULL:
+            return
+        cdef uint64_t driver = words[RESULT_SENT] - words[REQUEST_RECEIVED]
+        cdef uint64_t latency = <uint64_t>latency_ns if latency_ns > 0 else 0
+        self.calls.count(client_ns, <int64_t>(latency - driver) if driver < latency else 0)
+
+    def close(self):
+        PyBuffer_Release(&self.words)  # sets `obj`, not `buf`, to NULL
+        self.words.buf = NULL
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.words)
 
 
 def begin_change(slot, /):

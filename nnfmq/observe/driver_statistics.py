@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import struct
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.recorder_core import snapshot
 from nnfmq.observe.statistics_layout import WORD_BYTES, LatencyHistogram
+from nnfmq.observe.statistics_past import is_believed
 
 __all__ = [
     "BurstStatistics",
@@ -21,6 +22,7 @@ __all__ = [
     "ClientCalls",
     "ClientStatistics",
     "DriverStatistics",
+    "ModelCounts",
     "ModelStatistics",
     "client_calls",
     "read_statistics",
@@ -31,30 +33,95 @@ _SLOTS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCounts:
+    """Executions of a model, in all modes, and how long they took. Two can be added.
+
+    Attributes:
+        executions: Executions that succeeded.
+        failures: Executions that ended with an error.
+        client_ns: The sum of their times in the client, as it says.
+        queue_ns: The sum of their times in the queues, as the client says.
+        driver_ns: The sum of their times in the driver.
+        engine_ns: The sum of their times in the engine.
+        client: Their times from the call to its return. The client measures them, and only it answers for them.
+        queue: The part of these between client and driver: both queues, including wake-ups.
+        driver: Their times from receiving the request to the result.
+        engine: The part of these in the engine.
+    """
+
+    executions: int = 0
+    failures: int = 0
+    client_ns: int = 0
+    queue_ns: int = 0
+    driver_ns: int = 0
+    engine_ns: int = 0
+    client: LatencyHistogram = field(default=LatencyHistogram(), repr=False)
+    queue: LatencyHistogram = field(default=LatencyHistogram(), repr=False)
+    driver: LatencyHistogram = field(default=LatencyHistogram(), repr=False)
+    engine: LatencyHistogram = field(default=LatencyHistogram(), repr=False)
+
+    def __add__(self, other: ModelCounts) -> ModelCounts:
+        return ModelCounts(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
+
+    def since(self, earlier: ModelCounts) -> ModelCounts:
+        """Return what was counted after `earlier`; a number that has gone back was read in another order, and is 0."""
+        numbers = (max(getattr(self, name) - getattr(earlier, name), 0) for name in _COUNTS[:6])
+        histograms = (getattr(self, name).since(getattr(earlier, name)) for name in TIMES)
+        return ModelCounts(*numbers, *histograms)
+
+
+TIMES = ("client", "queue", "driver", "engine")
+"""The times that executions have, each with a histogram, from the outermost to the innermost."""
+_COUNTS = tuple(each.name for each in fields(ModelCounts))
+
+
+class ModelKey(NamedTuple):
+    """What counts are added up by, of all clients, those that have left included."""
+
+    program: str
+    name: str
+    version: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """The executions of one prepared model, of all modes.
+    """One prepared model; or, with the id 0, all models of the same name that are released.
 
     Attributes:
         id: The driver's id of the model, unique within its client.
         name: What its client calls it.
         version: That of a model of the model repository; 0 of another model.
         device: The device that prepared it.
-        executions: Executions that succeeded.
-        failures: Executions that ended with an error.
-        driver_ns: The sum of their times from receiving the request to the result.
-        engine_ns: The sum of their times in the engine.
-        latency: Their times in the driver.
+        program: The name of its client's program.
+        counts: Its executions.
     """
 
     id: int
     name: str
     version: int
     device: str
-    executions: int
-    failures: int
-    driver_ns: int
-    engine_ns: int
-    latency: LatencyHistogram = field(repr=False)
+    program: str
+    counts: ModelCounts
+
+    @property
+    def executions(self) -> int:
+        """Executions that succeeded."""
+        return self.counts.executions
+
+    @property
+    def failures(self) -> int:
+        """Executions that ended with an error."""
+        return self.counts.failures
+
+    @property
+    def key(self) -> ModelKey:
+        """What its counts are added up by; a model that has no name of its own is one of those without a name."""
+        name = NO_NAME if self.id and self.name == f"model {self.id}" else self.name
+        return ModelKey(self.program, name, self.version, self.device)
+
+
+NO_NAME = "(no name)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +169,8 @@ class ClientStatistics:
         models: Its prepared models; those that have no row are summed in one whose id is OTHER_MODELS_ID.
         bursts: Its bursts over queues, as far as they have rows.
         client_class: Its class, a `ClientClass`.
+        program: The name of its program when it connected.
+        past: What its released models have counted.
     """
 
     worker_pid: int
@@ -116,6 +185,8 @@ class ClientStatistics:
     models: tuple[ModelStatistics, ...]
     bursts: tuple[BurstStatistics, ...]
     client_class: int = 0
+    program: str = ""
+    past: tuple[ModelStatistics, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +217,7 @@ class DriverStatistics:
             recover in another worker, if they recover.
         cache: The programs that clients share.
         clients: The clients, in the order of their slots.
+        past: What the models of clients that have left have counted.
     """
 
     pid: int
@@ -159,6 +231,15 @@ class DriverStatistics:
     dead_workers: int
     cache: CacheStatistics
     clients: tuple[ClientStatistics, ...]
+    past: tuple[ModelStatistics, ...] = ()
+
+    def totals(self) -> dict[ModelKey, ModelCounts]:
+        """Return what was counted since the driver started, of clients and models that are gone, too."""
+        found: dict[ModelKey, ModelCounts] = {}
+        rows = [*self.past, *(model for client in self.clients for model in (*client.models, *client.past))]
+        for model in rows:
+            found[model.key] = found[model.key] + model.counts if model.key in found else model.counts
+        return found
 
     @property
     def uptime_ns(self) -> int:
@@ -185,7 +266,7 @@ def read_statistics(area: memoryview) -> DriverStatistics:
     clients = tuple(client for slot in range(slots) if (client := _client(area, slot)) is not None)
     return DriverStatistics(
         pid=words[layout.DRIVER_PID],
-        version=_text(header, layout.DRIVER_VERSION, layout.DRIVER_VERSION_WORDS),
+        version=_text(memoryview(header).cast("Q"), layout.DRIVER_VERSION, layout.DRIVER_VERSION_WORDS),
         started_ns=words[layout.DRIVER_START],
         read_ns=time.monotonic_ns(),
         memory_limit_bytes=words[layout.MEMORY_LIMIT],
@@ -201,7 +282,15 @@ def read_statistics(area: memoryview) -> DriverStatistics:
             words[layout.CACHE_HITS],
         ),
         clients=clients,
+        past=_past_clients(area, words),
     )
+
+
+def _past_clients(area: memoryview, header: tuple[int, ...]) -> tuple[ModelStatistics, ...]:
+    """Return the rows of past clients, which the supervisor changes one word after the other."""
+    begin, count = layout.slot_at(header[layout.HEADER_SLOTS]), header[layout.HEADER_PAST]
+    data = bytes(area[begin * WORD_BYTES : (begin + count * layout.PAST_WORDS) * WORD_BYTES])
+    return _past(memoryview(data).cast("Q"), count)
 
 
 def client_calls(area: memoryview) -> list[ClientCalls]:
@@ -229,7 +318,9 @@ def _header(area: memoryview) -> tuple[bytes, tuple[int, ...]]:
         raise ValueError(f"{len(header)} bytes are less than their header")
     words = struct.unpack(f"<{layout.HEADER_WORDS}Q", header)
     slots = words[layout.HEADER_SLOTS]
-    if words[layout.HEADER_MAGIC] != layout.MAGIC or slots > _SLOTS_MAX or len(area) < layout.area_bytes(slots):
+    past = words[layout.HEADER_PAST]
+    is_known = words[layout.HEADER_MAGIC] == layout.MAGIC and max(slots, past) <= _SLOTS_MAX
+    if not is_known or len(area) < layout.area_bytes(slots, past):
         raise ValueError("they have another layout; install the same nnfmq release on both sides")
     return header, words
 
@@ -242,9 +333,16 @@ def _client(area: memoryview, slot: int) -> ClientStatistics | None:
     data = next((copy for _ in range(_ATTEMPTS) if (copy := snapshot(view)) is not None), None)
     if data is None:
         return None
-    words = struct.unpack(f"<{layout.SLOT_WORDS}Q", data)
+    words = memoryview(data).cast("Q")
     if words[layout.STATE] != layout.USED:
         return None
+    models, released = [], []
+    for row in range(layout.MODELS_MAX):
+        at, calls = layout.MODELS_AT + row * layout.MODEL_WORDS, layout.CALLS_AT + row * layout.CALLS_WORDS
+        if words[at + layout.MODEL_ID]:
+            models.append(_model(words, at, calls))
+        elif words[at + layout.EXECUTIONS] or words[at + layout.FAILURES]:
+            released.append(_model(words, at, calls))
     return ClientStatistics(
         worker_pid=words[layout.WORKER_PID],
         pid=words[layout.CLIENT_PID],
@@ -255,34 +353,62 @@ def _client(area: memoryview, slot: int) -> ClientStatistics | None:
         open_calls=words[layout.OPEN_CALLS],
         charged_bytes=words[layout.CHARGED_BYTES],
         quota_bytes=words[layout.QUOTA_BYTES],
-        models=tuple(_model(data, words, at) for at in _used_rows(words, layout.MODELS_AT, layout.MODEL_WORDS)),
-        bursts=tuple(_burst(words, at) for at in _used_rows(words, layout.BURSTS_AT, layout.BURST_WORDS)),
+        models=tuple(models),
+        bursts=tuple(_burst(words, at) for at in _used_bursts(words)),
+        program=_text(words, layout.CLIENT_PROGRAM, layout.CLIENT_PROGRAM_WORDS),
+        past=(*released, *_past(words[layout.PAST_AT :], layout.PAST_MODELS_MAX)),
         client_class=words[layout.CLIENT_CLASS],
     )
 
 
-def _used_rows(words: tuple[int, ...], begin: int, row_words: int) -> list[int]:
-    """Return where the used rows of a table begin; the first word of a row is its id."""
-    count = layout.MODELS_MAX if begin == layout.MODELS_AT else layout.BURSTS_MAX
-    return [at for at in range(begin, begin + count * row_words, row_words) if words[at]]
+def _used_bursts(words: memoryview) -> list[int]:
+    """Return where the used rows of bursts begin; the first word of a row is its id."""
+    end = layout.BURSTS_AT + layout.BURSTS_MAX * layout.BURST_WORDS
+    return [at for at in range(layout.BURSTS_AT, end, layout.BURST_WORDS) if words[at]]
 
 
-def _model(data: bytes, words: tuple[int, ...], at: int) -> ModelStatistics:
-    histogram = at + layout.HISTOGRAM
+def _past(words: memoryview, rows: int) -> tuple[ModelStatistics, ...]:
+    """Return the used rows of a table of the past."""
+    begins = [row * layout.PAST_WORDS for row in range(rows) if words[row * layout.PAST_WORDS + layout.MODEL_ID]]
+    return tuple(replace(_model(words, at, at + layout.PAST_CALLS), id=0) for at in begins)
+
+
+def _model(words: memoryview, at: int, calls_at: int) -> ModelStatistics:
+    model_id = words[at + layout.MODEL_ID]
+    name = _text(words, at + layout.MODEL_NAME, layout.MODEL_NAME_WORDS)
     return ModelStatistics(
-        id=words[at + layout.MODEL_ID],
-        name=_text(data, at + layout.MODEL_NAME, layout.MODEL_NAME_WORDS),
+        id=model_id,
+        name=name or (f"model {model_id}" if calls_at - at != layout.PAST_CALLS and model_id else NO_NAME),
         version=words[at + layout.MODEL_VERSION],
-        device=_text(data, at + layout.DEVICE_NAME, layout.DEVICE_NAME_WORDS),
-        executions=words[at + layout.EXECUTIONS],
-        failures=words[at + layout.FAILURES],
-        driver_ns=words[at + layout.DRIVER_NS],
-        engine_ns=words[at + layout.ENGINE_NS],
-        latency=LatencyHistogram(words[histogram : histogram + layout.BUCKETS]),
+        device=_text(words, at + layout.DEVICE_NAME, layout.DEVICE_NAME_WORDS),
+        program=_text(words, at + layout.PROGRAM, layout.PROGRAM_WORDS),
+        counts=_counts(words[at : at + layout.MODEL_WORDS].tolist(), words[calls_at:][: layout.CALLS_WORDS].tolist()),
     )
 
 
-def _burst(words: tuple[int, ...], at: int) -> BurstStatistics:
+def _counts(model: list[int], calls: list[int]) -> ModelCounts:
+    """Return the executions of a row; without what its client says, if that cannot be."""
+    if not is_believed(model, calls):
+        calls = [0] * layout.CALLS_WORDS
+    return ModelCounts(
+        executions=model[layout.EXECUTIONS],
+        failures=model[layout.FAILURES],
+        client_ns=calls[layout.CLIENT_NS],
+        queue_ns=calls[layout.QUEUE_NS],
+        driver_ns=model[layout.DRIVER_NS],
+        engine_ns=model[layout.ENGINE_NS],
+        client=_histogram(calls, layout.CLIENT_HISTOGRAM),
+        queue=_histogram(calls, layout.QUEUE_HISTOGRAM),
+        driver=_histogram(model, layout.DRIVER_HISTOGRAM),
+        engine=_histogram(model, layout.ENGINE_HISTOGRAM),
+    )
+
+
+def _histogram(words: list[int], at: int) -> LatencyHistogram:
+    return LatencyHistogram(tuple(words[at : at + layout.BUCKETS]))
+
+
+def _burst(words: memoryview, at: int) -> BurstStatistics:
     fields = (
         layout.BURST_ID,
         layout.BURST_MODEL_ID,
@@ -295,6 +421,6 @@ def _burst(words: tuple[int, ...], at: int) -> BurstStatistics:
     return BurstStatistics(*(words[at + word] for word in fields))
 
 
-def _text(data: bytes, word: int, words: int) -> str:
-    text = layout.text_from_words(data[word * WORD_BYTES : (word + words) * WORD_BYTES])
+def _text(area: memoryview, word: int, words: int) -> str:
+    text = layout.text_from_words(area[word : word + words].tobytes())
     return "".join(character if character.isprintable() else "�" for character in text)

@@ -10,13 +10,31 @@ from typing import TYPE_CHECKING
 
 from nnfmq.base.cores import CorePair
 
-__all__ = ["CORES", "BurstRecorder", "ModelRecorder", "begin_change", "end_change", "snapshot"]
+__all__ = [
+    "CORES",
+    "BurstCalls",
+    "BurstRecorder",
+    "Calls",
+    "ModelRecorder",
+    "begin_change",
+    "end_change",
+    "snapshot",
+]
 
 CORES: CorePair[ModuleType] = CorePair(compiled="nnfmq.observe._recorder", python="nnfmq.observe._pyrecorder")
 _active = CORES.load(CORES.choose()[0])
 
 if TYPE_CHECKING:
-    from nnfmq.observe._pyrecorder import BurstRecorder, ModelRecorder, begin_change, end_change, snapshot
+    from nnfmq.observe._pyrecorder import (
+        BurstCalls,
+        BurstRecorder,
+        Calls,
+        ModelRecorder,
+        begin_change,
+        end_change,
+        snapshot,
+    )
 else:
+    BurstCalls, Calls = _active.BurstCalls, _active.Calls
     BurstRecorder, ModelRecorder = _active.BurstRecorder, _active.ModelRecorder
     begin_change, end_change, snapshot = _active.begin_change, _active.end_change, _active.snapshot

@@ -1,9 +1,12 @@
-"""The layout of the statistics area: a header of the driver, then one slot for each worker.
+"""The layout of the statistics area: a header of the driver, one slot for each worker, then the counts of past clients.
 
 All fields are words: u64, little-endian, aligned. Text is UTF-8, cut to its field and filled with zeros. A counter has
 one writer, which adds to it without a lock; its words are read one by one, so the counters of a row may be of slightly
 different times. What tells who has a slot and which rows it has changes together: its writer makes `CHANGE` odd before,
 and even afterwards, and a reader that saw it change reads again (SYNC rows in `_recorder.pyx`).
+
+What a client measures itself it writes to a page of its own, a memory with a row of calls for each row of its models.
+The supervisor copies the page into the client's slot before somebody reads. Nobody but the client answers for it.
 
 A histogram counts durations. Below 1 µs its buckets are 125 ns wide; above, each octave from 2^k to 2^(k+1) µs has 8
 buckets of equal width. So a bucket's middle is at most 1/16 (6.25 %) away from any duration in it. The last bucket,
@@ -28,7 +31,7 @@ __all__ = [
 ]
 
 WORD_BYTES: Final = 8
-MAGIC: Final = int.from_bytes(b"NNFMQST1", "little")  # the digit is the version of the layout
+MAGIC: Final = int.from_bytes(b"NNFMQST2", "little")  # the digit is the version of the layout
 DRIVER_PAGE: Final = "nnfmq-statistics"
 
 # Words of the header. The supervisor, or the embedded driver, writes them.
@@ -46,6 +49,7 @@ COMPILE_SERVER_PID: Final = 10  # 0: none runs
 COMPILE_REQUESTS: Final = 11
 REJECTED_CLIENTS: Final = 12
 DEAD_WORKERS: Final = 13
+HEADER_PAST: Final = 14  # rows of past clients, after the slots
 DRIVER_VERSION: Final = 16  # text
 DRIVER_VERSION_WORDS: Final = 8
 HEADER_WORDS: Final = 64
@@ -63,11 +67,13 @@ CLIENT_FAILURES: Final = 7
 OPEN_CALLS: Final = 8  # calls that are queued or running
 CHARGED_BYTES: Final = 9  # of the client's memory quota
 QUOTA_BYTES: Final = 10  # the quota
+CLIENT_PROGRAM: Final = 16  # text
+CLIENT_PROGRAM_WORDS: Final = 5
 CLIENT_CLASS: Final = 31  # a `ClientClass`; written before the worker has the slot
 SLOT_HEADER_WORDS: Final = 32
 
-# Words of a model's row, from its beginning.
-MODEL_ID: Final = 0  # 0: the row is free
+# Words of a model's row, from its beginning. What identifies the model in totals is from MODEL_VERSION to PROGRAM.
+MODEL_ID: Final = 0  # 0: the row is free; it keeps the counts of its last model until another one gets it
 EXECUTIONS: Final = 1  # that succeeded
 FAILURES: Final = 2
 DRIVER_NS: Final = 3  # sum of the times from receiving the request to the result
@@ -77,11 +83,33 @@ MODEL_NAME: Final = 8  # text
 MODEL_NAME_WORDS: Final = 8
 DEVICE_NAME: Final = 16  # text
 DEVICE_NAME_WORDS: Final = 4
-HISTOGRAM: Final = 32  # of the times in the driver
+PROGRAM: Final = 20  # text: that of the client
+PROGRAM_WORDS: Final = CLIENT_PROGRAM_WORDS
+IDENTITY_END: Final = PROGRAM + PROGRAM_WORDS
 BUCKETS: Final = 224
-MODEL_WORDS: Final = HISTOGRAM + BUCKETS
+DRIVER_HISTOGRAM: Final = 32
+ENGINE_HISTOGRAM: Final = DRIVER_HISTOGRAM + BUCKETS
+MODEL_WORDS: Final = ENGINE_HISTOGRAM + BUCKETS
 MODELS_MAX: Final = 16  # rows of a slot; the last one counts all models that have no row of their own
 OTHER_MODELS_ID: Final = 2**64 - 1
+OTHER_MODELS: Final = "(other models)"
+
+# Words of a row of calls, from its beginning: what the client measured of the executions of the model with this row.
+CLIENT_NS: Final = 0  # sum of the times from call to return
+QUEUE_NS: Final = 1  # sum of the times between client and driver, both ways
+CLIENT_HISTOGRAM: Final = 8
+QUEUE_HISTOGRAM: Final = CLIENT_HISTOGRAM + BUCKETS
+CALLS_WORDS: Final = QUEUE_HISTOGRAM + BUCKETS
+PAGE_BYTES: Final = MODELS_MAX * CALLS_WORDS * WORD_BYTES
+PAGE: Final = "nnfmq-calls"
+CALLS_AHEAD_MAX: Final = 64  # of the driver's counts: executions that it has not counted yet
+
+# A row of the past has the words of a model's row, then those of a row of calls. The last row of a table of them counts
+# what found no other.
+PAST_CALLS: Final = MODEL_WORDS
+PAST_WORDS: Final = MODEL_WORDS + CALLS_WORDS
+PAST_MODELS_MAX: Final = 4  # of a slot: released models whose row another model has got
+PAST_CLIENTS_MAX: Final = 64  # of a supervisor: models of clients that have left
 
 # Words of the row of a burst over queues, from its beginning: one cache line.
 BURST_ID: Final = 0  # 0: the row is free
@@ -96,16 +124,18 @@ BURSTS_MAX: Final = 32  # rows of a slot; further bursts are counted in their mo
 
 MODELS_AT: Final = SLOT_HEADER_WORDS
 BURSTS_AT: Final = MODELS_AT + MODELS_MAX * MODEL_WORDS
-SLOT_WORDS: Final = BURSTS_AT + BURSTS_MAX * BURST_WORDS
+CALLS_AT: Final = BURSTS_AT + BURSTS_MAX * BURST_WORDS  # the copy of the client's page
+PAST_AT: Final = CALLS_AT + MODELS_MAX * CALLS_WORDS
+SLOT_WORDS: Final = PAST_AT + PAST_MODELS_MAX * PAST_WORDS
 SLOT_BYTES: Final = SLOT_WORDS * WORD_BYTES
 
 _UNIT_NS: Final = 125
 _SUB_BITS: Final = 3
 
 
-def area_bytes(slots: int) -> int:
-    """Return the size of an area with so many slots."""
-    return (HEADER_WORDS + slots * SLOT_WORDS) * WORD_BYTES
+def area_bytes(slots: int, past: int = 0) -> int:
+    """Return the size of an area with so many slots and rows of past clients."""
+    return (slot_at(slots) + past * PAST_WORDS) * WORD_BYTES
 
 
 def slot_at(slot: int) -> int:
@@ -158,6 +188,14 @@ class LatencyHistogram(Struct, frozen=True):
     def total(self) -> int:
         """How many durations were counted."""
         return sum(self.counts)
+
+    def supported_ns(self, fraction: float) -> int | None:
+        """Return the quantile, or None if too few durations were counted: none need be above it.
+
+        The 99.9th percentile needs 1,000 of them; the maximum (1.0) one.
+        """
+        is_supported = fraction == 1 or self.total * (1 - fraction) >= 1 - 1e-9
+        return self.quantile_ns(fraction) if is_supported else None
 
     def quantile_ns(self, fraction: float) -> int | None:
         """Return the nearest-rank quantile, to within 6.25 %; None if nothing was counted.

@@ -134,6 +134,7 @@ TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[messages.Message], Phase]]] = 
 # The number of file descriptors that come with a message: a number, or the field or property that has it. If that is a
 # list, its length counts.
 FD_COUNTS: dict[type[messages.Message], int | str] = {
+    messages.HelloReply: "pages",
     messages.StatisticsMemory: "memories",
     messages.GetSupportedOperations: "pools",
     messages.DescribeFile: "pools",

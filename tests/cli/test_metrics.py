@@ -21,10 +21,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.activity import MIB, NO_PID, FakeClient, burst, client, driver, model
+from support import promql
+from support.activity import MIB, FakeClient, burst, client, counted, driver, model
 from support.commands import started
 from support.drivers import Daemon, running_daemon, until
 from support.model_folders import add_version, adder
+from support.places import ROOT
 
 import nnfmq
 from nnfmq.cli import main, metrics
@@ -36,7 +38,7 @@ from nnfmq.observe import statistics_layout as layout
 
 prometheus = pytest.importorskip("prometheus_client")
 parser = pytest.importorskip("prometheus_client.parser")
-NAMES = {"client": "", "pid": str(NO_PID + 1), "model": "face.tflite", "version": "", "device": "compiled"}
+NAMES = {"client": "camera.py", "model": "face.tflite", "version": "", "device": "compiled"}
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -73,18 +75,16 @@ def test_a_scrape_has_the_counts_of_each_model() -> None:
     assert value(series, "nnfmq_up") == 1
     assert value(series, "nnfmq_executions_total", **NAMES) == 10
     assert value(series, "nnfmq_failures_total", **NAMES) == 2
-    assert value(series, "nnfmq_engine_seconds_total", **NAMES) == pytest.approx(10 * 2e-6)
-    assert value(series, "nnfmq_execution_seconds_sum", **NAMES) == pytest.approx(10 * 4e-6)
-    assert value(series, "nnfmq_execution_seconds_count", **NAMES) == 10
+    for name, seconds in {"client": 16e-6, "queue": 8e-6, "driver": 4e-6, "engine": 2e-6}.items():
+        assert value(series, f"nnfmq_{name}_seconds_sum", **NAMES) == pytest.approx(10 * seconds)
+        assert value(series, f"nnfmq_{name}_seconds_count", **NAMES) == 10
 
 
 def test_buckets_are_cumulative_with_bounds_of_powers_of_two_microseconds() -> None:
     models = (model(3, 1_500), replace(model(2, 5_000), id=2))  # the same name: one series
     series = Scraped(driver(client(5, models=models))).scrape()
     found = {
-        dict(labels)["le"]: count
-        for (name, labels), count in series.items()
-        if name == "nnfmq_execution_seconds_bucket"
+        dict(labels)["le"]: count for (name, labels), count in series.items() if name == "nnfmq_driver_seconds_bucket"
     }
     assert [float(bound) for bound in found] == [*(1e-6 * 2**power for power in range(27)), float("inf")]
     assert list(found.values()) == [0, 3, 3, *[5] * 25]
@@ -99,7 +99,7 @@ def test_a_scrape_has_the_state_of_driver_and_clients() -> None:
     assert value(series, "nnfmq_dead_workers_total") == 1
     assert value(series, "nnfmq_cache_hits_total") == 7
     assert value(series, "nnfmq_compile_server_up") == 1
-    labels = {name: NAMES[name] for name in ("client", "pid")}
+    labels = {"client": "camera.py"}
     assert value(series, "nnfmq_open_calls", **labels) == 4
     assert value(series, "nnfmq_charged_bytes", **labels) == MIB
     assert value(series, "nnfmq_burst_waits_total", how="polled", **labels) == 8
@@ -108,13 +108,13 @@ def test_a_scrape_has_the_state_of_driver_and_clients() -> None:
 
 def test_counts_do_not_go_back_when_one_of_two_equal_models_or_bursts_is_released() -> None:
     two = client(15, models=(model(10), replace(model(5), id=4)), bursts=(burst(polled=6), burst(id=7, polled=3)))
-    one = client(16, models=(model(11),), bursts=(burst(polled=8),))
+    one = client(16, models=(model(11),), bursts=(burst(polled=8),), past=(model(5, id=0),))
     scraped = Scraped(driver(two), driver(one))
     first, second = scraped.scrape(), scraped.scrape()
     assert value(first, "nnfmq_executions_total", **NAMES) == 15
     assert value(second, "nnfmq_executions_total", **NAMES) == 16
-    assert value(second, "nnfmq_execution_seconds_count", **NAMES) == 16
-    labels = {name: NAMES[name] for name in ("client", "pid")}
+    assert value(second, "nnfmq_driver_seconds_count", **NAMES) == 16
+    labels = {"client": "camera.py"}
     assert value(first, "nnfmq_burst_waits_total", how="polled", **labels) == 9
     assert value(second, "nnfmq_burst_waits_total", how="polled", **labels) == 11
 
@@ -132,9 +132,9 @@ def test_each_version_of_a_served_model_has_series_of_its_own_while_it_is_used()
         }
         assert found == versions
         labels = {**NAMES, "model": "digits", "version": "2"}
-        assert value(series, "nnfmq_execution_seconds_count", **labels) == 4
+        assert value(series, "nnfmq_driver_seconds_count", **labels) == 4
         assert value(series, "nnfmq_failures_total", **labels) == 0
-        assert value(series, "nnfmq_engine_seconds_total", **labels) == pytest.approx(4 * 2e-6)
+        assert value(series, "nnfmq_engine_seconds_sum", **labels) == pytest.approx(4 * 2e-6)
 
 
 def test_the_number_of_series_is_bounded_by_the_rows_of_the_statistics() -> None:
@@ -359,7 +359,7 @@ def test_the_dashboard_uses_only_labels_that_the_metrics_have(capsys: pytest.Cap
     assert main(["metrics", "--dashboard"]) == 0
     dashboard = json.loads(capsys.readouterr().out)
     labels = {name: {label for label, _ in pairs} for name, pairs in Scraped(driver(client(1))).scrape()}
-    labels["nnfmq_worker_cpu_seconds_total"] = labels["nnfmq_worker_resident_bytes"] = {"client", "pid"}
+    labels["nnfmq_worker_cpu_seconds_total"] = labels["nnfmq_worker_resident_bytes"] = {"client"}
     uses = list(label_uses(dashboard))
     assert len(uses) > 15
     for text, used in uses:
@@ -441,3 +441,24 @@ def test_the_command_outlives_its_driver(folder: Path) -> None:
         process.terminate()
     assert process.returncode == 0
     assert not (folder / "m.sock").exists()
+
+
+# ------------------------------------------------------------------------------------------------ the queries
+
+
+def test_the_queries_of_the_guide_return_what_a_known_load_has() -> None:
+    """Within 10 s, 90 executions take 0.5 ms for their client and 10 take 5 ms, half of each in the queues; 5 fail."""
+    old = model(100, name="digits", version=2, failures=7)
+    quick, slow = counted(90, 125_000, failures=5), counted(10, 1_250_000)  # in the driver: a quarter
+    new = replace(old, counts=old.counts + quick + slow)
+    scraped = Scraped(driver(client(100, models=(old,)), read_s=11), driver(client(200, models=(new,)), read_s=21))
+    scrapes = scraped.scrape(), scraped.scrape()
+    page = (ROOT / "docs" / "how-to" / "monitor.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```promql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    queries = [line for block in blocks for line in block.splitlines()]
+    found = [list(promql.Query(query, *scrapes, 10).evaluate().values()) for query in queries]
+    in_driver_s = (1.024 + 1.024 * 9 / 10) / 1e3  # the 99th of 100, in the bucket from 1.024 to 2.048 ms
+    in_client_s = (4.096 + 4.096 * 9 / 10) / 1e3
+    in_queues_s = (90 * 0.25 + 10 * 2.5) / 100 / 1e3
+    expected = [0.9, in_client_s, in_driver_s, in_queues_s, 0.5]
+    assert [value for values in found for value in values] == pytest.approx(expected)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.activity import MIB, FakeClient, burst, client, driver, model
+from support.activity import MIB, FakeClient, burst, client, counted, driver, model
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 
 import nnfmq
@@ -66,19 +66,27 @@ def activity(*readings: Any) -> Activity:
     return Activity(samples[-1], samples[0] if len(samples) > 1 else None)
 
 
-def test_without_an_earlier_sample_rates_are_those_since_the_connection() -> None:
-    found = activity(driver(client(50), read_s=11))  # connected at 1 s
-    assert (found.per_s, found.models[0].per_s, found.bursts[0].per_s) == (5, 5, 5)
+def test_without_an_earlier_sample_there_are_counts_since_the_start_and_no_rates() -> None:
+    found = activity(driver(client(50), read_s=11, past=(model(7, id=0),)))
+    assert (found.per_s, found.models[0].per_s, found.bursts[0].per_s) == (None, None, None)
     assert found.models[0].engine_share == 0.5
+    (row,) = found.times
+    assert (row.key.name, row.counts.executions, row.counts.client.total) == ("face.tflite", 57, 57)
 
 
-def test_rates_and_latencies_are_those_between_two_samples() -> None:
-    slow = model(10, 4_000)
-    later = model(30, 4_000)
-    late = later.latency.since(slow.latency)
+def test_a_percentile_is_shown_from_the_number_of_executions_on_that_supports_it() -> None:
+    for executions, shown in ((1, [False, False, False]), (99, [True, False, False]), (1000, [True, True, True])):
+        (row,) = activity(driver(client(executions))).times
+        times = row.as_json()["times"]["client"]
+        assert [times[name] is not None for name in ("p50_ns", "p99_ns", "p99_9_ns")] == shown
+        assert times["max_ns"] == pytest.approx(16_000, rel=0.0625)
+
+
+def test_rates_and_times_are_those_between_two_samples() -> None:
+    late = counted(20, 4_000)
     found = activity(driver(client(10), read_s=11), driver(client(30), read_s=15))
     assert (found.per_s, found.models[0].per_s, found.bursts[0].per_s) == (5, 5, 5)
-    assert found.models[0].latency == late
+    assert found.models[0].counts == found.times[0].counts == late
     assert (found.bursts[0].polled, found.bursts[0].slept, found.bursts[0].polled_share) == (20, 0, 1)
 
 
@@ -87,15 +95,15 @@ def test_a_new_client_and_a_new_model_count_from_zero() -> None:
     new = client(40, worker_pid=7, started_ns=13 * 10**9)
     grown = client(10, models=(model(10), model(8, id=5, name="new")))
     found = activity(driver(old, read_s=11), driver(grown, new, read_s=15))
-    assert [row.per_s for row in found.clients] == [0, 20]
-    assert [row.per_s for row in found.models] == [0, 2, 20]
+    assert [row.per_s for row in found.clients] == [0, 10]
+    assert [row.per_s for row in found.models] == [0, 2, 10]
 
 
 def test_counts_that_went_back_are_no_rate() -> None:
     found = activity(driver(client(30), read_s=11), driver(client(10), read_s=15))
     assert (found.per_s, found.models[0].per_s, found.bursts[0].per_s) == (0, 0, 0)
     assert found.models[0].engine_share is None
-    assert found.models[0].latency.quantile_ns(0.5) is None
+    assert found.times == []
 
 
 def test_a_burst_of_a_released_model_is_shown_with_its_id() -> None:
@@ -105,7 +113,7 @@ def test_a_burst_of_a_released_model_is_shown_with_its_id() -> None:
 
 
 def test_the_reader_itself_is_no_client_of_the_driver() -> None:
-    assert activity(driver(client(1, pid=os.getpid()), client(2))).per_s == 0.2
+    assert activity(driver(client(1, pid=os.getpid()), client(2))).times[0].counts.executions == 2
 
 
 def test_cpu_and_memory_of_a_worker_come_from_proc() -> None:
@@ -142,7 +150,10 @@ def test_status_shows_driver_clients_and_models(connect: Connect, capsys: pytest
     assert ["clients", "1,", "2", "rejected", "so", "far"] in lines
     assert ["compiler", "not", "running"] in lines
     assert ["programs", "3", "shared,", "6.0", "MiB", "of", "512", "MiB"] in lines
-    assert ["face.tflite", "compiled", "5", "4.2", "4.2", "50", "%", "0"] in [line[1:] for line in lines]
+    assert ["face.tflite", "compiled", "50", "50", "%", "0"] in [line[1:] for line in lines]
+    assert ["face.tflite", "compiled", "camera.py", "client", "17.0", "17.0", "-", "-", "17.0"] in lines
+    for name, text in {"queue": "8.5", "driver": "4.2", "engine": "2.1"}.items():
+        assert [name, text, text, "-", "-", text] in lines
     assert made.is_closed
 
 
@@ -166,10 +177,19 @@ def test_status_json_has_everything(connect: Connect, capsys: pytest.CaptureFixt
         "lookups": 10,
         "hits": 7,
     }
-    assert found["per_s"] == 5
+    assert found["per_s"] is None
     assert found["clients"][0]["charged_bytes"] == MIB
     (row,) = found["models"]
-    assert (row["executions"], row["per_s"], row["p50_ns"], row["engine_share"]) == (50, 5, 4250, 0.5)
+    assert (row["executions"], row["per_s"], row["engine_share"]) == (50, None, 0.5)
+    assert row["driver"] == {
+        "count": 50,
+        "p50_ns": 4250,
+        "p90_ns": 4250,
+        "p99_ns": None,
+        "p99_9_ns": None,
+        "max_ns": 4250,
+    }
+    assert found["times"][0]["times"]["driver"] == row["driver"]
     assert found["bursts"][0]["polled_share"] == 1
 
 
@@ -273,20 +293,20 @@ USERS = (
 
 
 def test_activities_of_served_models_are_those_of_all_clients_by_version() -> None:
-    rows = served_activities(SERVED, activity(driver(*USERS, read_s=11)))
-    found = [(row.name, row.version, row.state, row.per_s, row.bursts, row.latency.total) for row in rows]
+    rows = served_activities(SERVED, activity(driver(read_s=1), driver(*USERS, read_s=11)))
+    found = [(row.name, row.version, row.state, row.per_s, row.bursts, row.counts.client.total) for row in rows]
     assert found == [
         ("digits", 2, "READY", 6, 2, 60),
         ("digits", 1, "", 0.6, 1, 6),
         ("empty", 0, "UNAVAILABLE", 0, 0, 0),
     ]
-    assert rows[1].as_json()["p50_ns"] == pytest.approx(8_000, rel=0.0625)
+    assert rows[1].as_json()["driver"]["p50_ns"] == pytest.approx(8_000, rel=0.0625)
 
 
 def test_failures_of_a_served_model_are_added_up() -> None:
     failing = [client(1, models=(model(1, failures=failures, name="digits", version=2),)) for failures in (4, 5)]
-    (row, _) = served_activities(SERVED, activity(driver(*failing)))
-    assert (row.failures, row.failures_per_s) == (9, 0.9)
+    (row, _) = served_activities(SERVED, activity(driver(read_s=1), driver(*failing)))
+    assert (row.failures, row.as_json()["failures_per_s"]) == (9, 0.9)
 
 
 # ------------------------------------------------------------------------------------------------ top
@@ -304,7 +324,8 @@ def test_top_once_prints_what_happened_in_the_interval(connect: Connect, capsys:
     connect(driver(client(10), read_s=11), driver(client(30), read_s=15))
     assert main(["top", "--once"]) == 0
     lines = [line[1:] for line in words_of(capsys.readouterr().out)]
-    assert ["face.tflite", "compiled", "5", "4.2", "4.2", "50", "%", "0"] in lines
+    assert ["face.tflite", "compiled", "5", "50", "%", "0"] in lines
+    assert ["compiled", "camera.py", "client", "17.0", "17.0", "-", "-", "17.0"] in lines
     assert ["2", "face.tflite", "5", "0", "100", "%", "0", "0"] in lines
 
 
@@ -317,7 +338,7 @@ def test_top_once_shows_less_in_a_narrow_terminal(
     assert main(["top", "--once"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 50  # the first line is text
-    assert ["face.tflite", "5", "4.2", "4.2"] in words_of(out)
+    assert ["face.tflite", "5", "50", "%"] in words_of(out)
     assert "no bursts" in out
 
 
@@ -326,7 +347,7 @@ def test_top_once_json(connect: Connect, capsys: pytest.CaptureFixture[str]) -> 
     connect(driver(client(10), read_s=11), driver(client(10), read_s=15))
     assert main(["top", "--once", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["models"]
-    assert (row["executions"], row["per_s"], row["p99_ns"], row["engine_share"]) == (10, 0, None, None)
+    assert (row["executions"], row["per_s"], row["client"]["max_ns"], row["engine_share"]) == (10, 0, None, None)
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -336,7 +357,8 @@ def test_top_once_shows_the_served_models(
     repository.readings = [driver(*USERS, read_s=11)]
     assert main(["top", "--once", "--connect", str(tmp_path / "d.sock")]) == 0
     lines = words_of(capsys.readouterr().out)
-    assert ["served", "model", "version", "state", "per", "s", "p50", "µs", "p99", "µs", "bursts", "failed"] in lines
+    heading = ["served", "model", "version", "state", "per", "s", "client", "p50", "client", "p99", "bursts", "failed"]
+    assert heading in lines
     assert ["digits", "2", "READY", "0", "-", "-", "2", "0"] in lines
     assert ["digits", "1", "-", "0", "-", "-", "1", "0"] in lines
     assert ["empty", "-", "UNAVAILABLE", "0", "-", "-", "0", "0"] in lines
@@ -358,8 +380,7 @@ def test_top_once_json_has_the_served_models(
         "version": 2,
         "state": "READY",
         "per_s": 6,
-        "p50_ns": 4250,
-        "p99_ns": 4250,
+        **found["served"][0],
         "bursts": 2,
         "failures": 0,
         "failures_per_s": 0,
@@ -441,7 +462,13 @@ def test_the_live_view_shows_rates_of_the_last_interval() -> None:
     async def steps(screen: Any, pilot: Any) -> None:
         screen.refresh_statistics()
         await pilot.pause()
-        assert cells(screen, "models")[0][1:] == ["face.tflite", "compiled", "5", "4.2", "4.2", "50 %", "0"]
+        assert cells(screen, "models")[0][1:] == ["face.tflite", "compiled", "5", "50 %", "0"]
+        assert [row[3:6] for row in cells(screen, "times")] == [
+            ["client", "17.0", "17.0"],
+            ["queue", "8.5", "8.5"],
+            ["driver", "4.2", "4.2"],
+            ["engine", "2.1", "2.1"],
+        ]
         assert cells(screen, "bursts")[0][1:] == ["2", "face.tflite", "5", "0", "100 %", "0", "0"]
         assert "5 executions per s" in headline(screen)
 
@@ -450,10 +477,11 @@ def test_the_live_view_shows_rates_of_the_last_interval() -> None:
 
 def test_the_live_view_shows_less_in_a_narrow_terminal() -> None:
     async def steps(screen: Any, pilot: Any) -> None:
-        assert cells(screen, "models") == [["face.tflite", "5", "4.2", "4.2"]]
+        assert cells(screen, "models") == [["face.tflite", "50", "50 %"]]
+        assert len(cells(screen, "times")[0]) == 6
         await pilot.resize_terminal(100, 30)
         await pilot.pause()
-        assert len(cells(screen, "models")[0]) == 8
+        assert (len(cells(screen, "models")[0]), len(cells(screen, "times")[0])) == (6, 9)
 
     seen(FakeClient(driver(client(50))), steps, size=(40, 20))
 
@@ -539,10 +567,10 @@ def test_the_live_view_shows_served_models_above_the_others(tmp_path: Path, repo
     repository.readings = [driver(*USERS, read_s=11)]
 
     async def steps(screen: Any, pilot: Any) -> None:
-        assert cells(screen, "served")[0] == ["digits", "2", "READY", "6", "4.2", "4.2", "2", "0"]
+        assert cells(screen, "served")[0] == ["digits", "2", "READY", "-", "17.0", "-", "2", "0"]
         await pilot.resize_terminal(40, 20)
         await pilot.pause()
-        assert cells(screen, "served")[0] == ["digits", "2", "6", "4.2"]
+        assert cells(screen, "served")[0] == ["digits", "2", "-", "-"]
         repository.served = GeneralFailure("the list is missing")
         screen.refresh_statistics()
         await pilot.pause()

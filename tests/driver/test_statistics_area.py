@@ -30,6 +30,7 @@ def test_a_shared_area_begins_with_free_slots_and_a_header() -> None:
 
 def test_the_slot_of_a_worker_that_has_exited_is_free() -> None:
     with SharedStatistics(2, "", 0) as area:
+        area.take_slot(1)
         area.writer(1).open(5, 1000, 1)
         fd, size = area.open_for_reading()
         with Memory.adopt(fd, size) as memory:
@@ -40,10 +41,12 @@ def test_the_slot_of_a_worker_that_has_exited_is_free() -> None:
 
 def test_the_slot_of_a_worker_that_was_killed_during_a_change_is_repaired() -> None:
     with SharedStatistics(2, "", 0) as area:
+        area.take_slot(1)
         writer = area.writer(1)
         writer.open(5, 1000, 1)
         begin_change(writer._header)  # and killed
         area.release(1)
+        area.take_slot(1)
         area.writer(1).open(6, 1000, 1)
         fd, size = area.open_for_reading()
         with Memory.adopt(fd, size) as memory:

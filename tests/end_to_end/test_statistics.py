@@ -21,6 +21,7 @@ from nnfmq.base.memory import F_SEAL_FUTURE_WRITE, Memory
 from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
 from nnfmq.hal.types import DataLocation, DeviceStatus, Request, RequestArgument
 from nnfmq.observe.driver_statistics import (
+    TIMES,
     ClientCalls,
     ClientStatistics,
     DriverStatistics,
@@ -115,8 +116,10 @@ def test_executions_of_every_mode_count(client: nnfmq.Client, model: nnfmq.Prepa
             run()
         until(lambda: counted(client) == (3, 0), "three executions are counted")
         found = own(client)
-        assert found.models[0].latency.total == 3
-        assert 0 < found.models[0].engine_ns <= found.models[0].driver_ns
+        counts = found.models[0].counts
+        assert [getattr(counts, name).total for name in TIMES] == [3, 0 if "fenced" in mode.__name__ else 3, 3, 3]
+        assert 0 < counts.engine_ns <= counts.driver_ns <= counts.client_ns
+        assert counts.queue_ns <= counts.client_ns - counts.driver_ns
         assert (found.executions, found.failures) == (3, 0)
 
 

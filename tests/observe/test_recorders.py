@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.recorder_core import CORES
+from nnfmq.serialize import execution_stats
 
 needs_compiled = pytest.mark.skipif("compiled" not in CORES.available(), reason="the compiled core is not built here")
 TIMES = st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
@@ -40,7 +41,8 @@ def test_an_execution_counts_for_its_model_and_its_client(recorders: ModuleType)
     client, model, burst = counted.counts
     assert {word: count for word, count in enumerate(client) if count} == {layout.CLIENT_EXECUTIONS: 1}
     expected = {layout.EXECUTIONS: 1, layout.DRIVER_NS: 5_300, layout.ENGINE_NS: 4_000}
-    expected[layout.HISTOGRAM + 8 + 2 * 8 + 2] = 1  # 5.0 to 5.5 µs: the third eighth of the octave from 4 µs
+    expected[layout.DRIVER_HISTOGRAM + 8 + 2 * 8 + 2] = 1  # 5.0 to 5.5 µs: the third eighth of the octave from 4 µs
+    expected[layout.ENGINE_HISTOGRAM + 8 + 2 * 8] = 1  # 4.0 to 4.5 µs
     assert {word: count for word, count in enumerate(model) if count} == expected
     assert not any(burst)
 
@@ -51,7 +53,7 @@ def test_an_execution_of_a_burst_counts_for_all_three(recorders: ModuleType) -> 
     counted.burst.add_failure()
     client, model, burst = counted.counts
     assert (client[layout.CLIENT_EXECUTIONS], client[layout.CLIENT_FAILURES]) == (1, 1)
-    assert (model[layout.EXECUTIONS], model[layout.FAILURES], model[layout.HISTOGRAM]) == (1, 1, 1)
+    assert (model[layout.EXECUTIONS], model[layout.FAILURES], model[layout.DRIVER_HISTOGRAM]) == (1, 1, 1)
     assert (burst[layout.BURST_EXECUTIONS], burst[layout.BURST_FAILURES]) == (1, 1)
 
 
@@ -59,7 +61,48 @@ def test_times_that_went_back_count_as_zero(recorders: ModuleType) -> None:
     counted = Counted(recorders)
     counted.model.add(-7, -9)
     _, model, _ = counted.counts
-    assert (model[layout.DRIVER_NS], model[layout.ENGINE_NS], model[layout.HISTOGRAM]) == (0, 0, 1)
+    assert (model[layout.DRIVER_NS], model[layout.ENGINE_NS]) == (0, 0)
+    assert (model[layout.DRIVER_HISTOGRAM], model[layout.ENGINE_HISTOGRAM]) == (1, 1)
+
+
+def test_a_call_counts_with_the_time_that_its_client_has_waited(recorders: ModuleType) -> None:
+    row = words(layout.CALLS_WORDS)
+    calls = recorders.Calls(row)
+    calls.add(5_300, 1_000)
+    calls.add(-7, -1)  # its time in the queues is unknown
+    expected = {layout.CLIENT_NS: 5_300, layout.QUEUE_NS: 1_000}
+    expected |= {layout.CLIENT_HISTOGRAM: 1, layout.CLIENT_HISTOGRAM + 26: 1, layout.QUEUE_HISTOGRAM + 8: 1}
+    assert {word: count for word, count in enumerate(row.cast("Q")) if count} == expected
+
+
+@pytest.mark.parametrize(
+    ("received", "sent", "queue_ns"),
+    [(1_000, 4_000, 2_000), (0, 2**64 - 1, 0), (5_000, 4_000, 0), (2**64 - 500, 500, 4_000)],
+    ids=["possible", "longer than the call", "backwards", "around the end of a word"],
+)
+def test_the_time_in_the_queues_is_what_the_driver_leaves_of_a_call(
+    recorders: ModuleType, received: int, sent: int, queue_ns: int
+) -> None:
+    row, stats = words(layout.CALLS_WORDS), words(execution_stats.STATS_WORDS)
+    stats.cast("Q")[execution_stats.REQUEST_RECEIVED], stats.cast("Q")[execution_stats.RESULT_SENT] = received, sent
+    calls = recorders.BurstCalls(recorders.Calls(row), stats)
+    calls.add(6_000, 5_000)
+    calls.close()
+    calls.close()
+    calls.add(6_000, 5_000)
+    assert row.cast("Q")[layout.CLIENT_NS : layout.QUEUE_NS + 1].tolist() == [6_000, queue_ns]
+
+
+@needs_compiled
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-1, 2**63 - 1)), max_size=8))
+def test_both_cores_count_the_same_calls(times: list[tuple[int, int]]) -> None:
+    rows = []
+    for name in ("compiled", "python"):
+        rows.append(words(layout.CALLS_WORDS))
+        calls = CORES.load(name).Calls(rows[-1])
+        for each in times:
+            calls.add(*each)
+    assert bytes(rows[0]) == bytes(rows[1])
 
 
 @needs_compiled
@@ -84,6 +127,8 @@ def test_memory_that_is_too_small_is_rejected(recorders: ModuleType) -> None:
         recorders.ModelRecorder(client[:-8], model)
     with pytest.raises(ValueError, match="words of statistics"):
         recorders.ModelRecorder(client, model[:-8])
+    with pytest.raises(ValueError, match="words of statistics"):
+        recorders.Calls(words(layout.CALLS_WORDS - 1))
     with pytest.raises(ValueError, match="words of statistics"):
         recorders.BurstRecorder(recorders.ModelRecorder(client, model), burst)
 

@@ -34,8 +34,9 @@ def test_the_executions_of_a_model_are_read_from_its_row(area: memoryview, write
     client = client_of(area)
     (model,) = client.models
     assert (model.id, model.name, model.device) == (5, "face.tflite", "compiled")
-    assert (model.executions, model.failures, model.driver_ns, model.engine_ns) == (1, 1, 3_000, 2_000)
-    assert model.latency.total == 1
+    counts = model.counts
+    assert (model.executions, model.failures, counts.driver_ns, counts.engine_ns) == (1, 1, 3_000, 2_000)
+    assert (counts.driver.total, counts.engine.total, counts.client.total) == (1, 1, 0)
     assert (client.executions, client.failures) == (1, 1)
 
 
@@ -65,7 +66,7 @@ def test_a_row_that_is_used_again_begins_with_zeros(area: memoryview, writer: Sl
         recorder = writer.model(5, name, "reference")
         recorder.add(1_000, 500)
         assert [(model.name, model.executions) for model in client_of(area).models] == [(name, 1)]
-        assert client_of(area).models[0].latency.total == 1
+        assert client_of(area).models[0].counts.driver.total == 1
         del recorder
         gc.collect()
 

@@ -47,9 +47,11 @@ def test_durations_beyond_the_ends_count_in_the_first_and_the_last_bucket(durati
 
 
 def test_parts_of_the_area_do_not_overlap_and_begin_in_cache_lines_of_their_own() -> None:
-    assert layout.MODELS_AT * 8 % 64 == layout.BURSTS_AT * 8 % 64 == layout.SLOT_BYTES % 64 == 0
-    assert layout.slot_at(1) - layout.slot_at(0) == 32 + 16 * 256 + 32 * 8
-    assert layout.area_bytes(64) == 8 * (64 + 64 * (32 + 16 * 256 + 32 * 8))
+    parts = (layout.MODELS_AT, layout.BURSTS_AT, layout.CALLS_AT, layout.PAST_AT, layout.SLOT_WORDS)
+    assert all(word * 8 % 64 == 0 for word in (*parts, layout.CALLS_WORDS, layout.PAST_WORDS))
+    slot_words = 32 + 16 * 480 + 32 * 8 + 16 * 456 + 4 * 936
+    assert layout.slot_at(1) - layout.slot_at(0) == slot_words
+    assert layout.area_bytes(64, 64) == 8 * (64 + 64 * slot_words + 64 * 936)
 
 
 @pytest.mark.parametrize(

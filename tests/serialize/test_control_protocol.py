@@ -78,9 +78,9 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
         DRIVER,
         {
             "protocol": 1, "interface": "aidl-4", "driver_name": "nnfmq", "driver_pid": 12, "worker_pid": 13,
-            "core": "python",
+            "core": "python", "pages": 0,
         },
-        messages.HelloReply(1, "aidl-4", "nnfmq", 12, 13, "python"),
+        messages.HelloReply(1, "aidl-4", "nnfmq", 12, 13, "python", 0),
         0,
     ),
     (
@@ -145,8 +145,8 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     ),
     (DRIVER, FAILED, messages.Reply(7, INVALID, "operand 3: no"), 0),
     (
-        DRIVER, {**FAILED, "model_id": 9, "program": 3, "compiled": 31},
-        messages.PreparedModelReady(7, INVALID, "operand 3: no", 9, 3, 31), 0,
+        DRIVER, {**FAILED, "model_id": 9, "program": 3, "compiled": 31, "calls_row": 15},
+        messages.PreparedModelReady(7, INVALID, "operand 3: no", 9, 3, 31, 15), 0,
     ),
     (
         DRIVER, {"call": 3, "done": 5, "total": 22, "is_kept": True},
@@ -234,11 +234,9 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
         DRIVER,
         {
             "call": 7, "status": 0, "message": "", "shapes": [[[2, 2], True]], "time_on_device_ns": 5,
-            "time_in_driver_ns": -1, "stages": [1, 2**64 - 1],
+            "time_in_driver_ns": -1, "driver_ns": 9,
         },
-        messages.Executed(
-            7, ErrorStatus.NONE, "", (messages.ShapeData((2, 2), True),), 5, -1, (1, 2**64 - 1)
-        ),
+        messages.Executed(7, ErrorStatus.NONE, "", (messages.ShapeData((2, 2), True),), 5, -1, 9),
         0,
     ),
     (
@@ -249,7 +247,7 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     ),
     (
         DRIVER,
-        {**FAILED, "shapes": [[[2], False]], "time_on_device_ns": -1, "time_in_driver_ns": 6},
+        {**FAILED, "shapes": [[[2], False]], "time_on_device_ns": -1, "time_in_driver_ns": 6, "driver_ns": -1},
         messages.ExecutionFinished(7, INVALID, "operand 3: no", (messages.ShapeData((2,), False),), -1, 6),
         0,
     ),
@@ -423,15 +421,18 @@ MAY_BE_ABSENT = {
     ("PrepareModelFromCache", "name"),
     ("PreparedModelReady", "program"),
     ("PreparedModelReady", "compiled"),
+    ("PreparedModelReady", "calls_row"),
+    ("HelloReply", "pages"),
     ("SupportedOperations", "status"),
     ("SupportedOperations", "message"),
     ("Executed", "shapes"),
     ("Executed", "time_on_device_ns"),
     ("Executed", "time_in_driver_ns"),
-    ("Executed", "stages"),
+    ("Executed", "driver_ns"),
     ("ExecutionFinished", "shapes"),
     ("ExecutionFinished", "time_on_device_ns"),
     ("ExecutionFinished", "time_in_driver_ns"),
+    ("ExecutionFinished", "driver_ns"),
     ("FencedExecutionInfo", "launched_on_device_ns"),
     ("FencedExecutionInfo", "launched_in_driver_ns"),
     ("FencedExecutionInfo", "fenced_on_device_ns"),
@@ -507,7 +508,7 @@ BEYOND_LIMITS: list[tuple[PeerRole, str, dict[str, Any]]] = [
     (CLIENT, "Memories", {"call": 1, "status": 0, "message": "t" * 4097, "sizes": []}),
     (DRIVER, "GetMemories", {"call": 1, "burst_id": 1, "slots": [0] * 251}),
     (DRIVER, "DeviceList", {"call": 1, "devices": [["reference", 2, "1.0", 8, 0]] * 257}),
-    (DRIVER, "Executed", {"call": 1, "status": 0, "message": "", "stages": [0] * 33}),
+    (DRIVER, "Executed", {"call": 1, "status": 0, "message": "", "driver_ns": -2}),
     (DRIVER, "Executed", {"call": 1, "status": 0, "message": "", "time_on_device_ns": -2}),
     (DRIVER, "Executed", {"call": 1, "status": 0, "message": "", "shapes": [[[0] * 1025, True]]}),
 ]

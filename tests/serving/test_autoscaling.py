@@ -59,6 +59,6 @@ def test_the_sums_of_a_driver_are_those_of_its_statistics(client: nnfmq.Client) 
         statistics = client.statistics()
     (own,) = (each for each in statistics.clients if each.worker_pid == client.worker_pid)
     load = DriverLoad.of(statistics, client.worker_pid)
-    assert load.own_ns == sum(each.driver_ns for each in own.models) > 0
+    assert load.own_ns == sum(each.counts.driver_ns for each in own.models) > 0
     assert load.all_ns >= load.own_ns
     assert DriverLoad.of(statistics, 1).own_ns == 0

@@ -28,7 +28,7 @@ class AidlBurst(ClosedWhenDropped, Closable):
 
     def __init__(self, model: ModelHandle) -> None:
         self._model = model
-        self._connection = model.connection
+        self._location = model.location.without_id()
         self._burst_id = 0
         self._is_closed = False
         self._tokens = TokenAllocator()
@@ -51,8 +51,8 @@ class AidlBurst(ClosedWhenDropped, Closable):
     def _configure(self, deadline_ns: int | None) -> None:
         location = self._model.location
         message = messages.ConfigureAidlBurst(location.connection.next_call_id(), location.require_id())
-        self._connection = location.connection
-        self._connection.call(message, messages.BurstConfigured, (), deadline_ns, on_reply=self._on_configured)
+        self._location = location.without_id()
+        location.connection.call(message, messages.BurstConfigured, (), deadline_ns, on_reply=self._on_configured)
 
     def _on_configured(self, reply: messages.BurstConfigured) -> None:
         self._burst_id = reply.burst_id
@@ -110,16 +110,16 @@ class AidlBurst(ClosedWhenDropped, Closable):
             tokens = [NO_TOKEN if token is None else token for token in found]
         burst_id = self._configured_id(deadline_ns)
         message = messages.ExecuteAidlBurst(
-            self._connection.next_call_id(),
+            self._location.connection.next_call_id(),
             burst_id,
             messages.request_to_data(request),
             tuple(tokens),
             to_wire_config(self._model, config),
-            to_wire_deadline(self._connection, deadline_ns),
+            to_wire_deadline(self._location.connection, deadline_ns),
         )
         run = RequestRun(self._model, request, config)
         fds, mode = memory_fds(request.pools), HalExecutionMode.AIDL_BURST
-        return exchange_execution(self._connection, message, run, fds, deadline_ns, mode)
+        return exchange_execution(self._location, message, run, fds, deadline_ns, mode)
 
     def release_memory_resource(self, token: int, *, timeout: float | None = 10.0) -> None:
         """Make the driver unmap the memory of `token`; blocks. Unknown tokens and -1 have no effect.
@@ -132,15 +132,15 @@ class AidlBurst(ClosedWhenDropped, Closable):
     def _release_tokens(self, tokens: Sequence[int], deadline_ns: int | None) -> None:
         for token in tokens:
             burst_id = self._configured_id(deadline_ns)
-            message = messages.ReleaseMemoryResource(self._connection.next_call_id(), burst_id, token)
-            self._connection.call(message, messages.Reply, (), deadline_ns)
+            message = messages.ReleaseMemoryResource(self._location.connection.next_call_id(), burst_id, token)
+            self._location.connection.call(message, messages.Reply, (), deadline_ns)
             self._tokens.free(token)
 
     def _configured_id(self, deadline_ns: int | None) -> int:
         """Return the burst's id in the driver, which configures it if it has not done so; blocks."""
         if self._is_closed:
             raise BadState("this burst is closed")
-        if not self._burst_id or self._model.has_moved_from(self._connection):
+        if not self._burst_id or self._model.has_moved_from(self._location.connection):
             self._configure(deadline_ns)
         return self._burst_id
 
@@ -148,10 +148,10 @@ class AidlBurst(ClosedWhenDropped, Closable):
         """Close the burst in the driver; waits up to 5 s for an execution in progress. Idempotent."""
         self._is_closed = True
         burst_id, self._burst_id = self._burst_id, 0
-        close_in_driver(self._connection, burst_id)
+        close_in_driver(self._location.connection, burst_id)
 
     def _is_left_open(self) -> bool:
-        return bool(self._burst_id) and self._connection.is_open
+        return bool(self._burst_id) and self._location.connection.is_open
 
     def _close_dropped(self) -> None:
         self.close()

@@ -362,7 +362,8 @@ class Burst(ModelBurst):
     """A burst of one device; otherwise as `ModelBurst` says."""
 
     __slots__ = (
-        "_begin_ns", "_is_repeating", "_is_served", "_model", "_slots", "_timing", "_window_ns", "channel",
+        "_begin_ns", "_called_ns", "_is_repeating", "_is_served", "_model", "_slots", "_timing", "_window_ns",
+        "channel",
     )  # fmt: skip
 
     def __init__(self, model: ModelHandle, window_ns: int) -> None:
@@ -370,6 +371,7 @@ class Burst(ModelBurst):
         self._model, self._window_ns = model, window_ns
         self._is_served = bool(model.location.version)  # it may move to a newer version
         self._slots = SlotAllocator()
+        self._called_ns = 0  # when the call began that executes again, 0 if it executes for the first time
         self._is_repeating = False  # an execution whose outputs were larger than their memory
         self._begin_ns, self._timing = 0, NO_TIMING  # of the last execution
         self.channel = BurstChannel(model.connection, self._slots, window_ns)
@@ -466,8 +468,12 @@ class Burst(ModelBurst):
             MissedDeadline: If the deadline passes.
             NnfmqError: The error that the driver replied.
         """
-        self._replace_channel(deadline_ns)
-        return execute()
+        self._called_ns = monotonic_ns()
+        try:
+            self._replace_channel(deadline_ns)
+            return execute()
+        finally:
+            self._called_ns = 0
 
     def _has_moved(self) -> bool:
         """Return whether the served model has another version now than the channel."""
@@ -517,7 +523,9 @@ class Burst(ModelBurst):
     # ------------------------------------------------------------------------------------------------ executing
 
     def _execute(self, inputs: Inputs, out: Targets, measure: bool, deadline_ns: int | None) -> Outputs:
+        called_ns = self._called_ns  # 0 until something takes time before the request is sent
         if self._is_served and self._has_moved():
+            called_ns = called_ns or monotonic_ns()
             self._move(deadline_ns)
         channel = self.channel
         channel.connection.raise_if_closed()  # in a forked child the burst looks open, but the parent uses its memory
@@ -538,8 +546,10 @@ class Burst(ModelBurst):
         if deadline_ns is not None:
             kind += channel.store_deadline(deadline_ns)
         if channel.in_flight:
+            called_ns = called_ns or monotonic_ns()
             channel.drain(deadline_ns)
         if inputs:
+            called_ns = called_ns or monotonic_ns()
             arrays = arrays.copy_in(inputs)
             self._has_inputs = True
         state = arrays.state
@@ -559,14 +569,17 @@ class Burst(ModelBurst):
                 if trace is not None:
                     trace.end(begin_ns, self._latency_ns)
                 if self._grow(arrays, result):
-                    return self._repeat(out, measure, deadline_ns)
+                    return self._repeat(out, measure, deadline_ns, called_ns or begin_ns)
                 channel.raise_error(result, deadline_ns)
             arrays = self._show(arrays, result)
         if state is not None:
             state.advance()
         outputs = arrays.outputs if out is IN_PLACE else arrays.copy_out(out)
-        if trace is not None and reply is not None:
-            trace.end(begin_ns, self._latency_ns)
+        if reply is not None:  # else the control channel has counted it
+            ended_ns = begin_ns + self._latency_ns if out is IN_PLACE else monotonic_ns()
+            channel.count(ended_ns - (called_ns or begin_ns), self._latency_ns)
+            if trace is not None:
+                trace.end(begin_ns, self._latency_ns)
         if self._observation is not None:
             self._observation.finish(channel.sent_ns, deadline_ns, self._timing, arrays.inputs, arrays.all_outputs)
         return outputs
@@ -574,6 +587,7 @@ class Burst(ModelBurst):
     async def _execute_in_task(
         self, inputs: Inputs, out: Targets, measure: bool, deadline_ns: int | None, blocking: BlockingWait | None
     ) -> Outputs:
+        called_ns = self._called_ns or monotonic_ns()
         if self._is_served and self._has_moved():
             from nnfmq.client.task_waiting import run_to_its_end  # it imports asyncio
 
@@ -605,14 +619,16 @@ class Burst(ModelBurst):
                 if trace is not None:
                     trace.end(begin_ns, self._latency_ns)
                 if self._grow(arrays, result):
-                    return await self._repeat_in_task(out, measure, deadline_ns, blocking)
+                    return await self._repeat_in_task(out, measure, deadline_ns, blocking, called_ns)
                 await channel.raise_error_in_task(result, deadline_ns)
             arrays = self._show(arrays, result)
         if arrays.state is not None:
             arrays.state.advance()
         outputs = arrays.copy_out(out)
-        if trace is not None and reply is not None:
-            trace.end(begin_ns, self._latency_ns)
+        if reply is not None:
+            channel.count(monotonic_ns() - called_ns, self._latency_ns)
+            if trace is not None:
+                trace.end(begin_ns, self._latency_ns)
         if self._observation is not None:
             self._observation.finish(channel.sent_ns, deadline_ns, self._timing, arrays.inputs, arrays.all_outputs)
         return outputs
@@ -641,23 +657,23 @@ class Burst(ModelBurst):
         """Return whether the outputs have more space now, because they were larger than their memory."""
         return False
 
-    def _repeat(self, out: Targets, measure: bool, deadline_ns: int | None) -> Outputs:
-        """Execute again, once, with the inputs that are in the memory; blocks."""
-        self._is_repeating = True
+    def _repeat(self, out: Targets, measure: bool, deadline_ns: int | None, called_ns: int) -> Outputs:
+        """Execute again, once, with the inputs that are in the memory; blocks. The call began at `called_ns`."""
+        self._is_repeating, self._called_ns = True, called_ns
         try:
             return self._execute((), out, measure, deadline_ns)
         finally:
-            self._is_repeating = False
+            self._is_repeating, self._called_ns = False, 0
 
     async def _repeat_in_task(
-        self, out: Targets, measure: bool, deadline_ns: int | None, blocking: BlockingWait | None
+        self, out: Targets, measure: bool, deadline_ns: int | None, blocking: BlockingWait | None, called_ns: int
     ) -> Outputs:
         """As `_repeat`; other tasks run while this one waits."""
-        self._is_repeating = True
+        self._is_repeating, self._called_ns = True, called_ns
         try:
             return await self._execute_in_task((), out, measure, deadline_ns, blocking)
         finally:
-            self._is_repeating = False
+            self._is_repeating, self._called_ns = False, 0
 
     def _show(self, arrays: MappedArrays, result: ResultPacket) -> MappedArrays:
         """Return the arrays with outputs of the shapes that a successful execution has reported."""
@@ -765,6 +781,7 @@ class Burst(ModelBurst):
     def _send_request(
         self, request: Request, memories: Sequence[Pool], measure: MeasureTiming, deadline_ns: int | None
     ) -> ExecutionResult | None:
+        called_ns = self._called_ns or monotonic_ns()
         if self._is_served and self._has_moved():
             self._move(deadline_ns)
         channel = self.channel
@@ -784,6 +801,7 @@ class Burst(ModelBurst):
         result = self._decode(reply, request.outputs, measure is MeasureTiming.YES, begin_ns)
         if result.status is not ErrorStatus.NONE:
             channel.raise_error(result, deadline_ns)
+        channel.count(monotonic_ns() - called_ns, self._latency_ns)
         return ExecutionResult(result.output_shapes, result.timing)
 
     @exclusive

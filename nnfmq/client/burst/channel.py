@@ -19,7 +19,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ from nnfmq.hal.errors import (
     error_for_status,
 )
 from nnfmq.hal.types import Pool
+from nnfmq.observe.recorder_core import BurstCalls
 from nnfmq.queue import MessageQueue, PeerDeathFlag
 from nnfmq.serialize import messages
 from nnfmq.serialize.execution_stats import StatsArea
@@ -49,6 +50,7 @@ from nnfmq.serialize.packets import DATUM_BYTES, DeadlineWord, ResultPacket
 
 if TYPE_CHECKING:
     from nnfmq.client.waiting import BlockingWait
+    from nnfmq.observe.recorder_core import Calls
 
 __all__ = ["HAS_DEADLINE", "QUEUE_RECORDS", "BurstChannel", "SlotAllocator", "TokenAllocator", "close_in_driver"]
 
@@ -138,13 +140,15 @@ class BurstChannel(Closable):
 
     `connection` is that to the driver, `version` the version of the model there (0 = it has none), and `burst_id` is 0
     before `configure` and after `end`. `sent_ns` is when the last request was sent, 0 if it was not. `stats` describes
-    the driver's last execution. `slots` are those of the burst, which keeps them when it makes another channel.
+    the driver's last execution. `slots` are those of the burst, which keeps them when it makes another channel. `count`
+    counts an execution that has ended, with its time from call to return, and that from sending the request to its
+    result.
     """
 
     __slots__ = (
-        "__weakref__", "_deadline", "_received_bytes", "_resources", "_sent_bytes", "_slots", "_window_ns", "burst_id",
-        "connection", "in_flight", "is_packet_lost", "peer", "requests", "results", "sent_ns", "stats", "trace",
-        "version",
+        "__weakref__", "_calls", "_deadline", "_received_bytes", "_resources", "_sent_bytes", "_slots", "_window_ns",
+        "burst_id", "connection", "count", "in_flight", "is_packet_lost", "peer", "requests", "results", "sent_ns",
+        "stats", "trace", "version",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, slots: SlotAllocator, window_ns: int) -> None:
@@ -155,6 +159,8 @@ class BurstChannel(Closable):
         self.sent_ns = 0
         self._sent_bytes = self._received_bytes = 0  # the queues' counters when no request is in flight
         self._slots, self._window_ns = slots, window_ns
+        self._calls: Calls | None = None  # before `configure`
+        self.count: Callable[[int, int], object] = _count_nothing
         self._resources = ExitStack()
         peer_death = PeerDeathFlag()
         self.peer = watcher.DeathRecipients(peer_death)
@@ -196,6 +202,10 @@ class BurstChannel(Closable):
     def _configuration(self, location: ModelLocation) -> tuple[messages.ConfigureBurst, list[int]]:
         """Return the call that configures the burst, and its fds; from now on the driver's death wakes the queues."""
         self.connection = connection = location.connection
+        if location.calls is not None:
+            calls, self._calls = BurstCalls(location.calls, self.stats.words), location.calls
+            self._resources.callback(calls.close)
+            self.count = calls.add
         connection.add_peer(self.peer)
         self.peer.add(self.requests, self.results)
         message = messages.ConfigureBurst(
@@ -257,7 +267,7 @@ class BurstChannel(Closable):
             if not reply:
                 raise self.connection.explained(error) from None
         if reply is None:
-            raise MissedDeadlineTransient(_TIMED_OUT)
+            raise self._missed_deadline(begin_ns)
         self._sent_bytes += len(packet)
         self._received_bytes += len(reply)
         self.in_flight = False
@@ -280,11 +290,17 @@ class BurstChannel(Closable):
             if not reply:
                 raise self.connection.explained(error) from None
         if reply is None:
-            raise MissedDeadlineTransient(_TIMED_OUT)
+            raise self._missed_deadline(begin_ns)
         self._sent_bytes += len(packet)
         self._received_bytes += len(reply)
         self.in_flight = False
         return reply
+
+    def _missed_deadline(self, begin_ns: int) -> MissedDeadlineTransient:
+        """Count the wait for an execution whose deadline has passed, and return the error."""
+        if self._calls is not None:
+            self._calls.add(time.monotonic_ns() - begin_ns, -1)
+        return MissedDeadlineTransient(_TIMED_OUT)
 
     async def _receive_blocking(self, deadline_ns: int | None, blocking: BlockingWait) -> bytes | None:
         """Return the reply if it arrives while this task may block the event loop, otherwise None."""
@@ -425,6 +441,10 @@ class BurstChannel(Closable):
     def close(self) -> None:
         """Release the queues after `end`, which wakes a thread that waits for a result. Idempotent."""
         self._resources.close()
+
+
+def _count_nothing(_client_ns: int, _latency_ns: int) -> None:
+    """Count nothing: there is no burst in the driver yet."""
 
 
 def close_in_driver(connection: Connection, burst_id: int) -> None:

@@ -192,6 +192,7 @@ class OwnBurst(ClosedWhenDropped, Closable):
         self, inputs: Sequence[Array | Buffer] | None, deadline_ns: int | None, mode: HalExecutionMode
     ) -> tuple[Outputs, Timing]:
         """Execute these inputs, or those that are in the memory; blocks."""
+        called_ns = monotonic_ns()
         request, trace, execute = self._array_request, self._channel.trace, partial(self._exchange, mode)
         if trace is not None:
             trace.begin()
@@ -203,6 +204,8 @@ class OwnBurst(ClosedWhenDropped, Closable):
             request.grow(error)
             result = execute_request(self._model, request.request, _NO_CONFIG, deadline_ns)
         outputs = request.arrays(result.shapes)
+        if not self.has_failed:  # else it was executed over the control channel
+            self._channel.count(monotonic_ns() - called_ns, self._latency_ns)
         if trace is not None and not self.is_closed:
             trace.end(self._used_ns, self._latency_ns)
         return outputs, result.timing

@@ -15,10 +15,11 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT, Channel, Frame, close_all
+from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
 from nnfmq.base.threads import Thread
 from nnfmq.base.verbose_log import vlog
@@ -41,9 +42,13 @@ from nnfmq.hal.errors import (
     status_for_error,
 )
 from nnfmq.hal.types import Pool, SharedPool
+from nnfmq.observe.statistics_layout import MODELS_MAX, PAGE_BYTES
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import ConnectionState, PeerRole
 from nnfmq.serialize.messages import HelloReply
+
+if TYPE_CHECKING:
+    from nnfmq.observe.recorder_core import Calls
 
 __all__ = [
     "Connection",
@@ -330,6 +335,7 @@ class Connection(DroppedConnection):
         self._is_abandoned, self._pid, self._pidfd = False, os.getpid(), -1
         self._watches: list[watcher.ReaderHandle] = []
         self._late_sends = LateSends(weak_call(self._on_channel_error))
+        self._page: Memory | None = None
 
     @classmethod
     def start(
@@ -576,6 +582,18 @@ class Connection(DroppedConnection):
                 self.raise_if_closed()
             self._pending_calls[key] = pending
 
+    def calls_of(self, row: int) -> Calls:
+        """Return what counts the executions of a model as this client sees them, in a row of its page.
+
+        Nobody reads the counts if there is no page, or no such row, or the connection is closed.
+        """
+        from nnfmq.observe.recorder_core import Calls  # a client that prepares no model needs none
+
+        page, size = self._page, PAGE_BYTES // MODELS_MAX
+        if page is None or page.closed or row >= MODELS_MAX:
+            return Calls(bytearray(size))
+        return Calls(page.view[row * size : (row + 1) * size])
+
     def add_peer(self, peer: watcher.DeathRecipients) -> None:
         """Register queues to be woken when the driver dies. Raises as `raise_if_closed`."""
         with self._lock:
@@ -688,6 +706,7 @@ class Connection(DroppedConnection):
         message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=frame.fd_count)
         self._connection_state.process_message(message, PeerRole.DRIVER)
         if isinstance(message, messages.HelloReply):
+            self._map_page(frame.detach_fds())
             trace.trace_worker(self, message.worker_pid)
             self._driver_start.set_reply(message)
         elif isinstance(message, messages.Refused):
@@ -705,6 +724,12 @@ class Connection(DroppedConnection):
         else:
             assert isinstance(message, messages.Call)
             self._on_reply(message, frame)
+
+    def _map_page(self, fds: list[int]) -> None:
+        """Map the page that came with the driver's reply to Hello, if it did. Raises InvalidArgument if it may not."""
+        with contextlib.suppress(ResourceExhaustedTransient):  # nothing is counted here then
+            for fd in fds:
+                self._page = Memory.adopt(fd, PAGE_BYTES)
 
     def _on_go_away(self, reason: str) -> None:
         """Take no new calls, if the client moves: the next one raises DeadObject, as after the driver's death.
@@ -818,8 +843,14 @@ class Connection(DroppedConnection):
             self._channel.hang_up()  # also ends a send that blocks in another thread
         self._channel.close()
         self._close_pidfd()
+        self._close_page()
         open_connections.discard(self)
         self._thread_use.end()
+
+    def _close_page(self) -> None:
+        page, self._page = self._page, None
+        if page is not None:
+            page.close()
 
     def _close_pidfd(self) -> None:
         pidfd, self._pidfd = self._pidfd, -1
@@ -838,3 +869,4 @@ class Connection(DroppedConnection):
             peer.flag.set()
         self._channel.close()
         self._close_pidfd()
+        self._close_page()

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.client import fallback_thread
 from nnfmq.client.connection.connection import Connection, ResultHandler
-from nnfmq.client.execution.requests import RequestRun, memory_fds, to_wire_config, to_wire_deadline
+from nnfmq.client.execution.requests import RequestRun, count_call, memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.client.execution.synchronous import execute_after_failure
 from nnfmq.client.model.array_request import ArrayRequest
 from nnfmq.client.model.arrays import ExecutionResult, Outputs
@@ -207,6 +208,7 @@ class _ValidatingHandler:
         self._handler = handler
         self._observation = observation
         self._rescue = rescue
+        self._begin_ns = monotonic_ns()
 
     def set_result(self, reply: messages.ExecutionFinished) -> None:
         try:
@@ -214,6 +216,7 @@ class _ValidatingHandler:
         except NnfmqError as error:
             self.set_exception(error)
         else:
+            count_call(self._rescue.location, self._begin_ns, reply.driver_ns)
             if self._observation is not None:
                 self._observation.finish(result.shapes, result.timing)  # before the handler closes the memory
             self._handler.set_result(result)

@@ -10,16 +10,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.fence import Fence, HasFileno
 from nnfmq.base.ownership import Closable
-from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.garbage import ClosedWhenDropped
-from nnfmq.client.execution.requests import RequestRun, fenced_times, memory_fds, raise_if_fenced_failed, to_wire_config
+from nnfmq.client.execution.requests import (
+    RequestRun,
+    count_call,
+    fenced_times,
+    memory_fds,
+    raise_if_fenced_failed,
+    to_wire_config,
+)
 from nnfmq.client.execution.synchronous import config_for_cpu, model_on_cpu
-from nnfmq.client.model.handle import ModelHandle
+from nnfmq.client.model.handle import ModelHandle, ModelLocation
 from nnfmq.client.waiting import Future
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
@@ -130,10 +137,11 @@ class DeviceFencedExecution(FencedExecution[ResultT]):
     """A fenced execution of one device; its driver has made the fence."""
 
     def __init__(
-        self, connection: Connection, collect: Callable[[FencedTiming], ResultT], run: RequestRun | None = None
+        self, location: ModelLocation, collect: Callable[[FencedTiming], ResultT], run: RequestRun | None = None
     ) -> None:
         super().__init__()
-        self._connection = connection
+        self._location, self._launched_ns = location.without_id(), monotonic_ns()
+        self._connection = location.connection
         self._collect = collect
         self._run = run
         self._observation: RequestObservation | None = None
@@ -145,7 +153,7 @@ class DeviceFencedExecution(FencedExecution[ResultT]):
     @classmethod
     def launch(
         cls,
-        connection: Connection,
+        location: ModelLocation,
         message: messages.ExecuteFenced | messages.RunExecutionFenced,
         fds: Sequence[int],
         deadline_ns: int | None,
@@ -155,18 +163,18 @@ class DeviceFencedExecution(FencedExecution[ResultT]):
         """Send a launch and block until the driver has replied. Borrows `fds`.
 
         Args:
-            connection: The connection to the driver.
+            location: Where the model is.
             message: The call.
             fds: Sent with the call.
             deadline_ns: End of the wait for the reply.
             collect: Converts the times to the execution's result, when that is asked for.
             run: Validates the driver's replies. None = they are not validated.
         """
-        execution = cls(connection, collect, run)
+        execution = cls(location, collect, run)
         try:
             if run is not None:
                 execution._observation = run.begin(HalExecutionMode.FENCED, deadline_ns)
-            reply = connection.exchange(
+            reply = location.connection.exchange(
                 message, messages.FencedLaunched, fds, deadline_ns,
                 on_reply=execution._on_launched, on_fds=execution._on_fds,
             )  # fmt: skip
@@ -230,14 +238,18 @@ class DeviceFencedExecution(FencedExecution[ResultT]):
 
     def _times(self, reply: messages.FencedExecutionInfo, is_done: bool) -> FencedTiming:
         """Return the validated times of a reply. Raises as `info`."""
-        if self._run is None:
-            return FencedTiming(*fenced_times(reply))
         try:
-            times = FencedTiming(*self._run.finish_fenced(reply, is_done))
+            if self._run is None:
+                times = FencedTiming(*fenced_times(reply))
+            else:
+                times = FencedTiming(*self._run.finish_fenced(reply, is_done))
         except NnfmqError as error:
             if is_done:
                 self._observe_failure(error)
             raise
+        if is_done and self._launched_ns:
+            count_call(self._location, self._launched_ns)
+            self._launched_ns = 0  # once
         if self._observation is not None and is_done:
             self._observation.finish((), times.launched)
         return times
@@ -341,7 +353,7 @@ def _launch(
     )
     fds = [*memory_fds(request.pools), *fences]
     run = RequestRun(model, request, config)
-    launched = DeviceFencedExecution.launch(location.connection, message, fds, deadline_ns, collect, run)
+    launched = DeviceFencedExecution.launch(location, message, fds, deadline_ns, collect, run)
     launched.keeps = model
     return launched
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Sequence
+from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.model.arrays import ExecutionResult, check_fits, check_reported_shapes
 from nnfmq.client.model.buffers import OutputBuffers
-from nnfmq.client.model.handle import ModelHandle
+from nnfmq.client.model.handle import ModelHandle, ModelLocation
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, OutputInsufficientSize, ProtocolError, error_for_status
 from nnfmq.hal.extensions import extension_prefix
 from nnfmq.hal.tensor_info import TensorInfo
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RequestRun",
     "ResultValidator",
+    "count_call",
     "fenced_times",
     "make_execution_config",
     "memory_fds",
@@ -285,6 +287,16 @@ class RequestRun:
         if is_done and reply.status is not ErrorStatus.NONE:
             self._buffers.end_write(None)
         return self._validator.validate_fenced(reply)
+
+
+def count_call(location: ModelLocation, begin_ns: int, driver_ns: int = NO_TIME) -> None:
+    """Count an execution over the control channel that was begun at `begin_ns` and ends now, as its client sees it.
+
+    `driver_ns` is the driver's part of the time, -1 if it is unknown: it may be anything.
+    """
+    if location.calls is not None:
+        client_ns = monotonic_ns() - begin_ns
+        location.calls.add(client_ns, NO_TIME if driver_ns == NO_TIME else max(client_ns - driver_ns, 0))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

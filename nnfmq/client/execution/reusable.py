@@ -106,7 +106,7 @@ class RequestExecution(BoundRequest):
 
     def __init__(self, model: ModelHandle, request: Request, config: ExecutionConfig) -> None:
         self._model, self._request, self._config = model, request, config
-        self._connection = model.connection
+        self._location = model.location.without_id()
         self._run = RequestRun(model, request, config)
         self._execution_id: int | None = None
         self._is_closed = False
@@ -140,8 +140,8 @@ class RequestExecution(BoundRequest):
             messages.request_to_data(self._request),
             to_wire_config(self._model, self._config),
         )
-        fds, self._connection = memory_fds(self._request.pools), location.connection
-        self._connection.call(message, messages.ExecutionCreated, fds, deadline_ns, on_reply=self._on_created)
+        fds, self._location = memory_fds(self._request.pools), location.without_id()
+        location.connection.call(message, messages.ExecutionCreated, fds, deadline_ns, on_reply=self._on_created)
 
     def _on_created(self, reply: messages.ExecutionCreated) -> None:
         self._execution_id = reply.execution_id or None
@@ -150,7 +150,7 @@ class RequestExecution(BoundRequest):
         """Return the id of the request in the driver, which binds it if it has not done so; blocks."""
         if self._is_closed:
             raise BadState("this execution is closed")
-        if self._execution_id is None or self._model.has_moved_from(self._connection):
+        if self._execution_id is None or self._model.has_moved_from(self._location.connection):
             self._bind(deadline_ns)
         if self._execution_id is None:
             raise ProtocolError("the driver bound a request without an id for it")
@@ -163,9 +163,9 @@ class RequestExecution(BoundRequest):
     def compute_until(self, deadline_ns: int | None) -> ExecutionResult:
         """As `compute`, with a deadline in place of a timeout."""
         try:
-            execution_id, call_id = self._bound_id(deadline_ns), self._connection.next_call_id()
+            execution_id, call_id = self._bound_id(deadline_ns), self._location.connection.next_call_id()
             message = messages.RunExecution(call_id, execution_id, to_limit_field(deadline_ns))
-            return exchange_execution(self._connection, message, self._run, (), deadline_ns, HalExecutionMode.REUSABLE)
+            return exchange_execution(self._location, message, self._run, (), deadline_ns, HalExecutionMode.REUSABLE)
         except NnfmqError as error:
             if not self._model.can_execute_again(error, deadline_ns):
                 raise
@@ -177,13 +177,13 @@ class RequestExecution(BoundRequest):
         try:
             execution_id = self._bound_id(deadline_ns)
             message = messages.RunExecutionFenced(
-                self._connection.next_call_id(),
+                self._location.connection.next_call_id(),
                 execution_id,
                 to_limit_field(deadline_ns),
                 to_limit_field(from_seconds(limits.duration)),
                 len(fds),
             )
-            launched = DeviceFencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._run)
+            launched = DeviceFencedExecution.launch(self._location, message, fds, deadline_ns, collect, self._run)
             launched.keeps = self
             return launched
         except NnfmqError as error:
@@ -196,10 +196,11 @@ class RequestExecution(BoundRequest):
         self._is_closed = True
         execution_id, self._execution_id = self._execution_id, None
         if execution_id is not None:
-            self._connection.post(messages.ReleaseExecution(self._connection.next_call_id(), execution_id))
+            connection = self._location.connection
+            connection.post(messages.ReleaseExecution(connection.next_call_id(), execution_id))
 
     def _is_left_open(self) -> bool:
-        return self._execution_id is not None and self._connection.is_open
+        return self._execution_id is not None and self._location.connection.is_open
 
 
 class ResentRequest(BoundRequest):

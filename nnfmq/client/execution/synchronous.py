@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from time import monotonic_ns
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -16,12 +17,11 @@ from msgspec.structs import replace
 from nnfmq.base.deadlines import has_passed, remaining_s
 from nnfmq.base.memory import Memory
 from nnfmq.base.verbose_log import vlog
-from nnfmq.client.connection.connection import Connection
-from nnfmq.client.execution.requests import RequestRun, memory_fds, to_wire_config, to_wire_deadline
+from nnfmq.client.execution.requests import RequestRun, count_call, memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.client.model.array_request import ArrayRequest, CallArguments
 from nnfmq.client.model.arrays import Array, ExecutionResult, InputValue, size_bytes
 from nnfmq.client.model.buffers import Buffer
-from nnfmq.client.model.handle import ModelHandle
+from nnfmq.client.model.handle import ModelHandle, ModelLocation
 from nnfmq.hal.errors import (
     BadState,
     DeadObject,
@@ -86,25 +86,33 @@ def execute_on_device(
     )
     run = RequestRun(model, request, config)
     fds, mode = memory_fds(request.pools), HalExecutionMode.SYNCHRONOUS
-    return exchange_execution(connection, message, run, fds, deadline_ns, mode)
+    return exchange_execution(location, message, run, fds, deadline_ns, mode)
 
 
 def exchange_execution(
-    connection: Connection,
+    location: ModelLocation,
     message: messages.Call,
     run: RequestRun,
     fds: Sequence[int],
     deadline_ns: int | None,
     mode: HalExecutionMode,
 ) -> ExecutionResult:
-    """Send a call whose reply is Executed, and return the validated result; blocks. Raises as `execute_on_device`."""
+    """Send a call whose reply is Executed, and return the validated result; blocks. Raises as `execute_on_device`.
+
+    `location` is that of the model at which the request is executed.
+    """
+    begin_ns = monotonic_ns()
     observation = run.begin(mode, deadline_ns)
     try:
-        result = run.finish(connection.exchange(message, messages.Executed, fds, deadline_ns))
+        reply = location.connection.exchange(message, messages.Executed, fds, deadline_ns)
+        result = run.finish(reply)
     except NnfmqError as error:
         if observation is not None:
             observation.fail(error)
+        if isinstance(error, MissedDeadline):
+            count_call(location, begin_ns)
         raise
+    count_call(location, begin_ns, reply.driver_ns)
     if observation is not None:
         observation.finish(result.shapes, result.timing)
     return result

@@ -28,6 +28,7 @@ from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
     from nnfmq.client.observation import ObservedModel
+    from nnfmq.observe.recorder_core import Calls
 
 __all__ = [
     "CompiledHandle",
@@ -83,13 +84,18 @@ class ModelLocation(Struct, frozen=True, eq=False, weakref=True):
     """Where a model is prepared: a connection, and the model's id there; None before it is prepared, and once released.
 
     Read together, because they change if the model is prepared again. `version` is that of a model of the model
-    repository, 0 for all others. A call keeps the location that it has read until the driver has replied, because a
-    version that was replaced is released when nothing refers to its location any more.
+    repository, 0 for all others. `calls` counts the executions there. A call keeps the location that it has read until
+    the driver has replied, because a version that was replaced is released when nothing refers to its location.
     """
 
     connection: Connection
     model_id: int | None
     version: int = 0
+    calls: Calls | None = None
+
+    def without_id(self) -> ModelLocation:
+        """Return a location that keeps no version prepared, for what is bound to the model in the driver."""
+        return replace(self, model_id=None)
 
     def require_id(self) -> int:
         """Return the id. Raises InvalidArgument if there is none."""
@@ -213,7 +219,8 @@ class ModelHandle(ClosedWhenDropped):
             known = reply.program in ProgramKind.__members__.values()  # a driver is not trusted
             self.program = ProgramKind(reply.program) if known else ProgramKind.OTHER
             self.compiled_operations = reply.compiled
-            self.location = replace(self.location, model_id=reply.model_id)
+            calls = self.connection.calls_of(reply.calls_row)
+            self.location = replace(self.location, model_id=reply.model_id, calls=calls)
 
     @property
     def connection(self) -> Connection:
@@ -383,7 +390,7 @@ class ModelHandle(ClosedWhenDropped):
 
     def give_up(self) -> ModelLocation:
         """Return the location, which the caller owns from now on: this handle does not release it."""
-        return self._set_location(replace(self.location, model_id=None))
+        return self._set_location(replace(self.location, model_id=None, calls=None))
 
     def _set_location(self, location: ModelLocation) -> ModelLocation:
         """Set the location, and return the one before."""

@@ -45,6 +45,7 @@ __all__ = [
     "ENTRIES_MAX",
     "REFERENCES_MAX",
     "ClassChanged",
+    "CopyPages",
     "Found",
     "GoOn",
     "Invalidate",
@@ -52,6 +53,7 @@ __all__ = [
     "NotFound",
     "OpenFile",
     "Opened",
+    "PagesCopied",
     "Publish",
     "Release",
     "Sender",
@@ -88,6 +90,8 @@ __all__ = [
 #     worker      SetClass     ref_id, worker_pid,   -              give a client another class; replied to with
 #                              client_class                         ClassChanged
 #     supervisor  ClassChanged ref_id, reason     -                 it has the class; or not, for a reason
+#     worker      CopyPages    ref_id             -                 copy the clients' pages of statistics; replied to
+#     supervisor  PagesCopied  ref_id             -                 with PagesCopied
 #
 # The name of an entry is a SHA-256 digest in hexadecimal. A `ref_id` identifies one reference of one worker to an
 # entry; the worker chooses it and uses it once. That of Store, OpenFile, GoOn and SetClass identifies no reference: a
@@ -173,6 +177,14 @@ class ClassChanged(SharedCacheMessage, frozen=True):
     reason: str
 
 
+class CopyPages(SharedCacheMessage, frozen=True):
+    """Copy what clients have counted themselves to where others read it. The reply is PagesCopied."""
+
+
+class PagesCopied(SharedCacheMessage, frozen=True):
+    """Reply to CopyPages."""
+
+
 class Found(SharedCacheMessage, frozen=True):
     """Reply to Lookup, with an fd of the entry's memory."""
 
@@ -187,8 +199,8 @@ class NotFound(SharedCacheMessage, frozen=True):
 
 _codec: MessageCodec[SharedCacheMessage] = MessageCodec(
     {
-        Sender.WORKER: (Lookup, Publish, Release, Invalidate, Store, OpenFile, GoOn, SetClass),
-        Sender.SUPERVISOR: (Found, Opened, NotFound, ClassChanged),
+        Sender.WORKER: (Lookup, Publish, Release, Invalidate, Store, OpenFile, GoOn, SetClass, CopyPages),
+        Sender.SUPERVISOR: (Found, Opened, NotFound, ClassChanged, PagesCopied),
     },
     {Publish: 1, Found: 1, Opened: 1, Store: 2, GoOn: "fd_count"},
 )
@@ -302,6 +314,10 @@ class SharedCacheClient:
         if found is None or not isinstance(found[0], ClassChanged):
             return "the supervisor of this driver does not respond"
         return found[0].reason
+
+    def copy_pages(self) -> None:
+        """Let the supervisor copy what clients have counted themselves. Blocks until it has, for 250 ms at most."""
+        self._request(CopyPages(next(self._ref_ids)), LOOKUP_TIMEOUT_NS)
 
     def close(self) -> None:
         """Close the connection; the supervisor drops this worker's references. Idempotent."""
@@ -439,6 +455,9 @@ class WorkerRequests(Protocol):
         """Give the client of a worker another class, for the worker `sender_pid`; return the reason if that fails."""
         ...
 
+    def copy_pages(self) -> None:
+        """Copy what the clients have counted themselves to where others read it."""
+
 
 class SharedCacheServer:
     """The programs that the workers of one driver share. Used by one thread, which also closes all links.
@@ -511,6 +530,10 @@ class SharedCacheServer:
                 _send(link, ClassChanged(ref_id, reason))
             case OpenFile(ref_id, name):
                 self._open(link, ref_id, name)
+            case CopyPages(ref_id):
+                if self._requests is not None:
+                    self._requests.copy_pages()
+                _send(link, PagesCopied(ref_id))
             case (Store() | GoOn()) as request if not frame.fds_truncated:
                 self._do(link, request, frame.fds)
 

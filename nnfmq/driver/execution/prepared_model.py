@@ -63,12 +63,14 @@ class ExecutionReply(Struct, frozen=True):
         output_shapes: One shape for each output if the status is NONE or OUTPUT_INSUFFICIENT_SIZE, else empty.
         timing: The measured times if the status is NONE and the client asked for them, else NO_TIMING.
         message: The text of the error.
+        driver_ns: The time from receiving the request to the result, -1 after an error.
     """
 
     status: ErrorStatus
     output_shapes: tuple[OutputShape, ...] = ()
     timing: Timing = NO_TIMING
     message: str = ""
+    driver_ns: int = -1
 
 
 def error_reply(error: NnfmqError) -> ExecutionReply:
@@ -272,7 +274,8 @@ def run_bound(
         TRACING.recorder.slice("[NN_LC_PE]engine", execution.engine_begin_ns, execution.engine_end_ns)
     timing = Timing(execution.engine_end_ns - execution.engine_begin_ns, monotonic_ns() - received_ns)
     execution.recorder.add(timing.time_in_driver_ns, timing.time_on_device_ns)
-    return ExecutionReply(ErrorStatus.NONE, shapes, timing if measure is MeasureTiming.YES else NO_TIMING)
+    reported = timing if measure is MeasureTiming.YES else NO_TIMING
+    return ExecutionReply(ErrorStatus.NONE, shapes, reported, driver_ns=timing.time_in_driver_ns)
 
 
 class DriverPreparedModel(Struct, frozen=True):

@@ -9,13 +9,16 @@ from typing import NoReturn
 
 from nnfmq.base import settings
 from nnfmq.base.channel import NO_WAIT, Channel
+from nnfmq.base.memory import Memory
 from nnfmq.driver.devices.configuration import read_configuration
 from nnfmq.driver.devices.installation import installed_plugins
 from nnfmq.driver.devices.plugins import load_extensions
 from nnfmq.driver.devices.registry import make_devices
+from nnfmq.driver.process.statistics_area import StatisticsArea
 from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session, run_session
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.observe import statistics_layout as layout
 from nnfmq.serialize import control_protocol, messages
 
 
@@ -36,4 +39,5 @@ def serve(channel: Channel) -> NoReturn:
         sys.exit(1)
     gc.freeze()  # a collection during a burst need not look at what has been imported
     gc.enable()
-    run_session(Session(channel, "embedded", HANDLERS, devices))
+    statistics = StatisticsArea(Memory.create(layout.PAGE_BYTES, layout.PAGE))  # until the process exits
+    run_session(Session(channel, "embedded", HANDLERS, devices, statistics=(statistics, 0)))

@@ -4,6 +4,10 @@ Shared memory is sealed against new writable mappings (F_SEAL_FUTURE_WRITE) as s
 whoever gets its fd can only read, also if they open the file again. Workers inherit the mapping instead of making one:
 it is given to the forked child of `inherited`, and to no other. An embedded driver has one client; for each reading it
 makes a constant copy. docs/reference/statistics.md describes the layout.
+
+Each client has a page, memory of its own for what it measures itself, which the driver makes and the client maps, too.
+The supervisor keeps the pages of all clients: it copies them into the area before one of its clients reads that, and
+when a worker has exited, however it ended, it adds what its slot has counted to the past.
 """
 
 from __future__ import annotations
@@ -13,28 +17,35 @@ import time
 from collections import Counter
 from contextlib import AbstractContextManager
 
-from nnfmq.base.memory import Memory, write_all
+from nnfmq.base.memory import Memory, allocate_pages, write_all
 from nnfmq.base.ownership import Closable
+from nnfmq.driver.cache.shared import shared_cache
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.recorder_core import begin_change, end_change
 from nnfmq.observe.statistics_layout import WORD_BYTES, text_to_words
+from nnfmq.observe.statistics_past import add_past
 from nnfmq.observe.statistics_writer import SlotWriter
 
 __all__ = ["SharedStatistics", "StatisticsArea"]
 
 
 class StatisticsArea:
-    """The statistics of an embedded driver, which has one client. Slots count from 0."""
+    """The statistics of an embedded driver, which has one client. Slots count from 0.
 
-    def __init__(self) -> None:
+    Borrows `page`, that of the client; without it the client counts nothing itself.
+    """
+
+    def __init__(self, page: Memory | None = None) -> None:
         self._fill(memoryview(bytearray(layout.area_bytes(1))), 1)
-        self._writer = SlotWriter(self._view, 0)
+        self._page = page
+        self._writer = SlotWriter(self._view, 0, None if page is None else page.view)
 
-    def _fill(self, view: memoryview, slots: int) -> None:
+    def _fill(self, view: memoryview, slots: int, past: int = 0) -> None:
         self._view = view
         self._header = view[: layout.HEADER_WORDS * WORD_BYTES].cast("Q")
         self._counts: Counter[int] = Counter()  # not read from the area: a worker that was taken over can write to it
         self.set(layout.HEADER_SLOTS, slots)
+        self.set(layout.HEADER_PAST, past)
         self.set(layout.DRIVER_PID, os.getpid())
         self.set(layout.DRIVER_START, time.monotonic_ns())
         self.set(layout.HEADER_MAGIC, layout.MAGIC)
@@ -45,9 +56,20 @@ class StatisticsArea:
         Raises:
             ResourceExhaustedTransient: If no memory or no fd is left.
         """
+        if self._page is not None:
+            self._copy_page(0, self._page)
         data = self._writer.complete_copy(self._view)
         with Memory.create_constant(len(data), lambda fd: write_all(fd, data), layout.DRIVER_PAGE) as copy:
             return os.dup(copy.fileno()), copy.size_bytes
+
+    @property
+    def page(self) -> Memory | None:
+        """The page of the client that this process serves, which stays owned by others; None if it has none."""
+        return self._page
+
+    def _copy_page(self, slot: int, page: Memory) -> None:
+        begin = (layout.slot_at(slot) + layout.CALLS_AT) * WORD_BYTES
+        self._view[begin : begin + layout.PAGE_BYTES] = page.view[: layout.PAGE_BYTES]
 
     def set(self, word: int, value: int) -> None:
         """Publish a word of the header."""
@@ -76,9 +98,14 @@ class SharedStatistics(StatisticsArea, Closable):
     """
 
     def __init__(self, slots: int, version: str, memory_limit_bytes: int) -> None:
-        self._memory = Memory.create(layout.area_bytes(slots), layout.DRIVER_PAGE, one_writer=True)
+        past = layout.PAST_CLIENTS_MAX
+        self._memory = Memory.create_sparse(layout.area_bytes(slots, past), layout.DRIVER_PAGE, one_writer=True)
         self._memory.keep_from_children()
-        self._fill(self._memory.view, slots)
+        self._past_at = layout.area_bytes(slots)  # not read from the memory, where workers can write anything
+        self._pages: dict[int, Memory] = {}  # by slot; of the supervisor
+        self._page = None  # of a worker's own client
+        allocate_pages(self.fileno(), layout.HEADER_WORDS * WORD_BYTES)
+        self._fill(self._memory.view, slots, past)
         text = text_to_words(version, layout.DRIVER_VERSION_WORDS)
         self._view[layout.DRIVER_VERSION * WORD_BYTES :][: len(text)] = text
         self.set(layout.MEMORY_LIMIT, memory_limit_bytes)
@@ -87,21 +114,71 @@ class SharedStatistics(StatisticsArea, Closable):
         """Return the fd, which stays owned by this object."""
         return self._memory.fileno()
 
+    def take_slot(self, slot: int) -> Memory:
+        """Prepare a slot for a worker, and return the page of its client, which stays owned by this object.
+
+        Raises:
+            ResourceExhaustedTransient: If no memory or no fd is left.
+        """
+        allocate_pages(self.fileno(), layout.SLOT_BYTES, layout.slot_at(slot) * WORD_BYTES)
+        size = self._memory.size_bytes - self._past_at
+        allocate_pages(self.fileno(), size, self._past_at)  # for when the slot is released
+        page = self._pages[slot] = Memory.create(layout.PAGE_BYTES, layout.PAGE)
+        page.keep_from_children()
+        return page
+
+    def copy_pages(self) -> None:
+        """Copy what the clients have counted themselves to where others read it. For the supervisor."""
+        for slot, page in self._pages.items():
+            self._copy_page(slot, page)
+
     def open_for_reading(self) -> tuple[int, int]:
-        """See `StatisticsArea.open_for_reading`."""
+        """See `StatisticsArea.open_for_reading`. A worker waits for its supervisor to copy the pages, but not long."""
+        if self._page is None:
+            self.copy_pages()
+        elif (supervisor := shared_cache()) is not None:
+            supervisor.copy_pages()
         return os.dup(self.fileno()), self._memory.size_bytes
+
+    def use_page(self, page: Memory) -> None:
+        """Use the page of the client that this process serves, a worker. Borrows it."""
+        self._page = page  # `_pages` stays as it was inherited: it has the supervisor's numbers of fds
 
     def writer(self, slot: int) -> SlotWriter:
         """Return the writer of a slot, for the worker that has it."""
-        return SlotWriter(self._view, slot)
+        return SlotWriter(self._view, slot, None if self._page is None else self._page.view)
 
     def release(self, slot: int) -> None:
-        """Free the slot of a worker that has exited, however it ended."""
+        """Free the slot of a worker that has exited, however it ended; what it has counted is that of a past client.
+
+        Also for a worker that was never started.
+        """
+        page = self._pages.pop(slot)
+        self._copy_page(slot, page)
+        page.close()
         begin = layout.slot_at(slot) * WORD_BYTES
         view = self._view[begin : begin + layout.SLOT_BYTES]
+        self._add_past(view.cast("Q"))
         begin_change(view)
-        view[WORD_BYTES:] = bytes(layout.SLOT_BYTES - WORD_BYTES)  # all but CHANGE
+        header = layout.SLOT_HEADER_WORDS * WORD_BYTES
+        view[WORD_BYTES:header] = bytes(header - WORD_BYTES)  # all but CHANGE; the next worker clears the rest
         end_change(view)
+
+    def _add_past(self, slot: memoryview) -> None:
+        """Add what a slot has counted to the past."""
+        if slot[layout.STATE] != layout.USED:
+            return
+        table = self._view[self._past_at : self._memory.size_bytes].cast("Q")
+        for row in range(layout.MODELS_MAX):
+            model, calls = layout.MODELS_AT + row * layout.MODEL_WORDS, layout.CALLS_AT + row * layout.CALLS_WORDS
+            if slot[model + layout.EXECUTIONS] or slot[model + layout.FAILURES]:
+                counted = slot[calls : calls + layout.CALLS_WORDS].tolist()
+                add_past(table, slot[model : model + layout.MODEL_WORDS].tolist(), counted)
+        for row in range(layout.PAST_MODELS_MAX):
+            begin = layout.PAST_AT + row * layout.PAST_WORDS
+            if slot[begin + layout.MODEL_ID]:
+                words = slot[begin : begin + layout.PAST_WORDS].tolist()
+                add_past(table, words[: layout.PAST_CALLS], words[layout.PAST_CALLS :])
 
     def inherited(self) -> AbstractContextManager[None]:
         """Let children that are forked in the block inherit the mapping."""
@@ -114,4 +191,6 @@ class SharedStatistics(StatisticsArea, Closable):
     def close(self) -> None:
         """Release the memory. Idempotent."""
         self._view = self._header = memoryview(b"")
+        while self._pages:
+            self._pages.popitem()[1].close()
         self._memory.close()

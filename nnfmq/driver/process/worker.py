@@ -63,6 +63,7 @@ class WorkerFds(NamedTuple):
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
         statistics: The memory of `SharedStatistics`, whose mapping the worker inherits.
+        page: The memory of what the client counts itself.
         uid_lock: The lock on the worker's uid (`UidPool`); -1 if it has none of its own.
     """
 
@@ -74,6 +75,7 @@ class WorkerFds(NamedTuple):
     shared_cache: int
     compile_relay: int
     statistics: int
+    page: int
     uid_lock: int = -1
 
 
@@ -146,6 +148,7 @@ def main(
     WORKER_TRACE.use_area(traces.memory, slot)
     channel, order = Channel.adopt(fds.control), ClientOrder(turns)
     sandbox = worker_sandbox(devices.values())
+    statistics.use_page(Memory.adopt(fds.page))  # until the process exits
     own_statistics, enter_sandbox = (statistics, slot - 1), partial(enter, sandbox)
     run_session(
         Session(channel, "nnfmq", HANDLERS, devices, setup.options, hello, share, order, own_statistics, enter_sandbox)

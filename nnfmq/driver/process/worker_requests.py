@@ -20,6 +20,7 @@ from nnfmq.driver.cache.user_caches import cache_of
 from nnfmq.driver.compilation import unfinished
 from nnfmq.driver.process.children import ChildProcess, fork_child
 from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import NnfmqError
 
@@ -31,16 +32,21 @@ _ERRORS = (NnfmqError, OSError, RuntimeError)  # RuntimeError: the user has no h
 
 
 class DriverRequests:
-    """Does what workers ask for. Used by one thread, the only one of its process. Borrows `loop`.
+    """Does what workers ask for. Used by one thread, the only one of its process. Borrows `loop` and `statistics`.
 
     `set_class` changes the class of a client (`WorkerProcesses.set_class`). `user` is the uid of the workers' clients
     if the driver serves several users: they have a cache of their own.
     """
 
     def __init__(
-        self, loop: EventLoop, set_class: Callable[[int, int, ClientClass], str], user: int | None = None
+        self,
+        loop: EventLoop,
+        statistics: SharedStatistics,
+        set_class: Callable[[int, int, ClientClass], str],
+        user: int | None = None,
     ) -> None:
         self._loop = loop
+        self._statistics = statistics
         self._user = user
         self.set_class = set_class
         self._writers = 0
@@ -89,6 +95,10 @@ class DriverRequests:
         if pid is not None:
             process = ChildProcess(pid, os.pidfd_open(pid))
             self._loop.add_reader(process.fileno(), partial(self._reap, process))
+
+    def copy_pages(self) -> None:
+        """Copy what the clients have counted themselves to where others read it."""
+        self._statistics.copy_pages()
 
     def remove_folder(self, path: str, uid: int | None) -> None:
         """Remove the private folder of a worker that has exited, in a child process under the worker's uid."""

@@ -45,7 +45,13 @@ from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
 from nnfmq.driver.process.worker_requests import DriverRequests
 from nnfmq.driver.session.session import LEAVE, SESSION_SIGNALS
 from nnfmq.hal.client_class import ClientClass
-from nnfmq.hal.errors import ErrorStatus, GeneralFailure
+from nnfmq.hal.errors import (
+    ErrorStatus,
+    GeneralFailure,
+    NnfmqError,
+    ResourceExhaustedTransient,
+    status_for_error,
+)
 from nnfmq.observe import statistics_layout as layout
 
 __all__ = ["PAUSE_MAX_S", "RepositoryProcess", "WorkerProcesses"]
@@ -106,7 +112,7 @@ class WorkerProcesses:
         self._statistics = statistics
         self._setup = setup
         self._compile_relay = CompileRelay(loop, statistics)
-        self._requests = DriverRequests(loop, self.set_class)
+        self._requests = DriverRequests(loop, statistics, self.set_class)
         self._caches: dict[int | None, SharedCacheServer] = {}  # by the clients' uid; None: of all
         statistics.set(layout.CACHE_LIMIT, programs.cache_limit_bytes())
         self._workers: dict[int, _Worker] = {}  # by pid
@@ -135,7 +141,7 @@ class WorkerProcesses:
         control_fd = channel.detach()  # a fork closes channels in the child
         try:
             started = self._fork(control_fd, hello, client, client_pidfd, client_class)
-        except (OSError, GeneralFailure) as error:
+        except (OSError, GeneralFailure, ResourceExhaustedTransient) as error:
             if client_pidfd is not None:
                 os.close(client_pidfd)
             self._reject(Channel.adopt(control_fd), error)
@@ -159,6 +165,8 @@ class WorkerProcesses:
             worker_ends.callback(os.close, compile_fd)
             slot = self._shares.take()
             undo.callback(self._shares.release, slot)
+            page = self._statistics.take_slot(slot - 1).fileno()
+            undo.callback(self._statistics.release, slot - 1)
             self._publish_class(slot, client_class)
             memories = (self._shares.memory, self._cores.memory, self._traces.memory)
             shares, cores, traces = (memory.fileno() for memory in memories)
@@ -169,9 +177,8 @@ class WorkerProcesses:
                 undo.callback(self._uids.release, uid)
                 worker_ends.callback(os.close, uid_lock)
                 enter = partial(worker.enter_account, uid, client.uid)
-            fds = WorkerFds(
-                control_fd, self._status.fileno(), shares, cores, traces, cache_fd, compile_fd, statistics, uid_lock
-            )
+            status = self._status.fileno()
+            fds = WorkerFds(control_fd, status, shares, cores, traces, cache_fd, compile_fd, statistics, page, uid_lock)
             run = partial(worker.main, hello, fds, slot, self._setup, self._statistics, self._traces, self._shares)
             with self._statistics.inherited(), self._traces.memory.inherited(), self._shares.inherited(slot):
                 # Without a supervisor nobody would end the worker if it is stopped and its client exits.
@@ -219,11 +226,13 @@ class WorkerProcesses:
         """Return the shared cache of the clients of a uid: of all, if this driver serves one user."""
         user = None if self._uids is None else uid
         if user not in self._caches:
-            requests = self._requests if user is None else DriverRequests(self._loop, self.set_class, user)
+            requests = (
+                self._requests if user is None else DriverRequests(self._loop, self._statistics, self.set_class, user)
+            )
             self._caches[user] = SharedCacheServer(programs.cache_limit_bytes(), requests)
         return self._caches[user]
 
-    def _reject(self, channel: Channel, error: OSError | GeneralFailure) -> None:
+    def _reject(self, channel: Channel, error: OSError | NnfmqError) -> None:
         self._statistics.add(layout.REJECTED_CLIENTS)
         _reject(channel, error)
 
@@ -341,12 +350,12 @@ class WorkerProcesses:
                 self._loop.run_once(deadline)
 
 
-def _reject(channel: Channel, error: OSError | GeneralFailure) -> None:
+def _reject(channel: Channel, error: OSError | NnfmqError) -> None:
     """Reject a client for which no worker could be started."""
     if isinstance(error, OSError):
         status, reason = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, error.strerror or str(error)
     else:
-        status, reason = ErrorStatus.GENERAL_FAILURE, str(error)
+        status, reason = status_for_error(error), str(error)
     reject(channel, status, f"no worker could be started: {reason}")
 
 

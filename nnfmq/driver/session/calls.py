@@ -37,11 +37,12 @@ def _hello(session: Session, message: messages.Hello, *_: object) -> None:
     WORKER_TRACE.label = f"driver of {message.client_name}"
     worker_pid = os.getpid()
     driver_pid = session.options.supervisor_pid or worker_pid
-    session.send(
-        messages.HelloReply(
-            control_protocol.PROTOCOL, message.interface, session.driver_name, driver_pid, worker_pid, core.core_name
-        )
-    )
+    page = session.statistics_area.page
+    reply = messages.HelloReply(
+        control_protocol.PROTOCOL, message.interface, session.driver_name, driver_pid, worker_pid, core.core_name,
+        0 if page is None else 1,
+    )  # fmt: skip
+    session.send(reply, [] if page is None else [page.fileno()])
 
 
 def _leave(session: Session, *_: object) -> None:

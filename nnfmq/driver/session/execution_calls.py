@@ -48,9 +48,9 @@ def receive_request(
 
 def result_message(kind: type[ResultT], call: int, result: ExecutionReply) -> ResultT:
     """Return the message that carries the result of an execution."""
-    timing = result.timing
-    shapes = messages.shapes_to_data(result.output_shapes)
-    return kind(call, result.status, result.message, shapes, timing.time_on_device_ns, timing.time_in_driver_ns)
+    shapes, times = messages.shapes_to_data(result.output_shapes), result.timing
+    reported = times.time_on_device_ns, times.time_in_driver_ns
+    return kind(call, result.status, result.message, shapes, *reported, result.driver_ns)
 
 
 def execute(session: Session, message: messages.Execute, fds: list[int], received_ns: int) -> None:

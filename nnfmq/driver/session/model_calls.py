@@ -292,6 +292,8 @@ def _prepare_and_call_back(
     try:
         prepared = prepare()
         model_id = session.models.next_id()
+        recorder = session.statistics.model(model_id, message.name, message.device, version)
+        calls_row = session.statistics.calls_row(recorder)
         prepared = replace(
             prepared,
             charge=charge,
@@ -299,7 +301,7 @@ def _prepare_and_call_back(
             order=session.order if session.devices.find(message.device).uses_cores else None,
             device=message.device,
             buffers=session.buffers,
-            recorder=session.statistics.model(model_id, message.name, message.device, version),
+            recorder=recorder,
             takes_unspecified=session.interface.takes_unspecified,
             constants=find_constant_ranges(prepared.model),
         ).without_constants()
@@ -316,7 +318,7 @@ def _prepare_and_call_back(
     session.trim_soon()  # the messages and the constants are dropped when this call has returned
     session.models.insert(prepared, model_id)
     kind, compiled = prepared.kind, prepared.compiled_operations
-    session.send(messages.PreparedModelReady(message.call, ErrorStatus.NONE, "", model_id, kind, compiled))
+    session.send(messages.PreparedModelReady(message.call, ErrorStatus.NONE, "", model_id, kind, compiled, calls_row))
     begun = unfinished if unfinished in session.unfinished else None
     if isinstance(prepared.program, TieredProgram):
         session.tier_up(prepared.program, prepared.priority, begun)

@@ -38,6 +38,7 @@ from msgspec import Struct
 from nnfmq.base import settings, watcher
 from nnfmq.base.channel import INLINE_BYTES, NO_WAIT, Channel, Frame
 from nnfmq.base.deadlines import deadline_in, has_passed, remaining_s
+from nnfmq.base.processes import command_name
 from nnfmq.driver.compilation.jobs import tier_up
 from nnfmq.driver.compilation.unfinished import UnfinishedCompilation, go_on_without_client
 from nnfmq.driver.devices.installation import DriverOptions
@@ -225,7 +226,7 @@ class Session:
         self.statistics = self.statistics_area.writer(slot)
         self.quota = MemoryQuota(share=share, on_change=self.statistics.set_charged_bytes)
         client = channel.peer()
-        self.statistics.open(client.pid, client.uid, self.quota.limit_bytes)
+        self.statistics.open(client.pid, client.uid, self.quota.limit_bytes, command_name(client.pid))
         self.client_uid = client.uid
         self.connection_state = ConnectionState()
         self.interface = InterfaceVersion(FeatureLevel.AIDL_V4)

@@ -211,7 +211,7 @@ class HelloReply(Greeting, frozen=True):
     """The driver accepts the client; `core` is the queue core that it runs on.
 
     `driver_pid` is the supervisor's pid and `worker_pid` that of the process that serves this client; an embedded
-    driver is both.
+    driver is both. `pages`: whether the memory comes with it in which the client counts its executions, 0 or 1.
     """
 
     protocol: U32
@@ -220,6 +220,7 @@ class HelloReply(Greeting, frozen=True):
     driver_pid: U32
     worker_pid: U32
     core: Name
+    pages: Annotated[int, Meta(ge=0, le=1)] = 0
 
 
 class Refused(Greeting, frozen=True):

@@ -15,7 +15,6 @@ from nnfmq.hal.types import (
     Request,
     RequestArgument,
 )
-from nnfmq.serialize.execution_stats import STATS_WORDS
 from nnfmq.serialize.messages.common import (
     I32,
     I64,
@@ -34,7 +33,6 @@ from nnfmq.serialize.messages.common import (
     Message,
     Prefixes,
     StatusReply,
-    Word,
     memory_to_data,
     to_data,
 )
@@ -228,17 +226,20 @@ class Execute(_RequestCall, frozen=True):
 
 
 class _ExecutionReply(StatusReply, frozen=True):
-    """Base class of the replies with the result of an execution; a time of -1 = not measured."""
+    """Base class of the replies with the result of an execution; a time of -1 = not measured.
+
+    `driver_ns` is the time from receiving the request to the result, for the client's statistics, whether or not the
+    HAL's times were asked for.
+    """
 
     shapes: Shapes = ()
     time_on_device_ns: Duration = -1
     time_in_driver_ns: Duration = -1
+    driver_ns: Duration = -1
 
 
 class Executed(_ExecutionReply, frozen=True):
-    """The result of an execution; `stages` are the words of its execution statistics, from word 0 on."""
-
-    stages: Annotated[tuple[Word, ...], Meta(max_length=STATS_WORDS)] = ()
+    """The result of an execution."""
 
 
 class ExecuteAsynchronously(_RequestCall, frozen=True):

@@ -31,7 +31,9 @@ class DriverLoad(NamedTuple):
     @classmethod
     def of(cls, statistics: DriverStatistics, worker_pid: int) -> DriverLoad:
         """Return the sums of a driver's statistics. `worker_pid` is the worker of this client."""
-        sums = {client.worker_pid: sum(model.driver_ns for model in client.models) for client in statistics.clients}
+        sums = {
+            client.worker_pid: sum(model.counts.driver_ns for model in client.models) for client in statistics.clients
+        }
         return cls(statistics.read_ns, sums.get(worker_pid, 0), sum(sums.values()))
 
 

@@ -12,6 +12,7 @@ from nnfmq.observe.driver_statistics import (
     CacheStatistics,
     ClientStatistics,
     DriverStatistics,
+    ModelCounts,
     ModelStatistics,
 )
 from nnfmq.observe.statistics_layout import LatencyHistogram
@@ -31,10 +32,15 @@ def latencies(*durations_ns: int) -> LatencyHistogram:
 
 def model(executions: int = 0, duration_ns: int = 4_000, **fields: Any) -> ModelStatistics:
     """Return a model whose executions took equally long, half of it in the engine."""
+    counts = counted(executions, duration_ns, failures=fields.pop("failures", 0))
+    return replace(ModelStatistics(1, "face.tflite", 0, "compiled", "camera.py", counts), **fields)
+
+
+def counted(executions: int, duration_ns: int = 4_000, failures: int = 0) -> ModelCounts:
+    """Return equally long executions, which took four times as long for the client, half of that in the queues."""
     total = executions * duration_ns
-    histogram = latencies(*[duration_ns] * executions)
-    made = ModelStatistics(1, "face.tflite", 0, "compiled", executions, 0, total, total // 2, histogram)
-    return replace(made, **fields)
+    times = (latencies(*[duration_ns * part // 2] * executions) for part in (8, 4, 2, 1))
+    return ModelCounts(executions, failures, 4 * total, 2 * total, total, total // 2, *times)
 
 
 def burst(executions: int = 0, **fields: Any) -> BurstStatistics:
@@ -44,7 +50,8 @@ def burst(executions: int = 0, **fields: Any) -> BurstStatistics:
 def client(executions: int = 0, **fields: Any) -> ClientStatistics:
     """Return a client that connected at 1 s, with one model and one burst."""
     models, bursts = (model(executions),), (burst(executions),)
-    made = ClientStatistics(NO_PID, NO_PID + 1, 1000, SECOND, executions, 0, 0, MIB, 100 * MIB, models, bursts)
+    numbers = NO_PID, NO_PID + 1, 1000, SECOND, executions, 0, 0, MIB, 100 * MIB
+    made = ClientStatistics(*numbers, models, bursts, program="camera.py")
     return replace(made, **fields)
 
 
