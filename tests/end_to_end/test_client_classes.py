@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
-from support.core_page import opened_page
-from support.drivers import LIMIT_S, Daemon, Process, Program, running_daemon, short_folder, until
+from support.core_page import SLOTS, Page, opened_page
+from support.drivers import LIMIT_S, Daemon, InThread, Process, Program, running_daemon, short_folder, until
+from support.models import slow_model
 
 import nnfmq
+from nnfmq.base.processes import allowed_cores
 from nnfmq.base.scheduling import Scheduling, scheduling_of
 from nnfmq.cli import main
 from nnfmq.driver.process.client_classes import SCHEDULING
@@ -31,6 +34,8 @@ with nnfmq.connect(sys.argv[1]) as client:
     print(client.worker_pid, flush=True)
     sys.stdin.read()
 """
+MODEL, INPUT = slow_model(8, 64), np.ones((1, 64, 64, 32), np.float32)
+CORES, OTHER = allowed_cores(), SLOTS // 2  # a place that no worker of these tests has
 BATCH, NORMAL, INTERACTIVE = ClientClass.BATCH, ClientClass.NORMAL, ClientClass.INTERACTIVE
 
 
@@ -141,6 +146,81 @@ def test_the_place_of_a_client_that_has_left_has_the_class_of_the_next_one(drive
         with connect(driver) as second:
             assert class_of(second) is NORMAL
             until(lambda: set(page.classes) == {0, NORMAL}, "the others have ended")
+
+
+@contextmanager
+def opened_burst(client: nnfmq.Client) -> Iterator[Callable[[], object]]:
+    """Yield a function that executes a model of some milliseconds over a burst."""
+    pytest.importorskip("llvmlite", exc_type=ImportError)
+    with client.device("compiled").prepare(MODEL, preference="sustained_speed") as prepared, prepared.burst() as burst:
+        yield lambda: burst.execute(INPUT, timeout=LIMIT_S)
+
+
+def test_a_batch_client_pauses_and_has_the_cores_at_once_when_its_class_changes(driver: Daemon) -> None:
+    with (
+        connect(driver, "batch") as client,
+        connect(driver) as administrator,
+        opened_burst(client) as execute,
+        opened_page(driver) as page,
+    ):
+        execute()
+        page.compute(OTHER, INTERACTIVE, CORES)
+        try:
+            running = InThread.start(execute)
+            until(lambda: any(page.paused), "its worker pauses")
+            administrator.set_client_class("interactive", client.worker_pid)
+            running.wait(5)
+            assert not any(page.paused)
+        finally:
+            page.end(OTHER)
+
+
+def test_a_batch_client_goes_on_when_the_worker_for_which_it_pauses_is_killed(driver: Daemon) -> None:
+    with (
+        connect(driver, "batch") as client,
+        connect(driver, "interactive") as other,
+        opened_burst(client) as execute,
+        opened_burst(other) as execute_other,
+        Process(other.worker_pid) as worker,
+        opened_page(driver) as page,
+    ):
+        number = page.classes.index(INTERACTIVE)
+        calling = InThread.start(lambda: [execute_other() for _ in range(100_000)])
+        until(lambda: stopped_while_busy(worker, page, number), "the other worker is stopped while it computes")
+        running = InThread.start(lambda: [execute() for _ in range(3)])
+        until(lambda: any(page.paused), "the worker of the batch client pauses")
+        worker.kill()
+        running.wait(5)
+        assert isinstance(calling.wait().error, nnfmq.DeadObject)
+        until(lambda: not any(page.paused) and not any(page.busy), "nobody pauses or computes")
+
+
+def stopped_while_busy(worker: Process, page: Page, number: int) -> bool:
+    """Stop a worker, and return whether it computed with all cores then; let it run again if not."""
+    worker.stop()
+    if page.busy[number]:
+        page.compute(number, INTERACTIVE, CORES)
+        return True
+    worker.resume()
+    return False
+
+
+def test_a_killed_batch_client_leaves_no_pause_behind(driver: Daemon) -> None:
+    with (
+        connect(driver, "batch") as client,
+        opened_burst(client) as execute,
+        Process(client.worker_pid) as worker,
+        opened_page(driver) as page,
+    ):
+        page.compute(OTHER, INTERACTIVE, CORES)
+        try:
+            running = InThread.start(execute)
+            until(lambda: any(page.paused), "its worker pauses")
+            worker.kill()
+            assert isinstance(running.wait().error, nnfmq.DeadObject)
+            until(lambda: not any(page.paused), "the supervisor clears the entry")
+        finally:
+            page.end(OTHER)
 
 
 def test_an_embedded_driver_shows_a_class_that_has_no_effect() -> None:

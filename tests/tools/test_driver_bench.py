@@ -15,6 +15,7 @@ from typing import Any
 
 import driver_bench
 import driver_calls
+import driver_classes
 import driver_hosting
 import driver_isolation
 import driver_memory
@@ -243,6 +244,23 @@ def test_throughput_and_misses_are_measured_beside_litert(folder: Path) -> None:
     assert report["targets"][0]["sense"] == "at least"
     assert [found["executions"] for found in deadlines.values()] == [4] * 3
     assert all(0 <= missed <= 4 for found in deadlines.values() for missed in found["missed"].values())
+
+
+def test_an_interactive_client_is_measured_beside_batch_clients(folder: Path) -> None:
+    pytest.importorskip("llvmlite", exc_type=ImportError)
+    report = reported(folder, "classes", "--quick", "--model", str(DIGITS))
+    (found,) = report["rounds"]
+    assert all(0 < found[name]["ms"]["p50"] <= found[name]["ms"]["p99"] for name in ("alone", "classes", "equal"))
+    assert all(found[name]["per_second"] > 0 for name in ("batch", "classes", "equal"))
+    assert report["targets"][0]["value"] == pytest.approx(found["classes"]["ms"]["p99"] / found["alone"]["ms"]["p99"])
+    left = found["batch"]["per_second"] * (1 - found["alone"]["cpu_share"] / len(os.sched_getaffinity(0)))
+    assert report["targets"][1]["value"] == pytest.approx(100 * found["classes"]["per_second"] / left)
+
+
+def test_fairness_is_jains_index() -> None:
+    assert driver_classes.jain([3, 3, 3]) == 1
+    assert driver_classes.jain([1, 0, 0, 0]) == 0.25
+    assert driver_classes.jain([2, 1]) == pytest.approx(0.9)
 
 
 def test_a_missing_model_is_an_error(folder: Path) -> None:

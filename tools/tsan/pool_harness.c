@@ -66,10 +66,16 @@ static void check(int64_t run, int64_t launch, int64_t items, const work *expect
         }
 }
 
-/* As many processes are busy as the number of the run says: launches use 4, 2 and 1 threads, and 4 again. */
+/* As many processes are busy as the number of the run says: launches use 4, 2 and 1 threads, and 4 again. All are of the
+ * class batch, so the threads of a launch look at each other process after every chunk, and none pauses. */
 static const nnfmq_core_division *divided(int64_t run) {
     static _Atomic uint64_t busy, claims;
-    static nnfmq_core_division division = {&busy, &claims, 1, (_Atomic uint8_t *)&busy, 1 + WORKERS};
+    static _Atomic uint64_t classes = 0x0101010101010101, uses, paused;
+    static _Atomic uint32_t resumed;
+    static nnfmq_core_division division = {
+        &busy, &claims, 1, (_Atomic uint8_t *)&busy, 1 + WORKERS, 0,
+        &classes, (_Atomic uint8_t *)&uses, (_Atomic uint8_t *)&paused, &resumed,
+    };
     static const uint64_t others[] = {0, 0x100, 0x1010100, 0x100000000};
     atomic_store_explicit(run % 2 ? &busy : &claims, others[run / 7 % 4], memory_order_relaxed);
     atomic_store_explicit(run % 2 ? &claims : &busy, others[run / 11 % 2], memory_order_relaxed);
@@ -84,7 +90,8 @@ static void run_once(nnfmq_pool *pool, int64_t run) {
         before[n] = works[n];
         launches[n] = (nnfmq_launch){add, &works[n], 1 + (run * LAUNCHES + n) % ITEMS, (run + n) % 3};
     }
-    nnfmq_pool_run(pool, divided(run), launches, 0, LAUNCHES, scratch, 64, NULL);
+    static nnfmq_pauses pauses;
+    nnfmq_pool_run(pool, divided(run), &pauses, launches, 0, LAUNCHES, scratch, 64, NULL);
     for (int64_t n = 0; n < LAUNCHES; n++)
         check(run, n, launches[n].items, &before[n]);
 }

@@ -31,7 +31,7 @@ import numpy as np
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
 from nnfmq.base.processes import allowed_cpus
-from nnfmq.engines.compiled.thread_pool import CoreDivision
+from nnfmq.engines.compiled.thread_pool import CoreDivision, CorePauses
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.queue.futex import ALL_BITS, futex_wait, futex_wake
 
@@ -64,7 +64,8 @@ __all__ = [
 # * a claim byte, which only that worker writes: 1 while it has or awaits a turn. The pools count it like a busy byte;
 # * a turn, IDLE, WAITING or RUNNING, and what the choice of the next turn depends on. At most as many
 #   executions have a turn as there are cores. Workers change the page under a file lock;
-# * the class of its client (`hal.client_class`), which only the supervisor writes.
+# * the class of its client (`hal.client_class`), which only the supervisor writes;
+# * how many threads its last run used, and whether it pauses for a client of a higher class. Only its pool writes both.
 #
 # A worker that dies at any instruction leaves at most its own entries, which the supervisor clears when the worker has
 # exited. The kernel releases the lock.
@@ -80,7 +81,8 @@ _CLAIMS, _TURNS, _WORDS, _TIMES = (SLOTS_MAX * number for number in (1, 2, 3, 7)
 _FIELDS = 5
 _VIRTUAL_NOW = _FIELDS * SLOTS_MAX
 _CLASSES = _TIMES + 8 * (_VIRTUAL_NOW + 1)
-_PAGE_BYTES = _CLASSES + SLOTS_MAX
+_USES, _PAUSED, _RESUMED = (_CLASSES + SLOTS_MAX * number for number in (1, 2, 3))
+_PAGE_BYTES = _RESUMED + 8
 
 
 class CorePage:
@@ -97,6 +99,9 @@ class CorePage:
         expected_ns: How long the execution will probably run.
         until_ns: Until when the running execution counts.
         classes: The classes of the clients.
+        uses: How many threads the last run of each worker used.
+        paused: Whether a worker pauses.
+        resumed: A futex word, which changes when those that pause are woken.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -105,7 +110,10 @@ class CorePage:
         self.claims = np.frombuffer(view, np.uint8, SLOTS_MAX, _CLAIMS)
         self.turns = view[_TURNS : _TURNS + SLOTS_MAX]
         self.words = view[_WORDS : _WORDS + 4 * SLOTS_MAX].cast("I")
-        self.classes = view[_CLASSES:_PAGE_BYTES]
+        self.classes, self.uses, self.paused = (
+            np.frombuffer(view, np.uint8, SLOTS_MAX, begin) for begin in (_CLASSES, _USES, _PAUSED)
+        )
+        self.resumed = np.frombuffer(view, np.uint32, 1, _RESUMED)
         times = view[_TIMES:_CLASSES].cast("q")
         self.due_ns, self.has_deadline, self.virtual_ns, self.expected_ns, self.until_ns = (
             times[field * SLOTS_MAX : (field + 1) * SLOTS_MAX] for field in range(_FIELDS)
@@ -133,7 +141,18 @@ class CorePage:
 
     def division(self, slot: int) -> CoreDivision:
         """Return the busy bytes, for the pool of the worker with `slot`."""
-        return CoreDivision(self.busy, self.claims, slot)
+        pauses = CorePauses(self.classes, self.uses, self.paused, self.resumed)
+        return CoreDivision(self.busy, self.claims, slot, pauses)
+
+    def class_of(self, slot: int) -> int:
+        """Return the class of a worker's client."""
+        return int(self.classes[slot]) or ClientClass.NORMAL
+
+    def resume(self) -> None:
+        """Let the workers that pause look again whether a core is left for them."""
+        if self.paused.any():
+            self.resumed[0] = (int(self.resumed[0]) + 1) % (1 << 32)
+            futex_wake(int(self.resumed.ctypes.data), ALL_BITS)
 
     def release(self) -> None:
         """Let the memory be unmapped. The object must not be used afterwards."""
@@ -159,8 +178,9 @@ class CoreShares(Closable):
     def release(self, slot: int) -> None:
         """Take back what a worker that has exited has of the cores, and let those that wait choose the next turn."""
         page = self._page
-        page.busy[slot - 1] = page.claims[slot - 1] = 0
+        page.busy[slot - 1] = page.claims[slot - 1] = page.uses[slot - 1] = page.paused[slot - 1] = 0
         page.turns[slot - 1], page.classes[slot - 1] = IDLE, 0
+        page.resume()
         for waiting, turn in enumerate(bytes(page.turns)):
             if turn == WAITING:
                 page.wake(waiting)
@@ -316,13 +336,15 @@ class CoreTurns:
                 self._give_turns(now_ns)
 
     def wake_chosen(self) -> None:
-        """Wake the workers that have been given turns.
+        """Wake the workers that have been given turns, and those that pause.
 
         A separate call, because the kernel may let a woken worker run at once on this CPU: the page must not be locked
         then, and the reply of the execution that has ended should be sent.
         """
         while self._chosen:
             self._page.wake(self._chosen.pop())
+        if not self._page.claims[self._me]:
+            self._page.resume()
 
     @property
     def are_taken(self) -> bool:
@@ -366,10 +388,15 @@ class CoreTurns:
         if WAITING not in turns:
             return
         waiting = [self._waiter(slot, now_ns) for slot, turn in enumerate(turns) if turn == WAITING]
-        running = sum(turn == RUNNING and page.until_ns[slot] > now_ns for slot, turn in enumerate(turns))
-        for _ in range(min(self.cores - running, len(waiting))):
+        running = [
+            page.class_of(slot) for slot, turn in enumerate(turns) if turn == RUNNING and page.until_ns[slot] > now_ns
+        ]
+        while waiting:
             chosen = next_turn(waiting, now_ns)
+            if sum(each >= chosen.client_class for each in running) >= self.cores:
+                return  # those of lower classes pause for it
             waiting.remove(chosen)
+            running.append(chosen.client_class)
             page.until_ns[chosen.slot] = now_ns + _hold_ns(chosen.expected_ns)
             page.virtual_now_ns = max(possible_virtual_ns(page.virtual_now_ns, now_ns), chosen.virtual_ns)
             page.turns[chosen.slot] = RUNNING
@@ -384,7 +411,7 @@ class CoreTurns:
             bool(page.has_deadline[slot]),
             possible_virtual_ns(page.virtual_ns[slot], now_ns),
             page.expected_ns[slot],
-            page.classes[slot],
+            page.class_of(slot),
         )
 
     @contextmanager

@@ -6,7 +6,7 @@ keeps this object, the launch records, the scratch memory and the kernels' code 
 """
 
 cimport cython
-from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -22,10 +22,18 @@ cdef extern from "_thread_pool.h" nogil:
         int64_t words
         uint8_t *own
         int64_t cores
+        int64_t number
+        const uint64_t *classes
+        uint8_t *uses
+        uint8_t *paused
+        uint32_t *resumed
+    ctypedef struct nnfmq_pauses:
+        pass
     const int NNFMQ_POOL_MAX_WORKERS
     nnfmq_pool *nnfmq_pool_new()
-    void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, const nnfmq_launch *launches,
-                        int64_t first, int64_t last, char *scratch, int64_t stride, int64_t *times)
+    void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, nnfmq_pauses *pauses,
+                        const nnfmq_launch *launches, int64_t first, int64_t last, char *scratch, int64_t stride,
+                        int64_t *times)
     void nnfmq_pool_work(nnfmq_pool *pool, int64_t me)
     void nnfmq_pool_stop(nnfmq_pool *pool)
 
@@ -53,6 +61,7 @@ cdef class LaunchCore:
 
     cdef nnfmq_pool *pool
     cdef nnfmq_core_division division
+    cdef nnfmq_pauses pauses
     cdef int64_t ended_ns  # the last run
 
     def __cinit__(self):
@@ -74,8 +83,16 @@ cdef class LaunchCore:
         if count % 8 or not 0 <= own < count:
             raise ValueError(f"busy byte {own} of {count}: their number is a multiple of 8")
         self.division = nnfmq_core_division(
-            <const uint64_t *>busy, <const uint64_t *>claims, count // 8, (<uint8_t *>busy) + own, cores
+            <const uint64_t *>busy, <const uint64_t *>claims, count // 8, (<uint8_t *>busy) + own, cores, own,
+            NULL, NULL, NULL, NULL
         )
+
+    def pause(self, uintptr_t classes, uintptr_t uses, uintptr_t paused, uintptr_t resumed):
+        """Pause for processes of higher classes from the next run on. Call `divide` before."""
+        self.division.classes = <const uint64_t *>classes
+        self.division.uses = <uint8_t *>uses
+        self.division.paused = <uint8_t *>paused
+        self.division.resumed = <uint32_t *>resumed
 
     def run(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch, int64_t stride,
             uintptr_t times=0):
@@ -83,14 +100,16 @@ cdef class LaunchCore:
         cdef const nnfmq_core_division *division = &self.division if self.division.words else NULL
         with nogil:
             self.pool.is_repeated = monotonic_ns() - self.ended_ns < REPEATED_NS
-            nnfmq_pool_run(self.pool, division, <const nnfmq_launch *>launches, first, last, <char *>scratch, stride,
-                           <int64_t *>times)
+            nnfmq_pool_run(self.pool, division, &self.pauses, <const nnfmq_launch *>launches, first, last,
+                           <char *>scratch, stride, <int64_t *>times)
             self.ended_ns = monotonic_ns()
 
     def run_serially(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch, uintptr_t times=0):
         """Run launch records on the calling thread. Blocks, without the GIL. Any number of callers."""
+        cdef nnfmq_pauses pauses = self.pauses  # a copy: the other caller has this one
+        cdef const nnfmq_core_division *division = &self.division if self.division.words else NULL
         with nogil:
-            nnfmq_pool_run(NULL, NULL, <const nnfmq_launch *>launches, first, last, <char *>scratch, 0,
+            nnfmq_pool_run(NULL, division, &pauses, <const nnfmq_launch *>launches, first, last, <char *>scratch, 0,
                            <int64_t *>times)
 
     def work(self, int64_t number):

@@ -40,6 +40,12 @@ class LaunchCore:
             ValueError: `own` or `count` is not possible.
         """
 
+    def pause(self, classes: int, uses: int, paused: int, resumed: int) -> None:
+        """Pause for processes of higher classes from the next run on. Call `divide` before.
+
+        The arguments are the addresses of the arrays of `CorePauses`. Without workers the pool never pauses.
+        """
+
     def run(self, launches: int, first: int, last: int, scratch: int, stride: int, times: int = 0) -> None:
         """Run the launch records from `first` to before `last` of those at address `launches`, with the workers.
 

@@ -9,10 +9,9 @@
  * The memory is private to one process, and so are the futexes: all threads of the pool end together. A child process
  * that was forked has no workers, and begins with new memory. One caller at a time: the owner of the pool sees to that.
  *
- * Pools of several processes may divide the cores: each has two bytes in memory that all of them map. The busy byte is 1
- * during a run; the claim byte while the process executes a model or waits for a core. A launch uses as many threads as the
- * cores, divided by the number of processes with either. The bytes are hints: they order nothing, and a wrong one costs
- * time, never a result. Each process writes its own bytes only, and the pool the busy byte.
+ * Pools of several processes may divide the cores (`_core_division.h`): before each launch a pool looks how many threads it
+ * may use, and if a client of a higher class needs all cores, it pauses. In a pool of the class batch a launch that is in
+ * progress ends sooner, too: its workers take no more chunks, and the caller pauses between two of them.
  *
  * Kernels run in the floating-point mode of their threads, that of IEEE 754: subnormal numbers are operands and results.
  *
@@ -52,6 +51,7 @@
 #include <unistd.h>
 
 #include "../../_pause.h"
+#include "_core_division.h"
 
 #define NNFMQ_POOL_MAX_WORKERS 15
 #ifndef NNFMQ_POOL_IDLE_SPINS         /* the model checker has smaller numbers */
@@ -60,6 +60,7 @@
 #define NNFMQ_POOL_AWAIT_SPINS 2000   /* of the caller, for a worker that still computes a chunk */
 #define NNFMQ_POOL_CHUNKS_PER_THREAD 4
 #endif
+#define NNFMQ_POOL_PIECES 8 /* of a launch that one thread computes, if it may pause in between */
 #define NNFMQ_POOL_YIELD_SPINS 100 /* without yielding: about 3 µs */
 #define NNFMQ_POOL_YIELD_PERIOD 8 /* spins between two yields */
 
@@ -100,6 +101,8 @@ typedef struct {
     int64_t stride; /* of the threads' scratch buffers */
     int64_t chunk;  /* work items */
     int64_t items;
+    const nnfmq_core_division *yields; /* NULL: a launch that has begun goes on */
+    nnfmq_pauses *pauses;
     int64_t is_repeated;    /* the caller's: the last run ended a short time ago, so workers that wake now stay awake */
     _Atomic int64_t active; /* threads that the run in progress uses: its workers spin longer */
 
@@ -110,15 +113,6 @@ typedef struct {
 
     nnfmq_pool_range ranges[1 + NNFMQ_POOL_MAX_WORKERS]; /* the caller's first */
 } nnfmq_pool;
-
-/* Where the bytes of all processes that divide the cores are, as 64-bit words; `own` is this process's busy byte. */
-typedef struct {
-    const _Atomic uint64_t *busy;
-    const _Atomic uint64_t *claims;
-    int64_t words;
-    _Atomic uint8_t *own;
-    int64_t cores;
-} nnfmq_core_division;
 
 /* What a worker remembers between two steps. */
 typedef struct {
@@ -152,6 +146,7 @@ static inline void nnfmq_pool_compute(nnfmq_pool *pool, int64_t me) {
     const nnfmq_kernel kernel = pool->kernel;
     void *const args = pool->args;
     char *const scratch = pool->scratch + me * pool->stride;
+    const nnfmq_core_division *const yields = pool->yields;
     if (me >= threads)
         return;
     for (int64_t visited = 0, owner = me; visited < threads; visited++) {
@@ -161,6 +156,10 @@ static inline void nnfmq_pool_compute(nnfmq_pool *pool, int64_t me) {
         while ((number = atomic_fetch_add_explicit(&range->next, 1, memory_order_relaxed)) < end) {
             const int64_t first = number * chunk, last = first + chunk;
             kernel(args, first, last < items ? last : items, scratch);
+            if (yields && me && !nnfmq_share(yields, 1))
+                return; /* the caller computes what is left */
+            if (yields && !me)
+                nnfmq_admit(yields, pool->pauses, 1);
         }
         owner = owner + 1 == threads ? 0 : owner + 1;
     }
@@ -304,18 +303,6 @@ static inline void nnfmq_pool_launch(nnfmq_pool *pool, const nnfmq_launch *launc
     nnfmq_pool_close(pool);
 }
 
-/* How many threads the next launch may use, from 1 to `most`: all, or those of this process's share of the cores. */
-static inline int64_t nnfmq_pool_share(const nnfmq_core_division *division, int64_t most) {
-    if (!division)
-        return most;
-    int64_t busy = 0;
-    for (int64_t word = 0; word < division->words; word++)
-        busy += __builtin_popcountll(atomic_load_explicit(&division->busy[word], memory_order_relaxed)
-                                     | atomic_load_explicit(&division->claims[word], memory_order_relaxed));
-    const int64_t share = busy > 1 ? division->cores / busy : most;
-    return share < 1 ? 1 : share < most ? share : most;
-}
-
 /* Sets how many threads the next launch uses; those beyond them go to sleep soon. */
 static inline int64_t nnfmq_pool_use(nnfmq_pool *pool, int64_t threads, int64_t before) {
     if (threads != before)
@@ -323,41 +310,59 @@ static inline int64_t nnfmq_pool_use(nnfmq_pool *pool, int64_t threads, int64_t 
     return threads;
 }
 
-static inline int64_t nnfmq_pool_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+/* Computes a launch on this thread alone, in pieces if the process yields. */
+static inline void nnfmq_pool_serial(const nnfmq_launch *launch, char *scratch, const nnfmq_core_division *yields,
+                                     nnfmq_pauses *pauses) {
+    const int64_t pieces = yields && launch->parallelism != NNFMQ_SERIAL ? NNFMQ_POOL_PIECES : 1;
+    const int64_t piece = (launch->items + pieces - 1) / pieces;
+    for (int64_t first = 0; first < launch->items || !first; first += piece) {
+        const int64_t last = first + piece;
+        if (first)
+            nnfmq_admit(yields, pauses, 1);
+        launch->kernel(launch->args, first, last < launch->items ? last : launch->items, scratch);
+        if (!piece)
+            return;
+    }
 }
 
 /* Runs the launches from `first` to before `last`. `scratch` has a buffer of `stride` bytes for each thread. Without a
- * pool (NULL) or workers this thread computes everything. `division` may be NULL: no other process counts. Unless `times`
- * is NULL, times[0] becomes the time before launch 0, and times[n + 1] that after launch n (CLOCK_MONOTONIC, ns). */
-static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, const nnfmq_launch *launches,
-                                  int64_t first, int64_t last, char *scratch, int64_t stride, int64_t *times) {
+ * pool (NULL) or workers this thread computes everything. `division` may be NULL: no other process counts; `pauses` as
+ * well: the process pauses for none. Unless `times` is NULL, times[0] becomes the time before launch 0, and times[n + 1]
+ * that after launch n (CLOCK_MONOTONIC, ns). */
+static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, nnfmq_pauses *pauses,
+                                  const nnfmq_launch *launches, int64_t first, int64_t last, char *scratch,
+                                  int64_t stride, int64_t *times) {
     const int64_t most = pool ? pool->workers + 1 : 1;
-    int64_t threads = 0; /* of the last launch */
-    if (division)
-        atomic_store_explicit(division->own, 1, memory_order_relaxed);
+    const nnfmq_core_division *const yields =
+        division && pauses && nnfmq_class(division) == NNFMQ_CLASS_BATCH ? division : NULL;
+    int64_t threads = 0, used = 1; /* of the last launch, and the most so far */
+    if (division && pool)
+        nnfmq_begin_run(division);
     if (most > 1) {
         pool->scratch = scratch;
         pool->stride = stride;
+        pool->yields = yields;
+        pool->pauses = pauses;
     }
     if (times && !first)
-        times[0] = nnfmq_pool_now();
+        times[0] = nnfmq_clock();
     for (const nnfmq_launch *launch = launches + first; launch < launches + last; launch++) {
+        const int64_t admitted = nnfmq_admit(division, pauses, most);
         if (most > 1)
-            threads = nnfmq_pool_use(pool, nnfmq_pool_share(division, most), threads);
-        if (threads > 1 && launch->parallelism != NNFMQ_SERIAL && launch->items > 0)
+            threads = nnfmq_pool_use(pool, admitted, threads);
+        if (threads > 1 && launch->parallelism != NNFMQ_SERIAL && launch->items > 0) {
+            used = threads > used ? threads : used;
             nnfmq_pool_launch(pool, launch, threads);
-        else
-            launch->kernel(launch->args, 0, launch->items, scratch);
+        } else {
+            nnfmq_pool_serial(launch, scratch, yields, pauses);
+        }
         if (times)
-            times[launch - launches + 1] = nnfmq_pool_now();
+            times[launch - launches + 1] = nnfmq_clock();
     }
     if (most > 1)
         atomic_store_explicit(&pool->active, 0, memory_order_relaxed);
-    if (division)
-        atomic_store_explicit(division->own, 0, memory_order_relaxed);
+    if (division && pool)
+        nnfmq_end_run(division, used);
 }
 
 #endif

@@ -7,7 +7,7 @@ work wake them, and in runs that follow each other quickly every parallel launch
 not depend on the schedule.
 
 The pools of several processes can divide the cores between them (`CoreDivision`): before each launch a pool counts the
-busy processes, and uses no more threads than its share.
+busy processes, and uses no more threads than its share. It pauses while a higher class uses all cores.
 
 The loops of the threads are C (`_thread_pool.h`, which has the protocol) in the compiled core `_pool`. Without it the
 calling thread computes alone (`_pypool`); `nnfmq doctor` reports that, and so does the log.
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RECORD_WORDS",
     "CoreDivision",
+    "CorePauses",
     "Parallelism",
     "ThreadPool",
     "available",
@@ -90,6 +91,22 @@ class Parallelism(IntEnum):
     PARALLEL_WAKE = 2
 
 
+class CorePauses(NamedTuple):
+    """What processes need to know of each other to pause, with an entry for each, in memory that all of them map.
+
+    Attributes:
+        classes: The classes, `hal.client_class`; 0 counts as normal. The pool only reads them.
+        uses: How many threads the last run of a process used.
+        paused: 1 while a process pauses, otherwise 0. Whoever learns of its death clears it.
+        resumed: A futex word of 4 bytes, which changes when those that pause are woken.
+    """
+
+    classes: Array
+    uses: Array
+    paused: Array
+    resumed: Array
+
+
 class CoreDivision(NamedTuple):
     """Which processes divide the cores of this machine: two bytes of each, in memory that all of them map.
 
@@ -100,11 +117,13 @@ class CoreDivision(NamedTuple):
         claims: As many claim bytes, which the pool reads only. A byte is 1 while its process
             executes a model or waits for a core.
         own: The number of this process's bytes.
+        pauses: What processes of different classes know of each other; None = all are equal.
     """
 
     busy: Array
     claims: Array
     own: int
+    pauses: CorePauses | None = None
 
 
 class ThreadPool:
@@ -130,11 +149,11 @@ class ThreadPool:
         another thread runs launches with the pool, this thread computes alone. `times`, unless it is 0, is where the
         time before launch 0 and after each launch goes (`_pypool.LaunchCore.run`).
         """
-        if not self.worker_count or not self._in_use.acquire(blocking=False):
+        if not self._in_use.acquire(blocking=False):
             self._core.run_serially(records, first, last, scratch, times)
             return
         try:
-            if not self._threads:
+            if self.worker_count and not self._threads:
                 self._start()
             self._core.run(records, first, last, scratch, stride, times)
         finally:
@@ -143,7 +162,9 @@ class ThreadPool:
     def divide(self, division: CoreDivision, cores: int) -> None:
         """Use no more than a share of `cores` from the next run on: `cores` divided by the number of busy processes.
 
-        A run uses a thread at least, and looks again before each launch. The pool keeps the bytes' memory.
+        What processes of higher classes use is not divided, and if that is all, a run pauses before its next launch
+        (`_core_division.h`). A run uses a thread at least, and looks again before each launch. The pool keeps the
+        bytes' memory.
         """
         with self._in_use:
             self._division = division, cores
@@ -151,8 +172,10 @@ class ThreadPool:
 
     def _divide(self) -> None:
         if self._division is not None:
-            (busy, claims, own), cores = self._division
+            (busy, claims, own, pauses), cores = self._division
             self._core.divide(busy.ctypes.data, claims.ctypes.data, busy.nbytes, own, cores)
+            if pauses is not None:
+                self._core.pause(*(array.ctypes.data for array in pauses))
 
     def stop(self) -> None:
         """Stop the worker threads and join them. The next `run` starts them again."""

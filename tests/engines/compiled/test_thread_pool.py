@@ -13,16 +13,18 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from support.drivers import until
+from support.drivers import InThread, until
 
 from nnfmq.engines.compiled import thread_pool
 from nnfmq.engines.compiled.code_generator import compile_ir
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
 from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.target import host_target
-from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, CoreDivision, Parallelism, ThreadPool
+from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, CoreDivision, CorePauses, Parallelism, ThreadPool
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.lab.roofline import CopyBandwidth
 from nnfmq.operations.declaration import Array
+from nnfmq.queue.futex import ALL_BITS, futex_wake
 
 MAX_ITEMS = 1000
 SPINS = 1 << 31  # some seconds
@@ -80,6 +82,17 @@ entry:
   %word = zext i8 %byte to i64
   %seen.at = getelementptr i64, ptr %args, i64 1
   store i64 %word, ptr %seen.at
+  ret void
+}}
+
+; Sets the byte at the address in word 0, and adds the number of items to word 1.
+define void @interrupt(ptr %args, i64 %begin, i64 %end, ptr %scratch) {{
+entry:
+  %byte.at = load ptr, ptr %args
+  store atomic i8 1, ptr %byte.at monotonic, align 1
+  %items = sub i64 %end, %begin
+  %sum.at = getelementptr i64, ptr %args, i64 1
+  %before = atomicrmw add ptr %sum.at, i64 %items seq_cst
   ret void
 }}
 
@@ -249,6 +262,115 @@ def test_a_pool_is_busy_during_its_runs_also_after_it_was_stopped(
         run_launches(pool, kernels.address("observe"), [args], 1)
         assert (args[1], busy.tolist()) == (1, [0] * 8)
         pool.stop()
+
+
+BATCH, NORMAL, INTERACTIVE = ClientClass.BATCH, ClientClass.NORMAL, ClientClass.INTERACTIVE
+OWN, OTHER = 3, 12
+
+
+class Shared:
+    """What processes share, with another one that is busy. `own` is the class of the pool's client."""
+
+    def __init__(self, own: int, other: int, uses: int) -> None:
+        self.busy, self.claims, self.classes, self.uses, self.paused = np.zeros((5, 16), np.uint8)
+        self.resumed = np.zeros(1, np.uint32)
+        self.classes[[OWN, OTHER]], self.uses[OTHER], self.busy[OTHER] = (own, other), uses, 1
+
+    def division(self) -> CoreDivision:
+        return CoreDivision(self.busy, self.claims, OWN, CorePauses(self.classes, self.uses, self.paused, self.resumed))
+
+    def end_other(self) -> None:
+        """Let the other process end its run and wake those that pause."""
+        self.busy[OTHER] = 0
+        self.resumed[0] += 1
+        futex_wake(int(self.resumed.ctypes.data), ALL_BITS)
+
+
+def run_beside(kernels: LoadedCode, pool: ThreadPool, shared: Shared, cores: int = 2) -> tuple[InThread, Array]:
+    """Start a run of 20 launches of 8 items, each of which counts itself."""
+    pool.divide(shared.division(), cores)
+    count = np.zeros(8, np.int64)
+    return InThread.start(lambda: run_launches(pool, kernels.address("count"), [count] * 20, 8)), count
+
+
+@pytest.mark.parametrize(("own", "other"), [(BATCH, INTERACTIVE), (BATCH, NORMAL), (NORMAL, INTERACTIVE)])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pool_pauses_while_a_process_of_a_higher_class_uses_all_cores(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool], workers: int, own: int, other: int
+) -> None:
+    shared = Shared(own, other, 2)
+    running, count = run_beside(kernels, make_pool(workers), shared)
+    until(lambda: shared.paused[OWN] == 1, "it pauses")
+    assert not count.any()
+    shared.end_other()
+    running.wait()
+    assert (count == 20).all() and not shared.paused.any() and not shared.busy.any()
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "uses", "cores"),
+    [
+        (INTERACTIVE, BATCH, 2, 2),
+        (BATCH, BATCH, 2, 2),
+        (0, NORMAL, 2, 2),
+        (NORMAL, 0, 2, 2),
+        (BATCH, INTERACTIVE, 1, 2),
+    ],
+)
+def test_a_pool_goes_on_beside_equals_and_lower_classes_and_if_a_core_is_left(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool], own: int, other: int, uses: int, cores: int
+) -> None:
+    running, count = run_beside(kernels, make_pool(1), Shared(own, other, uses), cores)
+    running.wait(5)
+    assert (count == 20).all()
+
+
+def test_a_pool_whose_class_rises_while_it_pauses_goes_on(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]
+) -> None:
+    shared = Shared(BATCH, NORMAL, 2)
+    running, count = run_beside(kernels, make_pool(1), shared)
+    until(lambda: shared.paused[OWN] == 1, "it pauses")
+    shared.classes[OWN] = NORMAL
+    running.wait(5)
+    assert (count == 20).all()
+
+
+def test_a_pool_does_not_pause_forever_for_a_process_that_was_stopped(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]
+) -> None:
+    begin = time.monotonic()
+    running, count = run_beside(kernels, make_pool(1), Shared(BATCH, INTERACTIVE, 2))
+    running.wait(10)
+    assert (count == 20).all() and time.monotonic() - begin > 0.5
+
+
+def test_the_threads_of_a_run_are_known_to_others_and_those_that_pause_are_woken_at_its_end(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]
+) -> None:
+    pool, shared = make_pool(1), Shared(INTERACTIVE, BATCH, 2)
+    shared.busy[OTHER], shared.paused[OTHER] = 0, 1
+    pool.divide(shared.division(), 2)
+    run_launches(pool, kernels.address("count"), [np.zeros(8, np.int64)], 8)
+    assert (shared.uses[OWN], shared.resumed[0]) == (2, 1)
+    shared.claims[OWN] = 1  # its execution goes on
+    run_launches(pool, kernels.address("count"), [np.zeros(8, np.int64)], 8)
+    assert shared.resumed[0] == 1
+
+
+def test_a_batch_pool_pauses_within_a_launch(kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]) -> None:
+    shared = Shared(BATCH, INTERACTIVE, 1)
+    shared.busy[OTHER] = 0
+    pool = make_pool(0)
+    pool.divide(shared.division(), 1)
+    args = np.array([shared.busy.ctypes.data + OTHER, 0], np.int64)  # word 1: how many items have been computed
+    running = InThread.start(lambda: run_launches(pool, kernels.address("interrupt"), [args], 80))
+    until(lambda: shared.paused[OWN] == 1, "it pauses")
+    assert args[1] == 10  # an eighth of the items
+    shared.busy[OTHER] = 0
+    args[0] = shared.busy.ctypes.data  # another byte
+    running.wait(5)
+    assert args[1] == 80
 
 
 def test_busy_bytes_that_are_no_whole_words_are_rejected(make_pool: Callable[[int], ThreadPool]) -> None:

@@ -19,6 +19,7 @@ FAR_NS = 1 << 61
 _TURNS, _TIMES = 2 * SLOTS, 7 * SLOTS
 _DUE, _HAS_DEADLINE, _VIRTUAL, _EXPECTED, _UNTIL = range(5)
 _CLASSES = _TIMES + 8 * (5 * SLOTS + 1)
+_USES, _PAUSED = _CLASSES + SLOTS, _CLASSES + 2 * SLOTS
 
 
 class Page:
@@ -42,9 +43,21 @@ class Page:
         """The class of each worker's client."""
         return os.pread(self._fd, SLOTS, _CLASSES)
 
-    def set_class(self, number: int, client_class: int) -> None:
-        """Write a class, as if the supervisor did."""
+    @property
+    def paused(self) -> bytes:
+        """Whether each worker pauses."""
+        return os.pread(self._fd, SLOTS, _PAUSED)
+
+    def compute(self, number: int, client_class: int, threads: int) -> None:
+        """Let another worker compute, whose client has a class, and whose last run used so many threads."""
         os.pwrite(self._fd, bytes([client_class]), _CLASSES + number)
+        os.pwrite(self._fd, bytes([threads]), _USES + number)
+        self.set_busy(number, 1)
+
+    def end(self, number: int) -> None:
+        """Let that worker end, without a wake-up."""
+        self.set_busy(number, 0)
+        os.pwrite(self._fd, bytes(1), _CLASSES + number)
 
     def set_busy(self, number: int, value: int) -> None:
         """Write a busy byte, as if a worker did."""

@@ -102,6 +102,7 @@ PLAIN(8)
         *expected = (type)atomic(COMPARE, at, sizeof(type), value, before, order); \
         return *expected == before; \
     }
+ATOMIC(8, int8_t)
 ATOMIC(32, int32_t)
 ATOMIC(64, int64_t)
 

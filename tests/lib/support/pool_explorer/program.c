@@ -45,7 +45,7 @@ int64_t explored_step(int64_t me, int64_t *state) {
 int64_t explored_run(int64_t amount, int64_t *state) {
     nnfmq_launch launches[2] = {{add, &explored_data, state[0], state[2]}, {add, &explored_data, state[0], state[2]}};
     explored_data.amount = amount;
-    nnfmq_pool_run(&explored_pool, NULL, launches, 0, state[1], 0, 0, NULL);
+    nnfmq_pool_run(&explored_pool, NULL, NULL, launches, 0, state[1], 0, 0, NULL);
     return 0;
 }
 

@@ -101,6 +101,7 @@ def build(folder: Path, workers: int, spins: tuple[int, int, int], bugs: Sequenc
     (folder / "a" / "b").mkdir(parents=True)
     (folder / "_pause.h").write_text((ROOT / "nnfmq" / "_pause.h").read_text("utf-8"))
     (folder / "a" / "b" / "_thread_pool.h").write_text(text)
+    (folder / "a" / "b" / "_core_division.h").write_text(HEADER.with_name("_core_division.h").read_text("utf-8"))
     compiler = [shutil.which("cc") or "cc", "-std=c11", "-O1", "-g", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     names = ("IDLE", "BUSY", "AWAIT")
     options = [f"-DNNFMQ_POOL_{name}_SPINS={count}" for name, count in zip(names, spins, strict=True)]
