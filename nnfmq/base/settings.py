@@ -495,8 +495,8 @@ CLIENT_MEMORY_MIB: Setting[int | None] = Setting(
     meaning="memory that one client may take in the driver", default_text="half of `memory_mib`",
 )  # fmt: skip
 PROCESS_CLIENTS: Setting[int] = Setting(
-    "NNFMQ_PROCESS_CLIENTS", integer(1, 64, "clients"), 32, reader="driver", reloads="at once",
-    meaning="how many of the driver's 64 clients may be of one process",
+    "NNFMQ_PROCESS_CLIENTS", integer(1, 62, "clients"), 32, reader="driver", reloads="at once",
+    meaning="how many of the driver's 62 clients may be of one process",
 )  # fmt: skip
 CLIENT_CLASS: Setting[str | None] = Setting(
     "NNFMQ_CLIENT_CLASS", choice(*CLASSES), None, reader="client",

@@ -32,7 +32,7 @@ def execute(arguments: argparse.Namespace) -> int:
     import nnfmq
     from nnfmq.cli.statistics import Activity, take_sample
 
-    with nnfmq.connect(arguments.connect, embedded=False, recover=False) as client:
+    with nnfmq.connect(arguments.connect, embedded=False, recover=False, monitor=True) as client:
         if arguments.action == "set":
             for row in _chosen(Activity(take_sample(client)).clients, arguments.id):
                 client.set_client_class(arguments.set_class, row.client.worker_pid)

@@ -99,16 +99,16 @@ def add_class_argument(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def open_client(target: str | None) -> Client:
+def open_client(target: str | None, *, monitor: bool = False) -> Client:
     """Connect to `target`, the value of --connect, and return the client, which the caller closes.
 
-    The death of the driver is an error of the command.
+    The death of the driver is an error of the command. `monitor` is that of `nnfmq.connect`.
     """
     import nnfmq
 
     if target == "embedded":
-        return nnfmq.connect(embedded=True, recover=False)
-    return nnfmq.connect(target, recover=False)
+        return nnfmq.connect(embedded=True, recover=False, monitor=monitor)
+    return nnfmq.connect(target, recover=False, monitor=monitor)
 
 
 def open_runtime(target: str | None) -> Runtime:

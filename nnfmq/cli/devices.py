@@ -69,7 +69,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.connect is None and not arguments.set:
         _print(arguments, _of_all_drivers(arguments.capabilities))
         return 0
-    with _open_administered(arguments.connect) if arguments.set else open_client(arguments.connect) as client:
+    connect = _open_administered if arguments.set else partial(open_client, monitor=True)
+    with connect(arguments.connect) as client:
         for name, status in arguments.set:
             client.set_device_status(name, DeviceStatus[status], keep=arguments.keep)
         driver = _driver_name(arguments.connect)
@@ -124,7 +125,7 @@ def _open_administered(target: str | None) -> Client:
     import nnfmq
 
     try:
-        return nnfmq.connect(target, embedded=False, recover=False)
+        return nnfmq.connect(target, embedded=False, recover=False, monitor=True)
     except nnfmq.DeviceUnavailable as error:
         raise nnfmq.DeviceUnavailable(f"{error}; --set needs the option --allow-device-status of it") from None
 

@@ -117,7 +117,7 @@ class DriverReader:
         import nnfmq
 
         if self._client is None:
-            self._client = nnfmq.connect(self._path, embedded=False, recover=False)
+            self._client = nnfmq.connect(self._path, embedded=False, recover=False, monitor=True)
         return self._client
 
     def close(self) -> None:

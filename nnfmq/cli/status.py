@@ -36,7 +36,7 @@ def execute(arguments: argparse.Namespace) -> int:
     import nnfmq
     from nnfmq.cli.statistics import Activity, read_served_models, take_sample
 
-    with nnfmq.connect(arguments.connect, embedded=False, recover=False) as client:
+    with nnfmq.connect(arguments.connect, embedded=False, recover=False, monitor=True) as client:
         activity = Activity(take_sample(client))
         served, problem = read_served_models(client, arguments.connect, _REPOSITORY_S)
     if arguments.json:

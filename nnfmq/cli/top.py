@@ -61,7 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"nnfmq: error: {problem}", file=sys.stderr)
         return 2
-    with nnfmq.connect(arguments.connect, embedded=False, recover=not arguments.once) as client:
+    with nnfmq.connect(arguments.connect, embedded=False, recover=not arguments.once, monitor=True) as client:
         if not arguments.once:
             return _show(client, arguments)
         activity = _one_interval(client, arguments.interval)
@@ -145,6 +145,6 @@ def _show(client: Client, arguments: argparse.Namespace) -> int:
         remedy = "the live view needs textual: pip install 'nnfmq[top]'; --once works without"
         print(f"nnfmq: error: {remedy}", file=sys.stderr)
         return 1
-    connect_again = partial(nnfmq.connect, arguments.connect, embedded=False, timeout=_CONNECT_S)
+    connect_again = partial(nnfmq.connect, arguments.connect, embedded=False, timeout=_CONNECT_S, monitor=True)
     TopScreen(client, arguments.interval, arguments.connect, connect_again).run()
     return 0

@@ -105,6 +105,17 @@ REPLIES: dict[type[messages.Call], tuple[type[messages.Call], ...]] = {
 NOTIFICATIONS: dict[type[messages.Call], type[messages.Call]] = {
     messages.PreparationProgress: messages.PreparedModelReady
 }
+MONITOR_CALLS = frozenset(
+    (
+        messages.ListDevices,
+        messages.GetCapabilities,
+        messages.SetDeviceStatus,
+        messages.GetStatistics,
+        messages.SetClientClass,
+        messages.TraceDriver,
+    )
+)
+"""What a client may call that has said in its Hello that it only looks at the driver."""
 _DRIVER_CALLS = (messages.GetMemories,)  # the client sends all others
 
 _CLIENT_CALLS = [call for call in REPLIES if call not in _DRIVER_CALLS]

@@ -101,7 +101,13 @@ class Fake(Managed):
     states: tuple[StateInfo, ...] = ()
 
     def connect(
-        self, path: object = None, *, embedded: bool | None = None, timeout: float = 10.0, recover: bool = True
+        self,
+        path: object = None,
+        *,
+        embedded: bool | None = None,
+        timeout: float = 10.0,
+        recover: bool = True,
+        monitor: bool = False,
     ) -> Self:
         self.connected.append((path, embedded))
         return self

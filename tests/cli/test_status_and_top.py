@@ -42,8 +42,8 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
     def use(*readings: Any) -> FakeClient:
         made = FakeClient(*readings)
 
-        def connected(_path: object, *, embedded: bool, recover: bool = False) -> FakeClient:
-            assert not embedded
+        def connected(_path: object, *, embedded: bool, recover: bool = False, monitor: bool) -> FakeClient:
+            assert not embedded and monitor
             made.recovers = recover
             return made
 

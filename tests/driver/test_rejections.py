@@ -28,7 +28,7 @@ def test_of_many_rejections_the_log_has_one_line_in_a_while_and_their_number(
     now_s += pending_clients._LOG_INTERVAL_S
     reject("it is late")
     reject("it is later")
-    who = f"(process {os.getpid()})"
+    who = f"(process {os.getpid()}, uid {os.getuid()})"
     assert caplog.messages == [
         f"client rejected: it is number 0 {who}",
         f"client rejected: it is late {who}; 999 more before this one",

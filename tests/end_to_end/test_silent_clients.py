@@ -87,7 +87,7 @@ def test_LIFE_7_of_too_many_silent_connections_of_a_process_the_oldest_is_reject
         hello = messages.Hello(control_protocol.PROTOCOL, "AIDL v4", "late")
         channels[1].send(control_protocol.encode(hello))
         with channels[1].receive(time.monotonic_ns() + int(LIMIT_S * 1e9)) as frame:
-            reply = control_protocol.decode(frame.data, sender=PeerRole.DRIVER)
+            reply = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=frame.fd_count)
         assert isinstance(reply, messages.HelloReply)
 
 
@@ -139,7 +139,7 @@ def test_LIFE_7_the_supervisor_survives_any_first_frame(daemon: Daemon) -> None:
             peer.settimeout(LIMIT_S)
             answer = peer.recv(1 << 16) if data else b""
         if answer:  # a rejection, or the reply to a Hello whose damage is in the client's name
-            message = control_protocol.decode(answer[1:], sender=PeerRole.DRIVER)
+            message = control_protocol.decode(answer[1:], sender=PeerRole.DRIVER, fds=None)
             assert isinstance(message, messages.Refused | messages.HelloReply)
     with daemon.connect() as client:
         assert executes(client)

@@ -176,10 +176,10 @@ def test_each_of_4_concurrent_clients_has_its_own_worker(daemon: Daemon) -> None
 
 
 def test_clients_that_connect_at_the_same_time_are_all_served(daemon: Daemon) -> None:
-    calls = [InThread.start(daemon.connect) for _ in range(8)]
+    calls = [InThread.start(daemon.connect) for _ in range(20)]
     with ExitStack() as stack:
         clients = [stack.enter_context(call.wait().value) for call in calls]
-        assert len({client.worker_pid for client in clients}) == 8
+        assert len({client.worker_pid for client in clients}) == 20
 
 
 def test_a_client_beyond_the_limit_is_rejected_until_another_leaves(folder: Path) -> None:
@@ -192,6 +192,10 @@ def test_a_client_beyond_the_limit_is_rejected_until_another_leaves(folder: Path
             ):
                 daemon.connect()
         assert clients[1].statistics().rejected_clients == 3
+        with nnfmq.connect(path, monitor=True) as monitor:  # which has a place of its own
+            assert monitor.statistics().rejected_clients == 3
+            with pytest.raises(nnfmq.InvalidArgument, match="a monitor may not call PrepareModel"):
+                monitor.device("reference").prepare(null_model())
         clients[0].close()
         until(lambda: admits(daemon), "one has left, so another one may come")
 

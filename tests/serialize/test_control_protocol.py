@@ -64,7 +64,7 @@ CONFIG = messages.ConfigData(MeasureTiming.NO, -1)
 SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     (
         CLIENT,
-        {"protocol": 1, "interface": "aidl-4", "client_name": "run.py", "client_class": None},
+        {"protocol": 1, "interface": "aidl-4", "client_name": "run.py", "client_class": None, "is_monitor": False},
         messages.Hello(1, "aidl-4", "run.py"),
         0,
     ),
@@ -411,6 +411,7 @@ MAY_BE_ABSENT = {
     ("PrepareModel", "consumers"),
     ("DeviceCapabilities", "capabilities"),
     ("Hello", "client_class"),
+    ("Hello", "is_monitor"),
     ("FileDescription", "description"),
     ("PrepareModel", "hints"),
     ("PrepareModel", "extensions"),

@@ -46,6 +46,7 @@ def connect(
     interface: str = INTERFACE,
     recover: bool = True,
     client_class: ClassArgument | None = None,
+    monitor: bool = False,
 ) -> Client:
     """Connect to a driver and return a client, which the caller closes; blocks.
 
@@ -74,6 +75,8 @@ def connect(
             in place of the driver.
         client_class: "interactive", "normal" or "batch": which of several clients of a driver goes first; by default
             $NNFMQ_CLIENT_CLASS, or what the driver decides (docs/how-to/run-a-driver.md).
+        monitor: Whether the client only looks at the driver: its devices, its statistics, its traces. It gets a place
+            that the driver keeps for that when all others are taken, and can prepare no model.
 
     Raises:
         DeviceUnavailable: If no driver can be reached, or it runs as another user, or it exits while it starts.
@@ -90,7 +93,7 @@ def connect(
         trace.start()
     if embedded and (path is not None or wait):
         raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
-    options = _Options(interface, recover, server_uid, _class_of(client_class))
+    options = _Options(interface, recover, server_uid, _class_of(client_class), monitor)
     if embedded:
         return _connect_embedded(deadline_ns, wait_ready, options)
     socket_path = client_socket() if path is None else Path(path)
@@ -145,6 +148,7 @@ class _Options(NamedTuple):
     recover: bool = False
     server_uid: int | None = None
     client_class: ClientClass | None = None
+    is_monitor: bool = False
     variables: Mapping[str, str] = MappingProxyType({})
     """Of an embedded driver's environment."""
 
@@ -178,7 +182,7 @@ def _start_connection(channel: Channel, options: _Options, deadline_ns: int | No
     channel.enlarge_descriptor_table()
     from nnfmq.client.connection.connection import Connection  # while the driver starts
 
-    return Connection.start(channel, deadline_ns, options.interface, options.client_class)
+    return Connection.start(channel, deadline_ns, options.interface, options.client_class, options.is_monitor)
 
 
 def _new_client(

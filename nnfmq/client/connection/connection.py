@@ -344,6 +344,7 @@ class Connection(DroppedConnection):
         deadline_ns: int | None,
         interface: str = INTERFACE,
         client_class: ClientClass | None = None,
+        is_monitor: bool = False,
     ) -> Connection:
         """Send Hello over `channel` and return, while the driver may still start. Takes ownership of `channel`.
 
@@ -354,6 +355,7 @@ class Connection(DroppedConnection):
             deadline_ns: End of every wait for the driver's reply, on the monotonic clock; None = no limit.
             interface: An interface version, from "HIDL 1.0" to "AIDL v4".
             client_class: The class that the client asks for; None = the driver decides.
+            is_monitor: Whether the client only looks at the driver.
 
         Raises:
             InvalidArgument: If the interface version is unknown.
@@ -367,7 +369,7 @@ class Connection(DroppedConnection):
         open_connections.add(connection)
         try:
             name = f"pid {os.getpid()}"
-            hello = messages.Hello(control_protocol.PROTOCOL, interface, name, client_class)
+            hello = messages.Hello(control_protocol.PROTOCOL, interface, name, client_class, is_monitor)
             # Sending fails if the driver has rejected the client already; its reply then contains the reason.
             with contextlib.suppress(DeadObject, ProtocolError):
                 connection._send(hello, (), deadline_ns)

@@ -90,7 +90,7 @@ def check_hello(hello: messages.Hello) -> str:
 
 
 HELLO_TIMEOUT_S = 5.0
-PROCESS_MAX = 16  # a process that connects from many threads at once has sent most Hellos before they are accepted
+PROCESS_MAX = 32  # threads of a process that connect at once may all be accepted before one has sent its Hello
 PENDING_MAX = 256  # one fd each
 _LOG_INTERVAL_S = 5.0
 _log = logging.getLogger("nnfmq.supervisor")
@@ -248,7 +248,7 @@ _limited_log = _LimitedLog()
 def reject(channel: Channel, status: ErrorStatus, text: str) -> None:
     """Log the reason, send it to the client and close the connection. Does not block."""
     with channel, suppress(DeadObject, MissedDeadlineTransient, OSError):
-        _limited_log.warning(f"client rejected: {text} (process {channel.peer().pid})")
+        _limited_log.warning(f"client rejected: {text} (process {channel.peer().pid}, uid {channel.peer().uid})")
         channel.send(_encoded_rejection(status, text), (), NO_WAIT)
 
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from nnfmq.base import settings
 from nnfmq.base.accounts import ServedUsers, UidPool, take_account
-from nnfmq.base.channel import Channel, Listener
+from nnfmq.base.channel import Channel, Credentials, Listener
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
 from nnfmq.base.packages import installed_version
@@ -47,9 +47,10 @@ from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, r
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
 from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares, total_limit_bytes
+from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, Place, why_full
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.hand_over import Predecessor, Successor
-from nnfmq.driver.process.pending_clients import PendingClients, reject
+from nnfmq.driver.process.pending_clients import PendingClients, decode_greeting, reject
 from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerSetup, preload
@@ -57,13 +58,11 @@ from nnfmq.driver.process.workers import RepositoryProcess, WorkerProcesses
 from nnfmq.engines.memory import trim_memory
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument
 
-CLIENTS_MAX = 64
 _PATH_BYTES_MAX = 107  # of sun_path
 _ACCEPTED_AT_ONCE = 64  # before other events are handled
 # Shortages of this process or the system: the listening socket is intact, so accepting is tried again after a pause.
 _ACCEPT_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _ACCEPT_PAUSE_S = 0.1
-_PROCESS_CLIENTS = settings.PROCESS_CLIENTS.variable
 _log = logging.getLogger("nnfmq.supervisor")
 
 
@@ -220,26 +219,19 @@ class Supervisor(Closable):
             os.close(fd)
 
     def _on_hello(self, channel: Channel, hello: bytes) -> None:
-        reason = self._why_full(channel.peer().pid)
+        client = channel.peer()
+        is_monitor = decode_greeting(hello).is_monitor and client.uid in (os.getuid(), 0)
+        place = self._place(client, is_monitor)
+        taken = [self._place(*served) for served in self._workers.clients]
+        reason = why_full(place, taken, self._repository is not None, CLIENTS_MAX)
         if reason:
             self._workers.reject_surplus(channel, reason)
         else:
             self._workers.start(channel, hello)
 
-    def _why_full(self, pid: int) -> str:
-        """Return why this driver does not serve another client of a process now, for the client; empty if it does."""
-        pids, repository = self._workers.client_pids, self._repository
-        if len(pids) >= CLIENTS_MAX:
-            return f"this driver serves {CLIENTS_MAX} clients already"
-        if repository is None or not repository.includes(pid):
-            limit = settings.PROCESS_CLIENTS.value()
-            if pid and pids.count(pid) >= limit:
-                return (
-                    f"process {pid} has {limit} clients already, the limit that ${_PROCESS_CLIENTS} of the driver sets"
-                )
-            if repository is not None and len(pids) == CLIENTS_MAX - 1 and not any(map(repository.includes, pids)):
-                return f"this driver serves {len(pids)} clients already, and its model repository has the last place"
-        return ""
+    def _place(self, client: Credentials, is_monitor: bool) -> Place:
+        is_repository = self._repository is not None and self._repository.includes(client.pid)
+        return Place(client.pid, client.uid, is_monitor, is_repository)
 
     def close(self) -> None:
         """Close the supervisor's own fds. Idempotent."""
@@ -457,12 +449,10 @@ def _prepare_workers(
     """Load what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
     preload(has_cache=uids is None)
     setup = WorkerSetup(entries, installed_plugins(), options)
-    shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
-    cores = stack.enter_context(CoreShares(CLIENTS_MAX))
-    statistics = stack.enter_context(
-        SharedStatistics(CLIENTS_MAX, installed_version("nnfmq") or "", total_limit_bytes())
-    )
-    traces = stack.enter_context(TraceArea(CLIENTS_MAX))
+    shares = stack.enter_context(MemoryShares(total_limit_bytes(), PLACES))
+    cores = stack.enter_context(CoreShares(PLACES))
+    statistics = stack.enter_context(SharedStatistics(PLACES, installed_version("nnfmq") or "", total_limit_bytes()))
+    traces = stack.enter_context(TraceArea(PLACES))
     workers = WorkerProcesses(loop, status, shares, cores, traces, statistics, setup, uids)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

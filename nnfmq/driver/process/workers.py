@@ -80,7 +80,7 @@ class _Worker:
         self.client_pidfd = client_pidfd  # None: unknown, or the client has exited
         self.slot = slot  # of MemoryShares
         self.client_class = client_class
-        self.was_killed = False
+        self.is_monitor = self.was_killed = False
         self.has_compiled = False
 
 
@@ -120,6 +120,14 @@ class WorkerProcesses:
         status.keep_from_children()  # compile processes map no shared memory; workers map it themselves
 
     @property
+    def clients(self) -> list[tuple[Credentials, bool]]:
+        """The process of each client, and whether it is a monitor of the driver's user or of root."""
+        return [
+            (served.client, served.is_monitor and served.client.uid in (os.getuid(), 0))
+            for served in self._workers.values()
+        ]
+
+    @property
     def client_pids(self) -> list[int]:
         """The process of each client; 0 for one in another PID namespace."""
         return [worker.client.pid for worker in self._workers.values()]
@@ -127,7 +135,8 @@ class WorkerProcesses:
     def start(self, channel: Channel, hello: bytes) -> None:
         """Start a worker for a client, or reject the client if that fails. Takes ownership of `channel`."""
         client = channel.peer()
-        wanted = decode_greeting(hello).client_class
+        greeting = decode_greeting(hello)
+        wanted = greeting.client_class
         reason = "" if wanted is None else why_not_asked(client, wanted)
         if reason:
             reject(channel, ErrorStatus.GENERAL_FAILURE, reason)
@@ -147,6 +156,7 @@ class WorkerProcesses:
             self._reject(Channel.adopt(control_fd), error)
         else:
             os.close(control_fd)
+            started.is_monitor = greeting.is_monitor
             self._watch_or_end(started)
 
     def _fork(

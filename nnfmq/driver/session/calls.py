@@ -31,6 +31,7 @@ def _hello(session: Session, message: messages.Hello, *_: object) -> None:
         session.send(messages.Refused(ErrorStatus.GENERAL_FAILURE, reason))
         session.stop()
         return
+    session.is_monitor = message.is_monitor
     session.interface = InterfaceVersion(interface_level(message.interface))
     if session.options.supervisor_pid is None:  # otherwise the supervisor has decided
         session.statistics_area.set_client_class(0, message.client_class or ClientClass.NORMAL)

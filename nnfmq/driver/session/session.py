@@ -76,7 +76,7 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Priority
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.control_protocol import REPLIES, ConnectionState, PeerRole
+from nnfmq.serialize.control_protocol import MONITOR_CALLS, REPLIES, ConnectionState, PeerRole
 from nnfmq.serialize.messages import Call, Memories, Message, Reply
 
 __all__ = [
@@ -201,6 +201,7 @@ class Session:
         unfinished: The compilations that go on in a process of their own if the client leaves.
         pending_calls: The driver's calls to the client, by call id.
         client_uid: The uid of the client process.
+        is_monitor: Whether the client only looks at the driver.
         is_draining: Whether the session takes no new work, and ends when it has none left.
         is_closed: Whether the session is ending.
     """
@@ -240,7 +241,7 @@ class Session:
         self.buffers = ManagedBuffers(self.quota, ids)
         self.unfinished: list[UnfinishedCompilation] = []
         self.pending_calls: dict[int, Future[SentMemories]] = {}
-        self.is_draining = self.is_closed = False
+        self.is_draining = self.is_closed = self.is_monitor = False
         self._goes_away = self._is_terminated = False
         self._channel = channel
         self._handlers = handlers
@@ -498,6 +499,8 @@ class Session:
             if self._open_calls + len(self.launched) >= CALLS_MAX:
                 raise ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
             self.interface.check_request(message)
+            if self.is_monitor and type(message) not in MONITOR_CALLS:
+                raise InvalidArgument(f"a monitor may not call {type(message).__name__}: connect without `monitor`")
         except NnfmqError as error:
             frame.close()
             self._send_error(type(message), message.call, error)

@@ -198,13 +198,15 @@ msgspec.convert((), tuple[ExtensionNameAndPrefix, ...])
 class Hello(Greeting, frozen=True):
     """The client's first message, with its protocol version and HAL interface.
 
-    `client_class` is the class that it asks for; None = the driver decides.
+    `client_class` is the class that it asks for; None = the driver decides. `is_monitor`: it only looks at the driver,
+    and may send no other calls than those of `control_protocol.MONITOR_CALLS`.
     """
 
     protocol: U32
     interface: Name
     client_name: Name
     client_class: ClientClass | None = None
+    is_monitor: bool = False
 
 
 class HelloReply(Greeting, frozen=True):
