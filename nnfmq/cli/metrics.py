@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ Needs prometheus-client: pip install 'nnfmq[metrics]'. Exit status 0 after SIGTE
 """
 _DEFAULT = "127.0.0.1:9464"
 _UNIX = "unix:"
+_REPOSITORY_S = 2.0  # for the reply of the model repository
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,13 +101,14 @@ class DriverReader:
         self._client: Client | None = None
 
     def read(self) -> DriverSample | None:
-        """Return a sample; None if no driver runs, or it does not let this user read."""
-        from nnfmq.cli.statistics import take_sample
+        """Return a sample with the models by name; None if no driver runs, or it does not let this user read."""
+        from nnfmq.cli.statistics import read_served_models, take_sample
         from nnfmq.hal.errors import DeadObject, NnfmqError
 
         for _ in range(2):  # the driver may have been replaced since the last scrape
             try:
-                return take_sample(self._connected())
+                client = self._connected()
+                return replace(take_sample(client), served=read_served_models(client, self._path, _REPOSITORY_S))
             except DeadObject:
                 self.close()
             except (NnfmqError, OSError) as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from nnfmq.cli.statistics import DriverSample
+from nnfmq.cli.statistics import DriverSample, build_parts
 from nnfmq.observe.driver_statistics import TIMES, ModelCounts, ModelKey
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ class DriverCollector:
                 self._totals = _RunningTotals(sample.statistics.pid)
             self._totals.update(sample)
             yield from _driver_metrics(sample)
+            yield from _limit_metrics(sample)
+            yield from _served_metrics(sample)
             yield from _client_metrics(sample)
             yield from self._model_metrics()
             yield from self._running_metrics()
@@ -130,9 +132,13 @@ def _driver_metrics(sample: DriverSample) -> Iterator[Metric]:
     yield GaugeMetricFamily("nnfmq_uptime_seconds", "How long the driver has run", statistics.uptime_ns / 1e9)
     yield GaugeMetricFamily("nnfmq_clients", "Clients of the driver", len(statistics.clients))
     yield CounterMetricFamily("nnfmq_rejected_clients", "Clients that were rejected", statistics.rejected_clients)
-    yield CounterMetricFamily("nnfmq_dead_workers", "Workers that were killed or crashed", statistics.dead_workers)
-    limit = statistics.memory_limit_bytes
-    yield GaugeMetricFamily("nnfmq_memory_limit_bytes", "What all clients may have together", limit)
+    deaths = CounterMetricFamily("nnfmq_dead_workers", "Workers that have died", labels=("cause",))
+    for cause, count in statistics.deaths.items():
+        deaths.add_metric((cause,), count)
+    yield deaths
+    build = GaugeMetricFamily("nnfmq_build_info", "What the driver is", labels=("version", "core", "python", "machine"))
+    build.add_metric((statistics.version, *build_parts(statistics)), 1)
+    yield build
     yield GaugeMetricFamily("nnfmq_cache_programs", "Compiled programs that workers share", cache.programs)
     yield GaugeMetricFamily("nnfmq_cache_bytes", "Their size", cache.size_bytes)
     yield CounterMetricFamily("nnfmq_cache_lookups", "How often workers looked for a program", cache.lookups)
@@ -142,10 +148,45 @@ def _driver_metrics(sample: DriverSample) -> Iterator[Metric]:
     yield GaugeMetricFamily("nnfmq_compile_server_up", "Whether the compile server runs", int(runs))
 
 
+def _limit_metrics(sample: DriverSample) -> Iterator[Metric]:
+    """Yield the limits of the driver, and how much of each is used."""
+    statistics, cache = sample.statistics, sample.statistics.cache
+    charged = sum(client.charged_bytes for client in statistics.clients)
+    limits = {
+        "clients": (statistics.clients_max, len(statistics.clients)),
+        "memory_bytes": (statistics.memory_limit_bytes, charged),
+        "cache_bytes": (cache.limit_bytes, cache.size_bytes),
+    }
+    families = (
+        GaugeMetricFamily("nnfmq_limit", "What all clients may have together", labels=("limit",)),
+        GaugeMetricFamily("nnfmq_limit_used", "What they have", labels=("limit",)),
+    )
+    for name, values in limits.items():
+        for family, value in zip(families, values, strict=True):
+            family.add_metric((name,), value)
+    yield from families
+
+
+def _served_metrics(sample: DriverSample) -> Iterator[Metric]:
+    """Yield the states of the models that the driver serves by name, if it does."""
+    states = GaugeMetricFamily("nnfmq_model_state", "1 for the state of a served model", labels=("model", "state"))
+    versions = GaugeMetricFamily("nnfmq_model_version", "The version that is served, 0 for none", labels=("model",))
+    labels = ("model", "version", "reason")
+    failed = GaugeMetricFamily("nnfmq_model_failed_version", "A version that could not be prepared", labels=labels)
+    for entry in sample.served.entries or ():
+        for state in type(entry.state):
+            states.add_metric((entry.name, state.value), int(state is entry.state))
+        versions.add_metric((entry.name,), entry.version)
+        if entry.failed_version:
+            failed.add_metric((entry.name, str(entry.failed_version), entry.reason), 1)
+    yield from (states, versions, failed)
+
+
 def _client_metrics(sample: DriverSample) -> Iterator[Metric]:
     """Yield what clients have now; a series is the sum of all clients that run the same program."""
     gauges: dict[str, tuple[str, Callable[[ClientStatistics], int | None]]] = {
-        "nnfmq_open_calls": ("Calls that are queued or running", lambda client: client.open_calls),
+        "nnfmq_requests_in_flight": ("Requests that are handled now", lambda client: client.in_flight),
+        "nnfmq_queued_calls": ("Calls that wait", lambda client: max(client.open_calls - client.running_calls, 0)),
         "nnfmq_charged_bytes": ("What is charged to the clients' quotas", lambda client: client.charged_bytes),
         "nnfmq_quota_bytes": ("The clients' memory quotas", lambda client: client.quota_bytes),
         "nnfmq_worker_resident_bytes": ("Resident memory of the workers", lambda client: _resident(sample, client)),

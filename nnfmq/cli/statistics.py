@@ -35,6 +35,7 @@ __all__ = [
     "ServedActivity",
     "ServedModels",
     "TimesActivity",
+    "build_parts",
     "burst_rows",
     "client_rows",
     "driver_json",
@@ -60,12 +61,13 @@ _QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "p99_9_ns": 0.999, "
 class DriverSample:
     """Statistics of a driver without its reader's own connection, and what its processes use, by pid.
 
-    `names` has the programs of the clients.
+    `names` has the programs of the clients, and `served` the models by name, if somebody has asked for them.
     """
 
     statistics: DriverStatistics
     usage: dict[int, ProcessUsage] = field(repr=False)
     names: dict[int, str] = field(repr=False)
+    served: ServedModels = field(default_factory=lambda: ServedModels(), repr=False)  # noqa: PLW0108  defined below
 
 
 def take_sample(client: Client, timeout: float = DEFAULT_TIMEOUT_S) -> DriverSample:
@@ -224,6 +226,8 @@ class ClientActivity:
             "failures": client.failures,
             "per_s": _rounded(self.per_s),
             "open_calls": client.open_calls,
+            "running_calls": client.running_calls,
+            "in_flight": client.in_flight,
             "charged_bytes": client.charged_bytes,
             "quota_bytes": client.quota_bytes,
             "cpu_share": None if self.cpu_share is None else round(self.cpu_share, 4),
@@ -336,6 +340,9 @@ def driver_json(sample: DriverSample, cpu_share: float | None = None) -> dict[st
         "clients": len(statistics.clients),
         "rejected_clients": statistics.rejected_clients,
         "dead_workers": statistics.dead_workers,
+        "deaths": dict(statistics.deaths),
+        "build": statistics.build or None,
+        "clients_max": statistics.clients_max,
         "cpu_share": None if cpu_share is None else round(cpu_share, 4),
         "resident_bytes": None if usage is None else usage.resident_bytes,
         "memory_limit_bytes": statistics.memory_limit_bytes or None,
@@ -626,24 +633,41 @@ def _rows(columns: list[tuple[str, Callable[[Any], str], bool]], rows: list[Any]
     return tuple(heading for heading, _, _ in shown), [tuple(cell(row) for _, cell, _ in shown) for row in rows]
 
 
+def _version_text(statistics: DriverStatistics) -> str:
+    core, python, machine = build_parts(statistics)
+    build = f", {core} core, Python {python}, {machine}" if core else ""
+    return f"{statistics.version or 'that of this command'}{build}"
+
+
+def build_parts(statistics: DriverStatistics) -> tuple[str, str, str]:
+    """Return a driver's queue core, Python and machine; what is unknown is empty."""
+    core, python, machine = (*statistics.build.split(), "", "", "")[:3]
+    return core, python, machine
+
+
+def _deaths_text(statistics: DriverStatistics) -> str:
+    causes = ", ".join(f"{count} {cause}" for cause, count in statistics.deaths.items() if count)
+    return f"{statistics.dead_workers} died so far{f': {causes}' if causes else ''}"
+
+
 def driver_lines(sample: DriverSample) -> list[tuple[str, str]]:
     """Return what a driver is and has, as names and texts."""
     statistics, cache = sample.statistics, sample.statistics.cache
     usage = sample.usage.get(statistics.pid)
-    charged = sum(client.charged_bytes for client in statistics.clients)
+    charged, count = sum(client.charged_bytes for client in statistics.clients), len(statistics.clients)
     limit = statistics.memory_limit_bytes
     server = sample.usage.get(statistics.compile_server_pid)
     lines = [
         ("driver", f"pid {statistics.pid}, up {duration_text(statistics.uptime_ns)}"),
-        ("version", statistics.version or "that of this command"),
+        ("version", _version_text(statistics)),
         ("memory", f"{size_text(None if usage is None else usage.resident_bytes)} resident"),
         ("charged", f"{size_text(charged)}{f' of {size_text(limit)}' if limit else ''}"),
-        ("clients", f"{len(statistics.clients)}, {statistics.rejected_clients} rejected so far"),
-        ("workers", f"{statistics.dead_workers} died so far"),
+        ("clients", f"{count} of {statistics.clients_max}, {statistics.rejected_clients} rejected so far"),
+        ("workers", _deaths_text(statistics)),
         ("compiler", f"{'runs' if statistics.compile_server_pid else 'not running'}"),
         ("programs", f"{cache.programs} shared, {size_text(cache.size_bytes)} of {size_text(cache.limit_bytes)}"),
         ("lookups", f"{cache.lookups:,}, {cache.hits:,} found"),
     ]
     if server is not None:
-        lines[5] = ("compiler", f"pid {statistics.compile_server_pid}, {size_text(server.resident_bytes)} resident")
+        lines[6] = ("compiler", f"pid {statistics.compile_server_pid}, {size_text(server.resident_bytes)} resident")
     return lines

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
@@ -164,6 +165,7 @@ class ClientStatistics:
         executions: Executions of all its models that succeeded, released models included.
         failures: Executions that ended with an error.
         open_calls: Calls that are queued or running; executions of bursts are not among them.
+        running_calls: Those that are running.
         charged_bytes: What is charged to its memory quota.
         quota_bytes: Its memory quota.
         models: Its prepared models; those that have no row are summed in one whose id is OTHER_MODELS_ID.
@@ -187,6 +189,12 @@ class ClientStatistics:
     client_class: int = 0
     program: str = ""
     past: tuple[ModelStatistics, ...] = ()
+    running_calls: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are handled now: calls, and packets of bursts."""
+        return self.running_calls + sum(burst.in_flight for burst in self.bursts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +221,12 @@ class DriverStatistics:
         compile_server_pid: The process that compiles; 0 if none runs.
         compile_requests: Requests to it.
         rejected_clients: Clients that were rejected, because there were too many or no worker could be started.
-        dead_workers: Workers that have died: killed, by the kernel for their memory too, or crashed. Their clients
-            recover in another worker, if they recover.
+        dead_workers: Workers that have died. Their clients recover in another worker, if they recover.
+        deaths: How many of them by each cause: `killed`, by the kernel for their memory or by somebody; `crashed`, in
+            code of a device or of nnfmq; `sandbox`, because of a system call that no worker makes; `ended` by
+            themselves, because an execution took too long, or of an internal error.
+        build: The driver's queue core, its Python and machine; empty if it is embedded.
+        clients_max: How many clients it serves at most, those that only read its statistics aside.
         cache: The programs that clients share.
         clients: The clients, in the order of their slots.
         past: What the models of clients that have left have counted.
@@ -232,6 +244,9 @@ class DriverStatistics:
     cache: CacheStatistics
     clients: tuple[ClientStatistics, ...]
     past: tuple[ModelStatistics, ...] = ()
+    deaths: Mapping[str, int] = field(default_factory=dict)
+    build: str = ""
+    clients_max: int = 1
 
     def totals(self) -> dict[ModelKey, ModelCounts]:
         """Return what was counted since the driver started, of clients and models that are gone, too."""
@@ -283,6 +298,9 @@ def read_statistics(area: memoryview) -> DriverStatistics:
         ),
         clients=clients,
         past=_past_clients(area, words),
+        deaths={cause: words[layout.DEATHS + index] for index, cause in enumerate(layout.DEATH_CAUSES)},
+        build=_text(memoryview(header).cast("Q"), layout.DRIVER_BUILD, layout.DRIVER_BUILD_WORDS),
+        clients_max=words[layout.CLIENTS_LIMIT],
     )
 
 
@@ -356,6 +374,7 @@ def _client(area: memoryview, slot: int) -> ClientStatistics | None:
         models=tuple(models),
         bursts=tuple(_burst(words, at) for at in _used_bursts(words)),
         program=_text(words, layout.CLIENT_PROGRAM, layout.CLIENT_PROGRAM_WORDS),
+        running_calls=words[layout.RUNNING_CALLS],
         past=(*released, *_past(words[layout.PAST_AT :], layout.PAST_MODELS_MAX)),
         client_class=words[layout.CLIENT_CLASS],
     )

@@ -50,8 +50,13 @@ COMPILE_REQUESTS: Final = 11
 REJECTED_CLIENTS: Final = 12
 DEAD_WORKERS: Final = 13
 HEADER_PAST: Final = 14  # rows of past clients, after the slots
+CLIENTS_LIMIT: Final = 15  # how many clients the driver serves at most, those that only read its statistics aside
 DRIVER_VERSION: Final = 16  # text
 DRIVER_VERSION_WORDS: Final = 8
+DEATHS: Final = 24  # how many workers have died of each of DEATH_CAUSES
+DEATH_CAUSES: Final = ("killed", "crashed", "sandbox", "ended")
+DRIVER_BUILD: Final = 32  # text: queue core, Python, machine
+DRIVER_BUILD_WORDS: Final = 8
 HEADER_WORDS: Final = 64
 
 # Words of a slot, from its beginning. The supervisor frees it and writes CLIENT_CLASS, the worker everything else.
@@ -67,6 +72,7 @@ CLIENT_FAILURES: Final = 7
 OPEN_CALLS: Final = 8  # calls that are queued or running
 CHARGED_BYTES: Final = 9  # of the client's memory quota
 QUOTA_BYTES: Final = 10  # the quota
+RUNNING_CALLS: Final = 11  # those of the open calls that a thread handles
 CLIENT_PROGRAM: Final = 16  # text
 CLIENT_PROGRAM_WORDS: Final = 5
 CLIENT_CLASS: Final = 31  # a `ClientClass`; written before the worker has the slot

@@ -83,9 +83,9 @@ class SlotWriter:
             self._slot[begin : begin + len(text)] = text
             words[layout.QUOTA_BYTES], words[layout.STATE] = quota_bytes, layout.USED
 
-    def set_open_calls(self, count: int) -> None:
-        """Publish how many calls of the client are queued or running."""
-        self._words[layout.OPEN_CALLS] = count
+    def set_calls(self, open_calls: int, running: int) -> None:
+        """Publish how many calls of the client are queued or running, and how many are running."""
+        self._words[layout.OPEN_CALLS], self._words[layout.RUNNING_CALLS] = open_calls, running
 
     def set_charged_bytes(self, size: int) -> None:
         """Publish how many bytes are charged to the client."""

@@ -24,7 +24,7 @@ import pytest
 from support import promql
 from support.activity import MIB, FakeClient, burst, client, counted, driver, model
 from support.commands import started
-from support.drivers import Daemon, running_daemon, until
+from support.drivers import LIMIT_S, Daemon, running_daemon, until
 from support.model_folders import add_version, adder
 from support.places import ROOT
 
@@ -32,7 +32,7 @@ import nnfmq
 from nnfmq.cli import main, metrics
 from nnfmq.cli.metrics import listen_address
 from nnfmq.cli.metrics_endpoint import Address, Endpoint
-from nnfmq.cli.statistics import DriverSample
+from nnfmq.cli.statistics import DriverSample, read_served_models
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure
 from nnfmq.observe import statistics_layout as layout
 
@@ -91,16 +91,26 @@ def test_buckets_are_cumulative_with_bounds_of_powers_of_two_microseconds() -> N
 
 
 def test_a_scrape_has_the_state_of_driver_and_clients() -> None:
-    row = client(0, open_calls=4, bursts=(burst(polled=7, slept=2), burst(id=9, polled=1, slept=1)))
+    bursts = burst(polled=7, slept=2, received=1), burst(id=9, polled=1, slept=1)
+    row = client(0, open_calls=4, running_calls=3, bursts=bursts)
     series = Scraped(driver(row, compile_server_pid=5)).scrape()
     assert value(series, "nnfmq_uptime_seconds") == 10
     assert value(series, "nnfmq_clients") == 1
     assert value(series, "nnfmq_rejected_clients_total") == 2
-    assert value(series, "nnfmq_dead_workers_total") == 1
+    assert value(series, "nnfmq_dead_workers_total", cause="killed") == 1
+    assert value(series, "nnfmq_build_info", version="1.2.3", core="compiled", python="3.12.1", machine="riscv64") == 1
+    for limit, values in {
+        "clients": (64, 1),
+        "memory_bytes": (1000 * MIB, MIB),
+        "cache_bytes": (512 * MIB, 6 * MIB),
+    }.items():
+        assert value(series, "nnfmq_limit", limit=limit) == values[0]
+        assert value(series, "nnfmq_limit_used", limit=limit) == values[1]
     assert value(series, "nnfmq_cache_hits_total") == 7
     assert value(series, "nnfmq_compile_server_up") == 1
     labels = {"client": "camera.py"}
-    assert value(series, "nnfmq_open_calls", **labels) == 4
+    assert value(series, "nnfmq_queued_calls", **labels) == 1
+    assert value(series, "nnfmq_requests_in_flight", **labels) == 4  # and one of a burst
     assert value(series, "nnfmq_charged_bytes", **labels) == MIB
     assert value(series, "nnfmq_burst_waits_total", how="polled", **labels) == 8
     assert value(series, "nnfmq_burst_waits_total", how="slept", **labels) == 3
@@ -148,7 +158,7 @@ def test_series_of_what_has_ended_end() -> None:
     scraped = Scraped(driver(client(10)), driver(client(10, models=())), driver(), None, driver(client(3)))
     names = [{name for name, _ in scraped.scrape()} for _ in range(4)]
     assert "nnfmq_executions_total" in names[0] and "nnfmq_executions_total" not in names[1]
-    assert "nnfmq_open_calls" in names[1] and "nnfmq_open_calls" not in names[2]
+    assert "nnfmq_queued_calls" in names[1] and "nnfmq_queued_calls" not in names[2]
     assert names[3] == {"nnfmq_up"}
     assert value(scraped.scrape(), "nnfmq_executions_total", **NAMES) == 3  # of another driver: from zero
 
@@ -406,7 +416,14 @@ def test_a_driver_s_served_models_have_their_version_in_a_scrape_and_in_the_stat
         user = stack.enter_context(daemon.connect())
         opened = stack.enter_context(user.model("adder"))
         run = partial(stack.enter_context(opened.burst()).execute, np.zeros((1, 4), np.float32))
-        collector = DriverCollector(lambda: DriverSample(user.statistics(), {}, {}))
+        path = str(daemon.path)
+        collector = DriverCollector(
+            lambda: DriverSample(user.statistics(), {}, {}, read_served_models(user, path, LIMIT_S))
+        )
+
+        def served(metric: str) -> list[tuple[dict[str, str], float]]:
+            (family,) = [found for found in collector.collect() if found.name == metric]
+            return [(each.labels, each.value) for each in family.samples]
 
         def executed() -> dict[tuple[str, str], float]:
             """Return the executions of each model that has any, by its name and version."""
@@ -423,6 +440,13 @@ def test_a_driver_s_served_models_have_their_version_in_a_scrape_and_in_the_stat
         assert "adder/2" in output_of("status", "--connect", str(daemon.path))
         (row,) = json.loads(output_of("top", "--once", "--json", "--connect", str(daemon.path)))["served"]
         assert (row["name"], row["version"], row["state"], row["bursts"]) == ("adder", 2, "READY", 1)
+        assert served("nnfmq_model_version") == [({"model": "adder"}, 2)]
+        states = {labels["state"]: value for labels, value in served("nnfmq_model_state")}
+        assert states == {"READY": 1, "LOADING": 0, "UNAVAILABLE": 0}
+        add_version(folder / "models", "adder", 3, b"")
+        until(lambda: bool(served("nnfmq_model_failed_version")), "version 3 is not prepared")
+        ((labels, _),) = served("nnfmq_model_failed_version")
+        assert (labels["model"], labels["version"], "empty" in labels["reason"]) == ("adder", "3", True)
 
 
 def output_of(*arguments: str) -> str:

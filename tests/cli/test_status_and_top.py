@@ -146,8 +146,9 @@ def test_status_shows_driver_clients_and_models(connect: Connect, capsys: pytest
     assert main(["status"]) == 0
     lines = words_of(capsys.readouterr().out)
     assert ["driver", "pid", str(2**22 + 3), "up", "10", "s"] == [word.rstrip(",") for word in lines[0]]
-    assert ["version", "1.2.3"] in lines
-    assert ["clients", "1,", "2", "rejected", "so", "far"] in lines
+    assert ["version", "1.2.3,", "compiled", "core,", "Python", "3.12.1,", "riscv64"] in lines
+    assert ["clients", "1", "of", "64,", "2", "rejected", "so", "far"] in lines
+    assert ["workers", "1", "died", "so", "far:", "1", "killed"] in lines
     assert ["compiler", "not", "running"] in lines
     assert ["programs", "3", "shared,", "6.0", "MiB", "of", "512", "MiB"] in lines
     assert ["face.tflite", "compiled", "50", "50", "%", "0"] in [line[1:] for line in lines]
@@ -161,7 +162,7 @@ def test_status_of_a_driver_without_clients(connect: Connect, capsys: pytest.Cap
     connect(driver(compile_server_pid=os.getpid(), version=""))
     assert main(["status"]) == 0
     out = capsys.readouterr().out
-    assert f"compiler  pid {os.getpid()}, " in out
+    assert f"compiler  pid {os.getpid()}, " in out and "workers   1 died so far: 1 killed" in out
     assert "pid   client" not in out
 
 

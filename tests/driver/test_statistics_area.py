@@ -15,7 +15,7 @@ from nnfmq.observe.recorder_core import begin_change
 
 
 def test_a_shared_area_begins_with_free_slots_and_a_header() -> None:
-    with SharedStatistics(3, "1.2.3", 777) as area:
+    with SharedStatistics(3, "1.2.3", 777, "compiled 3.11.7 x86_64") as area:
         area.set(layout.CACHE_PROGRAMS, 5)
         area.add(layout.REJECTED_CLIENTS)
         area.add(layout.REJECTED_CLIENTS)
@@ -25,6 +25,7 @@ def test_a_shared_area_begins_with_free_slots_and_a_header() -> None:
             assert not memory.is_writable
     assert (found.pid, found.version, found.memory_limit_bytes, found.clients) == (os.getpid(), "1.2.3", 777, ())
     assert (found.cache.programs, found.rejected_clients) == (5, 2)
+    assert (found.build, found.clients_max) == ("compiled 3.11.7 x86_64", 3)
     area.close()  # idempotent
 
 
@@ -84,5 +85,5 @@ def test_an_embedded_driver_gives_a_copy_that_nobody_can_write_to() -> None:
     with Memory.adopt_constant(fd) as memory:
         assert memory.size_bytes == size == layout.area_bytes(1)
         assert [client.pid for client in read_statistics(memory.view).clients] == [5]
-        area.writer(0).set_open_calls(9)
+        area.writer(0).set_calls(9, 4)
         assert read_statistics(memory.view).clients[0].open_calls == 0

@@ -383,4 +383,8 @@ def test_the_driver_counts_the_workers_that_die_and_not_those_whose_clients_leav
             assert client.devices()
             until(lambda: watching.statistics().dead_workers == 1, "the driver has counted it")
         until(lambda: len(watching.statistics().clients) == 1, "the worker of the client has ended")
-        assert watching.statistics().dead_workers == 1
+        found = watching.statistics()
+        assert (found.dead_workers, {cause: count for cause, count in found.deaths.items() if count}) == (
+            1,
+            {"killed": 1},
+        )

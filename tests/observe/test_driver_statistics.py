@@ -17,12 +17,15 @@ def test_the_header_tells_of_the_driver(area: memoryview) -> None:
     words = area.cast("Q")
     for word in range(layout.MEMORY_LIMIT, layout.DEAD_WORKERS + 1):
         words[word] = 100 + word
+    for word in range(layout.DEATHS, layout.DEATHS + len(layout.DEATH_CAUSES)):
+        words[word] = 100 + word
     area[layout.DRIVER_VERSION * 8 : layout.DRIVER_VERSION * 8 + 5] = b"1.2.3"
     found = read_statistics(area)
     assert (found.pid, found.version, found.started_ns, found.clients) == (4321, "1.2.3", 1_000, ())
     assert found.uptime_ns == found.read_ns - 1_000
     assert (found.memory_limit_bytes, found.compile_server_pid, found.compile_requests) == (104, 110, 111)
     assert (found.rejected_clients, found.dead_workers) == (112, 113)
+    assert found.deaths == {"killed": 124, "crashed": 125, "sandbox": 126, "ended": 127}
     cache = found.cache
     assert (cache.limit_bytes, cache.programs, cache.size_bytes, cache.lookups, cache.hits) == (105, 106, 107, 108, 109)
 
@@ -57,7 +60,7 @@ def test_control_characters_of_a_name_are_replaced(area: memoryview, writer: Slo
 def test_the_open_calls_are_those_of_used_slots(area: memoryview, writer: SlotWriter) -> None:
     other = SlotWriter(area, 0)
     other.open(78, 1000, 1)
-    writer.set_open_calls(3)
+    writer.set_calls(3, 0)
     own = os.getpid()
     assert client_calls(area) == [ClientCalls(78, own, 0), ClientCalls(77, own, 3)]
     area.cast("Q")[layout.slot_at(0) + layout.STATE] = layout.FREE

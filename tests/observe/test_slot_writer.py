@@ -18,11 +18,12 @@ def client_of(area: memoryview) -> ClientStatistics:
 
 def test_an_open_slot_shows_its_client(area: memoryview, writer: SlotWriter) -> None:
     before_ns = time.monotonic_ns()
-    writer.set_open_calls(3)
+    writer.set_calls(3, 1)
     writer.set_charged_bytes(4096)
     client = client_of(area)
     assert (client.pid, client.uid, client.worker_pid) == (77, 1000, os.getpid())
     assert 0 < client.started_ns <= before_ns
+    assert (client.running_calls, client.in_flight) == (1, 1)
     assert (client.open_calls, client.charged_bytes, client.quota_bytes) == (3, 4096, 5_000_000)
     assert (client.models, client.bursts) == ((), ())
 

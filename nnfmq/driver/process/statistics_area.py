@@ -46,6 +46,7 @@ class StatisticsArea:
         self._counts: Counter[int] = Counter()  # not read from the area: a worker that was taken over can write to it
         self.set(layout.HEADER_SLOTS, slots)
         self.set(layout.HEADER_PAST, past)
+        self.set(layout.CLIENTS_LIMIT, slots)
         self.set(layout.DRIVER_PID, os.getpid())
         self.set(layout.DRIVER_START, time.monotonic_ns())
         self.set(layout.HEADER_MAGIC, layout.MAGIC)
@@ -94,10 +95,10 @@ class StatisticsArea:
 class SharedStatistics(StatisticsArea, Closable):
     """The statistics of a supervisor and its workers, with a slot for each client. Close it, or use `with`.
 
-    `version` is the driver's release, for display.
+    `version` is the driver's release, and `build` its queue core, Python and machine, for display.
     """
 
-    def __init__(self, slots: int, version: str, memory_limit_bytes: int) -> None:
+    def __init__(self, slots: int, version: str, memory_limit_bytes: int, build: str = "") -> None:
         past = layout.PAST_CLIENTS_MAX
         self._memory = Memory.create_sparse(layout.area_bytes(slots, past), layout.DRIVER_PAGE, one_writer=True)
         self._memory.keep_from_children()
@@ -106,8 +107,11 @@ class SharedStatistics(StatisticsArea, Closable):
         self._page = None  # of a worker's own client
         allocate_pages(self.fileno(), layout.HEADER_WORDS * WORD_BYTES)
         self._fill(self._memory.view, slots, past)
-        text = text_to_words(version, layout.DRIVER_VERSION_WORDS)
-        self._view[layout.DRIVER_VERSION * WORD_BYTES :][: len(text)] = text
+        for word, text, words in (
+            (layout.DRIVER_VERSION, version, layout.DRIVER_VERSION_WORDS),
+            (layout.DRIVER_BUILD, build, layout.DRIVER_BUILD_WORDS),
+        ):
+            self._view[word * WORD_BYTES : (word + words) * WORD_BYTES] = text_to_words(text, words)
         self.set(layout.MEMORY_LIMIT, memory_limit_bytes)
 
     def fileno(self) -> int:

@@ -18,6 +18,7 @@ import errno
 import gc
 import logging
 import os
+import platform
 import resource
 import signal
 import time
@@ -57,6 +58,8 @@ from nnfmq.driver.process.worker import WorkerSetup, preload
 from nnfmq.driver.process.workers import RepositoryProcess, WorkerProcesses
 from nnfmq.engines.memory import trim_memory
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument
+from nnfmq.observe import statistics_layout as layout
+from nnfmq.queue import core
 
 _PATH_BYTES_MAX = 107  # of sun_path
 _ACCEPTED_AT_ONCE = 64  # before other events are handled
@@ -451,7 +454,10 @@ def _prepare_workers(
     setup = WorkerSetup(entries, installed_plugins(), options)
     shares = stack.enter_context(MemoryShares(total_limit_bytes(), PLACES))
     cores = stack.enter_context(CoreShares(PLACES))
-    statistics = stack.enter_context(SharedStatistics(PLACES, installed_version("nnfmq") or "", total_limit_bytes()))
+    statistics = stack.enter_context(
+        SharedStatistics(PLACES, installed_version("nnfmq") or "", total_limit_bytes(), _build())
+    )
+    statistics.set(layout.CLIENTS_LIMIT, CLIENTS_MAX)
     traces = stack.enter_context(TraceArea(PLACES))
     workers = WorkerProcesses(loop, status, shares, cores, traces, statistics, setup, uids)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
@@ -461,6 +467,11 @@ def _prepare_workers(
     trim_memory()
     gc.freeze()  # the collector would write to pages that workers share
     return workers
+
+
+def _build() -> str:
+    """Return the queue core, the Python and the machine of this driver, for its statistics."""
+    return f"{core.core_name} {platform.python_version()} {platform.machine()}"
 
 
 @contextlib.contextmanager

@@ -335,6 +335,7 @@ class WorkerProcesses:
             _log.info("worker %d was killed after its client had exited", ended.process.pid)
         elif status:
             self._statistics.add(layout.DEAD_WORKERS)
+            self._statistics.add(layout.DEATHS + layout.DEATH_CAUSES.index(_death_cause(status)))
             cause = ": its sandbox ended it, because of a system call that no worker makes" * (status == -signal.SIGSYS)
             _log.error("worker %d ended with status %d%s", ended.process.pid, status, cause)
 
@@ -358,6 +359,13 @@ class WorkerProcesses:
             deadline = time.monotonic() + STOP_TIMEOUT_S
             while self._workers and time.monotonic() < deadline:
                 self._loop.run_once(deadline)
+
+
+def _death_cause(status: int) -> str:
+    """Return which of DEATH_CAUSES the exit status of a worker means; below 0 it is a signal."""
+    if status >= 0 or status == -signal.SIGALRM:
+        return "ended"  # by itself: the watchdog, or an internal error
+    return {-signal.SIGKILL: "killed", -signal.SIGSYS: "sandbox"}.get(status, "crashed")
 
 
 def _reject(channel: Channel, error: OSError | NnfmqError) -> None:

@@ -255,6 +255,7 @@ class Session:
         self._tier_up_pool = PriorityThreadPool(1, "nnfmq-tier-up")
         self._lock = threading.Lock()
         self._open_calls = 0  # queued or running on a pool
+        self._running_calls = 0
         self._completed = 0  # pieces of work that the pools have completed
         self._is_idle = False  # trimmed, and no work since: the main loop sleeps without a timeout
         self._trim_is_due = False
@@ -582,7 +583,7 @@ class Session:
     def _submit(self, pool: PriorityThreadPool, priority: int, work: Callable[..., object], *args: Any) -> None:
         with self._lock:
             self._open_calls += 1
-            self.statistics.set_open_calls(self._open_calls)
+            self._publish_calls()
         if self._is_idle:
             self._wake_up()
         pool.submit(partial(self._run_task, work, *args), priority)
@@ -590,6 +591,9 @@ class Session:
     def _run_task(self, work: Callable[..., object], *args: Any) -> None:
         """Run `work`. If it returns True, its call stays open until the task that `submit_rest` was given ends."""
         stays_open = False
+        with self._lock:
+            self._running_calls += 1
+            self._publish_calls()
         try:
             stays_open = work(self, *args) is True
         except DeadObject:
@@ -599,8 +603,13 @@ class Session:
         finally:
             with self._lock:
                 self._open_calls -= not stays_open
-                self.statistics.set_open_calls(self._open_calls)
+                self._running_calls -= 1
+                self._publish_calls()
                 self._completed += 1
+
+    def _publish_calls(self) -> None:
+        """Publish the numbers of calls. The caller holds the lock."""
+        self.statistics.set_calls(self._open_calls, self._running_calls)
 
     def tier_up(
         self,

@@ -181,7 +181,7 @@ def test_a_client_counts_only_while_it_has_an_open_call() -> None:
         until(reading(usage, both), "CPU time of the client and of the compile process")
         (compiler,) = usage.pids()
         assert usage.totals()[-1][None] == used(usage, compiler)
-        slot.set_open_calls(1)
+        slot.set_calls(1, 0)
         until(reading(usage, lambda: usage.totals()[-1][None] > used(usage, compiler)), "the client counts as well")
 
 

@@ -59,6 +59,7 @@ def driver(*clients: ClientStatistics, read_s: float = 11, **fields: Any) -> Dri
     """Return a driver that started at 1 s, as read at `read_s`."""
     cache = CacheStatistics(3, 6 * MIB, 512 * MIB, 10, 7)
     made = DriverStatistics(NO_PID + 2, "1.2.3", SECOND, int(read_s * SECOND), 1000 * MIB, 0, 4, 2, 1, cache, clients)
+    made = replace(made, deaths={"killed": 1, "crashed": 0}, build="compiled 3.12.1 riscv64", clients_max=64)
     return replace(made, **fields)
 
 
