@@ -264,13 +264,9 @@ class UidPool:
     """
 
     def __init__(self, uids: Sequence[int], folder: Path) -> None:
+        self.size = len(uids)
         self._free = list(uids)
         self._folder = folder
-
-    @property
-    def count(self) -> int:
-        """How many are free, as far as this process knows."""
-        return len(self._free)
 
     def take(self) -> tuple[int, int]:
         """Return a free uid and an fd of its lock, which the worker keeps open; the caller closes its own copy.

@@ -546,6 +546,16 @@ ALLOW_GROUPS: Setting[list[str]] = Setting(
     ), [], reader="driver", options="nnfmq serve --allow-group",
     meaning="the groups whose members' clients are served", default_text="none",
 )  # fmt: skip
+USER_CLIENTS: Setting[int | None] = Setting(
+    "NNFMQ_USER_CLIENTS", integer(1, 64, "clients"), None, reader="driver", reloads="at once",
+    meaning="how many clients of a driver that serves several users may be of one of them",
+    default_text="half of all that it serves",
+)  # fmt: skip
+USER_MEMORY_MIB: Setting[int | None] = Setting(
+    "NNFMQ_USER_MEMORY_MIB", _MIB, None, reader="driver",
+    meaning="memory that the clients of one user may take in a driver that serves several",
+    default_text="half of `memory_mib`",
+)  # fmt: skip
 IMPORT_MEMORY_MIB: Setting[int] = Setting(
     "NNFMQ_IMPORT_MEMORY_MIB", _MIB, 1024, reader="driver",
     meaning="private memory that the import of one model version may take, with what it reads of its files",

@@ -232,6 +232,12 @@ def _client_memory_mib() -> int:
     return quota_limit_bytes() // _MIB
 
 
+def _user_memory_mib() -> int:
+    from nnfmq.driver.memory.quota import user_limit_bytes
+
+    return user_limit_bytes() // _MIB
+
+
 def _below_home(folder: str) -> str | None:
     home = os.path.expanduser("~")
     return str(Path(home) / folder) if home.startswith("/") else None
@@ -244,6 +250,7 @@ COMPUTED: dict[str, Callable[[], object]] = {
     "devices": _devices,
     "memory_mib": _memory_mib,
     "client_memory_mib": _client_memory_mib,
+    "user_memory_mib": _user_memory_mib,
     "compile_processes": _compile_processes,
     "TMPDIR": lambda: "/tmp",
     "XDG_CONFIG_HOME": lambda: _below_home(".config"),
@@ -262,6 +269,7 @@ DESCRIBED = (
         "interactive_uids",
         "user",
         "worker_uids",
+        "user_clients",
         "models",
         "telemetry",
         "NNFMQ_TRACE",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nnfmq.base import settings
-from nnfmq.driver.process.admission import CLIENTS_MAX, MONITORS_MAX, Place, why_full
+from nnfmq.driver.process.admission import CLIENTS_MAX, MONITORS_MAX, Place, user_clients, why_full
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +62,16 @@ def test_a_process_has_a_limit_but_not_the_repository_and_not_one_that_is_unknow
     assert why_full(kind(8), [kind(7)] * 3) == ""
     assert why_full(repository(7), [repository(7)] * 3, has_repository=True) == ""
     assert why_full(client(0), [client(0)] * 3) == ""
+
+
+def test_one_user_has_a_limit_of_his_own_but_not_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.USER_CLIENTS.variable, "")
+    limit = user_clients(CLIENTS_MAX)
+    assert limit == CLIENTS_MAX // 2
+    taken = [client(pid) for pid in range(1, limit + 1)]
+    assert "uid 1000 has 31 clients already, the limit that $NNFMQ_USER_CLIENTS" in why_full(
+        client(1000), taken, user_limit=limit
+    )
+    assert why_full(client(1000), taken) == ""
+    assert why_full(Place(1000, 1001), taken, user_limit=limit) == ""
+    assert why_full(repository(1000), taken, has_repository=True, user_limit=limit) == ""

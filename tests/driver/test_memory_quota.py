@@ -86,7 +86,7 @@ def test_a_size_above_the_limit_is_refused_for_good() -> None:
 def share(shares: MemoryShares, slot: int, resources: ExitStack) -> MemoryShare:
     """Return a worker's side of its slot, in this process."""
     reading = resources.enter_context(Memory.adopt(os.dup(shares.memory.fileno()), protection=Protection.READ))
-    return MemoryShare(shares.own_word(slot), reading, 8000)
+    return MemoryShare(shares.own_word(slot), reading, 8000, slot)
 
 
 @pytest.mark.parametrize(("written", "counted"), [(-(2**62), 0), (2**62, 8000), (7000, 7000)])
@@ -110,3 +110,17 @@ def test_all_clients_together_have_one_limit(resources: ExitStack) -> None:
     shares.release(slots[0])  # its worker has exited
     held.append(second.charge(4000))
     assert second.charged_bytes == 8000
+
+
+def test_the_clients_of_one_user_have_a_limit_together_and_take_no_more_from_others(resources: ExitStack) -> None:
+    shares = resources.enter_context(MemoryShares(10_000, slots=4, user_limit=6000))
+    slots = [shares.take(uid) for uid in (1001, 1001, 1002)]
+    first, second, other = (MemoryQuota(8000, share(shares, slot, resources)) for slot in slots)
+    held = [first.charge(4000), second.charge(2000)]
+    with pytest.raises(ResourceExhaustedTransient, match=r"would make 6001 of this user's .* \$NNFMQ_USER_MEMORY_MIB"):
+        second.charge(1)
+    held.append(other.charge(4000))
+    shares.own_word(slots[0])[0] = 2**62  # a compromised worker
+    other.charge(0)
+    with pytest.raises(ResourceExhaustedTransient, match="of all clients'"):
+        other.charge(1)

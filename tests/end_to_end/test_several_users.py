@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.drivers import Daemon, Process, short_folder
+from support.drivers import Daemon, Process, short_folder, until
 from support.other_users import UserProcess, as_system_driver, needs_root
 
 pytestmark = needs_root()
@@ -22,6 +22,7 @@ OPTIONS = ["--user", ACCOUNT, "--worker-uids", f"{WORKERS[0]}-{WORKERS[-1]}", *S
 CONNECT = "nnfmq.connect('/run/nnfmq/nnfmq.sock', embedded=False, recover=False)"
 PREPARE = "c.device('compiled').prepare(add_model())"
 ADDED = "[x.tolist() for x in m.execute(np.ones(4, np.float32), np.ones(4, np.float32))]"
+PLACES = 4  # of each user
 SET_IDS = 1 << 6 | 1 << 7
 
 
@@ -40,6 +41,8 @@ class Place:
             "XDG_CACHE_HOME": str(self.home / "cache"),
             "TMPDIR": "/tmp",
             "NNFMQ_RUNTIMES": "",
+            "NNFMQ_USER_CLIENTS": str(PLACES),
+            "NNFMQ_USER_MEMORY_MIB": "160",
         }
 
     def cached(self, uid: int) -> list[str]:
@@ -96,7 +99,8 @@ class connected:
         self._process = process
 
     def __enter__(self) -> UserProcess:
-        assert self._process.run(f"c = {CONNECT}") is None
+        # The workers of clients that have closed may still exit, and have their places.
+        until(lambda: self._process.run(f"c = {CONNECT}") is None, "the user has a place")
         return self._process
 
     def __exit__(self, *_: object) -> None:
@@ -260,6 +264,29 @@ def test_a_driver_without_capabilities_serves_one_user_and_says_so(place: Place,
         errors = process.run("p.communicate()[1]")
     assert f"this driver serves uid {account.pw_uid} only: without CAP_SETUID and CAP_SETGID" in errors
     assert "Permission denied" in refusal  # it is nobody else's socket
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What each user may take.
+
+
+def test_one_user_has_some_of_the_places_and_another_his_own(ann: UserProcess, users: dict[int, UserProcess]) -> None:
+    ann.run(f"many = [{CONNECT} for _ in range({PLACES - 1})]")
+    refusal = ann.run(CONNECT)
+    assert f"uid {ANN} has {PLACES} clients already, the limit that $NNFMQ_USER_CLIENTS of the driver sets" in refusal
+    with connected(users[BEN]):
+        pass
+    ann.run("[each.close() for each in many]")
+
+
+def test_the_clients_of_one_user_share_his_memory_and_leave_that_of_another(ann: UserProcess, ben: UserProcess) -> None:
+    large = "device('reference').prepare(weighty_model(side=4096))"  # 64 MiB, and twice that meanwhile
+    until(lambda: ann.run(f"second = {CONNECT}") is None, "the user has a second place")
+    assert ann.run(f"m = c.{large}") is None
+    refusal = ann.run(f"second.{large}")
+    assert "of this user's memory in the driver" in refusal and "$NNFMQ_USER_MEMORY_MIB" in refusal
+    assert ben.run(f"m = c.{large}") is None
+    ann.run("second.close()")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -57,6 +58,7 @@ __all__ = [
     "limit_private_memory",
     "quota_limit_bytes",
     "total_limit_bytes",
+    "user_limit_bytes",
 ]
 
 
@@ -70,12 +72,15 @@ __all__ = [
 #
 # Workers are not trusted: each inherits the mapping of its own page and can map the others for reading only, because
 # the memory is sealed against new writable mappings. A word counts as no less than 0 and no more than a client may
-# have, so a worker that writes anything else takes no more from the other clients than its client could.
+# have, so a worker that writes anything else takes no more from the other clients than its client could; and the words
+# of one user's workers together as no more than a user may have.
 
 
 _WORD_BYTES = 8
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PAGE_WORDS = _PAGE_BYTES // _WORD_BYTES
+_LIMIT, _USER_LIMIT, _OWNERS = 0, 1, 1
+"""Words of the first page, which the supervisor writes: two limits, and for each slot, from 1 on, the client's uid."""
 
 
 class MemoryShares(Closable):
@@ -84,20 +89,24 @@ class MemoryShares(Closable):
     A worker inherits the mapping of its own page, and other forked children nothing.
     """
 
-    def __init__(self, limit: int, slots: int) -> None:
+    def __init__(self, limit: int, slots: int, user_limit: int | None = None) -> None:
+        assert _OWNERS + slots < _PAGE_WORDS
+        self.slots = slots
         self.memory = Memory.create((1 + slots) * _PAGE_BYTES, "nnfmq-shares", one_writer=True)
         self._words = self.memory.view.cast("q")
         self.memory.keep_from_children()
-        self._words[0] = limit
+        self._words[_LIMIT], self._words[_USER_LIMIT] = limit, limit if user_limit is None else user_limit
         self._free = list(range(slots, 0, -1))
 
-    def take(self) -> int:
-        """Return a slot that no worker has.
+    def take(self, uid: int = 0) -> int:
+        """Return a slot that no worker has, for a client of this uid.
 
         Raises:
             IndexError: If all are taken.
         """
-        return self._free.pop()
+        slot = self._free.pop()
+        self._words[_OWNERS + slot] = uid
+        return slot
 
     def release(self, slot: int) -> None:
         """Take back the slot of a worker that has exited, or was never started."""
@@ -123,27 +132,45 @@ class MemoryShare:
     """A worker's side: `own_word`, which it writes, and `memory`, in which it reads those of all workers.
 
     Takes ownership of `memory`, which it keeps as long as the process lives. `client_limit` is how many bytes a client
-    may have. `limit` is how many all clients may have together.
+    may have, and `slot` this worker's. `limit` is how many all clients may have together, and `user_limit` how many the
+    clients of one uid.
     """
 
-    def __init__(self, own_word: memoryview, memory: Memory, client_limit: int) -> None:
+    def __init__(self, own_word: memoryview, memory: Memory, client_limit: int, slot: int) -> None:
         self._memory = memory
         self._own_word = own_word
         words = memory.view.cast("q")
         self._words = words[_PAGE_WORDS::_PAGE_WORDS]
+        self._owners = words[_OWNERS + 1 :][: len(self._words)]
+        self._uid = self._owners[slot - 1]
         self._client_limit = client_limit
-        self.limit = words[0]
+        self.limit, self.user_limit = words[_LIMIT], words[_USER_LIMIT]
 
     def publish(self, charged: int) -> None:
         """Tell the other workers how many bytes this one has charged."""
         self._own_word[0] = charged  # one aligned store of 8 bytes
 
     def total(self) -> int:
-        """Return the sum of what all workers have charged, each within the limits of a client."""
+        """Return the sum of what all workers have charged, within the limits of a client and of a user."""
+        if self.user_limit >= self.limit:
+            return sum(self._charged())
+        return sum(min(value, self.user_limit) for value in self._of_users().values())
+
+    def user_total(self) -> int:
+        """Return the sum of what the workers of this client's user have charged, each within the limits of a client."""
+        return self._of_users()[self._uid]
+
+    def _of_users(self) -> Counter[int]:
+        sums: Counter[int] = Counter()
+        for owner, value in zip(self._owners.tolist(), self._charged(), strict=True):
+            sums[owner] += value
+        return sums
+
+    def _charged(self) -> list[int]:
         values = self._words.tolist()
         if min(values) < 0 or max(values) > self._client_limit:
             values = [min(max(value, 0), self._client_limit) for value in values]
-        return sum(values)
+        return values
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -162,6 +189,12 @@ def total_limit_bytes() -> int:
     if configured_mib is not None:
         return configured_mib * _MIB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+
+
+def user_limit_bytes() -> int:
+    """Return the limit for the clients of one user of a driver that serves several, in bytes."""
+    configured_mib = settings.USER_MEMORY_MIB.value()
+    return total_limit_bytes() // 2 if configured_mib is None else configured_mib * _MIB
 
 
 def quota_limit_bytes() -> int:
@@ -282,11 +315,10 @@ class MemoryQuota:
                 option = f"${settings.CLIENT_MEMORY_MIB.variable}"
                 return _refusal(size, charged, self.limit_bytes, "this client's", option)
             self._set_charged(charged)
-            if self._share is None or (total := self._share.total()) <= self._share.limit:
-                return None
-            self._set_charged(charged - size)
-        option = f"${settings.MEMORY_MIB.variable}, {settings.MEMORY_MIB.options}"
-        return _refusal(size, total, self._share.limit, "all clients'", option)
+            refusal = None if self._share is None else _refusal_of_others(size, self._share)
+            if refusal is not None:
+                self._set_charged(charged - size)
+            return refusal
 
     def _uncharge(self, size: int) -> None:
         with self._lock:
@@ -305,6 +337,17 @@ def _file_bytes(fd: int) -> int:
         return os.fstat(fd).st_size
     except OSError:
         return 0
+
+
+def _refusal_of_others(size: int, share: MemoryShare) -> ResourceExhausted | None:
+    """Return the error if all clients, or those of this one's user, have more than they may; `size` was charged."""
+    total = share.total()
+    if total > share.limit:
+        option = f"${settings.MEMORY_MIB.variable}, {settings.MEMORY_MIB.options}"
+        return _refusal(size, total, share.limit, "all clients'", option)
+    if share.user_limit < share.limit and (total := share.user_total()) > share.user_limit:
+        return _refusal(size, total, share.user_limit, "this user's", f"${settings.USER_MEMORY_MIB.variable}")
+    return None
 
 
 def _refusal(size: int, charged: int, limit: int, whose: str, option: str) -> ResourceExhausted:

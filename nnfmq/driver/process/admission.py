@@ -3,7 +3,7 @@
 A driver has CLIENTS_MAX places for clients of any kind, of which one process may have $NNFMQ_PROCESS_CLIENTS. The last
 one is kept for the driver's own model repository, if it has one. MONITORS_MAX further places are for monitors: clients
 of the driver's user or root that look at the driver and can prepare nothing, such as `nnfmq status`. Surplus monitors
-take places of clients.
+take places of clients. Of a driver that serves several users each one has at most $NNFMQ_USER_CLIENTS places.
 
 Arithmetic only; the supervisor asks before it starts a worker.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nnfmq.base import settings
 
-__all__ = ["CLIENTS_MAX", "MONITORS_MAX", "PLACES", "Place", "why_full"]
+__all__ = ["CLIENTS_MAX", "MONITORS_MAX", "PLACES", "Place", "user_clients", "why_full"]
 
 CLIENTS_MAX, MONITORS_MAX = 62, 2
 PLACES = CLIENTS_MAX + MONITORS_MAX
@@ -37,12 +37,22 @@ class Place(NamedTuple):
     is_repository: bool = False
 
 
+def user_clients(clients_max: int) -> int:
+    """Return how many of `clients_max` places one user may have, of a driver that serves several."""
+    return settings.USER_CLIENTS.value() or max(1, clients_max // 2)
+
+
 def why_full(
-    client: Place, taken: Sequence[Place], has_repository: bool = False, clients_max: int = CLIENTS_MAX
+    client: Place,
+    taken: Sequence[Place],
+    has_repository: bool = False,
+    clients_max: int = CLIENTS_MAX,
+    user_limit: int | None = None,
 ) -> str:
     """Return why a driver does not serve another client now, for the client; empty if it does.
 
-    `taken` are the places that are taken; `clients_max` is CLIENTS_MAX.
+    `taken` are the places that are taken; `clients_max` is CLIENTS_MAX, or less if there are fewer uids for workers.
+    `user_limit` is how many one user may have; None: as many as there are.
     """
     setting = settings.PROCESS_CLIENTS
     limit = setting.value()
@@ -50,6 +60,11 @@ def why_full(
         return (
             f"process {client.pid} has {limit} clients already, the limit that ${setting.variable} of the driver sets"
         )
+    if user_limit is not None and not client.is_repository:
+        own = sum(other.uid == client.uid and not other.is_repository for other in taken)
+        if own >= user_limit:
+            variable = settings.USER_CLIENTS.variable
+            return f"uid {client.uid} has {own} clients already, the limit that ${variable} of the driver sets"
     monitors = sum(other.is_monitor for other in taken)
     if client.is_monitor and monitors < MONITORS_MAX:
         return ""

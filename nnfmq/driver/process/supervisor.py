@@ -47,8 +47,8 @@ from nnfmq.base.sandbox.sandbox import require_parts
 from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
 from nnfmq.driver.execution.turns import CoreShares
-from nnfmq.driver.memory.quota import MemoryShares, total_limit_bytes
-from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, Place, why_full
+from nnfmq.driver.memory.quota import MemoryShares, total_limit_bytes, user_limit_bytes
+from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, Place, user_clients, why_full
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.hand_over import Predecessor, Successor
 from nnfmq.driver.process.pending_clients import PendingClients, decode_greeting, reject
@@ -226,7 +226,9 @@ class Supervisor(Closable):
         is_monitor = decode_greeting(hello).is_monitor and client.uid in (os.getuid(), 0)
         place = self._place(client, is_monitor)
         taken = [self._place(*served) for served in self._workers.clients]
-        reason = why_full(place, taken, self._repository is not None, CLIENTS_MAX)
+        clients_max = min(CLIENTS_MAX, self._workers.uids or CLIENTS_MAX)
+        user_limit = user_clients(clients_max) if self._workers.uids else None
+        reason = why_full(place, taken, self._repository is not None, clients_max, user_limit)
         if reason:
             self._workers.reject_surplus(channel, reason)
         else:
@@ -452,7 +454,8 @@ def _prepare_workers(
     """Load what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
     preload(has_cache=uids is None)
     setup = WorkerSetup(entries, installed_plugins(), options)
-    shares = stack.enter_context(MemoryShares(total_limit_bytes(), PLACES))
+    user_limit = None if uids is None else user_limit_bytes()
+    shares = stack.enter_context(MemoryShares(total_limit_bytes(), PLACES, user_limit))
     cores = stack.enter_context(CoreShares(PLACES))
     statistics = stack.enter_context(
         SharedStatistics(PLACES, installed_version("nnfmq") or "", total_limit_bytes(), _build())

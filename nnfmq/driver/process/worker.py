@@ -141,7 +141,7 @@ def main(
     status = Memory.adopt(fds.status, protection=status_access)  # until the process exits
     devices.share_status(status.view)
     all_shares = Memory.adopt(fds.shares, protection=Protection.READ)
-    share = MemoryShare(shares.own_word(slot), all_shares, quota_limit_bytes())
+    share = MemoryShare(shares.own_word(slot), all_shares, quota_limit_bytes(), slot)
     assert setup.options.supervisor_pid is not None  # this is not the embedded driver
     turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
     divide_cores(turns.division)

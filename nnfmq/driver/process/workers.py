@@ -132,6 +132,11 @@ class WorkerProcesses:
         """The process of each client; 0 for one in another PID namespace."""
         return [worker.client.pid for worker in self._workers.values()]
 
+    @property
+    def uids(self) -> int:
+        """How many uids there are for workers; 0 if they have none of their own."""
+        return 0 if self._uids is None else self._uids.size
+
     def start(self, channel: Channel, hello: bytes) -> None:
         """Start a worker for a client, or reject the client if that fails. Takes ownership of `channel`."""
         client = channel.peer()
@@ -173,7 +178,7 @@ class WorkerProcesses:
             undo.callback(compile_link.close)
             compile_fd = compile_end.detach()
             worker_ends.callback(os.close, compile_fd)
-            slot = self._shares.take()
+            slot = self._shares.take(client.uid)
             undo.callback(self._shares.release, slot)
             page = self._statistics.take_slot(slot - 1).fileno()
             undo.callback(self._statistics.release, slot - 1)

@@ -124,7 +124,7 @@ def _main(run: str, who: str, arguments: Sequence[str]) -> None:
     if who.startswith(_AMBIENT):
         kernel.keep_capabilities_of_root()
     _enter_namespace()
-    _open_the_way([ROOT, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()])
+    _open_the_way([ROOT, *(Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)), Path(run).parent])
     _run_folder(run)
     os.environ["HOME"] = f"/nonexistent/{uid}"
     if uid:
