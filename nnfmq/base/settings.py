@@ -513,6 +513,23 @@ INTERACTIVE_UIDS: Setting[list[str] | None] = Setting(
     meaning="the users whose clients get the class interactive by asking, if no rule is about them",
     default_text="the driver's own and root",
 )  # fmt: skip
+CLIENT_MODELS: Setting[int] = Setting(
+    "NNFMQ_CLIENT_MODELS", integer(1, 1 << 20, "models"), 10_000, reader="driver", reloads="for new clients",
+    meaning="how many prepared models one client may have",
+)  # fmt: skip
+CLIENT_BURSTS: Setting[int] = Setting(
+    "NNFMQ_CLIENT_BURSTS", integer(1, 4096, "bursts"), 256, reader="driver", reloads="for new clients",
+    meaning="how many bursts over queues one client may have; each has a thread of the client's worker",
+)  # fmt: skip
+CLIENT_CALLS: Setting[int] = Setting(
+    "NNFMQ_CLIENT_CALLS", integer(1, 1 << 16, "calls"), 256, reader="driver", reloads="for new clients",
+    meaning="how many calls of one client may wait or run; executions over queues are not among them",
+)  # fmt: skip
+CLIENT_OBJECTS: Setting[int] = Setting(
+    "NNFMQ_CLIENT_OBJECTS", integer(1, 1 << 20, "objects"), 10_000, reader="driver", reloads="for new clients",
+    meaning="how many objects of each other kind one client may have: reusable and fenced executions, buffers, AIDL "
+    "bursts",
+)  # fmt: skip
 HTTP_CONNECTIONS: Setting[int] = Setting(
     "NNFMQ_HTTP_CONNECTIONS", integer(1, 1 << 20, "connections"), 256, reader="server",
     meaning="how many connections a process that serves HTTP with `LimitedConnection` has at a time",

@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Print a driver's state; return the exit status. Raises DeviceUnavailable if no driver runs."""
     import nnfmq
+    from nnfmq.cli.limits import limits_json
     from nnfmq.cli.statistics import Activity, read_served_models, take_sample
 
     with nnfmq.connect(arguments.connect, embedded=False, recover=False, monitor=True) as client:
@@ -41,7 +42,8 @@ def execute(arguments: argparse.Namespace) -> int:
         served, problem = read_served_models(client, arguments.connect, _REPOSITORY_S)
     if arguments.json:
         entries = None if served is None else [_entry_json(entry) for entry in served]
-        print_json({**activity.as_json(), "served": entries, "served_problem": problem or None})
+        limits = limits_json(activity.now.statistics)
+        print_json({**activity.as_json(), "limits": limits, "served": entries, "served_problem": problem or None})
     else:
         _print(activity, served, problem, arguments.no_color)
     return 0
@@ -60,6 +62,7 @@ def _entry_json(entry: ModelEntry) -> dict[str, object]:
 
 
 def _print(activity: Activity, served: list[ModelEntry] | None, problem: str, no_color: bool) -> None:
+    from nnfmq.cli.limits import limit_rows
     from nnfmq.cli.statistics import client_rows, driver_lines, failure_lines, model_rows, served_rows, times_rows
 
     screen = console(no_color)
@@ -70,7 +73,7 @@ def _print(activity: Activity, served: list[ModelEntry] | None, problem: str, no
     elif served is not None:
         screen.print(f"{'served':9} {len(served)} by name")
     of_clients = (make(activity, screen.width) for make in (client_rows, model_rows, times_rows))
-    for headings, rows in (*of_clients, served_rows(served or [])):
+    for headings, rows in (*of_clients, served_rows(served or []), limit_rows(activity.now.statistics)):
         if rows:
             listing = table(*headings)
             for cells in rows:

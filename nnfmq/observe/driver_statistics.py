@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from nnfmq.observe import statistics_layout as layout
+from nnfmq.observe.limits import LIMITS
 from nnfmq.observe.recorder_core import snapshot
 from nnfmq.observe.statistics_layout import WORD_BYTES, LatencyHistogram
 from nnfmq.observe.statistics_past import is_believed
@@ -229,6 +230,7 @@ class DriverStatistics:
         clients_max: How many clients it serves at most, those that only read its statistics aside.
         cache: The programs that clients share.
         clients: The clients, in the order of their slots.
+        limits: The value of each of `limits.LIMITS`, in its unit; 0: none. Empty for an embedded driver.
         past: What the models of clients that have left have counted.
     """
 
@@ -247,6 +249,7 @@ class DriverStatistics:
     deaths: Mapping[str, int] = field(default_factory=dict)
     build: str = ""
     clients_max: int = 1
+    limits: tuple[int, ...] = ()
 
     def totals(self) -> dict[ModelKey, ModelCounts]:
         """Return what was counted since the driver started, of clients and models that are gone, too."""
@@ -301,6 +304,7 @@ def read_statistics(area: memoryview) -> DriverStatistics:
         deaths={cause: words[layout.DEATHS + index] for index, cause in enumerate(layout.DEATH_CAUSES)},
         build=_text(memoryview(header).cast("Q"), layout.DRIVER_BUILD, layout.DRIVER_BUILD_WORDS),
         clients_max=words[layout.CLIENTS_LIMIT],
+        limits=words[layout.LIMITS : layout.LIMITS + len(LIMITS)] if words[layout.LIMITS] else (),
     )
 
 

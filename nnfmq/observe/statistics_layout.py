@@ -57,6 +57,8 @@ DEATHS: Final = 24  # how many workers have died of each of DEATH_CAUSES
 DEATH_CAUSES: Final = ("killed", "crashed", "sandbox", "ended")
 DRIVER_BUILD: Final = 32  # text: queue core, Python, machine
 DRIVER_BUILD_WORDS: Final = 8
+LIMITS: Final = 40  # the driver's limits, in the order of `limits.LIMITS`
+LIMITS_MAX: Final = 24
 HEADER_WORDS: Final = 64
 
 # Words of a slot, from its beginning. The supervisor frees it and writes CLIENT_CLASS, the worker everything else.

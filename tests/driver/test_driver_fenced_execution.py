@@ -457,7 +457,7 @@ def test_LIFE_3_a_client_s_hang_up_cancels_its_waiting_executions(
 def test_launched_executions_count_as_pending_calls(
     client: Client, adding: PooledRequest, own: Fence, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "CALLS_MAX", 3)
+    monkeypatch.setattr(running.session, "_calls_max", 3)
     model_id = prepare(client.peer)
     waiting = []
     for _ in range(3):

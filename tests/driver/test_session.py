@@ -734,7 +734,7 @@ def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_receives_the_requ
 def test_calls_beyond_the_limit_are_rejected_immediately_and_keep_no_fd(
     client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "CALLS_MAX", 6)
+    monkeypatch.setattr(running.session, "_calls_max", 6)
     held = Held(ADD)
     fd_count = len(os.listdir("/proc/self/fd"))
     running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]

@@ -18,10 +18,10 @@ from support.protocol import ProtocolPeer
 from support.sessions import HELLO, assert_alive, prepare_message
 from support.small_models import one_operation, two_adds
 
+from nnfmq.base import settings
 from nnfmq.base.channel import Channel
 from nnfmq.base.memory import SHARED_SEALS
 from nnfmq.driver.memory.quota import UNCHARGED_BYTES
-from nnfmq.driver.session.session import BURSTS_MAX
 from nnfmq.hal.errors import ErrorStatus, ResourceExhaustedTransient
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 from nnfmq.serialize import messages
@@ -148,6 +148,6 @@ def test_the_kernel_bounds_what_an_operation_allocates(daemon: Daemon, device: s
 def test_a_small_limit_allows_the_same_number_of_bursts(daemon: Daemon) -> None:
     ones = np.ones((2, 2), np.float32)
     with daemon.connect() as client, client.device("reference").prepare(two_adds()) as model, ExitStack() as stack:
-        bursts = [stack.enter_context(model.burst()) for _ in range(BURSTS_MAX)]
+        bursts = [stack.enter_context(model.burst()) for _ in range(settings.CLIENT_BURSTS.default)]
         for burst in bursts:
             burst.execute(ones, ones)

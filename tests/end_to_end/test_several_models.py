@@ -20,7 +20,7 @@ from support.models import pool_bytes, request_for
 from support.small_models import F32, INPUT, OUTPUT, TEMPORARY, graph, scalar, two_adds, with_main
 
 import nnfmq
-from nnfmq.driver.session.session import CALLS_MAX
+from nnfmq.base import settings
 from nnfmq.hal.types import (
     DataLocation,
     ExecutionConfig,
@@ -35,6 +35,8 @@ from nnfmq.hal.types import (
 
 REALS = np.array([1, 2, 3, 4], np.float32)
 BYTES = REALS.nbytes
+
+CALLS = settings.CLIENT_CALLS.default
 
 
 def times(number: float) -> Model:
@@ -163,11 +165,11 @@ def test_LIFE_7_clients_have_their_own_models_and_limits_and_none_waits_for_anot
     at = request.inputs[1].location.offset
     pools[0].view[at : at + 4] = struct.pack("<i", 2**31 - 1)  # rounds
     endless = ExecutionConfig(loop_timeout_ns=15_000_000_000)
-    pending = [loop.execute_request_async(request, endless) for _ in range(CALLS_MAX + 20)]
-    for execution in pending[CALLS_MAX:]:
-        with pytest.raises(nnfmq.ResourceExhaustedTransient, match=f"{CALLS_MAX} calls of this client are open"):
+    pending = [loop.execute_request_async(request, endless) for _ in range(CALLS + 20)]
+    for execution in pending[CALLS:]:
+        with pytest.raises(nnfmq.ResourceExhaustedTransient, match=f"{CALLS} calls of this client are open"):
             execution.result(LIMIT_S)
     for _ in range(10):  # the loop of the first client ends after 15 s
         for number, model in enumerate(models, 1):
             assert model.execute(REALS, timeout=LIMIT_S)[0].tolist() == (number * REALS).tolist()
-    assert not any(execution.done() for execution in pending[:CALLS_MAX])
+    assert not any(execution.done() for execution in pending[:CALLS])

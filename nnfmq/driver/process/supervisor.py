@@ -98,7 +98,7 @@ class Supervisor(Closable):
         self._pending = PendingClients(self._loop, self._on_hello, self._on_successor, served)
         self._spare_fd = os.dup(stop_fd)  # closed to accept clients that are rejected because no fd is left; -1: none
         self._loop.add_reader(stop_fd, self._on_stop)
-        self._loop.add_reader(reload_fd, lambda: _reload(reload_fd))
+        self._loop.add_reader(reload_fd, lambda: self._reload(reload_fd))
         self._loop.add_reader(listener.fileno(), self._accept)
         self._is_accepting = True
 
@@ -220,6 +220,10 @@ class Supervisor(Closable):
         fd, self._spare_fd = self._spare_fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def _reload(self, reload_fd: int) -> None:
+        _reload(reload_fd)
+        self._workers.publish_limits()
 
     def _on_hello(self, channel: Channel, hello: bytes) -> None:
         client = channel.peer()

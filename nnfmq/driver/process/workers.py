@@ -37,6 +37,7 @@ from nnfmq.driver.process import worker
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
 from nnfmq.driver.process.client_classes import schedule_worker, why_not_asked, why_not_changed, without_asking
 from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.driver.process.limits import publish_limits
 from nnfmq.driver.process.pending_clients import decode_greeting, reject
 from nnfmq.driver.process.sandboxes import private_folder_of
 from nnfmq.driver.process.statistics_area import SharedStatistics
@@ -115,9 +116,14 @@ class WorkerProcesses:
         self._requests = DriverRequests(loop, statistics, self.set_class)
         self._caches: dict[int | None, SharedCacheServer] = {}  # by the clients' uid; None: of all
         statistics.set(layout.CACHE_LIMIT, programs.cache_limit_bytes())
+        publish_limits(statistics)
         self._workers: dict[int, _Worker] = {}  # by pid
         self._is_replaced = False
         status.keep_from_children()  # compile processes map no shared memory; workers map it themselves
+
+    def publish_limits(self) -> None:
+        """Write the values of the driver's limits into its statistics."""
+        publish_limits(self._statistics)
 
     @property
     def clients(self) -> list[tuple[Credentials, bool]]:

@@ -13,7 +13,6 @@ from nnfmq.driver.execution.aidl_burst import AidlBurstServer
 from nnfmq.driver.execution.burst import BurstServer
 from nnfmq.driver.memory.quota import ReceivedMemory
 from nnfmq.driver.session.execution_calls import result_message
-from nnfmq.driver.session.handle_table import OBJECTS_MAX
 from nnfmq.driver.session.session import OpenBurst, SentMemories, Session, complete
 from nnfmq.hal.errors import (
     DeadObject,
@@ -29,6 +28,8 @@ from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.packets import DATUM_BYTES
+
+_OWED_MAX = 10_000  # replies of a client
 
 
 class _ClientCallback:
@@ -61,10 +62,8 @@ class _ClientCallback:
             NnfmqError: With the status that the client replied.
         """
         session = self._session
-        if len(session.pending_calls) >= OBJECTS_MAX:
-            raise ResourceExhaustedTransient(
-                f"the client owes {OBJECTS_MAX} replies, to bursts that it has closed since"
-            )
+        if len(session.pending_calls) >= _OWED_MAX:
+            raise ResourceExhaustedTransient(f"the client owes {_OWED_MAX} replies, to bursts that it has closed since")
         call = session.connection_state.next_call_id(PeerRole.DRIVER)
         pending: Future[SentMemories] = Future()
         session.pending_calls[call] = pending

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from nnfmq.base import settings
+from nnfmq.base.settings import Setting
 from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedTransient
 
 T = TypeVar("T")
-
-OBJECTS_MAX = 10_000  # of one kind, for each client
 
 
 class HandleTable(Generic[T]):
@@ -26,12 +26,15 @@ class HandleTable(Generic[T]):
     Args:
         kind: The kind of object in error messages, in the singular.
         ids: The source of new ids, which several tables may share; by default the table counts from 1.
-        limit: How many objects the client may have.
+        setting: How many objects the client may have; read when the table is made.
     """
 
-    def __init__(self, kind: str, ids: Iterator[int] | None = None, limit: int = OBJECTS_MAX) -> None:
+    def __init__(
+        self, kind: str, ids: Iterator[int] | None = None, setting: Setting[int] = settings.CLIENT_OBJECTS
+    ) -> None:
         self._kind = kind
-        self._limit = limit
+        self._limit = setting.value()
+        self._variable = setting.variable
         self._ids = itertools.count(1) if ids is None else ids
         self._objects: dict[int, T] = {}
         self._lock = threading.Lock()
@@ -49,7 +52,10 @@ class HandleTable(Generic[T]):
             ResourceExhaustedTransient: If the client has as many objects as it may have.
         """
         if len(self._objects) >= self._limit:
-            raise ResourceExhaustedTransient(f"this client has {self._limit} {self._kind}s already; release some")
+            raise ResourceExhaustedTransient(
+                f"this client has {self._limit} {self._kind}s already, the limit that ${self._variable} of the driver "
+                "sets; release some"
+            )
 
     def insert(self, value: T, object_id: int | None = None) -> int:
         """Insert an object under `object_id`, by default a new id, and return the id."""

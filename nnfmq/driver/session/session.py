@@ -1,9 +1,9 @@
 """One client's session in the driver: its objects, the calls that it receives, and their replies.
 
 The watcher's thread receives one frame at a time and runs the handlers that must not block; all others (preparing,
-executing, closing) run by priority on a small thread pool, at most CALLS_MAX of them. The main thread waits for the
-session's end, which it detects even while all other threads are blocked in sending, and trims memory after IDLE_TRIM_MS
-without work. `calls.HANDLERS` has the handler of each message.
+executing, closing) run by priority on a small thread pool, at most $NNFMQ_CLIENT_CALLS of them. The main thread waits
+for the session's end, which it detects even while all other threads are blocked in sending, and trims memory after
+IDLE_TRIM_MS without work. `calls.HANDLERS` has the handler of each message.
 
 SIGTERM, and a client that leaves, let the session drain: what is in progress ends and gets its reply, everything that
 begins later is rejected with DEVICE_UNAVAILABLE, and then the process exits. A second SIGTERM ends it at once. SIGUSR1,
@@ -80,8 +80,6 @@ from nnfmq.serialize.control_protocol import MONITOR_CALLS, REPLIES, ConnectionS
 from nnfmq.serialize.messages import Call, Memories, Message, Reply
 
 __all__ = [
-    "BURSTS_MAX",
-    "CALLS_MAX",
     "POOL_THREADS",
     "Handler",
     "HandlerThread",
@@ -95,8 +93,6 @@ __all__ = [
 POOL_THREADS = 4  # one client's calls: several executions and a preparation can run concurrently
 LEAVE = signal.SIGUSR1
 SESSION_SIGNALS = (signal.SIGTERM, LEAVE)
-BURSTS_MAX = 256  # for each client: each burst has a thread
-CALLS_MAX = 256  # queued or running, for each client; further calls are rejected immediately
 IDLE_TRIM_MS = 2000
 _TRIM_SOON_MS = 200  # until whoever has asked for it has dropped its last reference
 _SEND_TIMEOUT_NS = 60_000_000_000
@@ -232,8 +228,8 @@ class Session:
         self.connection_state = ConnectionState()
         self.interface = InterfaceVersion(FeatureLevel.AIDL_V4)
         ids = itertools.count(1)  # shared by all tables, so that the id of one kind of object is unknown as another
-        self.models: HandleTable[DriverPreparedModel] = HandleTable("model", ids)
-        self.bursts: HandleTable[OpenBurst] = HandleTable("burst", ids, BURSTS_MAX)
+        self.models: HandleTable[DriverPreparedModel] = HandleTable("model", ids, settings.CLIENT_MODELS)
+        self.bursts: HandleTable[OpenBurst] = HandleTable("burst", ids, settings.CLIENT_BURSTS)
         self.aidl_bursts: HandleTable[AidlBurstServer] = HandleTable("burst", ids)
         self.executions: HandleTable[DriverExecution] = HandleTable("execution", ids)
         self.fenced_callbacks: HandleTable[DriverFencedExecution] = HandleTable("fenced execution", ids)
@@ -254,6 +250,7 @@ class Session:
         self._launch_pool = PriorityThreadPool(1, "nnfmq-launches")
         self._tier_up_pool = PriorityThreadPool(1, "nnfmq-tier-up")
         self._lock = threading.Lock()
+        self._calls_max = settings.CLIENT_CALLS.value()
         self._open_calls = 0  # queued or running on a pool
         self._running_calls = 0
         self._completed = 0  # pieces of work that the pools have completed
@@ -497,8 +494,11 @@ class Session:
         try:
             if self.is_draining:
                 raise DeviceUnavailable(DRAINING)
-            if self._open_calls + len(self.launched) >= CALLS_MAX:
-                raise ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
+            if self._open_calls + len(self.launched) >= self._calls_max:
+                raise ResourceExhaustedTransient(
+                    f"{self._calls_max} calls of this client are open already, the limit that "
+                    f"${settings.CLIENT_CALLS.variable} of the driver sets"
+                )
             self.interface.check_request(message)
             if self.is_monitor and type(message) not in MONITOR_CALLS:
                 raise InvalidArgument(f"a monitor may not call {type(message).__name__}: connect without `monitor`")
