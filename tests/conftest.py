@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -144,6 +145,22 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 def _no_bug_of_a_driver_in_this_process() -> Iterator[None]:
     with bugs.none():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_watchdog_of_a_driver_in_this_process(_nothing_left_behind: None) -> Iterator[None]:
+    yield
+    if (module := sys.modules.get("nnfmq.driver.execution.watchdog")) is not None:
+        module.WATCHDOG.stop()  # a device of a plug-in has started its thread
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_its_own() -> None:
+    """Let no test's warnings count for those of another one, whose logs are limited in rate."""
+    from nnfmq.base.rate_limit import LIMITS
+
+    for limit in LIMITS.values():
+        limit.reset()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ connection; it has no effect on others. Models change on the main thread.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ from nnfmq.base.accounts import ServedUsers
 from nnfmq.base.channel import NO_WAIT, Channel, Listener
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError
 from nnfmq.serialize import repository_protocol
 from nnfmq.serialize.repository_protocol import (
@@ -42,8 +42,7 @@ CONNECTIONS_MAX = 512
 PROCESS_MAX = 64  # a driver has no more clients
 _SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _PAUSE_NS = 100_000_000
-_LOG_INTERVAL_S = 5.0
-_log = logging.getLogger("nnfmq.repository")
+_log = rate_limited("nnfmq.repository.clients")
 
 
 class _Published(NamedTuple):
@@ -72,7 +71,6 @@ class RepositoryServer(Uncopyable):
         self._entries: dict[str, ModelEntry] = {}
         self._peers: set[_Peer] = set()
         self._is_closed = False
-        self._log_time_s = float("-inf")
         self._served = ServedUsers.of_settings()  # numbers, as the driver has exported them
         self._accepting: watcher.ReaderHandle | None = None
 
@@ -136,7 +134,7 @@ class RepositoryServer(Uncopyable):
             if shortage.errno not in _SHORTAGES:
                 raise
             # The waiting client would end every poll of the socket immediately.
-            self._log_limited("cannot accept a client now: %s", shortage.strerror)
+            _log.warning("cannot accept a client now: %s", shortage.strerror)
             with self._lock:
                 if self._accepting is not None:
                     watcher.remove_reader(self._accepting)
@@ -149,7 +147,7 @@ class RepositoryServer(Uncopyable):
         credentials = channel.peer()
         problem = self._served.refusal(channel) or self._problem(credentials.pid)
         if problem:
-            self._log_limited("client rejected: %s", problem)
+            _log.warning("client rejected: %s", problem)
             channel.close()
             return
         peer = _Peer(channel, credentials.pid)
@@ -159,7 +157,7 @@ class RepositoryServer(Uncopyable):
                 receive = partial(self._receive, peer)
                 peer.watch = watcher.add_reader(channel.fileno(), receive, lambda _error: self._end(peer))
             except OSError as error:
-                self._log_limited("client rejected: %s", error)
+                _log.warning("client rejected: %s", error)
                 self._drop(peer)
 
     def _problem(self, pid: int) -> str:
@@ -180,7 +178,7 @@ class RepositoryServer(Uncopyable):
         except DeadObject:
             self._end(peer)
         except (NnfmqError, OSError) as error:
-            self._log_limited("the connection of process %s is closed: %s", peer.pid, error)
+            _log.warning("the connection of process %s is closed: %s", peer.pid, error)
             self._end(peer)
         else:
             self._handle(peer, message)
@@ -226,7 +224,7 @@ class RepositoryServer(Uncopyable):
         except DeadObject:
             self._drop(peer)
         except (NnfmqError, OSError) as error:  # OSError: too many fds are on their way to clients of this user
-            self._log_limited("process %s does not read its replies; its connection is closed: %s", peer.pid, error)
+            _log.warning("process %s does not read its replies; its connection is closed: %s", peer.pid, error)
             self._drop(peer)
 
     def _end(self, peer: _Peer) -> None:
@@ -240,12 +238,6 @@ class RepositoryServer(Uncopyable):
             watcher.remove_reader(peer.watch)
             peer.watch = None
         peer.channel.close()
-
-    def _log_limited(self, text: str, *details: object) -> None:
-        """Log, at most once in _LOG_INTERVAL_S, because any process of the user can cause these lines."""
-        if time.monotonic() >= self._log_time_s + _LOG_INTERVAL_S:
-            self._log_time_s = time.monotonic()
-            _log.warning(text, *details)
 
 
 def _give_up(_error: Exception) -> None:

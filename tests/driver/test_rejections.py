@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
 
+from nnfmq.base import rate_limit
 from nnfmq.base.channel import Channel
+from nnfmq.base.rate_limit import BURST, INTERVAL_S, RateLimit
 from nnfmq.driver.process import pending_clients
 from nnfmq.hal.errors import ErrorStatus
 
@@ -17,19 +20,22 @@ def reject(text: str) -> None:
         pending_clients.reject(ours, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
 
 
-def test_of_many_rejections_the_log_has_one_line_in_a_while_and_their_number(
+def test_of_many_rejections_the_log_has_some_lines_in_a_while_and_their_number(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(pending_clients.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(pending_clients, "_limited_log", pending_clients._LimitedLog())
+    monkeypatch.setattr(rate_limit.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(logging.getLogger("nnfmq.supervisor"), "filters", [RateLimit()])
     for number in range(1000):
         reject(f"it is number {number}")
-    now_s += pending_clients._LOG_INTERVAL_S
+    logging.getLogger("nnfmq.supervisor").warning("another kind of line")
+    now_s += INTERVAL_S
     reject("it is late")
     reject("it is later")
     who = f"(process {os.getpid()}, uid {os.getuid()})"
     assert caplog.messages == [
-        f"client rejected: it is number 0 {who}",
-        f"client rejected: it is late {who}; 999 more before this one",
+        *(f"client rejected: it is number {number} {who}" for number in range(BURST)),
+        "another kind of line",
+        f"client rejected: it is late {who}; {1000 - BURST} more before this one",
+        f"client rejected: it is later {who}",
     ]

@@ -15,7 +15,6 @@ discarded, and the next lookup tries again.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import select
 import threading
@@ -30,6 +29,7 @@ from msgspec import Meta, Struct
 
 from nnfmq.base.channel import FDS_MAX, NO_WAIT, Channel, Frame
 from nnfmq.base.memory import Memory, sealed_size
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import (
     DeadObject,
@@ -214,7 +214,7 @@ fd_count, encode, decode = _codec.fd_count, _codec.encode, _codec.decode
 LOOKUP_TIMEOUT_NS = 250_000_000  # the supervisor may be busy starting another worker
 STORE_TIMEOUT_S = 10.0  # to write a file
 _SET_CLASS_TIMEOUT_NS = 5_000_000_000
-_log = logging.getLogger("nnfmq.sharing")
+_log = rate_limited("nnfmq.sharing")
 
 
 class SharedProgram(Struct, frozen=True):

@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import logging
 import os
 import re
 import signal
@@ -50,6 +49,7 @@ from contextlib import ExitStack, suppress
 from nnfmq.base.channel import NO_WAIT, Channel, Frame
 from nnfmq.base.memory import write_to_memfd
 from nnfmq.base.ownership import Closable
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.driver.compilation.process import (
     END_SIGNAL,
     QUEUED,
@@ -98,7 +98,7 @@ FORKS = (FORK, FORK_BACKGROUND)
 HANDLED, FINISHED = b"handled", b"finished"
 _OWNER = re.compile(rb"(.+?)(?: (\d+) (\d+))?")
 _LAST_WORDS_MAX = 64 << 10
-_log = logging.getLogger("nnfmq.compiler")
+_log = rate_limited("nnfmq.compiler")
 
 
 def fork_compile_server(*, reports: bool = False, client_pidfd: int | None = None) -> tuple[Channel, ChildProcess]:
@@ -337,7 +337,7 @@ IDLE_TIMEOUT_S = 10.0
 REPLY_TIMEOUT_S = 30.0  # importing the compiler takes up to some seconds on a busy machine
 CLIENT_PROCESSES_MAX = 128  # that run or wait: each of a session's preparations asks for 16 at most
 _FDS = {PREFETCH: 0, **dict.fromkeys(FORKS, 2)}
-_supervisor_log = logging.getLogger("nnfmq.supervisor")
+_supervisor_log = rate_limited("nnfmq.supervisor")
 
 
 class _RunningServer:

@@ -7,7 +7,6 @@ Arrays keep their mappings alive, so memory may be freed while an execution uses
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.driver.devices.configuration import ALWAYS_AVAILABLE, UNAVAILABLE_MESSAGE, require_available
 from nnfmq.driver.execution.binding import (
     ConstantRange,
@@ -52,7 +52,7 @@ from nnfmq.observe.statistics_writer import UNPUBLISHED
 from nnfmq.observe.trace_points import TRACING
 from nnfmq.validation import validate_request
 
-_log = logging.getLogger("nnfmq.execution")
+_log = rate_limited("nnfmq.execution")
 
 
 class ExecutionReply(Struct, frozen=True):

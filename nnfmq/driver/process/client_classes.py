@@ -10,7 +10,6 @@ programs from each other.
 
 from __future__ import annotations
 
-import logging
 import os
 from functools import partial
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from nnfmq.base import settings
 from nnfmq.base.accounts import as_owner
 from nnfmq.base.channel import Credentials
 from nnfmq.base.processes import command_name
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.base.scheduling import Scheduling, set_scheduling
 from nnfmq.driver.process.children import ChildProcess
 from nnfmq.hal.client_class import ClientClass
@@ -33,7 +33,7 @@ SCHEDULING = MappingProxyType(
     }
 )
 """What the threads of a worker ask of the kernel's scheduler, by the class of its client."""
-_log = logging.getLogger("nnfmq.supervisor")
+_log = rate_limited("nnfmq.supervisor")
 
 
 def without_asking(client: Credentials) -> ClientClass:

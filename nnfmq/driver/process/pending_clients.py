@@ -8,7 +8,6 @@ the most.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 from nnfmq.base.accounts import ServedUsers
 from nnfmq.base.channel import NO_WAIT, Channel, Credentials, Frame
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.driver.process.event_loop import EventLoop, Timer
 from nnfmq.driver.process.hand_over import REQUEST
 from nnfmq.hal.errors import (
@@ -92,8 +92,7 @@ def check_hello(hello: messages.Hello) -> str:
 HELLO_TIMEOUT_S = 5.0
 PROCESS_MAX = 32  # threads of a process that connect at once may all be accepted before one has sent its Hello
 PENDING_MAX = 256  # one fd each
-_LOG_INTERVAL_S = 5.0
-_log = logging.getLogger("nnfmq.supervisor")
+_log = rate_limited("nnfmq.supervisor")
 
 OnHello = Callable[[Channel, bytes], None]
 
@@ -178,7 +177,7 @@ class PendingClients:
         except DeadObject:
             channel.close()
         except (TransportError, OSError) as error:
-            _limited_log.warning(f"a connection without a Hello is closed: {error}")
+            _log.warning("a connection without a Hello is closed: %s", error)
             channel.close()
         else:
             with frame:
@@ -192,7 +191,7 @@ class PendingClients:
         try:
             reason = check_hello(decode_hello(frame))
         except TransportError as error:
-            _limited_log.warning(f"a connection without a Hello is closed: {error}")
+            _log.warning("a connection without a Hello is closed: %s", error)
             channel.close()
             return
         if reason:
@@ -225,30 +224,11 @@ class PendingClients:
         self._set_timer()
 
 
-class _LimitedLog:
-    """Logs at most once in _LOG_INTERVAL_S, because any process of the user can cause these lines."""
-
-    def __init__(self) -> None:
-        self._next_s = float("-inf")
-        self._left_out = 0
-
-    def warning(self, text: str) -> None:
-        """Log a warning, with how many were left out before it; or leave this one out."""
-        if time.monotonic() < self._next_s:
-            self._left_out += 1
-            return
-        others = f"; {self._left_out} more before this one" if self._left_out else ""
-        _log.warning("%s%s", text, others)
-        self._next_s, self._left_out = time.monotonic() + _LOG_INTERVAL_S, 0
-
-
-_limited_log = _LimitedLog()
-
-
 def reject(channel: Channel, status: ErrorStatus, text: str) -> None:
     """Log the reason, send it to the client and close the connection. Does not block."""
     with channel, suppress(DeadObject, MissedDeadlineTransient, OSError):
-        _limited_log.warning(f"client rejected: {text} (process {channel.peer().pid}, uid {channel.peer().uid})")
+        client = channel.peer()
+        _log.warning("client rejected: %s (process %d, uid %d)", text, client.pid, client.uid)
         channel.send(_encoded_rejection(status, text), (), NO_WAIT)
 
 

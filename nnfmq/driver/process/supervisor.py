@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import logging
 import os
 import platform
 import resource
@@ -43,6 +42,7 @@ from nnfmq.base.paths import (
     runtime_directory,
     system_socket,
 )
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.base.sandbox.sandbox import require_parts
 from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
@@ -66,7 +66,7 @@ _ACCEPTED_AT_ONCE = 64  # before other events are handled
 # Shortages of this process or the system: the listening socket is intact, so accepting is tried again after a pause.
 _ACCEPT_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _ACCEPT_PAUSE_S = 0.1
-_log = logging.getLogger("nnfmq.supervisor")
+_log = rate_limited("nnfmq.supervisor")
 
 
 class Supervisor(Closable):

@@ -7,7 +7,6 @@ interpreted, and there are at most WRITERS_MAX writing processes at a time.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from nnfmq.base.accounts import become, give_up_capabilities
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.driver.cache import programs
 from nnfmq.driver.cache.user_caches import cache_of
 from nnfmq.driver.compilation import unfinished
@@ -27,7 +27,7 @@ from nnfmq.hal.errors import NnfmqError
 __all__ = ["WRITERS_MAX", "DriverRequests"]
 
 WRITERS_MAX = 16
-_log = logging.getLogger("nnfmq.supervisor")
+_log = rate_limited("nnfmq.supervisor")
 _ERRORS = (NnfmqError, OSError, RuntimeError)  # RuntimeError: the user has no home directory
 
 

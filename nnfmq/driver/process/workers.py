@@ -13,7 +13,6 @@ of the link's other end.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from nnfmq.base.accounts import UidPool, give_up_capabilities
 from nnfmq.base.channel import Channel, Credentials, Listener
 from nnfmq.base.memory import Memory
 from nnfmq.base.processes import child_environment
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.cache import programs
 from nnfmq.driver.cache.shared import SharedCacheServer, WorkerLink
@@ -58,7 +58,7 @@ from nnfmq.observe import statistics_layout as layout
 __all__ = ["PAUSE_MAX_S", "RepositoryProcess", "WorkerProcesses"]
 
 STOP_TIMEOUT_S = 2.0  # after SIGTERM, and again after SIGKILL
-_log = logging.getLogger("nnfmq.supervisor")
+_log = rate_limited("nnfmq.supervisor")
 
 
 class _Worker:

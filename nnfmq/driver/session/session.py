@@ -17,7 +17,6 @@ so no clean-up procedure can be forgotten. The same code runs in a supervisor's 
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import resource
 import select
@@ -39,6 +38,7 @@ from nnfmq.base import settings, watcher
 from nnfmq.base.channel import INLINE_BYTES, NO_WAIT, Channel, Frame
 from nnfmq.base.deadlines import deadline_in, has_passed, remaining_s
 from nnfmq.base.processes import command_name
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.driver.compilation.jobs import tier_up
 from nnfmq.driver.compilation.unfinished import UnfinishedCompilation, go_on_without_client
 from nnfmq.driver.devices.installation import DriverOptions
@@ -98,7 +98,7 @@ _TRIM_SOON_MS = 200  # until whoever has asked for it has dropped its last refer
 _SEND_TIMEOUT_NS = 60_000_000_000
 _GO_AWAY_TIMEOUT_NS = 100_000_000
 _DRAIN_POLL_MS = 2  # the listener threads of bursts report nothing; see `BurstServer.is_drained`
-_log = logging.getLogger("nnfmq.session")
+_log = rate_limited("nnfmq.session")
 
 
 class HandlerThread(Enum):

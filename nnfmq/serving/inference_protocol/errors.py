@@ -6,9 +6,9 @@ classes, so that nothing here needs Ray. docs/reference/inference-protocol.md ha
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
+from nnfmq.base.rate_limit import rate_limited
 from nnfmq.hal.errors import (
     BadState,
     DeadObject,
@@ -89,7 +89,7 @@ def quoted(text: str) -> str:
 # The status of a failed request in HTTP and gRPC: one table for both, from the class of the error.
 
 
-_log = logging.getLogger("nnfmq.serving")
+_log = rate_limited("nnfmq.serving")
 _MAX_TEXT = 1000  # characters: gRPC's status details travel in a header of 8 KiB
 RETRY_AFTER_S = 1
 

@@ -8,22 +8,20 @@ such limits of its own.
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nnfmq.base import settings
+from nnfmq.base.rate_limit import rate_limited
 
 __all__ = ["LimitedConnection"]
 
 _BODY = b'{"error": "this server has %d connections already, the limit that $%s sets; try again later"}'
 _HEADER = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
 _HEADER_END = b"retry-after: 1\r\nconnection: close\r\n\r\n"
-_LOG_INTERVAL_S = 5.0
-_log = logging.getLogger("nnfmq.serving")
+_log = rate_limited("nnfmq.serving")
 
 
 class LimitedConnection(H11Protocol):
@@ -45,7 +43,7 @@ class LimitedConnection(H11Protocol):
         is_surplus = len(self.connections) >= self._connections_max
         super().connection_made(transport)
         if is_surplus:
-            _log_limited("a connection is closed: this server has %d already", self._connections_max)
+            _log.warning("a connection is closed: this server has %d already", self._connections_max)
             self._refuse()
         else:
             self._limit_wait(self._header_s)
@@ -72,6 +70,12 @@ class LimitedConnection(H11Protocol):
         if self.cycle.response_complete and has_begun:
             self._limit_wait(self._header_s)
 
+    def shutdown(self) -> None:
+        """End the connection as soon as its request has a response; at once if that has not arrived as a whole."""
+        super().shutdown()
+        if self.conn.their_state is h11.SEND_BODY:
+            self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._end_limit()
@@ -90,14 +94,3 @@ class LimitedConnection(H11Protocol):
     def _close_late(self) -> None:
         self._header_timer = None
         self.transport.abort()
-
-
-def _log_limited(text: str, *details: object) -> None:
-    """Log, at most once in _LOG_INTERVAL_S: any client can cause these lines."""
-    global _log_time_s  # noqa: PLW0603  one for each process, as the log
-    if time.monotonic() >= _log_time_s + _LOG_INTERVAL_S:
-        _log_time_s = time.monotonic()
-        _log.warning(text, *details)
-
-
-_log_time_s = float("-inf")

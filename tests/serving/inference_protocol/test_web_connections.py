@@ -62,6 +62,19 @@ def test_a_connection_without_a_whole_request_is_closed(address: tuple[str, int]
     assert time.monotonic() - begin >= HEADER_S
 
 
+def test_a_server_that_ends_does_not_wait_for_the_rest_of_a_body() -> None:
+    service = ListingService()
+    with socket.socket() as connection:
+        with served(InferenceApp(service), service) as addresses:
+            host, _, port = addresses.http.partition(":")
+            connection.settimeout(60)
+            connection.connect((host, int(port)))
+            connection.sendall(INFER + b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 100")  # it waits for the body
+            begin = time.monotonic()
+        assert time.monotonic() - begin < RequestLimits().max_upload_s / 2
+
+
 def test_beyond_the_limit_a_connection_is_refused_until_another_one_ends(address: tuple[str, int]) -> None:
     with socket.create_connection(address), socket.create_connection(address):
         with socket.create_connection(address, timeout=60) as surplus:
