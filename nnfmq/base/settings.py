@@ -468,6 +468,11 @@ TARGET: Setting[str | None] = Setting(
     reader="driver", meaning="instruction set of compiled code; an error if this CPU lacks it",
     default_text="the best one of this CPU",
 )  # fmt: skip
+GUARD_PAGES: Setting[str | None] = Setting(
+    "NNFMQ_GUARD_PAGES", choice("end", "begin"), None, reader="driver",
+    meaning="where compiled code's operands lie between pages that nothing may access, for debugging",
+    default_text="none",
+)  # fmt: skip
 DEVICES: Setting[str | None] = Setting(
     "NNFMQ_DEVICES", PATH, None, reader="driver", meaning="TOML file that lists the devices",
     default_text="the packaged one", options="nnfmq serve --devices",

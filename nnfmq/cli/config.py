@@ -261,6 +261,7 @@ COMPUTED: dict[str, Callable[[], object]] = {
 
 DESCRIBED = (
     *(
+        "guard_pages",
         "extensions",
         "runtimes",
         "trusted_files",

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from nnfmq.base import settings
 from nnfmq.base.digests import sha256
 from nnfmq.driver.cache import files, programs
 from nnfmq.driver.cache.files import CacheContents, DeviceIdentity, PackedConstants
@@ -124,10 +125,12 @@ class CompiledDevice(InterpreterDevice):
 
     @property
     def identity(self) -> DeviceIdentity:
-        """Name and version, with the instruction set: $NNFMQ_TARGET can select another one."""
+        """Name and version, with the instruction set, which $NNFMQ_TARGET selects, and $NNFMQ_GUARD_PAGES."""
         from nnfmq.engines.compiled.target import host_target
 
-        return DeviceIdentity(self.name, f"{self.version_string} {host_target().name}")
+        guards = settings.GUARD_PAGES.value()
+        suffix = f" guard-pages-{guards}" if guards else ""
+        return DeviceIdentity(self.name, f"{self.version_string} {host_target().name}{suffix}")
 
     def compile(self, model: Model) -> PreparedProgram:
         """Generate machine code and store it in the driver's cache. Blocks.

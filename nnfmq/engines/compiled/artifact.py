@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.guard_pages import Guards, guarded_copy
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionPlan, PlannedErrors, PlannedLaunch
 from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.thread_pool import default_thread_pool
@@ -52,6 +53,7 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
     scratch_bytes: int
     errors: tuple[PlannedErrors, ...]
     errors_offset: int
+    guards: Guards | None
 
     @classmethod
     def of(cls, first: int, last: int, plan: PartitionPlan) -> _StoredPartition:
@@ -68,6 +70,7 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
             plan.scratch_bytes,
             plan.errors,
             plan.errors_offset,
+            plan.guards,
         )
 
     def plan(self) -> PartitionPlan:
@@ -82,13 +85,15 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
             self.scratch_bytes,
             self.errors,
             self.errors_offset,
+            self.guards,
         )
 
 
 class _StoredProgram(msgspec.Struct, frozen=True, array_like=True):
-    """All partitions, and the results of preparation that operations without kernels need."""
+    """All partitions, the guards of their constants, and results of preparation that other operations need."""
 
     partitions: tuple[_StoredPartition, ...]
+    constant_guards: tuple[int, ...]
     required: tuple[int, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
 
@@ -98,11 +103,15 @@ _decoder = msgspec.msgpack.Decoder(_StoredProgram)
 
 
 class CompiledArtifact(msgspec.Struct, frozen=True):
-    """A program's partitions, each with the numbers of its first and last operation, their constants and their code."""
+    """A program's partitions, each with the numbers of its first and last operation, their constants and their code.
+
+    `constant_guards` are the offsets of guard pages in the constants: none but for debugging.
+    """
 
     partitions: Sequence[tuple[int, int, PartitionPlan]]
     constants: Array
     object_code: Sequence[Array]
+    constant_guards: tuple[int, ...] = ()
 
     def to_arrays(self, required: Sequence[int], shapes: Sequence[tuple[int, ...] | None]) -> tuple[Array, ...]:
         """Return the arrays for `CachedPreparation`: the plans, the constants, then the code.
@@ -110,7 +119,7 @@ class CompiledArtifact(msgspec.Struct, frozen=True):
         `required` are the operands that may not be omitted; `shapes` are all operands' shapes, None if not known.
         """
         partitions = tuple(_StoredPartition.of(first, last, plan) for first, last, plan in self.partitions)
-        stored = _StoredProgram(partitions, tuple(required), tuple(shapes))
+        stored = _StoredProgram(partitions, self.constant_guards, tuple(required), tuple(shapes))
         return np.frombuffer(_encoder.encode(stored), np.uint8), self.constants, *self.object_code
 
 
@@ -124,7 +133,10 @@ def load_partitions(artifact: CompiledArtifact, first_slot: int) -> list[Compile
     pool = default_thread_pool()
     code = LoadedCode([array.tobytes() for array in artifact.object_code])
     plans = [plan for _, _, plan in artifact.partitions]
-    return [CompiledPartition(plan, artifact.constants, code, pool, first_slot + n) for n, plan in enumerate(plans)]
+    constants, guards = artifact.constants, artifact.constant_guards
+    if guards:
+        constants = guarded_copy(constants, guards)
+    return [CompiledPartition(plan, constants, code, pool, first_slot + n) for n, plan in enumerate(plans)]
 
 
 def prepare_cached(model: Model, prepacked: Sequence[tuple[Array, ...]]) -> Program:
@@ -155,7 +167,7 @@ class CachedPreparation(SubgraphPreparation):
         self._compiled_ops = frozenset(n for p in stored.partitions for n in range(p.first, p.last + 1))
         super().__init__(model, subgraph, programs)
         partitions = [(p.first, p.last, p.plan()) for p in stored.partitions]
-        self._artifact = CompiledArtifact(partitions, constants, code)
+        self._artifact = CompiledArtifact(partitions, constants, code, stored.constant_guards)
         self._shapes = list(stored.shapes)
         self._required.update(stored.required)
         self._read.update(index for partition in stored.partitions for index in partition.inputs)

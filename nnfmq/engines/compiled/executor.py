@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines import memory as process_memory
+from nnfmq.engines.compiled.guard_pages import GuardedContext
 from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, Allocation, ArraySpec, PartitionPlan
 from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
@@ -88,7 +89,7 @@ class CompiledPartition:
             GeneralFailure: If a launch reported an error.
         """
         if TRACING.recorder is None and options is DEFAULT_RUN_OPTIONS:
-            self._pool.run(context.records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, 0)
+            self._pool.run(context.records, 0, self.launch_count, context.scratch, context.scratch_stride, 0)
         else:
             self._run_observed(context, options)
         if context.errors is not None:
@@ -108,7 +109,7 @@ class CompiledPartition:
         recorder = TRACING.recorder
         times = 0 if recorder is None else context.times_address or context.allocate_times()
         if options is DEFAULT_RUN_OPTIONS:
-            self._pool.run(context.records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, times)
+            self._pool.run(context.records, 0, self.launch_count, context.scratch, context.scratch_stride, times)
         else:
             self._run_with_checks(context, options, times)
         if recorder is not None:
@@ -126,7 +127,7 @@ class CompiledPartition:
         for first in range(0, last, context.launches_per_check):
             options.check()
             end = min(first + context.launches_per_check, last)
-            run(context.records, first, end, context.scratch, self.plan.scratch_bytes, times)
+            run(context.records, first, end, context.scratch, context.scratch_stride, times)
         elapsed_ns = max(time.monotonic_ns() - begin_ns, 1)
         context.launches_per_check = max(1, last * _CHECK_PERIOD_NS // elapsed_ns)
 
@@ -134,7 +135,7 @@ class CompiledPartition:
         """See `Partition.range_runner`. The function is valid as long as the frame's arrays stay the same."""
         context: ExecutionContext = frame[self._slot].context
         context.relocate(frame)
-        run, records, stride = self._pool.run, context.records, self.plan.scratch_bytes
+        run, records, stride = self._pool.run, context.records, context.scratch_stride
         return lambda first, last: run(records, first, last, context.scratch, stride)
 
     def arena_view(self, frame: ExecutionFrame, place: Allocation) -> Array:
@@ -185,6 +186,13 @@ class CompiledPartition:
         except IndexError:
             return ExecutionContext(self)
 
+    def new_memory(self) -> _ContextMemory | GuardedContext:
+        """Return memory for a context. Raises MemoryError."""
+        plan = self.plan
+        if plan.guards is None:
+            return _ContextMemory(self.context_bytes, plan.arena_bytes, plan.scratch_bytes)
+        return GuardedContext(plan.guards, plan.arena_bytes, self._pool.scratch_slots, ALIGNMENT)
+
     def release(self, context: ExecutionContext) -> None:
         """Return a context to the pool, or drop it if the pool is full."""
         context.forget_arrays()
@@ -212,6 +220,20 @@ class CompiledPartition:
         return plan.arena_bytes + self._pool.scratch_slots * plan.scratch_bytes + ALIGNMENT
 
 
+class _ContextMemory:
+    """The memory of one execution of a partition without guard pages; `GuardedContext` describes it."""
+
+    def __init__(self, size: int, arena_bytes: int, scratch_stride: int) -> None:
+        memory = np.empty(size, np.uint8)
+        self.arena = memory[-memory.ctypes.data % ALIGNMENT :]
+        self.scratch = self.arena.ctypes.data + arena_bytes
+        self.scratch_stride = scratch_stride
+
+    def input_array(self, _position: int, array: Array) -> Array:
+        """Return an input, or a copy of it if its elements are not contiguous."""
+        return np.ascontiguousarray(array)
+
+
 class _AcquiredContext:
     """An execution's ownership of a context, which returns to its partition when the frame is freed."""
 
@@ -235,13 +257,12 @@ class ExecutionContext:
     def __init__(self, partition: CompiledPartition) -> None:
         plan = self._plan = partition.plan
         self._charge = process_memory.charge(partition.context_bytes)  # as long as this object exists
-        memory = np.empty(partition.context_bytes, np.uint8)
-        skip = -memory.ctypes.data % ALIGNMENT
-        self._arena = memory[skip:]
-        address = memory.ctypes.data + skip
+        self._memory = partition.new_memory()
+        self._arena = self._memory.arena
+        address = self._arena.ctypes.data
         self.errors = plan.errors_in(self._arena) if plan.errors else None
         """What the launches of the last run reported, see `PartitionPlan.errors_in`."""
-        self.scratch = address + plan.arena_bytes
+        self.scratch, self.scratch_stride = self._memory.scratch, self._memory.scratch_stride
         self._arena_outputs = [(index, self.view(offset, spec)) for index, offset, spec in plan.outputs]
         offsets = {index: offset for index, offset, _ in plan.outputs}
         self._arena_addresses = [address + offsets[index] for index in plan.direct_outputs]
@@ -299,7 +320,7 @@ class ExecutionContext:
         for position, index in enumerate(self._plan.inputs):
             array = frame[index]
             if array is not last[position]:
-                kept = self._keepalive[position] = np.ascontiguousarray(array)
+                kept = self._keepalive[position] = self._memory.input_array(position, array)
                 last[position] = array if kept is array else None
                 self._base_addresses[FIRST_INPUT_BASE + position] = kept.ctypes.data
                 self._is_relocated = False

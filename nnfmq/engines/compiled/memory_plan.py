@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from nnfmq.engines.compiled.guard_pages import Guards, guarded_places
 from nnfmq.engines.compiled.kernels import Kernel, symbol_name
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.thread_pool import Parallelism
@@ -161,7 +162,8 @@ class PartitionPlan(Struct, frozen=True):
     that may be elsewhere than in the arena. `errors` are the errors of the launches that report some, in order; their
     int32 numbers are one after the other at `errors_offset` in the arena. The relocations list (base, offset) of each
     argument of all launches in order; bases are the arena, the constants, the inputs, then the direct outputs.
-    `source_launches` and `allocations` are for profiling; a plan from a cache has none.
+    `guards` are None but for debugging. `source_launches` and `allocations` are for profiling; a plan from a cache has
+    none.
     """
 
     launches: tuple[PlannedLaunch, ...]
@@ -174,6 +176,7 @@ class PartitionPlan(Struct, frozen=True):
     scratch_bytes: int
     errors: tuple[PlannedErrors, ...] = ()
     errors_offset: int = 0
+    guards: Guards | None = None
     source_launches: tuple[PartitionLaunch, ...] = ()
     allocations: tuple[Allocation, ...] = ()
 
@@ -211,12 +214,14 @@ def plan_partition(
     outputs: Sequence[int],
     target: Target,
     results: AbstractSet[int] = frozenset(),
+    guard_side: str | None = None,
 ) -> PartitionPlan:
     """Plan the memory and the parallelism of launches.
 
     `specs` describes each operand that a launch writes, and the outputs. `views` maps an operand to the one whose
     memory it shares. `results` are the outputs that no operation reads. Those are direct outputs, unless their memory
-    is also that of another output or of an operand that a launch reads.
+    is also that of another output or of an operand that a launch reads. With `guard_side` the operands have guard
+    pages, see `guard_pages`, and there are no direct outputs.
     """
 
     def root(index: int) -> int:
@@ -234,23 +239,33 @@ def plan_partition(
         begins.update({root(index): number for index in launch.outputs if index not in errors})
         ends.update({root(index): number for index in (*launch.inputs, *launch.outputs)})
     ends.update({root(index): len(launches) for index in outputs})
-    offsets, arena_bytes = plan_offsets([LiveRange(specs[index].bytes, begins[index], ends[index]) for index in begins])
+    scratch_bytes = max((launch.kernel.scratch_bytes(target) for launch in launches), default=0)
+    ranges = [LiveRange(specs[index].bytes, begins[index], ends[index]) for index in begins]
+    errors_bytes = 4 * sum(planned.count for planned in errors.values())
+    if guard_side is None:
+        guards = None
+        offsets, errors_offset = plan_offsets(ranges)
+        arena_bytes = align(errors_offset + errors_bytes)
+    else:
+        place = guarded_places([*(live.size for live in ranges), errors_bytes], guard_side)
+        guards = Guards(guard_side, place.guards, scratch_bytes)
+        *offsets, errors_offset = place.offsets
+        arena_bytes = place.size
     arena = dict(zip(begins, offsets, strict=True))
     read = {root(index) for launch in launches for index in launch.inputs}
     sharers = Counter(map(root, outputs))
-    direct = [i for i in outputs if i in results and root(i) not in read and sharers[root(i)] == 1]
+    direct = [i for i in outputs if i in results and root(i) not in read and sharers[root(i)] == 1 and not guards]
     locations = {index: (_ARENA_BASE, offset) for index, offset in arena.items()}
-    errors_offset = arena_bytes = align(arena_bytes)
+    next_offset = errors_offset
     for index, planned in errors.items():
-        locations[index] = (_ARENA_BASE, arena_bytes)
-        arena_bytes += 4 * planned.count
+        locations[index] = (_ARENA_BASE, next_offset)
+        next_offset += 4 * planned.count
     locations |= {index: (base, 0) for base, index in enumerate([*inputs, *map(root, direct)], FIRST_INPUT_BASE)}
     relocations: list[tuple[int, int]] = []  # (base, offset) of each argument: inputs, outputs, constants
     for launch in launches:
         relocations += [locations[root(index)] for index in (*launch.inputs, *launch.outputs)]
         relocations += [(_CONSTANTS_BASE, offset) for offset in launch.constants]
     bases, from_base = (np.array([pair[n] for pair in relocations], np.int64) for n in (0, 1))
-    scratch_bytes = max((launch.kernel.scratch_bytes(target) for launch in launches), default=0)
     return PartitionPlan(
         launches=tuple(map(_planned_launch, launches, _choose_parallelism(launches))),
         inputs=tuple(inputs),
@@ -258,10 +273,11 @@ def plan_partition(
         direct_outputs=tuple(direct),
         relocation_bases=bases,
         relocation_offsets=from_base,
-        arena_bytes=align(arena_bytes),
+        arena_bytes=arena_bytes,
         scratch_bytes=align(scratch_bytes + ALIGNMENT),
         errors=tuple(errors.values()),
         errors_offset=errors_offset,
+        guards=guards,
         source_launches=tuple(launches),
         allocations=tuple(Allocation(i, specs[i], arena[i], begins[i], ends[i]) for i in begins),
     )

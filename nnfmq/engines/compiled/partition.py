@@ -17,11 +17,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
+from nnfmq.base import settings
 from nnfmq.engines.compiled.artifact import CompiledArtifact, load_partitions, prepare_cached
 from nnfmq.engines.compiled.attention import fuse_attention
 from nnfmq.engines.compiled.deterministic import require_deterministic
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.fusion import fuse
+from nnfmq.engines.compiled.guard_pages import guarded_places
 from nnfmq.engines.compiled.kernel_compilation import Compile, compile_in_process
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.layouts import changes_order, keep_nhwc
@@ -122,19 +124,30 @@ class _ConstantData:
     """The constants of a program, one after the other, each at a cache line.
 
     Equal constants are stored once. The steps of an unrolled recurrent operation read the same weights, which then stay
-    in the caches.
+    in the caches. With `guard_side` each has guard pages, see `guard_pages`.
     """
 
+    guard_side: str | None
     offsets: dict[bytes, int] = field(default_factory=dict)
     size: int = 0
+    guards: tuple[int, ...] = ()
 
     def add(self, constant: Constant) -> int:
         """Store a constant and return its offset."""
         data = constant if isinstance(constant, bytes) else constant()
-        offset = self.offsets.setdefault(data, self.size)
-        if offset == self.size:
-            self.size += align(len(data))
-        return offset
+        if data not in self.offsets:
+            self.offsets[data] = self._place(len(data))
+        return self.offsets[data]
+
+    def _place(self, size: int) -> int:
+        if self.guard_side is None:
+            offset, self.size = self.size, self.size + align(size)
+            return offset
+        place = guarded_places([size], self.guard_side, ALIGNMENT)
+        begin = self.guards[-1] if self.guards else 0  # the guard behind one constant is that before the next
+        self.guards = (*self.guards[:-1], *(begin + offset for offset in place.guards))
+        self.size = begin + place.size
+        return begin + place.offsets[0]
 
     def array(self) -> Array:
         """Return all constants in one array whose address is aligned to cache lines."""
@@ -221,7 +234,8 @@ class CompiledPreparation(SubgraphPreparation):
         position = len(self._artifacts)
         self._artifacts.append(())
         self.target = host_target().deterministic if self._is_deterministic else host_target()
-        self._constants = _ConstantData()
+        self._guard_side = settings.GUARD_PAGES.value()
+        self._constants = _ConstantData(self._guard_side)
         self._kernels: list[Kernel] = []
         self._unchecked: list[Callable[[], object]] = []
         self._intermediate_indexes = count(len(self.subgraph.operands))
@@ -386,8 +400,9 @@ class CompiledPreparation(SubgraphPreparation):
             for launch, constants in source.launches
         ]
         return plan_partition(
-            launches, source.specs, source.views, source.inputs, source.outputs, self.target, source.results
-        )
+            launches, source.specs, source.views, source.inputs, source.outputs, self.target, source.results,
+            self._guard_side,
+        )  # fmt: skip
 
     def _read_outside(self, numbers: Sequence[int]) -> set[int]:
         """Return the outputs of these operations that other operations or the caller read."""
@@ -485,6 +500,6 @@ class CompiledPreparation(SubgraphPreparation):
 
         object_code = self._compile(self._kernels, self.target, plan_all)
         arrays = [np.frombuffer(code, np.uint8) for code in object_code]
-        self._artifact = CompiledArtifact(plans, self._constants.array(), arrays)
+        self._artifact = CompiledArtifact(plans, self._constants.array(), arrays, self._constants.guards)
         self.extra_slots = len(plans)
         return load_partitions(self._artifact, len(self.subgraph.operands))

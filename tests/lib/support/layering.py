@@ -100,12 +100,13 @@ DOORS: dict[str, tuple[str, ...]] = {
     "socket": ("base.channel", "telemetry.sinks", "cli.metrics_endpoint"),
     "socketserver": (),
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
-    "mmap": ("base.memory", "engines.compiled.object_code"),
+    "mmap": ("base.memory", "engines.compiled.guard_pages", "engines.compiled.object_code"),
     "posix_ipc": ("base.posix_shm",),
     "ctypes": (
         "queue",
         "engines.memory",
         "engines.compiled._pypool",
+        "engines.compiled.guard_pages",
         "engines.compiled.object_code",
         "engines.compiled.target",
         "base.processes",
@@ -144,7 +145,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "set_scheduling": ("base.scheduling", "driver.process.client_classes"),
     "setpriority": ("lab.stress.sampler",),
     "sched_setscheduler": (),
-    "mprotect": (),  # memory that was writable never becomes executable
+    "mprotect": ("engines.compiled.guard_pages",),  # to none: memory that was writable never becomes executable
     "posix_fallocate": ("base.memory",),
     "F_ADD_SEALS": ("base.memory", "cli.doctor"),
     "recvmsg": ("base.channel",),
