@@ -322,6 +322,7 @@ def _driver() -> Iterator[Finding]:
             devices = client.devices()
             unavailable = [info for info in devices if info.status != DeviceStatus.AVAILABLE]
             reasons = {info.name: query_capabilities(client, info)[1] for info in unavailable}
+            lacks_capabilities = client.statistics(timeout=2.0).lacks_capabilities
     except DeviceUnavailable as error:
         value = f"not running ({error})" if path.exists() else f"none at {path}"
         remedy = "none needed: each application starts an embedded driver; `nnfmq serve` starts one for all"
@@ -334,6 +335,9 @@ def _driver() -> Iterator[Finding]:
         return
     names = ", ".join(info.name for info in devices)
     yield Finding("driver", "running driver", f"at {path}, devices: {names}")
+    if lacks_capabilities:
+        remedy = "start it as root with --user, or with AmbientCapabilities of systemd (docs/how-to/several-users.md)"
+        yield Finding("driver", "users", "one: no CAP_SETUID and CAP_SETGID for several", FindingState.LIMITED, remedy)
     for name, reason in reasons.items():
         if reason:
             yield Finding("driver", f"device {name}", "busy or offline", FindingState.LIMITED, reason)

@@ -20,10 +20,15 @@ def _uses(statistics: DriverStatistics) -> dict[tuple[str, str], int]:
     """Return how much is in use now, by name and of whom: the most of any client, process or compile process."""
     clients = statistics.clients
     compilers = children(statistics.compile_server_pid) if statistics.compile_server_pid else []
+    charged: Counter[int] = Counter()
+    for client in clients:
+        charged[client.uid] += client.charged_bytes
     resident = [used.resident_bytes for pid in compilers if (used := process_usage(pid)) is not None]
     return {
         ("clients", "driver"): len(clients),
         ("clients", "process"): max(Counter(client.pid for client in clients if client.pid).values(), default=0),
+        ("clients", "user"): max(Counter(client.uid for client in clients).values(), default=0),
+        ("memory", "user"): max(charged.values(), default=0),
         ("memory", "driver"): sum(client.charged_bytes for client in clients),
         ("memory", "client"): max((client.charged_bytes for client in clients), default=0),
         ("models", "client"): max((len(client.models) for client in clients), default=0),

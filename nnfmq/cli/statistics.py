@@ -343,6 +343,8 @@ def driver_json(sample: DriverSample, cpu_share: float | None = None) -> dict[st
         "deaths": dict(statistics.deaths),
         "build": statistics.build or None,
         "clients_max": statistics.clients_max,
+        "serves_several": statistics.serves_several,
+        "lacks_capabilities": statistics.lacks_capabilities,
         "cpu_share": None if cpu_share is None else round(cpu_share, 4),
         "resident_bytes": None if usage is None else usage.resident_bytes,
         "memory_limit_bytes": statistics.memory_limit_bytes or None,
@@ -650,6 +652,13 @@ def _deaths_text(statistics: DriverStatistics) -> str:
     return f"{statistics.dead_workers} died so far{f': {causes}' if causes else ''}"
 
 
+def _user_lines(statistics: DriverStatistics) -> list[tuple[str, str]]:
+    """Return what tells whose clients a driver serves; nothing of one that was to serve one user."""
+    if statistics.lacks_capabilities:
+        return [("users", "one: it lacks CAP_SETUID and CAP_SETGID to serve several")]
+    return [("users", "several; this shows what you may see")] if statistics.serves_several else []
+
+
 def driver_lines(sample: DriverSample) -> list[tuple[str, str]]:
     """Return what a driver is and has, as names and texts."""
     statistics, cache = sample.statistics, sample.statistics.cache
@@ -657,17 +666,18 @@ def driver_lines(sample: DriverSample) -> list[tuple[str, str]]:
     charged, count = sum(client.charged_bytes for client in statistics.clients), len(statistics.clients)
     limit = statistics.memory_limit_bytes
     server = sample.usage.get(statistics.compile_server_pid)
-    lines = [
+    compiler = "runs" if statistics.compile_server_pid else "not running"
+    if server is not None:
+        compiler = f"pid {statistics.compile_server_pid}, {size_text(server.resident_bytes)} resident"
+    return [
         ("driver", f"pid {statistics.pid}, up {duration_text(statistics.uptime_ns)}"),
         ("version", _version_text(statistics)),
         ("memory", f"{size_text(None if usage is None else usage.resident_bytes)} resident"),
         ("charged", f"{size_text(charged)}{f' of {size_text(limit)}' if limit else ''}"),
         ("clients", f"{count} of {statistics.clients_max}, {statistics.rejected_clients} rejected so far"),
         ("workers", _deaths_text(statistics)),
-        ("compiler", f"{'runs' if statistics.compile_server_pid else 'not running'}"),
+        *_user_lines(statistics),
+        ("compiler", compiler),
         ("programs", f"{cache.programs} shared, {size_text(cache.size_bytes)} of {size_text(cache.limit_bytes)}"),
         ("lookups", f"{cache.lookups:,}, {cache.hits:,} found"),
     ]
-    if server is not None:
-        lines[6] = ("compiler", f"pid {statistics.compile_server_pid}, {size_text(server.resident_bytes)} resident")
-    return lines

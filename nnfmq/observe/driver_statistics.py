@@ -228,6 +228,8 @@ class DriverStatistics:
             themselves, because an execution took too long, or of an internal error.
         build: The driver's queue core, its Python and machine; empty if it is embedded.
         clients_max: How many clients it serves at most, those that only read its statistics aside.
+        serves_several: Whether it serves several users; who does not administer it sees what is his own then.
+        lacks_capabilities: Whether it serves one user because it lacks capabilities to serve several.
         cache: The programs that clients share.
         clients: The clients, in the order of their slots.
         limits: The value of each of `limits.LIMITS`, in its unit; 0: none. Empty for an embedded driver.
@@ -250,6 +252,8 @@ class DriverStatistics:
     build: str = ""
     clients_max: int = 1
     limits: tuple[int, ...] = ()
+    serves_several: bool = False
+    lacks_capabilities: bool = False
 
     def totals(self) -> dict[ModelKey, ModelCounts]:
         """Return what was counted since the driver started, of clients and models that are gone, too."""
@@ -305,6 +309,8 @@ def read_statistics(area: memoryview) -> DriverStatistics:
         build=_text(memoryview(header).cast("Q"), layout.DRIVER_BUILD, layout.DRIVER_BUILD_WORDS),
         clients_max=words[layout.CLIENTS_LIMIT],
         limits=words[layout.LIMITS : layout.LIMITS + len(LIMITS)] if words[layout.LIMITS] else (),
+        serves_several=words[layout.SERVED_USERS] == layout.SEVERAL_USERS,
+        lacks_capabilities=words[layout.SERVED_USERS] == layout.LACKS_CAPABILITIES,
     )
 
 

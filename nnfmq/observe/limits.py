@@ -17,7 +17,7 @@ class Limit(NamedTuple):
 
     Attributes:
         name: What is limited.
-        of: Whose: of the driver, one client, process, ...
+        of: Whose: of the driver, one client, process, user, ... Those of users are of drivers that serve several.
         variable: The setting that sets it; empty if it is fixed.
         unit: COUNT, BYTES or MILLISECONDS.
     """
@@ -31,7 +31,9 @@ class Limit(NamedTuple):
 LIMITS = (
     Limit("clients", "driver", ""),
     Limit("clients", "process", "NNFMQ_PROCESS_CLIENTS"),
+    Limit("clients", "user", "NNFMQ_USER_CLIENTS"),
     Limit("memory", "driver", "NNFMQ_MEMORY_MIB", BYTES),
+    Limit("memory", "user", "NNFMQ_USER_MEMORY_MIB", BYTES),
     Limit("memory", "client", "NNFMQ_CLIENT_MEMORY_MIB", BYTES),
     Limit("models", "client", "NNFMQ_CLIENT_MODELS"),
     Limit("bursts", "client", "NNFMQ_CLIENT_BURSTS"),

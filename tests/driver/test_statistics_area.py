@@ -58,7 +58,7 @@ def test_the_slot_of_a_worker_that_was_killed_during_a_change_is_repaired() -> N
 def test_only_children_that_are_forked_in_the_block_inherit_the_mapping(inherits: bool) -> None:
     with SharedStatistics(1, "", 0) as area:
         if inherits:
-            with area.inherited():
+            with area.memory.inherited():
                 flags = vm_flags()
         else:
             flags = vm_flags()

@@ -11,6 +11,8 @@ import pytest
 from support.drivers import Daemon, Process, short_folder, until
 from support.other_users import UserProcess, as_system_driver, needs_root
 
+import nnfmq
+
 pytestmark = needs_root()
 
 ACCOUNT = "nobody"  # of the driver; every system has it
@@ -260,9 +262,15 @@ def test_a_driver_without_capabilities_serves_one_user_and_says_so(place: Place,
         process.run(f"p = subprocess.Popen([sys.executable, *{[*serve, *SERVED]}], stdout=-1, stderr=-1, text=True)")
         assert process.run("p.stdout.readline()") == "nnfmq: listening on /run/nnfmq/one.sock\n"
         refusal = users[ANN].run(CONNECT.replace("nnfmq.sock", "one.sock"))
+        process.run("import os, nnfmq; from nnfmq.cli import doctor, statistics")
+        process.run("os.environ['NNFMQ_SOCKET'] = '/run/nnfmq/one.sock'")
+        process.run("with nnfmq.connect() as c: lines = dict(statistics.driver_lines(statistics.take_sample(c)))")
+        said = [process.run("lines['users']"), process.run("[found.value for found in doctor._driver()]")]
         process.run("p.terminate()")
         errors = process.run("p.communicate()[1]")
     assert f"this driver serves uid {account.pw_uid} only: without CAP_SETUID and CAP_SETGID" in errors
+    assert said[0] == "one: it lacks CAP_SETUID and CAP_SETGID to serve several"
+    assert "one: no CAP_SETUID and CAP_SETGID for several" in said[1]
     assert "Permission denied" in refusal  # it is nobody else's socket
 
 
@@ -290,20 +298,69 @@ def test_the_clients_of_one_user_share_his_memory_and_leave_that_of_another(ann:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# What a user sees.
+
+
+def test_a_user_sees_his_own_clients_and_root_all(ann: UserProcess, ben: UserProcess, place: Place) -> None:
+    for process in (ann, ben):
+        process.run("m = c.device('reference').prepare(add_model(), name='secret')")
+        process.run(ADDED)
+        process.run("s = c.statistics()")
+    for process in (ann, ben):
+        assert process.run("[(client.uid, client.executions) for client in s.clients]") == [[process.uid, 1]]
+        assert process.run("[s.past, s.rejected_clients, s.cache.lookups, s.compile_requests]") == [[], 0, 0, 0]
+        assert process.run("[s.serves_several, s.clients_max, s.memory_limit_bytes >> 20]") == [True, PLACES, 160]
+    with nnfmq.connect(place.run / "nnfmq.sock", server_uid=pwd.getpwnam(ACCOUNT).pw_uid) as root:
+        seen = root.statistics()
+        assert {client.uid for client in seen.clients} == {0, ANN, BEN}
+        assert [model.name for client in seen.clients for model in client.models] == ["secret", "secret"]
+        assert (seen.clients_max, seen.serves_several) == (62, True)
+
+
+def test_a_user_does_not_trace_the_driver(ann: UserProcess) -> None:
+    ann.run("from nnfmq.client.connection.client import *; from nnfmq.serialize import messages")
+    call = "c.connection.call(messages.TraceDriver(c.connection.next_call_id()), messages.DriverTraced, (), None)"
+    assert f"uid {ANN} does not administer this driver" in ann.run(call)
+
+
+def test_workers_of_two_users_share_no_memory_that_tells_what_others_do(ann: UserProcess, ben: UserProcess) -> None:
+    told = ("nnfmq-statistics", "nnfmq-trace", "nnfmq-calls", "nnfmq-program")
+    held = []
+    for process in (ann, ben):
+        process.run(PREPARE)
+        pid = process.run("c.worker_pid")
+        maps = [line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        found = {(words[5].split()[0], words[4]) for words in maps if len(words) > 5 and "/memfd:" in words[5]}
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(fd).removesuffix(" (deleted)")
+            if target.startswith("/memfd:"):
+                found.add((target, str(fd.stat().st_ino)))
+        held.append({each for each in found if each[0].removeprefix("/memfd:") in told})
+    assert all(held)
+    assert not held[0] & held[1]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Caches.
 
 
 def test_what_one_user_has_compiled_is_in_no_cache_of_another(
     place: Place, ann: UserProcess, ben: UserProcess, driver: Daemon
 ) -> None:
-    assert ann.run(f"m = {PREPARE}") is None
-    assert ann.run(ADDED) == [[2.0] * 4]
-    assert len(place.cached(ANN)) == 1 and place.cached(BEN) == []
-    assert ben.run(f"m = {PREPARE}") is None
-    assert ben.run(ADDED) == [[2.0] * 4]
-    assert place.cached(BEN) == place.cached(ANN)  # the names say what is compiled, the keys differ
+    prepare, execute = (
+        "m = c.device('compiled').prepare(relu_model())",
+        "m.execute(np.full(4, 3, np.float32))[0].tolist()",
+    )
+    before = set(place.cached(ANN))
+    assert ann.run(prepare) is None
+    assert ann.run(execute) == [3.0] * 4
+    (name,) = set(place.cached(ANN)) - before
+    assert name not in place.cached(BEN)
+    assert ben.run(prepare) is None
+    assert ben.run(execute) == [3.0] * 4
+    assert name in place.cached(BEN)  # it says what is compiled; the keys differ
     folders = [place.home / "cache/nnfmq/users" / str(uid) / "nnfmq" for uid in (ANN, BEN)]
-    one, other = (next(folder.iterdir()).read_bytes() for folder in folders)
+    one, other = ((folder / name).read_bytes() for folder in folders)
     assert one[32:64] != other[32:64]
     assert one[64:] == other[64:]
     assert not {"Traceback", "not added", "not used"} & set(driver.program.errors().split())
@@ -314,7 +371,7 @@ def test_a_second_client_of_a_user_reads_what_the_first_has_compiled(
 ) -> None:
     with connected(users[ANN]) as first:
         first.run(PREPARE)
-    (name,) = place.cached(ANN)
+    name = place.cached(ANN)[0]
     before = (place.home / "cache/nnfmq/users" / str(ANN) / "nnfmq" / name).stat()
     with connected(users[ANN]) as second:
         assert second.run(f"m = {PREPARE}") is None

@@ -52,6 +52,7 @@ __all__ = [
     "Lookup",
     "NotFound",
     "OpenFile",
+    "OpenStatistics",
     "Opened",
     "PagesCopied",
     "Publish",
@@ -92,6 +93,7 @@ __all__ = [
 #     supervisor  ClassChanged ref_id, reason     -                 it has the class; or not, for a reason
 #     worker      CopyPages    ref_id             -                 copy the clients' pages of statistics; replied to
 #     supervisor  PagesCopied  ref_id             -                 with PagesCopied
+#     worker      OpenStatistics ref_id           -                 copy the statistics that the client may see; Opened
 #
 # The name of an entry is a SHA-256 digest in hexadecimal. A `ref_id` identifies one reference of one worker to an
 # entry; the worker chooses it and uses it once. That of Store, OpenFile, GoOn and SetClass identifies no reference: a
@@ -181,6 +183,10 @@ class CopyPages(SharedCacheMessage, frozen=True):
     """Copy what clients have counted themselves to where others read it. The reply is PagesCopied."""
 
 
+class OpenStatistics(SharedCacheMessage, frozen=True):
+    """Copy those statistics that this worker's client may see. The reply is Opened, or NotFound."""
+
+
 class PagesCopied(SharedCacheMessage, frozen=True):
     """Reply to CopyPages."""
 
@@ -190,7 +196,7 @@ class Found(SharedCacheMessage, frozen=True):
 
 
 class Opened(SharedCacheMessage, frozen=True):
-    """Reply to OpenFile, with an fd of the file, which is open for reading."""
+    """Reply to OpenFile, with an fd of the file that is open for reading; and to OpenStatistics, with their memory."""
 
 
 class NotFound(SharedCacheMessage, frozen=True):
@@ -199,7 +205,18 @@ class NotFound(SharedCacheMessage, frozen=True):
 
 _codec: MessageCodec[SharedCacheMessage] = MessageCodec(
     {
-        Sender.WORKER: (Lookup, Publish, Release, Invalidate, Store, OpenFile, GoOn, SetClass, CopyPages),
+        Sender.WORKER: (
+            Lookup,
+            Publish,
+            Release,
+            Invalidate,
+            Store,
+            OpenFile,
+            GoOn,
+            SetClass,
+            CopyPages,
+            OpenStatistics,
+        ),
         Sender.SUPERVISOR: (Found, Opened, NotFound, ClassChanged, PagesCopied),
     },
     {Publish: 1, Found: 1, Opened: 1, Store: 2, GoOn: "fd_count"},
@@ -314,6 +331,11 @@ class SharedCacheClient:
         if found is None or not isinstance(found[0], ClassChanged):
             return "the supervisor of this driver does not respond"
         return found[0].reason
+
+    def open_statistics(self) -> int | None:
+        """Return an fd of a copy of what this worker's client may see, which the caller closes; None: in vain."""
+        found = self._request(OpenStatistics(next(self._ref_ids)), LOOKUP_TIMEOUT_NS)
+        return found[1][0] if found is not None and found[1] else None
 
     def copy_pages(self) -> None:
         """Let the supervisor copy what clients have counted themselves. Blocks until it has, for 250 ms at most."""
@@ -455,6 +477,9 @@ class WorkerRequests(Protocol):
         """Give the client of a worker another class, for the worker `sender_pid`; return the reason if that fails."""
         ...
 
+    def open_statistics(self) -> int | None:
+        """Return an fd of a copy of the statistics that the clients may see, which the caller closes; None: in vain."""
+
     def copy_pages(self) -> None:
         """Copy what the clients have counted themselves to where others read it."""
 
@@ -529,7 +554,9 @@ class SharedCacheServer:
                     reason = self._requests.set_class(link.worker_pid, worker_pid, client_class)
                 _send(link, ClassChanged(ref_id, reason))
             case OpenFile(ref_id, name):
-                self._open(link, ref_id, name)
+                self._send_opened(link, ref_id, None if self._requests is None else self._requests.open(name))
+            case OpenStatistics(ref_id):
+                self._send_opened(link, ref_id, None if self._requests is None else self._requests.open_statistics())
             case CopyPages(ref_id):
                 if self._requests is not None:
                     self._requests.copy_pages()
@@ -548,8 +575,8 @@ class SharedCacheServer:
         elif self._requests is not None:
             self._requests.go_on(fds[0], fds[1:])
 
-    def _open(self, link: WorkerLink, ref_id: int, name: str) -> None:
-        fd = None if self._requests is None else self._requests.open(name)
+    def _send_opened(self, link: WorkerLink, ref_id: int, fd: int | None) -> None:
+        """Send an fd, which is closed; None: there is nothing."""
         if fd is None:
             _send(link, NotFound(ref_id))
             return

@@ -8,6 +8,9 @@ makes a constant copy. docs/reference/statistics.md describes the layout.
 Each client has a page, memory of its own for what it measures itself, which the driver makes and the client maps, too.
 The supervisor keeps the pages of all clients: it copies them into the area before one of its clients reads that, and
 when a worker has exited, however it ended, it adds what its slot has counted to the past.
+
+A driver that serves several users has memory for each worker alone. Readers get a copy from the supervisor: those who
+administer the driver of everything, others with the clients of their own uid.
 """
 
 from __future__ import annotations
@@ -15,18 +18,35 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 from nnfmq.base.memory import Memory, allocate_pages, write_all
 from nnfmq.base.ownership import Closable
 from nnfmq.driver.cache.shared import shared_cache
+from nnfmq.hal.errors import GeneralFailure
 from nnfmq.observe import statistics_layout as layout
-from nnfmq.observe.recorder_core import begin_change, end_change
+from nnfmq.observe.recorder_core import begin_change, end_change, snapshot
 from nnfmq.observe.statistics_layout import WORD_BYTES, text_to_words
 from nnfmq.observe.statistics_past import add_past
 from nnfmq.observe.statistics_writer import SlotWriter
 
-__all__ = ["SharedStatistics", "StatisticsArea"]
+__all__ = ["SharedStatistics", "StatisticsArea", "UserLimits", "WorkerStatistics"]
+
+_COPY_ATTEMPTS = 20
+_OF_ALL_CLIENTS = (
+    layout.HEADER_PAST,
+    layout.CACHE_PROGRAMS,
+    layout.CACHE_BYTES,
+    layout.CACHE_LOOKUPS,
+    layout.CACHE_HITS,
+    layout.COMPILE_SERVER_PID,
+    layout.COMPILE_REQUESTS,
+    layout.REJECTED_CLIENTS,
+    layout.DEAD_WORKERS,
+)
+"""Words of the header that tell what clients of all users do."""
 
 
 class StatisticsArea:
@@ -64,6 +84,11 @@ class StatisticsArea:
             return os.dup(copy.fileno()), copy.size_bytes
 
     @property
+    def is_for_everybody(self) -> bool:
+        """Whether any client may read what `open_for_reading` opens; otherwise those who administer the driver."""
+        return False
+
+    @property
     def page(self) -> Memory | None:
         """The page of the client that this process serves, which stays owned by others; None if it has none."""
         return self._page
@@ -92,13 +117,81 @@ class StatisticsArea:
         return self._writer
 
 
+class WorkerStatistics(StatisticsArea, Closable):
+    """The statistics of one worker of a driver that serves several users, with one slot. Close it.
+
+    No other worker has this memory, so none sees what clients of other users do. The supervisor copies the slot before
+    somebody reads.
+    """
+
+    def __init__(self) -> None:
+        self.memory = Memory.create(layout.area_bytes(1), layout.DRIVER_PAGE, one_writer=True)
+        self.memory.keep_from_children()
+        self._page = None
+        self._fill(self.memory.view, 1)
+
+    @property
+    def slot(self) -> memoryview:
+        """The bytes of the slot."""
+        return self._view[layout.HEADER_WORDS * WORD_BYTES :][: layout.SLOT_BYTES]
+
+    @property
+    def is_for_everybody(self) -> bool:
+        """Whether any client may read what `open_for_reading` opens."""
+        return True
+
+    def open_for_reading(self) -> tuple[int, int]:
+        """Return an fd of a copy of what the client may see, and its size. A worker waits for its supervisor.
+
+        Raises:
+            GeneralFailure: If the supervisor does not reply.
+        """
+        supervisor = shared_cache()
+        fd = None if supervisor is None else supervisor.open_statistics()
+        if fd is None:
+            raise GeneralFailure("the supervisor of this driver does not show its statistics; its log says why")
+        return fd, os.fstat(fd).st_size
+
+    def use_page(self, page: Memory) -> None:
+        """Use the page of the client that this process serves. Borrows it."""
+        self._page = page
+
+    def writer(self, slot: int) -> SlotWriter:
+        """Return the writer of the slot, for the worker that has it."""
+        assert slot == 0, "a worker has one client"
+        return SlotWriter(self._view, 0, None if self._page is None else self._page.view)
+
+    def close(self) -> None:
+        """Release the memory. Idempotent."""
+        self._view = self._header = memoryview(b"")
+        self.memory.close()
+
+
+class UserLimits(NamedTuple):
+    """What the clients of one user may have together, of a driver that serves several: memory, in bytes, and places."""
+
+    memory_bytes: int
+    clients: int
+
+
 class SharedStatistics(StatisticsArea, Closable):
     """The statistics of a supervisor and its workers, with a slot for each client. Close it, or use `with`.
 
-    `version` is the driver's release, and `build` its queue core, Python and machine, for display.
+    `version` is the driver's release, and `build` its queue core, Python and machine, for display. With `user_limits`
+    each worker writes to memory of its own (`WorkerStatistics`), and only the supervisor has all.
     """
 
-    def __init__(self, slots: int, version: str, memory_limit_bytes: int, build: str = "") -> None:
+    def __init__(
+        self,
+        slots: int,
+        version: str,
+        memory_limit_bytes: int,
+        build: str = "",
+        user_limits: UserLimits | None = None,
+    ) -> None:
+        self._user_limits = user_limits
+        self._of_workers: dict[int, WorkerStatistics] = {}  # by slot
+        self._uids: dict[int, int] = {}  # of the clients, by slot
         past = layout.PAST_CLIENTS_MAX
         self._memory = Memory.create_sparse(layout.area_bytes(slots, past), layout.DRIVER_PAGE, one_writer=True)
         self._memory.keep_from_children()
@@ -118,8 +211,28 @@ class SharedStatistics(StatisticsArea, Closable):
         """Return the fd, which stays owned by this object."""
         return self._memory.fileno()
 
-    def take_slot(self, slot: int) -> Memory:
+    def of_worker(self, slot: int) -> tuple[SharedStatistics | WorkerStatistics, int]:
+        """Return where the worker of a slot counts: statistics, and its slot there."""
+        own = self._of_workers.get(slot)
+        return (self, slot) if own is None else (own, 0)
+
+    @property
+    def memory(self) -> Memory:
+        """The memory, which stays owned by this object."""
+        return self._memory
+
+    def set_client_class(self, slot: int, client_class: int) -> None:
+        """Publish the class of the client that has a slot, or will have it."""
+        own = self._of_workers.get(slot)
+        if own is None:
+            super().set_client_class(slot, client_class)
+        else:
+            own.set_client_class(0, client_class)
+
+    def take_slot(self, slot: int, uid: int = 0) -> Memory:
         """Prepare a slot for a worker, and return the page of its client, which stays owned by this object.
+
+        `uid` is that of the client.
 
         Raises:
             ResourceExhaustedTransient: If no memory or no fd is left.
@@ -129,12 +242,67 @@ class SharedStatistics(StatisticsArea, Closable):
         allocate_pages(self.fileno(), size, self._past_at)  # for when the slot is released
         page = self._pages[slot] = Memory.create(layout.PAGE_BYTES, layout.PAGE)
         page.keep_from_children()
+        self._uids[slot] = uid
+        if self._user_limits is not None:
+            try:
+                self._of_workers[slot] = WorkerStatistics()
+            except BaseException:
+                self._pages.pop(slot).close()
+                raise
         return page
 
     def copy_pages(self) -> None:
-        """Copy what the clients have counted themselves to where others read it. For the supervisor."""
+        """Copy what clients, and workers with memory of their own, have counted to where it is read.
+
+        For the supervisor.
+        """
         for slot, page in self._pages.items():
+            self._copy_slot(slot)
             self._copy_page(slot, page)
+
+    def _copy_slot(self, slot: int) -> None:
+        """Copy what a worker has in memory of its own. One that changes its rows meanwhile keeps its last copy."""
+        own = self._of_workers.get(slot)
+        if own is None:
+            return
+        for _ in range(_COPY_ATTEMPTS):
+            copied = snapshot(own.slot)
+            if copied is not None:
+                begin = layout.slot_at(slot) * WORD_BYTES
+                self._view[begin : begin + layout.SLOT_BYTES] = copied
+                return
+
+    def open_for_user(self, uid: int | None) -> int:
+        """Return an fd of a copy with the clients of a uid, which the caller closes; None: all clients.
+
+        Of the driver it has what is about the driver itself, and nothing that tells what clients of others do.
+
+        Raises:
+            ResourceExhaustedTransient: If no memory or no fd is left.
+        """
+        self.copy_pages()
+        slots = [slot for slot in sorted(self._pages) if uid is None or self._uids[slot] == uid]
+        header = bytearray(self._view[: layout.HEADER_WORDS * WORD_BYTES])
+        words = memoryview(header).cast("Q")
+        words[layout.HEADER_SLOTS] = len(slots)
+        parts: list[bytearray | memoryview] = [header, *(self._slot(slot) for slot in slots)]
+        if uid is None:
+            parts.append(self._view[self._past_at : self._memory.size_bytes])
+        else:
+            self._hide_others(words)
+        size = sum(map(len, parts))
+        with Memory.create_constant(size, partial(_write_parts, parts), layout.DRIVER_PAGE) as copy:
+            return os.dup(copy.fileno())
+
+    def _slot(self, slot: int) -> memoryview:
+        begin = layout.slot_at(slot) * WORD_BYTES
+        return self._view[begin : begin + layout.SLOT_BYTES]
+
+    def _hide_others(self, words: memoryview) -> None:
+        assert self._user_limits is not None  # it serves several users
+        for word in (*_OF_ALL_CLIENTS, *range(layout.DEATHS, layout.DEATHS + len(layout.DEATH_CAUSES))):
+            words[word] = 0
+        words[layout.MEMORY_LIMIT], words[layout.CLIENTS_LIMIT] = self._user_limits
 
     def open_for_reading(self) -> tuple[int, int]:
         """See `StatisticsArea.open_for_reading`. A worker waits for its supervisor to copy the pages, but not long."""
@@ -157,9 +325,13 @@ class SharedStatistics(StatisticsArea, Closable):
 
         Also for a worker that was never started.
         """
+        self._copy_slot(slot)
         page = self._pages.pop(slot)
         self._copy_page(slot, page)
         page.close()
+        own = self._of_workers.pop(slot, None)
+        if own is not None:
+            own.close()
         begin = layout.slot_at(slot) * WORD_BYTES
         view = self._view[begin : begin + layout.SLOT_BYTES]
         self._add_past(view.cast("Q"))
@@ -184,17 +356,17 @@ class SharedStatistics(StatisticsArea, Closable):
                 words = slot[begin : begin + layout.PAST_WORDS].tolist()
                 add_past(table, words[: layout.PAST_CALLS], words[layout.PAST_CALLS :])
 
-    def inherited(self) -> AbstractContextManager[None]:
-        """Let children that are forked in the block inherit the mapping."""
-        return self._memory.inherited()
-
-    def keep_from_children(self) -> None:
-        """Do not let forked children inherit the mapping, as before `inherited`."""
-        self._memory.keep_from_children()
-
     def close(self) -> None:
         """Release the memory. Idempotent."""
         self._view = self._header = memoryview(b"")
-        while self._pages:
-            self._pages.popitem()[1].close()
+        for owned in (self._pages, self._of_workers):
+            while owned:
+                owned.popitem()[1].close()
         self._memory.close()
+
+
+def _write_parts(parts: Sequence[bytearray | memoryview], fd: int) -> None:
+    offset = 0
+    for part in parts:
+        write_all(fd, part, offset)
+        offset += len(part)

@@ -52,7 +52,7 @@ from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, Place, user_clie
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.hand_over import Predecessor, Successor
 from nnfmq.driver.process.pending_clients import PendingClients, decode_greeting, reject
-from nnfmq.driver.process.statistics_area import SharedStatistics
+from nnfmq.driver.process.statistics_area import SharedStatistics, UserLimits
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerSetup, preload
 from nnfmq.driver.process.workers import RepositoryProcess, WorkerProcesses
@@ -458,13 +458,20 @@ def _prepare_workers(
     """Load what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
     preload(has_cache=uids is None)
     setup = WorkerSetup(entries, installed_plugins(), options)
-    user_limit = None if uids is None else user_limit_bytes()
-    shares = stack.enter_context(MemoryShares(total_limit_bytes(), PLACES, user_limit))
+    clients_max = CLIENTS_MAX if uids is None else min(CLIENTS_MAX, uids.size)
+    limits = None if uids is None else UserLimits(user_limit_bytes(), user_clients(clients_max))
+    shares = stack.enter_context(
+        MemoryShares(total_limit_bytes(), PLACES, None if limits is None else limits.memory_bytes)
+    )
     cores = stack.enter_context(CoreShares(PLACES))
     statistics = stack.enter_context(
-        SharedStatistics(PLACES, installed_version("nnfmq") or "", total_limit_bytes(), _build())
+        SharedStatistics(PLACES, installed_version("nnfmq") or "", total_limit_bytes(), _build(), limits)
     )
-    statistics.set(layout.CLIENTS_LIMIT, CLIENTS_MAX)
+    statistics.set(layout.CLIENTS_LIMIT, clients_max)
+    if limits is not None:
+        statistics.set(layout.SERVED_USERS, layout.SEVERAL_USERS)
+    elif settings.WORKER_UIDS.value() is not None:
+        statistics.set(layout.SERVED_USERS, layout.LACKS_CAPABILITIES)
     traces = stack.enter_context(TraceArea(PLACES))
     workers = WorkerProcesses(loop, status, shares, cores, traces, statistics, setup, uids)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds

@@ -34,7 +34,7 @@ from nnfmq.driver.execution.order import ClientOrder
 from nnfmq.driver.execution.turns import CoreTurns
 from nnfmq.driver.memory.quota import MemoryShare, MemoryShares, quota_limit_bytes
 from nnfmq.driver.process.sandboxes import prepare_worker_sandbox, worker_sandbox
-from nnfmq.driver.process.statistics_area import SharedStatistics
+from nnfmq.driver.process.statistics_area import SharedStatistics, WorkerStatistics
 from nnfmq.driver.process.trace import WORKER_TRACE, TraceArea
 from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session, run_session
@@ -59,10 +59,10 @@ class WorkerFds(NamedTuple):
         status: The memory of the devices' status, STATUS_PAGE_BYTES.
         shares: The memory of `MemoryShares`.
         core_shares: The memory of `CoreShares`.
-        trace: The memory of `TraceArea`, whose mapping the worker inherits.
+        trace: The memory of `TraceArea`, whose mapping the worker inherits; -1 if its client may not trace others.
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
-        statistics: The memory of `SharedStatistics`, whose mapping the worker inherits.
+        statistics: The memory of the statistics where the worker counts, whose mapping it inherits.
         page: The memory of what the client counts itself.
         uid_lock: The lock on the worker's uid (`UidPool`); -1 if it has none of its own.
     """
@@ -123,16 +123,20 @@ def main(
     fds: WorkerFds,
     slot: int,
     setup: WorkerSetup,
-    statistics: SharedStatistics,
+    own_statistics: tuple[SharedStatistics | WorkerStatistics, int],
     traces: TraceArea,
     shares: MemoryShares,
 ) -> NoReturn:
     """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins.
 
-    `slot` is this worker's place among the shares of memory and of the cores, counted from 1, and in `statistics`.
+    `slot` is this worker's place among the shares of memory and of the cores, counted from 1. `own_statistics` are
+    where it counts, and its slot there.
     """
-    statistics.keep_from_children()
-    traces.memory.keep_from_children()
+    statistics, _ = own_statistics
+    statistics.memory.keep_from_children()
+    if fds.trace >= 0:
+        traces.memory.keep_from_children()
+        WORKER_TRACE.use_area(traces.memory, slot)
     plugins.load_extensions(setup.plugins)
     shared.connect(fds.shared_cache, opens_files=setup.options.uid != os.getuid())
     jobs.connect_compile_server(fds.compile_relay)
@@ -145,11 +149,10 @@ def main(
     assert setup.options.supervisor_pid is not None  # this is not the embedded driver
     turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
     divide_cores(turns.division)
-    WORKER_TRACE.use_area(traces.memory, slot)
     channel, order = Channel.adopt(fds.control), ClientOrder(turns)
     sandbox = worker_sandbox(devices.values())
     statistics.use_page(Memory.adopt(fds.page))  # until the process exits
-    own_statistics, enter_sandbox = (statistics, slot - 1), partial(enter, sandbox)
+    enter_sandbox = partial(enter, sandbox)
     run_session(
         Session(channel, "nnfmq", HANDLERS, devices, setup.options, hello, share, order, own_statistics, enter_sandbox)
     )

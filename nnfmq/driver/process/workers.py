@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -116,14 +116,14 @@ class WorkerProcesses:
         self._requests = DriverRequests(loop, statistics, self.set_class)
         self._caches: dict[int | None, SharedCacheServer] = {}  # by the clients' uid; None: of all
         statistics.set(layout.CACHE_LIMIT, programs.cache_limit_bytes())
-        publish_limits(statistics)
+        self.publish_limits()
         self._workers: dict[int, _Worker] = {}  # by pid
         self._is_replaced = False
         status.keep_from_children()  # compile processes map no shared memory; workers map it themselves
 
     def publish_limits(self) -> None:
         """Write the values of the driver's limits into its statistics."""
-        publish_limits(self._statistics)
+        publish_limits(self._statistics, self._uids is not None)
 
     @property
     def clients(self) -> list[tuple[Credentials, bool]]:
@@ -186,12 +186,14 @@ class WorkerProcesses:
             worker_ends.callback(os.close, compile_fd)
             slot = self._shares.take(client.uid)
             undo.callback(self._shares.release, slot)
-            page = self._statistics.take_slot(slot - 1).fileno()
+            page = self._statistics.take_slot(slot - 1, client.uid).fileno()
             undo.callback(self._statistics.release, slot - 1)
             self._publish_class(slot, client_class)
             memories = (self._shares.memory, self._cores.memory, self._traces.memory)
             shares, cores, traces = (memory.fileno() for memory in memories)
-            statistics = self._statistics.fileno()
+            own_statistics = self._statistics.of_worker(slot - 1)
+            statistics = own_statistics[0].memory
+            may_trace = self._uids is None or client.uid in (os.getuid(), 0)
             uid, uid_lock, enter = None, -1, give_up_capabilities
             if self._uids is not None:
                 uid, uid_lock = self._uids.take()
@@ -199,9 +201,13 @@ class WorkerProcesses:
                 worker_ends.callback(os.close, uid_lock)
                 enter = partial(worker.enter_account, uid, client.uid)
             status = self._status.fileno()
-            fds = WorkerFds(control_fd, status, shares, cores, traces, cache_fd, compile_fd, statistics, page, uid_lock)
-            run = partial(worker.main, hello, fds, slot, self._setup, self._statistics, self._traces, self._shares)
-            with self._statistics.inherited(), self._traces.memory.inherited(), self._shares.inherited(slot):
+            traces = traces if may_trace else -1
+            fds = WorkerFds(
+                control_fd, status, shares, cores, traces, cache_fd, compile_fd, statistics.fileno(), page, uid_lock
+            )
+            run = partial(worker.main, hello, fds, slot, self._setup, own_statistics, self._traces, self._shares)
+            trace_memory = self._traces.memory.inherited() if may_trace else nullcontext()
+            with statistics.inherited(), trace_memory, self._shares.inherited(slot):
                 # Without a supervisor nobody would end the worker if it is stopped and its client exits.
                 process = fork_child(
                     run,

@@ -95,7 +95,8 @@ def _set_client_class(session: Session, message: messages.SetClientClass, *_: ob
 
 
 def _get_statistics(session: Session, message: messages.GetStatistics, *_: object) -> None:
-    _require_administrator(session)
+    if not session.statistics_area.is_for_everybody:
+        _require_administrator(session)
     fd, size_bytes = session.statistics_area.open_for_reading()
     try:
         data = messages.MemoryData(size_bytes, 0, Protection.READ.value)
