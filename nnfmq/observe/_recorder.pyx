@@ -90,6 +90,10 @@ cdef enum:  # words of `serialize.execution_stats`
     REQUEST_RECEIVED = 1
     RESULT_SENT = 5
 
+cdef enum:
+    SAMPLED_BELOW_NS = 16000
+    SAMPLE = 8
+
 
 cdef int map_words(Py_buffer *buffer, object region, Py_ssize_t needed, int flags) except -1:
     PyObject_GetBuffer(region, buffer, flags)
@@ -174,17 +178,21 @@ cdef class Calls:
     def __cinit__(self, row):
         map_words(&self.row, row, CALLS_BYTES, PyBUF_SIMPLE | PyBUF_WRITABLE)
 
-    cdef void count(self, int64_t client_ns, int64_t queue_ns) noexcept:
+    cdef void count(self, int64_t client_ns) noexcept:
         cdef uint64_t *row = <uint64_t *>self.row.buf
         cdef uint64_t client = <uint64_t>client_ns if client_ns > 0 else 0
         nnfmq_count(row + CLIENT_NS, client)
         nnfmq_count(row + CLIENT_HISTOGRAM + nnfmq_bucket(client, LAST_BUCKET), 1)
-        if queue_ns >= 0:
-            nnfmq_count(row + QUEUE_NS, <uint64_t>queue_ns)
-            nnfmq_count(row + QUEUE_HISTOGRAM + nnfmq_bucket(<uint64_t>queue_ns, LAST_BUCKET), 1)
+
+    cdef void count_queue(self, uint64_t queue, uint64_t executions) noexcept:
+        cdef uint64_t *row = <uint64_t *>self.row.buf
+        nnfmq_count(row + QUEUE_NS, queue * executions)
+        nnfmq_count(row + QUEUE_HISTOGRAM + nnfmq_bucket(queue, LAST_BUCKET), executions)
 
     def add(self, int64_t client_ns, int64_t queue_ns, /):
-        self.count(client_ns, queue_ns)
+        self.count(client_ns)
+        if queue_ns >= 0:
+            self.count_queue(<uint64_t>queue_ns, 1)
 
     def __dealloc__(self):
         PyBuffer_Release(&self.row)
@@ -197,6 +205,7 @@ cdef class BurstCalls:
 
     cdef Calls calls
     cdef Py_buffer words
+    cdef uint64_t unread
 
     def __cinit__(self, Calls calls not None, words):
         self.calls = calls
@@ -206,9 +215,16 @@ cdef class BurstCalls:
         cdef const uint64_t *words = <const uint64_t *>self.words.buf
         if words is NULL:
             return
+        self.calls.count(client_ns)
+        cdef uint64_t executions = 1
+        if latency_ns < SAMPLED_BELOW_NS:
+            self.unread += 1
+            if self.unread < SAMPLE:
+                return
+            executions, self.unread = self.unread, 0
         cdef uint64_t driver = words[RESULT_SENT] - words[REQUEST_RECEIVED]
         cdef uint64_t latency = <uint64_t>latency_ns if latency_ns > 0 else 0
-        self.calls.count(client_ns, <int64_t>(latency - driver) if driver < latency else 0)
+        self.calls.count_queue(latency - driver if driver < latency else 0, executions)
 
     def close(self):
         PyBuffer_Release(&self.words)  # sets `obj`, not `buf`, to NULL

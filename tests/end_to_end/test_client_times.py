@@ -31,7 +31,7 @@ def test_a_worker_that_stops_for_100_ms_is_seen_in_the_times_of_its_client(clien
         model.burst() as burst,
         Process(client.worker_pid) as worker,
     ):
-        for _ in range(1000):
+        for _ in range(1100):
             burst.execute(one(1))
         for _ in range(2):
             worker.stop()
@@ -41,7 +41,7 @@ def test_a_worker_that_stops_for_100_ms_is_seen_in_the_times_of_its_client(clien
             worker.resume()
             waiting.wait()
         counts = totals(client, "stopped")
-        assert (counts.client.total, counts.driver.total) == (1002, 1002)
+        assert (counts.client.total, counts.driver.total) == (1102, 1102)
         for fraction in (0.999, 1.0):
             client_ns, queue_ns = (times.supported_ns(fraction) for times in (counts.client, counts.queue))
             assert client_ns is not None and client_ns > 0.9 * STOPPED_NS

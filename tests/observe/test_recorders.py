@@ -77,7 +77,7 @@ def test_a_call_counts_with_the_time_that_its_client_has_waited(recorders: Modul
 
 @pytest.mark.parametrize(
     ("received", "sent", "queue_ns"),
-    [(1_000, 4_000, 2_000), (0, 2**64 - 1, 0), (5_000, 4_000, 0), (2**64 - 500, 500, 4_000)],
+    [(1_000, 4_000, 22_000), (0, 2**64 - 1, 0), (5_000, 4_000, 0), (2**64 - 500, 500, 24_000)],
     ids=["possible", "longer than the call", "backwards", "around the end of a word"],
 )
 def test_the_time_in_the_queues_is_what_the_driver_leaves_of_a_call(
@@ -86,22 +86,39 @@ def test_the_time_in_the_queues_is_what_the_driver_leaves_of_a_call(
     row, stats = words(layout.CALLS_WORDS), words(execution_stats.STATS_WORDS)
     stats.cast("Q")[execution_stats.REQUEST_RECEIVED], stats.cast("Q")[execution_stats.RESULT_SENT] = received, sent
     calls = recorders.BurstCalls(recorders.Calls(row), stats)
-    calls.add(6_000, 5_000)
+    calls.add(26_000, 25_000)
     calls.close()
     calls.close()
-    calls.add(6_000, 5_000)
-    assert row.cast("Q")[layout.CLIENT_NS : layout.QUEUE_NS + 1].tolist() == [6_000, queue_ns]
+    calls.add(26_000, 25_000)
+    assert row.cast("Q")[layout.CLIENT_NS : layout.QUEUE_NS + 1].tolist() == [26_000, queue_ns]
+
+
+def test_every_eighth_short_execution_of_a_burst_stands_for_eight_in_the_queues(recorders: ModuleType) -> None:
+    row, stats = words(layout.CALLS_WORDS), words(execution_stats.STATS_WORDS)
+    calls = recorders.BurstCalls(recorders.Calls(row), stats)
+    counted = row.cast("Q")
+    for number in range(1, 18):
+        stats.cast("Q")[execution_stats.RESULT_SENT] = number * 100
+        calls.add(15_999, 15_999)
+        calls.add(16_000, 16_000)  # is measured always
+        waited = counted[layout.QUEUE_HISTOGRAM : layout.QUEUE_HISTOGRAM + layout.BUCKETS].tolist()
+        assert (sum(waited), counted[layout.CLIENT_NS]) == (number // 8 * 8 + number, number * 31_999)
+    longer_ns = sum(16_000 - number * 100 for number in range(1, 18))
+    assert counted[layout.QUEUE_NS] == longer_ns + 8 * (15_999 - 800) + 8 * (15_999 - 1_600)
 
 
 @needs_compiled
-@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-1, 2**63 - 1)), max_size=8))
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-1, 2**63 - 1)), max_size=20))
 def test_both_cores_count_the_same_calls(times: list[tuple[int, int]]) -> None:
     rows = []
     for name in ("compiled", "python"):
         rows.append(words(layout.CALLS_WORDS))
-        calls = CORES.load(name).Calls(rows[-1])
+        core = CORES.load(name)
+        calls = core.Calls(rows[-1])
+        of_burst = core.BurstCalls(calls, words(execution_stats.STATS_WORDS))
         for each in times:
             calls.add(*each)
+            of_burst.add(*each)
     assert bytes(rows[0]) == bytes(rows[1])
 
 

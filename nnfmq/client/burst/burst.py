@@ -576,8 +576,8 @@ class Burst(ModelBurst):
             state.advance()
         outputs = arrays.outputs if out is IN_PLACE else arrays.copy_out(out)
         if reply is not None:  # else the control channel has counted it
-            ended_ns = begin_ns + self._latency_ns if out is IN_PLACE else monotonic_ns()
-            channel.count(ended_ns - (called_ns or begin_ns), self._latency_ns)
+            latency_ns, is_longer = self._latency_ns, called_ns or out is not IN_PLACE
+            channel.count(monotonic_ns() - (called_ns or begin_ns) if is_longer else latency_ns, latency_ns)
             if trace is not None:
                 trace.end(begin_ns, self._latency_ns)
         if self._observation is not None:
