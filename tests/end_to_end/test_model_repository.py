@@ -362,15 +362,16 @@ def prepared_by_repository(driver: Daemon) -> list[str]:
     return found
 
 
-def test_if_the_repositorys_worker_is_killed_its_models_are_prepared_again(
-    models: Path, driver: Daemon, peer: RepositoryPeer
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+def test_if_the_repositorys_worker_is_killed_or_stopped_its_models_are_prepared_again(
+    models: Path, driver: Daemon, peer: RepositoryPeer, number: signal.Signals
 ) -> None:
     add_version(models, "adder", 1, adder(1))
     peer.wait_for("adder", version=1)
     with running_repository(driver) as repository, driver.connect() as client:
         workers = [each.worker_pid for each in client.statistics().clients if each.pid == repository.pid]
         with Process(workers[0]) as worker:
-            worker.kill()
+            worker.send(number)
             worker.wait_for_end()
         assert prepared_by_repository(driver) == ["adder"]
         assert not repository.has_exited()

@@ -236,7 +236,7 @@ class Supervisor(Closable):
         if reason:
             self._workers.reject_surplus(channel, reason)
         else:
-            self._workers.start(channel, hello)
+            self._workers.start(channel, hello, ends_if_stopped=place.is_repository)
 
     def _place(self, client: Credentials, is_monitor: bool) -> Place:
         is_repository = self._repository is not None and self._repository.includes(client.pid)

@@ -62,12 +62,10 @@ class DriverRequests:
             _log.warning("a program is not added to the cache: %s", error)
             return
         self._writers += 1
-        self._loop.watch_stops(process, partial(process.send, signal.SIGKILL))  # it would keep its place
-        self._loop.add_reader(process.fileno(), partial(self._end_writer, process))
+        self._watch(process, partial(self._end_writer, process))
 
     def _end_writer(self, process: ChildProcess) -> None:
         self._writers -= 1
-        self._loop.unwatch_stops(process)
         self._reap(process)
 
     def open(self, name: str) -> int | None:
@@ -94,7 +92,7 @@ class DriverRequests:
             return
         if pid is not None:
             process = ChildProcess(pid, os.pidfd_open(pid))
-            self._loop.add_reader(process.fileno(), partial(self._reap, process))
+            self._watch(process, partial(self._reap, process))
 
     def open_statistics(self) -> int | None:
         """Return an fd of a copy of the statistics that clients of this user may see; None if that fails."""
@@ -120,9 +118,15 @@ class DriverRequests:
         except _ERRORS as error:
             _log.warning("%s is not removed: %s", path, error)
             return
-        self._loop.add_reader(process.fileno(), partial(self._reap, process))
+        self._watch(process, partial(self._reap, process))
+
+    def _watch(self, process: ChildProcess, on_exit: Callable[[], None]) -> None:
+        """Call `on_exit` when a process has exited. One that is stopped is ended: it would keep its place for ever."""
+        self._loop.watch_stops(process, partial(process.send, signal.SIGKILL))
+        self._loop.add_reader(process.fileno(), on_exit)
 
     def _reap(self, process: ChildProcess) -> None:
+        self._loop.unwatch_stops(process)
         self._loop.remove_reader(process.fileno())
         process.reap()
 

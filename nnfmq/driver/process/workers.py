@@ -143,8 +143,11 @@ class WorkerProcesses:
         """How many uids there are for workers; 0 if they have none of their own."""
         return 0 if self._uids is None else self._uids.size
 
-    def start(self, channel: Channel, hello: bytes) -> None:
-        """Start a worker for a client, or reject the client if that fails. Takes ownership of `channel`."""
+    def start(self, channel: Channel, hello: bytes, *, ends_if_stopped: bool = False) -> None:
+        """Start a worker for a client, or reject the client if that fails. Takes ownership of `channel`.
+
+        With `ends_if_stopped` the worker is ended when a signal stops it, because others wait for its client.
+        """
         client = channel.peer()
         greeting = decode_greeting(hello)
         wanted = greeting.client_class
@@ -168,6 +171,8 @@ class WorkerProcesses:
         else:
             os.close(control_fd)
             started.is_monitor = greeting.is_monitor
+            if ends_if_stopped:
+                self._loop.watch_stops(started.process, lambda: self._on_stopped(started))
             self._watch_or_end(started)
 
     def _fork(
@@ -285,6 +290,10 @@ class WorkerProcesses:
         if started.client_pidfd is not None:
             self._loop.add_reader(started.client_pidfd, lambda: self._on_client_exit(started))
 
+    def _on_stopped(self, stopped: _Worker) -> None:
+        _log.error("worker %d, of the model repository, is stopped: it is ended", stopped.process.pid)
+        stopped.process.send(signal.SIGKILL)
+
     def _serve_cache(self, linked: _Worker) -> None:
         if not linked.cache.serve(linked.cache_link):
             self._close_cache_link(linked)
@@ -332,6 +341,7 @@ class WorkerProcesses:
 
     def _on_exit(self, ended: _Worker) -> None:
         del self._workers[ended.process.pid]
+        self._loop.unwatch_stops(ended.process)
         self._loop.remove_reader(ended.process.fileno())
         self._close_client_pidfd(ended)
         self._close_cache_link(ended)
