@@ -19,7 +19,7 @@ examples:
 
 `nnfmq client ACTION --help` describes one action.
 """
-_HEADINGS = (">id", ">pid", "client", ">uid", "class", ">per s", ">calls")
+_HEADINGS = (">id", ">pid", "client", ">uid", "class", ">executed", ">calls")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +66,6 @@ def _chosen(rows: list[ClientActivity], number: int) -> list[ClientActivity]:
 
 
 def _print(rows: list[ClientActivity], arguments: argparse.Namespace) -> None:
-    from nnfmq.cli.statistics import rate_text
-
     if arguments.json:
         print_json({"clients": [_as_json(row) for row in rows]})
         return
@@ -75,8 +73,8 @@ def _print(rows: list[ClientActivity], arguments: argparse.Namespace) -> None:
     for row in rows:
         client = row.client
         listing.add_row(
-            str(client.worker_pid), str(client.pid), row.name, str(client.uid), row.class_name, rate_text(row.per_s),
-            str(client.open_calls),
+            str(client.worker_pid), str(client.pid), row.name, str(client.uid), row.class_name,
+            f"{client.executions:,}", str(client.open_calls),
         )  # fmt: skip
     console(arguments.no_color).print(listing)
 

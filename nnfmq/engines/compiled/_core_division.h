@@ -165,8 +165,9 @@ static inline void nnfmq_sleep_paused(const nnfmq_core_division *division, uint3
     syscall(SYS_futex, division->resumed, FUTEX_WAIT, seen, &timeout, NULL, 0); /* the caller looks again */
 }
 
-/* Pauses until a core is left, or the process has paused for long enough; returns how many threads it may use. */
-static inline int64_t nnfmq_pause_launches(const nnfmq_core_division *division, nnfmq_pauses *pauses, int64_t most) {
+/* Pauses until a core is left, or the process has paused for long enough; returns how many threads it may use. Call it if
+ * `nnfmq_share` is 0. */
+static inline int64_t nnfmq_wait_for_core(const nnfmq_core_division *division, nnfmq_pauses *pauses, int64_t most) {
     _Atomic uint8_t *const paused = division->paused + division->number;
     int64_t now = nnfmq_clock(), share = 0;
     const int64_t earned = (now - pauses->counted_ns) * nnfmq_pause_ratio(nnfmq_class(division));
@@ -192,19 +193,6 @@ static inline int64_t nnfmq_pause_launches(const nnfmq_core_division *division, 
     atomic_store_explicit(paused, 0, memory_order_relaxed);
     pauses->counted_ns = now;
     return share ? share : 1;
-}
-
-/* How many threads the next launch may use; pauses before if none is left. `pauses` may be NULL: it does not pause. */
-static inline int64_t nnfmq_admit(const nnfmq_core_division *division, nnfmq_pauses *pauses, int64_t most) {
-    if (!division)
-        return most;
-    const int64_t share = nnfmq_share(division, most);
-    if (share) {
-        if (pauses)
-            pauses->stuck_ns = 0;
-        return share;
-    }
-    return pauses ? nnfmq_pause_launches(division, pauses, most) : 1;
 }
 
 /* Wakes the processes that pause, after a run or an execution has ended. */

@@ -138,6 +138,26 @@ static inline nnfmq_pool *nnfmq_pool_new(void) {
 
 /* ---- all threads ---- */
 
+/* Returns how many threads the next launch, or the next piece of one, may use; pauses before if none is left. Meanwhile the
+ * workers do not wait for launches awake. `pool` may be NULL; `pauses` as well: the process never pauses. */
+static inline int64_t nnfmq_pool_admit(nnfmq_pool *pool, const nnfmq_core_division *division, nnfmq_pauses *pauses,
+                                       int64_t most) {
+    if (!division)
+        return most;
+    const int64_t share = nnfmq_share(division, most);
+    if (pauses && share)
+        pauses->stuck_ns = 0;
+    if (!pauses || share)
+        return share ? share : 1;
+    const int64_t active = pool ? atomic_load_explicit(&pool->active, memory_order_relaxed) : 0;
+    if (pool)
+        atomic_store_explicit(&pool->active, 0, memory_order_relaxed);
+    const int64_t threads = nnfmq_wait_for_core(division, pauses, most);
+    if (pool)
+        atomic_store_explicit(&pool->active, active, memory_order_relaxed);
+    return threads;
+}
+
 /* Computes chunks as thread `me` until none is left. The fields of the region are plain: a worker gets here only
  * between busy = 1 and busy = 0, and the caller writes them when all workers are free. The fetch-add hands out each
  * chunk once, and orders nothing. A counter passes the end of its range by at most one for each call. */
@@ -159,7 +179,7 @@ static inline void nnfmq_pool_compute(nnfmq_pool *pool, int64_t me) {
             if (yields && me && !nnfmq_share(yields, 1))
                 return; /* the caller computes what is left */
             if (yields && !me)
-                nnfmq_admit(yields, pool->pauses, 1);
+                nnfmq_pool_admit(pool, yields, pool->pauses, 1);
         }
         owner = owner + 1 == threads ? 0 : owner + 1;
     }
@@ -311,14 +331,14 @@ static inline int64_t nnfmq_pool_use(nnfmq_pool *pool, int64_t threads, int64_t 
 }
 
 /* Computes a launch on this thread alone, in pieces if the process yields. */
-static inline void nnfmq_pool_serial(const nnfmq_launch *launch, char *scratch, const nnfmq_core_division *yields,
-                                     nnfmq_pauses *pauses) {
+static inline void nnfmq_pool_serial(nnfmq_pool *pool, const nnfmq_launch *launch, char *scratch,
+                                     const nnfmq_core_division *yields, nnfmq_pauses *pauses) {
     const int64_t pieces = yields && launch->parallelism != NNFMQ_SERIAL ? NNFMQ_POOL_PIECES : 1;
     const int64_t piece = (launch->items + pieces - 1) / pieces;
     for (int64_t first = 0; first < launch->items || !first; first += piece) {
         const int64_t last = first + piece;
         if (first)
-            nnfmq_admit(yields, pauses, 1);
+            nnfmq_pool_admit(pool, yields, pauses, 1);
         launch->kernel(launch->args, first, last < launch->items ? last : launch->items, scratch);
         if (!piece)
             return;
@@ -347,14 +367,14 @@ static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *d
     if (times && !first)
         times[0] = nnfmq_clock();
     for (const nnfmq_launch *launch = launches + first; launch < launches + last; launch++) {
-        const int64_t admitted = nnfmq_admit(division, pauses, most);
+        const int64_t admitted = nnfmq_pool_admit(pool, division, pauses, most);
         if (most > 1)
             threads = nnfmq_pool_use(pool, admitted, threads);
         if (threads > 1 && launch->parallelism != NNFMQ_SERIAL && launch->items > 0) {
             used = threads > used ? threads : used;
             nnfmq_pool_launch(pool, launch, threads);
         } else {
-            nnfmq_pool_serial(launch, scratch, yields, pauses);
+            nnfmq_pool_serial(pool, launch, scratch, yields, pauses);
         }
         if (times)
             times[launch - launches + 1] = nnfmq_clock();
