@@ -41,7 +41,7 @@ from nnfmq.driver.execution.prepared_model import (
 )
 from nnfmq.driver.memory.quota import STACK_BYTES, ReceivedMemory, add_to_limit
 from nnfmq.driver.process.trace import WORKER_TRACE
-from nnfmq.driver.session.error_translation import RECOVERABLE_ERRORS
+from nnfmq.driver.session.error_translation import RECOVERABLE_ERRORS, memory_shortage
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
 from nnfmq.hal.errors import (
     BadState,
@@ -475,7 +475,7 @@ class BurstServer(Closable):
         if isinstance(error, NnfmqError):
             failure = error
         elif isinstance(error, MemoryError):
-            failure = ResourceExhaustedTransient(f"there is not enough memory for the execution: {error}")
+            failure = memory_shortage(f"the execution failed{f': {error}' if str(error) else ''}")
         elif isinstance(error, RECOVERABLE_ERRORS):
             _log.error("an executor failed", exc_info=error)
             failure = GeneralFailure(f"the executor failed: {error!r}")

@@ -57,6 +57,10 @@ from nnfmq.observe import statistics_layout as layout
 
 __all__ = ["PAUSE_MAX_S", "RepositoryProcess", "WorkerProcesses"]
 
+_CAUSES: dict[int, str] = {
+    signal.SIGSYS: ": its sandbox ended it, because of a system call that no worker makes",
+    signal.SIGALRM: ": code of a plug-in kept Python's lock beyond its deadline, or beyond the limit of an execution",
+}
 STOP_TIMEOUT_S = 2.0  # after SIGTERM, and again after SIGKILL
 _log = rate_limited("nnfmq.supervisor")
 
@@ -363,8 +367,7 @@ class WorkerProcesses:
         elif status:
             self._statistics.add(layout.DEAD_WORKERS)
             self._statistics.add(layout.DEATHS + layout.DEATH_CAUSES.index(_death_cause(status)))
-            cause = ": its sandbox ended it, because of a system call that no worker makes" * (status == -signal.SIGSYS)
-            _log.error("worker %d ended with status %d%s", ended.process.pid, status, cause)
+            _log.error("worker %d ended with status %d%s", ended.process.pid, status, _CAUSES.get(-status, ""))
 
     def make_all_leave(self) -> None:
         """Let the workers, later ones included, ask their clients to move to the driver that has replaced this one."""

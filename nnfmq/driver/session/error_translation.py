@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nnfmq.base import settings
 from nnfmq.hal.errors import DeadObject, GeneralFailure, NnfmqError, ResourceExhaustedTransient
 
 RECOVERABLE_ERRORS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
@@ -41,10 +42,18 @@ def errors_to_status(action: str) -> Iterator[None]:
     except NnfmqError:
         raise
     except MemoryError as error:
-        raise ResourceExhaustedTransient(f"{action} failed: there is not enough memory") from error
+        raise memory_shortage(f"{action} failed") from error
     except RECOVERABLE_ERRORS as error:
         _log.exception("%s failed", action)
         raise GeneralFailure(f"{action} failed: {error!r}") from error
+
+
+def memory_shortage(what: str) -> ResourceExhaustedTransient:
+    """Return the error for an allocation that has failed: the kernel limits a worker by what its client may have."""
+    return ResourceExhaustedTransient(
+        f"{what}: there is not enough memory; ${settings.CLIENT_MEMORY_MIB.variable} of the driver limits what its "
+        "process for this client may take"
+    )
 
 
 def wrap_plugin_call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,6 +56,7 @@ from nnfmq.driver.memory.quota import MemoryQuota, MemoryShare, QuotaCharge, lim
 from nnfmq.driver.process.children import ClientProcess
 from nnfmq.driver.process.statistics_area import StatisticsArea
 from nnfmq.driver.process.trace import recorded_call
+from nnfmq.driver.session.error_translation import memory_shortage
 from nnfmq.driver.session.handle_table import HandleTable
 from nnfmq.engines import memory
 from nnfmq.engines.execution import TieredProgram
@@ -518,7 +519,7 @@ class Session:
         except NnfmqError as error:
             self._send_error(type(message), message.call, error)
         except MemoryError as error:
-            shortage = ResourceExhaustedTransient(f"there is not enough memory for the call: {error}")
+            shortage = memory_shortage(f"the call failed{f': {error}' if str(error) else ''}")
             self._send_error(type(message), message.call, shortage)
         return False
 
