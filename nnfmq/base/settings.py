@@ -337,7 +337,7 @@ def _names(text: str) -> list[str]:
 
 def _class_rules(text: str) -> list[str]:
     rules = _names(text)
-    if any(not who or name not in CLASSES for who, _, name in (rule.rpartition("=") for rule in rules)):
+    if any(not who or who.endswith("/") or name not in CLASSES for who, _, name in (r.rpartition("=") for r in rules)):
         raise ValueError(text)
     return rules
 
@@ -430,7 +430,8 @@ SWITCH = SettingType("0 or 1", "0 and 1; in files true and false as well", _swit
 PATTERN = SettingType("regular expression", "a regular expression of Python", _pattern, _to_text, '"gpu-.*"')
 CLASSES = ("interactive", "normal", "batch")
 CLASS_RULES = SettingType(
-    "rules", "rules WHO=CLASS separated by commas, in files an array; WHO is a uid or a program's name, CLASS "
+    "rules",
+    "rules WHO=CLASS separated by commas, in files an array; WHO is a uid, a program's name or UID/PROGRAM, CLASS "
     f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}; empty: none", _class_rules, _names_to_text,
     '["1000=batch", "camera.py=interactive"]', has_empty_value=True,
 )  # fmt: skip

@@ -4,8 +4,8 @@ A rule of $NNFMQ_CLIENT_CLASSES gives a client its class, which is also the high
 it is normal, and may ask for interactive if $NNFMQ_INTERACTIVE_UIDS has its user. A client may always ask for less. The
 driver's user and root decide about other clients without limits.
 
-A client's name in a rule is that of its program, which a program chooses itself: so rules by name keep no user's
-programs from each other.
+A client's name in a rule is that of its program, which a program chooses itself: a rule by name alone is about all
+users' programs.
 """
 
 from __future__ import annotations
@@ -72,9 +72,19 @@ def why_not_changed(asking: Credentials, changed: Credentials, wanted: ClientCla
 def _by_rule(client: Credentials) -> ClientClass | None:
     for rule in settings.CLIENT_CLASSES.value() or ():
         who, _, name = rule.rpartition("=")
-        if who == str(client.uid) or (not who.isdecimal() and client.pid and who == command_name(client.pid)):
+        if _is_about(who, client):
             return ClientClass[name.upper()]
     return None
+
+
+def _is_about(who: str, client: Credentials) -> bool:
+    """Return whether a rule for a uid, a program, or UID/PROGRAM is about a client."""
+    uid, separator, program = who.rpartition("/")
+    if not separator and program.isdecimal():
+        return program == str(client.uid)
+    if uid not in ("", str(client.uid)):
+        return False
+    return bool(client.pid) and program == command_name(client.pid)  # 0: it is in another PID namespace
 
 
 def _may_be_interactive(uid: int) -> bool:

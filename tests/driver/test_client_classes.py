@@ -1,0 +1,69 @@
+"""Who gets which class: the supervisor's rules alone."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from nnfmq.base.channel import Credentials
+from nnfmq.base.processes import command_name
+from nnfmq.driver.process.client_classes import why_not_asked, why_not_changed, without_asking
+from nnfmq.hal.client_class import ClientClass
+
+BATCH, NORMAL, INTERACTIVE = ClientClass.BATCH, ClientClass.NORMAL, ClientClass.INTERACTIVE
+ME = os.getuid()
+STRANGER = ME + 1000
+
+
+def client(uid: int, pid: int = 0) -> Credentials:
+    return Credentials(pid, uid, uid)
+
+
+@pytest.mark.parametrize(
+    ("rules", "uid", "expected"),
+    [
+        ("", ME, NORMAL),
+        (f"{STRANGER}=batch", STRANGER, BATCH),
+        (f"{STRANGER}=batch", ME, NORMAL),
+        (f"{ME}=interactive,{ME}=batch", ME, INTERACTIVE),
+        ("PROGRAM=batch", STRANGER, BATCH),
+        (f"{ME}/PROGRAM=batch", ME, BATCH),
+        (f"{ME}/PROGRAM=batch", STRANGER, NORMAL),
+        (f"{ME}/other=batch,other=interactive", ME, NORMAL),
+    ],
+)
+def test_the_first_rule_about_a_client_gives_it_its_class(
+    monkeypatch: pytest.MonkeyPatch, rules: str, uid: int, expected: ClientClass
+) -> None:
+    monkeypatch.setenv("NNFMQ_CLIENT_CLASSES", rules.replace("PROGRAM", command_name(os.getpid())))
+    assert without_asking(client(uid, os.getpid())) is expected
+
+
+def test_a_client_of_another_pid_namespace_has_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNFMQ_CLIENT_CLASSES", f"{command_name(os.getpid())}=batch")
+    assert without_asking(client(ME)) is NORMAL
+
+
+def test_a_rule_is_the_highest_class_that_a_client_gets_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNFMQ_CLIENT_CLASSES", f"{STRANGER}=interactive,{ME}=batch")
+    monkeypatch.setenv("NNFMQ_INTERACTIVE_UIDS", str(ME))
+    assert not any(why_not_asked(client(STRANGER), wanted) for wanted in ClientClass)
+    assert not why_not_asked(client(ME), BATCH)
+    assert "it has batch by $NNFMQ_CLIENT_CLASSES" in why_not_asked(client(ME), NORMAL)
+
+
+def test_without_a_setting_the_driver_s_user_and_root_get_interactive_by_asking() -> None:
+    assert not why_not_asked(client(ME), INTERACTIVE) and not why_not_asked(client(0), INTERACTIVE)
+    assert f"allowed are uid {ME} and root" in why_not_asked(client(STRANGER), INTERACTIVE)
+    assert not why_not_asked(client(STRANGER), NORMAL)
+
+
+def test_only_the_driver_s_user_and_root_change_others() -> None:
+    assert not why_not_changed(client(ME), client(STRANGER), INTERACTIVE, is_own=False)
+    assert not why_not_changed(client(0), client(STRANGER), INTERACTIVE, is_own=False)
+    for wanted in ClientClass:
+        text = why_not_changed(client(STRANGER), client(STRANGER + 1), wanted, is_own=False)
+        assert text.startswith(f"uid {STRANGER} does not administer this driver")
+    assert not why_not_changed(client(STRANGER), client(STRANGER), BATCH, is_own=True)
+    assert why_not_changed(client(STRANGER), client(STRANGER), INTERACTIVE, is_own=True)
