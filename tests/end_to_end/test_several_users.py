@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.core_page import opened_page
 from support.drivers import Daemon, Process, short_folder, until
 from support.other_users import UserProcess, as_system_driver, needs_root
 
@@ -294,6 +296,15 @@ def test_the_clients_of_one_user_share_his_memory_and_leave_that_of_another(ann:
     refusal = ann.run(f"second.{large}")
     assert "of this user's memory in the driver" in refusal and "$NNFMQ_USER_MEMORY_MIB" in refusal
     assert ben.run(f"m = c.{large}") is None
+    ann.run("second.close()")
+
+
+def test_the_clients_of_one_user_have_one_share_of_the_cores(
+    ann: UserProcess, ben: UserProcess, driver: Daemon
+) -> None:
+    until(lambda: ann.run(f"second = {CONNECT}") is None, "the user has a second place")
+    with opened_page(driver) as page:
+        until(lambda: sorted(Counter(filter(None, page.users)).values()) == [1, 2], "others have left")
     ann.run("second.close()")
 
 

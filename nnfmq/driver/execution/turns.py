@@ -21,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic_ns
@@ -36,6 +37,7 @@ from nnfmq.hal.client_class import ClientClass
 from nnfmq.queue.futex import ALL_BITS, futex_wait, futex_wake
 
 __all__ = [
+    "CREDIT_NS",
     "DUE_WITHOUT_DEADLINE_NS",
     "HOLD_NS",
     "IDLE",
@@ -48,6 +50,7 @@ __all__ = [
     "CoreShares",
     "CoreTurns",
     "Waiter",
+    "begin_user_ns",
     "next_turn",
     "possible_virtual_ns",
     "wait_limit_ns",
@@ -65,7 +68,10 @@ __all__ = [
 # * a turn, IDLE, WAITING or RUNNING, and what the choice of the next turn depends on. At most as many
 #   executions have a turn as there are cores. Workers change the page under a file lock;
 # * the class of its client (`hal.client_class`), which only the supervisor writes;
-# * how many threads its last run used, and whether it pauses for a client of a higher class. Only its pool writes both.
+# * how many threads its last run used, and whether it pauses for a client of a higher class. Only its pool writes both;
+# * the user of its client, as a number that the supervisor gives. 0: all clients are of one user.
+#
+# For each user there is a virtual time, which workers change under the file lock.
 #
 # A worker that dies at any instruction leaves at most its own entries, which the supervisor clears when the worker has
 # exited. The kernel releases the lock.
@@ -82,7 +88,10 @@ _FIELDS = 5
 _VIRTUAL_NOW = _FIELDS * SLOTS_MAX
 _CLASSES = _TIMES + 8 * (_VIRTUAL_NOW + 1)
 _USES, _PAUSED, _RESUMED = (_CLASSES + SLOTS_MAX * number for number in (1, 2, 3))
-_PAGE_BYTES = _RESUMED + 8
+_USERS = _RESUMED + 8
+_USER_TIMES = _USERS + SLOTS_MAX
+_USER_NUMBERS = SLOTS_MAX + 1  # from 0 on
+_PAGE_BYTES = _USER_TIMES + 8 * _USER_NUMBERS
 
 
 class CorePage:
@@ -102,6 +111,8 @@ class CorePage:
         uses: How many threads the last run of each worker used.
         paused: Whether a worker pauses.
         resumed: A futex word, which changes when those that pause are woken.
+        users: The numbers of the clients' users.
+        user_ns: The virtual time of each user, by number from 1 on.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -114,6 +125,8 @@ class CorePage:
             np.frombuffer(view, np.uint8, SLOTS_MAX, begin) for begin in (_CLASSES, _USES, _PAUSED)
         )
         self.resumed = np.frombuffer(view, np.uint32, 1, _RESUMED)
+        self.users = view[_USERS : _USERS + SLOTS_MAX]
+        self.user_ns = view[_USER_TIMES:_PAGE_BYTES].cast("q")
         times = view[_TIMES:_CLASSES].cast("q")
         self.due_ns, self.has_deadline, self.virtual_ns, self.expected_ns, self.until_ns = (
             times[field * SLOTS_MAX : (field + 1) * SLOTS_MAX] for field in range(_FIELDS)
@@ -129,6 +142,15 @@ class CorePage:
     @virtual_now_ns.setter
     def virtual_now_ns(self, value: int) -> None:
         self._virtual_now[0] = value
+
+    @property
+    def least_user_ns(self) -> int:
+        """The least virtual time of the users whose clients waited or ran last; it never decreases."""
+        return self.user_ns[0]
+
+    @least_user_ns.setter
+    def least_user_ns(self, value: int) -> None:
+        self.user_ns[0] = value
 
     def word_address(self, slot: int) -> int:
         """Return the address of a futex word."""
@@ -147,6 +169,10 @@ class CorePage:
     def class_of(self, slot: int) -> int:
         """Return the class of a worker's client."""
         return int(self.classes[slot]) or ClientClass.NORMAL
+
+    def user_of(self, slot: int) -> int:
+        """Return the number of the user of a worker's client."""
+        return min(self.users[slot], SLOTS_MAX)
 
     def resume(self) -> None:
         """Let the workers that pause look again whether a core is left for them."""
@@ -169,17 +195,30 @@ class CoreShares(Closable):
         assert slots <= SLOTS_MAX
         self.memory = Memory.create(_PAGE_BYTES, "nnfmq-cores")
         self._page = CorePage(self.memory)
+        self._uids: dict[int, int] = {}  # by slot, of a driver that serves several users
+        self._numbers: dict[int, int] = {}  # of users, by uid
         self.memory.keep_from_children()
 
     def set_class(self, slot: int, client_class: ClientClass) -> None:
         """Set the class of the client whose worker has `slot`, or will have it."""
         self._page.classes[slot - 1] = client_class
 
+    def set_user(self, slot: int, uid: int) -> None:
+        """Set the user of the client whose worker will have `slot`: clients of each uid share the cores as one does."""
+        self._uids[slot] = uid
+        if uid not in self._numbers:
+            number = self._numbers[uid] = min(set(range(1, _USER_NUMBERS)) - set(self._numbers.values()))
+            self._page.user_ns[number] = 0
+        self._page.users[slot - 1] = self._numbers[uid]
+
     def release(self, slot: int) -> None:
         """Take back what a worker that has exited has of the cores, and let those that wait choose the next turn."""
         page = self._page
         page.busy[slot - 1] = page.claims[slot - 1] = page.uses[slot - 1] = page.paused[slot - 1] = 0
-        page.turns[slot - 1], page.classes[slot - 1] = IDLE, 0
+        page.turns[slot - 1], page.classes[slot - 1], page.users[slot - 1] = IDLE, 0, 0
+        uid = self._uids.pop(slot, None)
+        if uid is not None and uid not in self._uids.values():
+            del self._numbers[uid]
         page.resume()
         for waiting, turn in enumerate(bytes(page.turns)):
             if turn == WAITING:
@@ -194,16 +233,17 @@ class CoreShares(Closable):
 # ----------------------------------------------------------------------------------------------------------------------
 # Whose turn it is at the cores: the rule by which the workers of a driver choose among waiting executions.
 #
-# Clients of the highest class that waits are first. Among them, each client has a *virtual time*: the time that its
-# executions had the cores. A client that has had more than another that waits, by more than LEAD_NS, has to wait for
-# it. Among the others the execution that is due first is next. One without a deadline is due DUE_WITHOUT_DEADLINE_NS
-# after its arrival, so it goes before all that arrive and are due later. An execution that cannot end before its
-# deadline any more goes after those that can.
+# Clients of the highest class that waits are first. Among them, each user and each client has a *virtual time*: the
+# time that their executions had the cores. A user that has had more than another one that waits, by more than LEAD_NS,
+# has to wait for it; so has a client for another one of the same user. Among the others the execution that is due first
+# is next. One without a deadline is due DUE_WITHOUT_DEADLINE_NS after its arrival, so it goes before all that arrive
+# and are due later. An execution that cannot end before its deadline any more goes after those that can.
 #
 # Arithmetic only: times are integer nanoseconds, deadlines those of the monotonic clock.
 
 
 LEAD_NS = 50_000_000
+CREDIT_NS = 2 * LEAD_NS
 DUE_WITHOUT_DEADLINE_NS = 100_000_000
 _WAIT_MIN_NS = 1_000_000  # for a wake-up, and for the error of the estimate
 
@@ -218,6 +258,8 @@ class Waiter(NamedTuple):
         virtual_ns: The virtual time of its client.
         expected_ns: How long it will probably run.
         client_class: The class of its client.
+        user: The number of the client's user.
+        user_ns: The virtual time of that.
     """
 
     slot: int
@@ -226,18 +268,28 @@ class Waiter(NamedTuple):
     virtual_ns: int
     expected_ns: int
     client_class: int
+    user: int = 0
+    user_ns: int = 0
 
 
 def next_turn(waiters: Sequence[Waiter], now_ns: int) -> Waiter:
     """Return the one of `waiters`, at least one, whose turn is next."""
     highest = max(waiter.client_class for waiter in waiters)
     waiters = [waiter for waiter in waiters if waiter.client_class == highest]
-    latest = min(waiter.virtual_ns for waiter in waiters) + LEAD_NS
+    latest = min(waiter.user_ns for waiter in waiters) + LEAD_NS
+    least: dict[int, int] = {}  # virtual time of a client, by user
+    for waiter in waiters:
+        least[waiter.user] = min(waiter.virtual_ns, least.get(waiter.user, waiter.virtual_ns))
     return min(
-        (waiter for waiter in waiters if waiter.virtual_ns <= latest),
+        (
+            waiter
+            for waiter in waiters
+            if waiter.user_ns <= latest and waiter.virtual_ns <= least[waiter.user] + LEAD_NS
+        ),
         key=lambda waiter: (
             waiter.has_deadline and now_ns + waiter.expected_ns > waiter.due_ns,
             waiter.due_ns,
+            waiter.user_ns,
             waiter.virtual_ns,
             waiter.slot,
         ),
@@ -251,6 +303,15 @@ def possible_virtual_ns(virtual_ns: int, now_ns: int) -> int:
     at most the time of the monotonic clock.
     """
     return min(max(virtual_ns, 0), now_ns)
+
+
+def begin_user_ns(own_ns: int, least_ns: int) -> int:
+    """Return the virtual time of a user who begins to wait; `least_ns` is the least of those who waited or ran.
+
+    He keeps what he is behind, up to CREDIT_NS, so that one with one client loses nothing between two executions; but
+    the time in which he needed no core is no credit.
+    """
+    return max(own_ns, least_ns - CREDIT_NS)
 
 
 def wait_limit_ns(expected_ns: int, executions: int, cores: int) -> int:
@@ -315,12 +376,51 @@ class CoreTurns:
         with self._locked() as is_locked:
             latest = max(page.virtual_ns[me], page.virtual_now_ns)
             page.virtual_ns[me] = possible_virtual_ns(latest, arrived_ns)
+            self._begin_user(arrived_ns)
             page.turns[me] = WAITING
             if is_locked:
                 self._give_turns(arrived_ns)
         self.wake_chosen()
         self._wait(arrived_ns, due_ns if has_deadline else None, expected_ns)
         self._began_ns = monotonic_ns()
+
+    def _begin_user(self, now_ns: int) -> None:
+        """Let the user begin to wait or run, if none of his clients does. No effect if all clients are of one."""
+        page, mine = self._page, self._page.user_of(self._me)
+        if not mine:
+            return
+        active = self._active_users()
+        page.least_user_ns = max(page.least_user_ns, self._least_of(active, now_ns))
+        if mine not in active:
+            least_ns = min(max(page.least_user_ns, 0), now_ns * self.cores)
+            page.user_ns[mine] = begin_user_ns(self._user_ns(mine, now_ns), least_ns)
+
+    def _charge_user(self, now_ns: int) -> None:
+        """Add the time of the turn that ends to the user's, if there are several."""
+        page, mine = self._page, self._page.user_of(self._me)
+        if mine:
+            page.user_ns[mine] = self._user_ns(mine, now_ns) + now_ns - self._began_ns
+            page.least_user_ns = max(page.least_user_ns, self._least_of(self._active_users(), now_ns))
+
+    def _active_users(self) -> set[int]:
+        """Return the users whose clients wait or run."""
+        return {self._page.user_of(slot) for slot, turn in enumerate(bytes(self._page.turns)) if turn != IDLE}
+
+    def _least_of(self, users: set[int], now_ns: int) -> int:
+        return min((self._user_ns(user, now_ns) for user in users), default=0)
+
+    def _user_ns(self, user: int, now_ns: int) -> int:
+        """Return the virtual time of a user within bounds: at most that of all cores since they exist."""
+        return min(max(self._page.user_ns[user], 0), now_ns * self.cores)
+
+    def _executions(self) -> int:
+        """Return how many executions with equal shares of the cores an execution of this worker would be one of.
+
+        All that wait or run; or more for a user with more than others, because users have equal shares.
+        """
+        page, turns = self._page, bytes(self._page.turns)
+        users = Counter(page.user_of(slot) for slot, turn in enumerate(turns) if turn != IDLE or slot == self._me)
+        return max(users.total(), users[page.user_of(self._me)] * len(users))
 
     def hurry(self, due_ns: int, has_deadline: bool) -> None:
         """Change when the waiting execution is due: another one will have its turn."""
@@ -331,6 +431,7 @@ class CoreTurns:
         page, me, now_ns = self._page, self._me, monotonic_ns()
         with self._locked() as is_locked:
             page.virtual_ns[me] = possible_virtual_ns(page.virtual_ns[me], now_ns) + now_ns - self._began_ns
+            self._charge_user(now_ns)
             page.turns[me], page.claims[me] = IDLE, 0
             if is_locked:
                 self._give_turns(now_ns)
@@ -348,9 +449,12 @@ class CoreTurns:
 
     @property
     def are_taken(self) -> bool:
-        """Whether an execution with a deadline waits or runs in any worker: long executions then take turns."""
-        page = self._page
-        return any(turn and page.has_deadline[slot] for slot, turn in enumerate(bytes(page.turns)))
+        """Whether an execution with a deadline, or of another user, waits or runs: long executions then take turns."""
+        page, mine = self._page, self._page.user_of(self._me)
+        return any(
+            turn and (page.has_deadline[slot] or page.user_of(slot) != mine)
+            for slot, turn in enumerate(bytes(page.turns))
+        )
 
     def begin(self, expected_ns: int) -> None:
         """Begin without waiting, because turns are not taken."""
@@ -359,6 +463,7 @@ class CoreTurns:
         self._began_ns = monotonic_ns()
         page.claims[me] = 1
         page.until_ns[me] = self._began_ns + _hold_ns(expected_ns)
+        self._begin_user(self._began_ns)
         page.turns[me] = RUNNING
 
     def _wait(self, arrived_ns: int, deadline_ns: int | None, expected_ns: int) -> None:
@@ -367,7 +472,7 @@ class CoreTurns:
             seen = page.words[me]  # before the turn: whoever gives the turn changes the word afterwards
             if page.turns[me] == RUNNING:
                 return
-            end_ns = arrived_ns + wait_limit_ns(expected_ns, 1 + self.others(), self.cores)
+            end_ns = arrived_ns + wait_limit_ns(expected_ns, self._executions(), self.cores)
             if deadline_ns is not None:
                 end_ns = min(end_ns, deadline_ns)
             now_ns = monotonic_ns()
@@ -412,6 +517,8 @@ class CoreTurns:
             possible_virtual_ns(page.virtual_ns[slot], now_ns),
             page.expected_ns[slot],
             page.class_of(slot),
+            page.user_of(slot),
+            self._user_ns(page.user_of(slot), now_ns),
         )
 
     @contextmanager

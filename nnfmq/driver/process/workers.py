@@ -198,6 +198,8 @@ class WorkerProcesses:
             page = self._statistics.take_slot(slot - 1, client.uid).fileno()
             undo.callback(self._statistics.release, slot - 1)
             self._publish_class(slot, client_class)
+            if self._uids is not None:
+                self._cores.set_user(slot, client.uid)
             memories = (self._shares.memory, self._cores.memory, self._traces.memory)
             shares, cores, traces = (memory.fileno() for memory in memories)
             own_statistics = self._statistics.of_worker(slot - 1)

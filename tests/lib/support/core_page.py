@@ -20,6 +20,7 @@ _TURNS, _TIMES = 2 * SLOTS, 7 * SLOTS
 _DUE, _HAS_DEADLINE, _VIRTUAL, _EXPECTED, _UNTIL = range(5)
 _CLASSES = _TIMES + 8 * (5 * SLOTS + 1)
 _USES, _PAUSED = _CLASSES + SLOTS, _CLASSES + 2 * SLOTS
+_USERS = _CLASSES + 3 * SLOTS + 8
 
 
 class Page:
@@ -42,6 +43,11 @@ class Page:
     def classes(self) -> bytes:
         """The class of each worker's client."""
         return os.pread(self._fd, SLOTS, _CLASSES)
+
+    @property
+    def users(self) -> bytes:
+        """The number of the user of each worker's client."""
+        return os.pread(self._fd, SLOTS, _USERS)
 
     @property
     def paused(self) -> bytes:
