@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy  # noqa: F401  (for its threads, see above)
 import pytest
@@ -114,15 +115,29 @@ def _settled(before: Held, deadline_ns: int) -> list[str]:
 
 def _close_own_bursts() -> None:
     """Close the bursts that open models keep for `execute` until two seconds after the last call."""
+    for connection in _connections():
+        connection.close_own_bursts()
+
+
+def _wait_for_pages() -> None:
+    """Wait for the drivers of open clients: with their first reply comes the page in which the client counts."""
+    for connection in _connections():
+        with suppress(sys.modules["nnfmq.hal.errors"].NnfmqError):  # of a driver that does not start
+            connection.wait_until_ready(time.monotonic_ns() + GRACE_NS)
+
+
+def _connections() -> Iterator[Any]:
+    """Yield the open connections of this process."""
     module = sys.modules.get("nnfmq.client.connection.open_connections")  # the test may not have imported nnfmq
     for connection in list(module._connections) if module else ():
         if isinstance(connection, sys.modules["nnfmq.client.connection.connection"].Connection):
-            connection.close_own_bursts()
+            yield connection
 
 
 @contextmanager
 def watch(grace_ns: int = GRACE_NS) -> Iterator[None]:
     """Fail with a list if the block leaks anything; wait up to `grace_ns` for resources that are being released."""
+    _wait_for_pages()
     before = snapshot()
     yield
     left = _settled(before, time.monotonic_ns() + grace_ns)
