@@ -56,6 +56,7 @@ _MAX_LEVELS = 100
 _SHOWN = ("p50", "p90", "p95", "p99", "p99.9", "max")
 _FEW_SHOWN = ("p50", "p99", "max")
 _WIDE = 72  # columns for all of them
+_UNCERTAIN = 3  # the exit status
 _SUSTAINED = 0.95  # of the rate; with less a runner is overloaded
 
 
@@ -91,7 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runtime_option(parser, in_help=False)
     add("--threads", "--num_threads", metavar="N", type=_threads, help="computing threads (default: all cores)")
     add.hidden("--deterministic", action="store_true")
-    add("--baseline", metavar="FILE", type=Path, help="compare with an earlier --json; status 1 if slower")
+    add(
+        "--baseline", metavar="FILE", type=Path, help="compare with an earlier --json; status 1: slower, 3: cannot tell"
+    )
     add.hidden("--tolerance", type=_not_negative, default=5.0)
     add("--html", metavar="FILE", type=new_file, help="write a page with charts")
     add("--csv", "-f", metavar="FILE", type=new_file, help="write perf_analyzer's columns")
@@ -212,10 +215,18 @@ def _boolean(text: str) -> bool:
 def execute(arguments: argparse.Namespace) -> int:
     """Measure, write the files, print the report; return the exit status.
 
-    1: a measurement failed, or no load is within --latency-threshold, or a result is slower than the baseline.
+    1: a measurement failed, or no load is within --latency-threshold, or a result is slower than the baseline. 3: a
+    result may differ from the baseline, but one of the runs was not stable, or on another CPU.
     """
     from nnfmq.lab.bench.measurement import measure_plan
-    from nnfmq.lab.bench.report import build_report, compare_runners, compare_with_baseline, machine
+    from nnfmq.lab.bench.report import (
+        build_report,
+        compare_runners,
+        compare_with_baseline,
+        machine,
+        model_identity,
+        require_same_model,
+    )
     from nnfmq.lab.child_processes import BenchmarkFailed
 
     if arguments.enable_op_profiling and arguments.device not in (None, *_PROFILED):
@@ -223,6 +234,9 @@ def execute(arguments: argparse.Namespace) -> int:
         raise InvalidArgument(f"--enable_op_profiling: only {allowed} can be profiled, not {arguments.device}")
     baseline = None if arguments.baseline is None else _read_baseline(arguments.baseline)
     device, model, hosted = opened_model(arguments)
+    identity = model_identity(arguments.model)
+    if baseline is not None:
+        require_same_model(identity, baseline)  # before minutes are spent
     plan = _plan(arguments, model, device, hosted)
     if arguments.enable_op_profiling and plan.hosted is not None:
         raise InvalidArgument(f"--enable_op_profiling: {device} executes the model, and does not tell its operations")
@@ -234,7 +248,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise InvalidArgument(str(error)) from error
     if not found.loads:
         raise InvalidArgument("; ".join(f"{name}: {reason}" for name, reason in found.missing.items()))
-    report = build_report(plan, found, conditions)
+    report = identity | build_report(plan, found, conditions)
     report["ratios"] = compare_runners(report["results"])
     if baseline is not None:
         report["baseline"] = compare_with_baseline(report, baseline, arguments.tolerance)
@@ -384,9 +398,13 @@ def _print(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
 
 
 def _status(report: dict[str, Any]) -> int:
-    is_slower = any(row["outcome"] == "regression" for row in report.get("baseline", ()))
+    from nnfmq.lab.bench.report import CANNOT_TELL
+
+    outcomes = {row["outcome"] for row in report.get("baseline", ())}
     is_exceeded = report["threshold"] is not None and report["threshold"]["within"] is None
-    return 1 if is_slower or is_exceeded else 0
+    if "regression" in outcomes or is_exceeded:
+        return 1
+    return _UNCERTAIN if CANNOT_TELL in outcomes else 0
 
 
 # ---- tables
@@ -411,11 +429,13 @@ def print_report(screen: Console, report: Mapping[str, Any]) -> None:
 
 
 def _latencies(results: Sequence[_Named], names: Sequence[str]) -> Any:
+    from nnfmq.lab.statistics import shown_percentiles
+
     listing = _narrow(
         table("µs", *(f">{name}" for name in names), ">requests/s" if len(names) > len(_FEW_SHOWN) else ">per s")
     )
     for name, result in results:
-        times = [short_microseconds(result["latency_ns"][each]) for each in names]
+        times = shown_percentiles(result, names, short_microseconds)
         listing.add_row(name, *times, f"{result['throughput_per_s']:,.0f}")
     return listing
 
@@ -448,6 +468,8 @@ def _ratios(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
 
 
 def _notes(report: Mapping[str, Any], results: Sequence[_Named]) -> Iterator[str]:
+    from nnfmq.lab.bench.report import CANNOT_TELL
+
     for runner, reason in report["missing"].items():
         yield f"{runner} is missing: {reason}"
     for name, result in results:
@@ -458,6 +480,8 @@ def _notes(report: Mapping[str, Any], results: Sequence[_Named]) -> Iterator[str
             yield f"{name}: overloaded, {done:,.0f} of {wanted:g} requests/s; its latency grows with the duration."
         if result["unsent"]:
             yield f"{name}: {result['unsent']:,} requests were not sent, and are not in the percentiles."
+    if any(row["outcome"] == CANNOT_TELL for row in report.get("baseline", ())):
+        yield f"{CANNOT_TELL}: a run was not stable, or on another CPU; measure both on an idle machine."
     if report["threshold"] is not None:
         yield _threshold(report["threshold"])
     yield f"{_load(report)}; {report['conditions']['core']} core; {report['conditions']['cpu']}."

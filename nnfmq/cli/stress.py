@@ -219,6 +219,8 @@ def print_scenarios(screen: Console, report: Mapping[str, Any]) -> None:
 
 
 def _scenarios(scenarios: Sequence[Mapping[str, Any]], names: Sequence[str], *, is_wide: bool) -> Any:
+    from nnfmq.lab.statistics import shown_percentiles
+
     more = (">requests",) if is_wide else ()
     listing = table("µs", *(f">{name}" for name in names), *more, ">slow")
     listing.padding = (0, 1, 0, 0)
@@ -226,7 +228,7 @@ def _scenarios(scenarios: Sequence[Mapping[str, Any]], names: Sequence[str], *, 
         if "reason" in each:
             listing.add_row(each["scenario"], *["-"] * (len(names) + len(more) + 1))
             continue
-        times = [short_microseconds(each["latency_ns"][name]) for name in names]
+        times = shown_percentiles(each, names, short_microseconds)
         requests = (f"{each['requests']:,}",) if is_wide else ()
         listing.add_row(each["scenario"], *times, *requests, f"{each['slow_requests']:,}")
     return listing

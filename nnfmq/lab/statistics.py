@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,8 +20,10 @@ __all__ = [
     "distribution",
     "percentile",
     "percentile_steps",
+    "shown_percentiles",
     "summarize",
     "summary",
+    "supports",
 ]
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
@@ -43,11 +45,25 @@ def distribution(samples: Iterable[int]) -> dict[str, int]:
     return {name: percentile(ordered, percent) for name, percent in PERCENTILES.items()}
 
 
+def supports(count: int, name: str) -> bool:
+    """Return whether so many values have the percentile `name` of REPORTED: one of them may be above it, or it is max.
+
+    p99.9 needs 1,000 values.
+    """
+    return name == "max" or count * (100 - REPORTED[name]) >= 100 - 1e-6
+
+
 def summary(samples: npt.NDArray[np.int64], percents: Mapping[str, float] = REPORTED) -> dict[str, float]:
     """Return the percentiles, minimum, mean and standard deviation of `samples` (at least one), in their unit."""
     ordered = np.sort(samples)
     found: dict[str, Any] = {name: percentile(ordered, percent) for name, percent in percents.items()}
     return found | {"min": int(ordered[0]), "mean": float(ordered.mean()), "std": float(ordered.std())}
+
+
+def shown_percentiles(result: Mapping[str, Any], names: Iterable[str], text: Callable[[float], str]) -> list[str]:
+    """Return texts for percentiles of a result's `latency_ns`; `-` for one that its `requests` are too few for."""
+    latency_ns, count = result["latency_ns"], result["requests"]
+    return [text(latency_ns[name]) if supports(count, name) else "-" for name in names]
 
 
 def percentile_steps(samples: npt.NDArray[np.int64]) -> list[tuple[float, int, int]]:

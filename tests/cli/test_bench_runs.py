@@ -112,12 +112,23 @@ def test_a_run_is_compared_with_an_earlier_one(capsys: pytest.CaptureFixture[str
             {name: value / factor if name == "throughput_per_s" else value * factor for name, value in block.items()}
             for block in earlier["results"][0]["blocks"]
         ]
-        path.write_text(json.dumps({"results": [earlier["results"][0] | {"blocks": blocks}]}))
+        path.write_text(json.dumps(earlier | {"results": [earlier["results"][0] | {"blocks": blocks}]}))
     regressed = reported(capsys, "--baseline", str(faster), status=1)
     assert {row["outcome"] for row in regressed["baseline"]} == {"regression"}
     improved = reported(capsys, "--baseline", str(slower))
     assert {row["outcome"] for row in improved["baseline"]} == {"improvement"}
     assert {row["metric"] for row in improved["baseline"]} == {"p50", "p99", "throughput_per_s"}
+
+
+def test_a_run_that_was_not_stable_cannot_be_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    earlier, path = reported(capsys), tmp_path / "earlier.json"
+    blocks = [{name: value / 1e6 for name, value in block.items()} for block in earlier["results"][0]["blocks"]]
+    path.write_text(json.dumps(earlier | {"results": [earlier["results"][0] | {"blocks": blocks, "is_stable": False}]}))
+    unstable = reported(capsys, "--baseline", str(path), status=3)
+    assert {row["outcome"] for row in unstable["baseline"]} == {"cannot tell"}
+    path.write_text(json.dumps(earlier | {"model_sha256": "0" * 64}))
+    assert bench("--baseline", str(path)) == 1
+    assert "the baseline is of another model" in capsys.readouterr().err
 
 
 def test_all_files_are_written_and_the_tables_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ intervals are computed. Times are in ns.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -26,11 +28,12 @@ from nnfmq.lab.bench.measurement import LoadLevel, LoadMeasurements, LoadPlan, M
 from nnfmq.lab.bench.runner import LoadResult
 from nnfmq.lab.bench.steps import STAGES
 from nnfmq.lab.page import conditions_list, html_table, latency_page, legend, percentile_chart, time_chart
-from nnfmq.lab.statistics import percentile, percentile_steps, summary
+from nnfmq.lab.statistics import percentile, percentile_steps, shown_percentiles, summary
 from nnfmq.queue.core import core_name
 
 __all__ = [
     "BLOCKS",
+    "CANNOT_TELL",
     "METRICS",
     "Interval",
     "bootstrap_ratio",
@@ -41,10 +44,12 @@ __all__ = [
     "csv_text",
     "hgrm_text",
     "machine",
+    "model_identity",
     "named_parts",
     "profile_export",
     "ratio_text",
     "render_page",
+    "require_same_model",
     "result_names",
     "result_of",
     "time_text",
@@ -66,6 +71,8 @@ def machine() -> dict[str, Any]:
     """Return the conditions that do not depend on what is measured."""
     packages = ("nnfmq", "numpy", "llvmlite", "ai-edge-litert", "onnxruntime", "openvino")
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
         "cpu": cpu_model(),
         "cpus_allowed": sorted(placement.ALLOWED),
         "kernel": platform.release(),
@@ -75,6 +82,11 @@ def machine() -> dict[str, Any]:
         "load_before": [round(value, 2) for value in os.getloadavg()],
         "clock": "time.monotonic_ns, around the call; in an open loop from the intended start",
     }
+
+
+def model_identity(model: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the path and the SHA-256 of a model file. Raises OSError."""
+    return {"model": str(model), "model_sha256": hashlib.sha256(Path(model).read_bytes()).hexdigest()}
 
 
 def build_report(plan: LoadPlan, found: LoadMeasurements, conditions: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,6 +307,7 @@ def _requests(load: MeasuredLoad) -> Iterator[dict[str, Any]]:
 # noise within the runs. Two runs at different times differ by more, so a change below a tolerance is not a regression.
 
 
+CANNOT_TELL = "cannot tell"
 METRICS = {"p50": False, "p99": False, "throughput_per_s": True}
 """Name → whether more is better."""
 RESAMPLES = 2000
@@ -328,21 +341,41 @@ def compare_with_baseline(
 ) -> list[dict[str, Any]]:
     """Return a row for each metric of each result that the baseline has too; `outcome` is in words.
 
-    A change is a "regression" or an "improvement" if its whole interval is beyond the tolerance.
+    A change is a "regression" or an "improvement" if its whole interval is beyond the tolerance. Of runs that were not
+    stable after the warm-up, or on another CPU, one cannot be told from chance: CANNOT_TELL.
 
     Raises:
-        InvalidArgument: If the baseline is no report, or has none of the results.
+        InvalidArgument: If the baseline is no report, or that of another model, or has none of the results.
     """
+    require_same_model(report, baseline)
     try:
+        is_other_cpu = report["conditions"]["cpu"] != baseline["conditions"]["cpu"]
         earlier = {_key(result): result for result in baseline["results"]}
         pairs = [(result, earlier[_key(result)]) for result in report["results"] if _key(result) in earlier]
-        rows = [row for new, old in pairs for row in _rows(new, old, tolerance_percent)]
+        rows = [row for new, old in pairs for row in _rows(new, old, tolerance_percent, is_other_cpu)]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument("the baseline is no report of nnfmq bench --json") from error
     if not pairs:
         has = "; ".join(_text(key) for key in earlier) or "nothing"
         raise InvalidArgument(f"the baseline has other runners, clients or rates: {has}")
     return rows
+
+
+def require_same_model(report: Mapping[str, Any], baseline: Any) -> None:
+    """Require that a baseline is of the model of a report, of which `model_identity` is enough.
+
+    Raises:
+        InvalidArgument: If it is not, or is no report.
+    """
+    try:
+        model, digest = str(baseline["model"]), str(baseline["model_sha256"])
+    except (KeyError, TypeError) as error:
+        raise InvalidArgument("the baseline is no report of nnfmq bench --json") from error
+    if digest != report["model_sha256"]:
+        raise InvalidArgument(
+            f"the baseline is of another model: {model} with SHA-256 {digest[:12]}…, not {report['model']} with "
+            f"{report['model_sha256'][:12]}…; measure this one with --json, and compare later runs with that"
+        )
 
 
 def _key(result: Mapping[str, Any]) -> tuple[str, int, float | None]:
@@ -354,13 +387,18 @@ def _text(key: tuple[str, int, float | None]) -> str:
     return f"{runner}, {clients} clients" + ("" if rate is None else f", {rate:g}/s")
 
 
-def _rows(new: Mapping[str, Any], old: Mapping[str, Any], tolerance_percent: float) -> list[dict[str, Any]]:
+def _rows(
+    new: Mapping[str, Any], old: Mapping[str, Any], tolerance_percent: float, is_other_cpu: bool
+) -> list[dict[str, Any]]:
     rows = []
+    is_uncertain = is_other_cpu or False in (new["is_stable"], old["is_stable"])
     for metric, more_is_better in METRICS.items():
         if more_is_better and new["rate"] is not None:
             continue  # the throughput of an open loop is given
         interval = bootstrap_ratio(_values(new, metric), _values(old, metric))
         outcome = _outcome(interval, tolerance_percent / 100, more_is_better)
+        if is_uncertain and outcome != "no change":
+            outcome = CANNOT_TELL
         rows.append(_row(new, metric) | {**interval._asdict(), "outcome": outcome})
     return rows
 
@@ -415,7 +453,7 @@ def render_page(report: Mapping[str, Any]) -> str:
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = []
     for name, result in zip(result_names(results), results, strict=True):
-        times = [time_text(result["latency_ns"][each]) for each in _COLUMNS]
+        times = shown_percentiles(result, _COLUMNS, time_text)
         cpu_s = result["cpu_s"]["client"] + result["cpu_s"]["driver"]
         stable = {True: "yes", False: "no", None: "-"}[result["is_stable"]]
         use = [f"{result['throughput_per_s']:,.0f}", f"{cpu_s:.2f}", f"{result['pss_bytes'] / 2**20:,.1f}", stable]

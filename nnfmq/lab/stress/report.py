@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from nnfmq.lab.page import conditions_list, html_table, latency_page
-from nnfmq.lab.statistics import summary
+from nnfmq.lab.statistics import shown_percentiles, summary
 from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, named_causes, worst_requests
 from nnfmq.lab.stress.records import CAUSES, RequestRecord
 from nnfmq.lab.stress.trial import Scenario, TrialRecords
@@ -113,7 +113,7 @@ def _scenarios(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if "reason" in each:
             rows.append([each["scenario"], *["-"] * (len(_PERCENTILES) + 2), each["reason"]])
             continue
-        times = [f"{each['latency_ns'][name] / 1000:,.1f}" for name in _PERCENTILES]
+        times = shown_percentiles(each, _PERCENTILES, lambda ns: f"{ns / 1000:,.1f}")
         causes = ", ".join(f"{name} {time / 1e6:,.0f} ms" for name, time in each["causes_ns"].items())
         rows.append([each["scenario"], *times, f"{each['requests']:,}", f"{each['slow_requests']:,}", causes])
     yield "<p>Latencies in µs. The causes are named from evidence, whatever the load was.</p>"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.lab.bench.report import bootstrap_ratio, compare_runners, compare_with_baseline
+from nnfmq.lab.bench.report import CANNOT_TELL, bootstrap_ratio, compare_runners, compare_with_baseline
+from nnfmq.lab.statistics import shown_percentiles
 
 
 def result(
@@ -17,11 +18,12 @@ def result(
     """Return a result of 20 blocks whose values are spread evenly around those given."""
     factors = np.linspace(1 - spread, 1 + spread, 20)
     blocks = [{"p50": p50 * f, "p99": p99 * f, "throughput_per_s": per_second * f} for f in factors]
-    return {"runner": "burst", "clients": 1, "rate": None, "blocks": blocks} | level
+    return {"runner": "burst", "clients": 1, "rate": None, "is_stable": True, "blocks": blocks} | level
 
 
-def report(*results: dict[str, Any]) -> dict[str, Any]:
-    return {"results": list(results)}
+def report(*results: dict[str, Any], cpu: str = "a cpu", digest: str = "12" * 32) -> dict[str, Any]:
+    identity = {"model": "net.tflite", "model_sha256": digest, "conditions": {"cpu": cpu}}
+    return identity | {"results": list(results)}
 
 
 def outcomes(new: dict[str, Any], old: dict[str, Any], tolerance: float = 5) -> dict[str, str]:
@@ -66,6 +68,27 @@ def test_a_change_within_the_noise_is_none() -> None:
     assert outcomes(result(110, spread=0.9), result(100, spread=0.9))["p50"] == "no change"
 
 
+@pytest.mark.parametrize("unstable", [0, 1])
+@pytest.mark.parametrize("p50", [80, 120])
+def test_a_change_between_runs_of_which_one_was_not_stable_cannot_be_told(p50: float, unstable: int) -> None:
+    runs = [result(p50, is_stable=unstable != 0), result(100, is_stable=unstable != 1)]
+    assert outcomes(*runs) == {"p50": CANNOT_TELL, "p99": "no change", "throughput_per_s": "no change"}
+
+
+def test_a_change_on_another_cpu_cannot_be_told() -> None:
+    rows = compare_with_baseline(report(result(120)), report(result(100), cpu="another"), 5)
+    assert rows[0]["outcome"] == CANNOT_TELL
+
+
+def test_a_fixed_warm_up_says_nothing_of_stability() -> None:
+    assert outcomes(result(120, is_stable=None), result(100, is_stable=None))["p50"] == "regression"
+
+
+def test_a_baseline_of_another_model_is_rejected() -> None:
+    with pytest.raises(InvalidArgument, match=r"another model: net.tflite with SHA-256 343434343434…, not net.tflite"):
+        compare_with_baseline(report(result(100)), report(result(100), digest="34" * 32), 5)
+
+
 def test_less_throughput_is_a_regression() -> None:
     assert outcomes(result(1, per_second=80), result(1, per_second=100))["throughput_per_s"] == "regression"
     assert outcomes(result(1, per_second=120), result(1, per_second=100))["throughput_per_s"] == "improvement"
@@ -90,6 +113,14 @@ def test_a_baseline_without_a_common_result_is_rejected_with_what_it_has() -> No
 def test_a_baseline_that_is_no_report_is_rejected(baseline: Any) -> None:
     with pytest.raises(InvalidArgument, match="no report of nnfmq bench --json"):
         compare_with_baseline(report(result(100)), baseline, 5)
+
+
+@pytest.mark.parametrize(
+    ("requests", "shown"), [(1, "--7"), (2, "3-7"), (99, "3-7"), (999, "3-7"), (1000, "357")], ids=str
+)
+def test_a_percentile_that_too_few_requests_support_is_not_shown(requests: int, shown: str) -> None:
+    found = {"requests": requests, "latency_ns": {"p50": 3, "p99.9": 5, "max": 7}}
+    assert "".join(shown_percentiles(found, ("p50", "p99.9", "max"), str)) == shown
 
 
 def test_runners_are_compared_with_the_first_one_of_the_same_level() -> None:
