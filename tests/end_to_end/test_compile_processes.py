@@ -245,20 +245,23 @@ import pathlib, sys, time
 from nnfmq.driver.compilation import server
 from nnfmq.driver.process import supervisor
 def hang(self, real=server._Server._serve):
-    try:
-        pathlib.Path(sys.argv[1] + ".hung").touch(exist_ok=False)
-    except FileExistsError:
-        real(self)
-    else:
+    request = 0
+    while pathlib.Path(f"{sys.argv[1]}.{request}").exists():
+        request += 1
+    pathlib.Path(f"{sys.argv[1]}.{request}").touch()
+    if request == int(sys.argv[2]):
         time.sleep(600)
-server.REPLY_TIMEOUT_S, server._Server._serve = 1.0, hang
+    real(self)
+setattr(server, sys.argv[3], 1.0)
+server._Server._serve = hang
 supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
 """
 
 
-def test_a_compile_server_that_does_not_answer_is_replaced(folder: Path) -> None:
+@pytest.mark.parametrize(("request_", "limit"), [(0, "REPLY_TIMEOUT_S"), (1, "NEXT_REPLY_TIMEOUT_S")])
+def test_a_compile_server_that_does_not_answer_is_replaced(folder: Path, request_: int, limit: str) -> None:
     path = folder / "hangs.sock"
-    arguments = ["-P", "-c", SERVE_WITH_A_SERVER_THAT_HANGS, path]
+    arguments = ["-P", "-c", SERVE_WITH_A_SERVER_THAT_HANGS, path, str(request_), limit]
     with running_daemon(path, environment={settings.CACHE_MIB.variable: "0"}, arguments=arguments) as daemon:
         with daemon.connect() as client, prepare(client, SHORT) as prepared:
             assert_computes(prepared, SHORT)

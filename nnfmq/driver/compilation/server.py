@@ -45,6 +45,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
+from functools import partial
 
 from nnfmq.base.channel import NO_WAIT, Channel, Frame
 from nnfmq.base.memory import write_to_memfd
@@ -81,6 +82,7 @@ __all__ = [
     "FORK_BACKGROUND",
     "HANDLED",
     "IDLE_TIMEOUT_S",
+    "NEXT_REPLY_TIMEOUT_S",
     "PREFETCH",
     "REPLY_TIMEOUT_S",
     "CompileLink",
@@ -329,12 +331,14 @@ class _Server:
 # when no compile process runs, so that an idle driver does not keep the compiler's memory. Only the supervisor sends to
 # the server, so a request never meets one that is about to end.
 #
-# A server that dies, that is stopped, or that does not handle a request within REPLY_TIMEOUT_S, is replaced for the
-# next request. Its processes end with it; workers notice, and ask again.
+# A server that dies, that is stopped, or that does not handle its first request within REPLY_TIMEOUT_S and the others
+# within NEXT_REPLY_TIMEOUT_S, is replaced for the next request. Its processes end with it; workers notice, and ask
+# again.
 
 
 IDLE_TIMEOUT_S = 10.0
 REPLY_TIMEOUT_S = 30.0  # importing the compiler takes up to some seconds on a busy machine
+NEXT_REPLY_TIMEOUT_S = 4.0  # a fork takes milliseconds; less than workers wait before they compile themselves
 CLIENT_PROCESSES_MAX = 128  # that run or wait: each of a session's preparations asks for 16 at most
 _FDS = {PREFETCH: 0, **dict.fromkeys(FORKS, 2)}
 _supervisor_log = rate_limited("nnfmq.supervisor")
@@ -347,6 +351,7 @@ class _RunningServer:
         self.channel = channel
         self.process = process
         self.unanswered = 0
+        self.has_answered = False
         self.processes: Counter[int] = Counter()
         self.timer: Timer | None = None  # for the reply to a request, or for the end of an idle server
 
@@ -442,6 +447,7 @@ class CompileRelay:
             with server.channel.receive(NO_WAIT, body_bytes_max=0) as frame:
                 kind, _, client = bytes(frame.data).partition(b" ")
                 server.unanswered -= kind == HANDLED
+                server.has_answered |= kind == HANDLED
                 if kind == FINISHED:
                     server.processes.subtract([int(client)])
                     server.processes += Counter()  # without those that have none
@@ -458,7 +464,8 @@ class CompileRelay:
             server.timer.cancel()
             server.timer = None
         if server.unanswered:
-            server.timer = self._loop.call_at(time.monotonic() + REPLY_TIMEOUT_S, self._give_up)
+            timeout_s = NEXT_REPLY_TIMEOUT_S if server.has_answered else REPLY_TIMEOUT_S
+            server.timer = self._loop.call_at(time.monotonic() + timeout_s, partial(self._give_up, timeout_s))
         elif not server.processes:
             server.timer = self._loop.call_at(time.monotonic() + IDLE_TIMEOUT_S, self._drop)
 
@@ -467,8 +474,8 @@ class CompileRelay:
             _supervisor_log.error("the compile server is stopped: it is replaced")
             self._drop()
 
-    def _give_up(self) -> None:
-        _supervisor_log.error("the compile server has not replied for %g s: it is replaced", REPLY_TIMEOUT_S)
+    def _give_up(self, timeout_s: float) -> None:
+        _supervisor_log.error("the compile server has not replied for %g s: it is replaced", timeout_s)
         self._drop()
 
     def _drop(self) -> None:
