@@ -125,11 +125,15 @@ def read_source(source: SourceArgument, shapes: Shapes | None = None, signature:
             "file.read())"
         )
     path = Path(source)
-    # Reading a device or a pipe might never end.
-    with path.open("rb") as file:
+    # Reading a device or a pipe might never end, and neither might opening a pipe that nobody writes to.
+    with open(path, "rb", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidArgument(f"{path}: not a regular file")
         return ModelSource(_content(file), path, sizes, signature=signature)
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def checked_shapes(shapes: Any) -> Shapes:

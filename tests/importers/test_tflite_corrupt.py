@@ -5,6 +5,7 @@ Models that load are validated, too, which may raise InvalidArgument and nothing
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import tracemalloc
@@ -125,9 +126,11 @@ def test_the_message_names_the_file_and_the_byte(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_device_is_no_model_file() -> None:
-    with pytest.raises(InvalidArgument, match="not a regular file"):
-        load("/dev/zero")
+def test_a_device_and_a_pipe_are_no_model_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tflite")  # which nobody writes to
+    for path in ("/dev/zero", tmp_path / "pipe.tflite"):
+        with pytest.raises(InvalidArgument, match="not a regular file"):
+            load(path)
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
