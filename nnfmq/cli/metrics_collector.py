@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from nnfmq.cli.limits import limits_json
 from nnfmq.cli.statistics import DriverSample, build_parts
 from nnfmq.observe.driver_statistics import TIMES, ModelCounts, ModelKey
 
@@ -149,21 +150,16 @@ def _driver_metrics(sample: DriverSample) -> Iterator[Metric]:
 
 
 def _limit_metrics(sample: DriverSample) -> Iterator[Metric]:
-    """Yield the limits of the driver, and how much of each is used."""
-    statistics, cache = sample.statistics, sample.statistics.cache
-    charged = sum(client.charged_bytes for client in statistics.clients)
-    limits = {
-        "clients": (statistics.clients_max, len(statistics.clients)),
-        "memory_bytes": (statistics.memory_limit_bytes, charged),
-        "cache_bytes": (cache.limit_bytes, cache.size_bytes),
-    }
+    """Yield the limits of the driver, each in its unit, and how much of them is used, as far as somebody counts it."""
     families = (
-        GaugeMetricFamily("nnfmq_limit", "What all clients may have together", labels=("limit",)),
-        GaugeMetricFamily("nnfmq_limit_used", "What they have", labels=("limit",)),
+        GaugeMetricFamily("nnfmq_limit", "A limit of the driver, in its unit", labels=("limit", "of", "unit")),
+        GaugeMetricFamily("nnfmq_limit_used", "What is used of it: the most of any", labels=("limit", "of", "unit")),
     )
-    for name, values in limits.items():
-        for family, value in zip(families, values, strict=True):
-            family.add_metric((name,), value)
+    for row in limits_json(sample.statistics):
+        labels = (row["name"], row["of"], row["unit"] or "")
+        for family, value in zip(families, (row["limit"], row["use"]), strict=True):
+            if value is not None and row["limit"] is not None:
+                family.add_metric(labels, value)
     yield from families
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import promql
-from support.activity import MIB, FakeClient, burst, client, counted, driver, model
+from support.activity import MIB, NO_PID, FakeClient, burst, client, counted, driver, model
 from support.commands import started
 from support.drivers import LIMIT_S, Daemon, running_daemon, until
 from support.model_folders import add_version, adder
@@ -35,6 +35,7 @@ from nnfmq.cli.metrics_endpoint import Address, Endpoint
 from nnfmq.cli.statistics import DriverSample, read_served_models
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure
 from nnfmq.observe import statistics_layout as layout
+from nnfmq.observe.limits import LIMITS
 
 prometheus = pytest.importorskip("prometheus_client")
 parser = pytest.importorskip("prometheus_client.parser")
@@ -93,19 +94,18 @@ def test_buckets_are_cumulative_with_bounds_of_powers_of_two_microseconds() -> N
 def test_a_scrape_has_the_state_of_driver_and_clients() -> None:
     bursts = burst(polled=7, slept=2, received=1), burst(id=9, polled=1, slept=1)
     row = client(0, open_calls=4, running_calls=3, bursts=bursts)
-    series = Scraped(driver(row, compile_server_pid=5)).scrape()
+    limits = tuple({("clients", "driver"): 62, ("memory", "driver"): 1000 * MIB}.get(each[:2], 0) for each in LIMITS)
+    series = Scraped(driver(row, compile_server_pid=NO_PID, limits=limits)).scrape()
     assert value(series, "nnfmq_uptime_seconds") == 10
     assert value(series, "nnfmq_clients") == 1
     assert value(series, "nnfmq_rejected_clients_total") == 2
     assert value(series, "nnfmq_dead_workers_total", cause="killed") == 1
     assert value(series, "nnfmq_build_info", version="1.2.3", core="compiled", python="3.12.1", machine="riscv64") == 1
-    for limit, values in {
-        "clients": (64, 1),
-        "memory_bytes": (1000 * MIB, MIB),
-        "cache_bytes": (512 * MIB, 6 * MIB),
-    }.items():
-        assert value(series, "nnfmq_limit", limit=limit) == values[0]
-        assert value(series, "nnfmq_limit_used", limit=limit) == values[1]
+    in_use = {("clients", "driver", ""): (62, 1), ("memory", "driver", "bytes"): (1000 * MIB, MIB)}
+    for (limit, of, unit), values in in_use.items():
+        assert value(series, "nnfmq_limit", limit=limit, of=of, unit=unit) == values[0]
+        assert value(series, "nnfmq_limit_used", limit=limit, of=of, unit=unit) == values[1]
+    assert not [labels for name, labels in series if name == "nnfmq_limit" and ("of", "user") in labels]
     assert value(series, "nnfmq_cache_hits_total") == 7
     assert value(series, "nnfmq_compile_server_up") == 1
     labels = {"client": "camera.py"}
