@@ -462,6 +462,7 @@ def _open_bursts(activity: Activity) -> Counter[_Key]:
 
 WIDE = 80
 """Columns that a table with everything needs."""
+_WITH_CLASS = 94  # columns, for the table of clients
 _MIB = 1 << 20
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -503,6 +504,7 @@ def client_rows(activity: Activity, width: int) -> Rows:
     columns: list[tuple[str, Callable[[ClientActivity], str], bool]] = [
         (">pid", lambda row: str(row.client.pid), True),
         ("client", lambda row: row.name, True),
+        *([("class", lambda row: row.class_name, False)] if width >= _WITH_CLASS else []),
         _executed(activity, lambda row: row.client.executions),
         (">failed", lambda row: f"{row.client.failures:,}", False),
         (">calls", lambda row: str(row.client.open_calls), False),

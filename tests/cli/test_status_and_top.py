@@ -29,6 +29,7 @@ from nnfmq.cli.statistics import (
     size_text,
     take_sample,
 )
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure, MissedDeadlineTransient, NnfmqError
 from nnfmq.serialize.repository_protocol import ModelEntry, ModelState
 
@@ -142,9 +143,10 @@ def test_rates_and_sizes_are_short() -> None:
 
 
 def test_status_shows_driver_clients_and_models(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
-    made = connect(driver(client(50, failures=3)))
+    made = connect(driver(client(50, failures=3, client_class=ClientClass.BATCH)))
     assert main(["status"]) == 0
     lines = words_of(capsys.readouterr().out)
+    assert any("batch" in line and "50" in line for line in lines)
     assert ["driver", "pid", str(2**22 + 3), "up", "10", "s"] == [word.rstrip(",") for word in lines[0]]
     assert ["version", "1.2.3,", "compiled", "core,", "Python", "3.12.1,", "riscv64"] in lines
     assert ["clients", "1", "of", "64,", "2", "rejected", "so", "far"] in lines
