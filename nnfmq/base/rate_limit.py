@@ -12,7 +12,7 @@ import time
 
 __all__ = ["BURST", "INTERVAL_S", "LIMITS", "RateLimit", "rate_limited"]
 
-BURST, INTERVAL_S = 5, 5.0
+BURST, INTERVAL_S = 20, 5.0
 
 
 class _Kind:
