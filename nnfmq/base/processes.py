@@ -76,7 +76,7 @@ def is_child_stopped(kind: int, child: int) -> bool:
 # the process should.
 
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
@@ -91,6 +91,18 @@ def raise_in_thread(thread: int, exception: type[BaseException]) -> None:
     The caller must know that the thread is in code that handles it.
     """
     _raise_in_thread(thread, exception)
+
+
+_NAME_BYTES_MAX = 15
+
+
+def set_name(name: str) -> None:
+    """Give the calling thread a name for ps, top and debuggers, cut after 15 bytes; the main thread's is the process's.
+
+    It tells the role: processes that were forked have their parent's command line. Never fails.
+    """
+    text = ctypes.create_string_buffer(name.encode()[:_NAME_BYTES_MAX])
+    _prctl(_PR_SET_NAME, ctypes.addressof(text), 0, 0, 0)
 
 
 def request_signal_at_parent_exit(number: signal.Signals) -> None:

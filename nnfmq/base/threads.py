@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from nnfmq.base.processes import set_name
+
 __all__ = ["BEGIN_S", "BLOCKED_SIGNALS", "Thread", "start_daemon"]
 
 # Signals that a fault of the thread itself raises cannot be left to another thread.
@@ -35,8 +37,9 @@ class Thread(threading.Thread):
         self._started = _Beginning()  # the event for which `start` waits
 
     def run(self) -> None:
-        """Call the target, unless `start` has raised."""
+        """Call the target, unless `start` has raised. The kernel has the thread's name, too."""
         if not self._started.is_given_up:
+            set_name(self.name)
             super().run()
 
 

@@ -114,8 +114,9 @@ def _add_user_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives; return the exit status."""
-    from nnfmq.base.processes import use_one_blas_thread
+    from nnfmq.base.processes import set_name, use_one_blas_thread
 
+    set_name("nnfmq-driver")
     use_one_blas_thread()  # the supervisor forks, and a process with threads does not
     from nnfmq.driver.process.supervisor import UserOptions, serve
 

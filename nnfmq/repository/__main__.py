@@ -11,8 +11,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from nnfmq.base.processes import set_name
+
 
 def _start(arguments: list[str]) -> None:
+    set_name("nnfmq-import" if arguments[0] == "--import" else "nnfmq-models")
     if arguments[0] == "--import":
         from nnfmq.repository.version_import import import_in_child
 

@@ -53,7 +53,7 @@ class Setup:
         self.loop = loop
         self.process = RepositoryProcess(loop, listener, Path("d.sock"), Path("/models"))
 
-    def _fork(self, _run: Any, keep_fds: list[int], *, at_parent_exit: signal.Signals) -> FakeProcess:
+    def _fork(self, _run: Any, keep_fds: list[int], _name: str, *, at_parent_exit: signal.Signals) -> FakeProcess:
         assert at_parent_exit is signal.SIGKILL
         os.fstat(keep_fds[0])
         if self.error is not None:

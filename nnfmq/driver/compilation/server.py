@@ -118,7 +118,10 @@ def fork_compile_server(*, reports: bool = False, client_pidfd: int | None = Non
     try:
         keep_fds = [fd] if client_pidfd is None else [fd, client_pidfd]
         return local, fork_child(
-            lambda: _Server(Channel.adopt(fd), reports, client_pidfd).run(), keep_fds, at_parent_exit=signal.SIGKILL
+            lambda: _Server(Channel.adopt(fd), reports, client_pidfd).run(),
+            keep_fds,
+            "nnfmq-compilers",
+            at_parent_exit=signal.SIGKILL,
         )
     except BaseException:
         local.close()
@@ -172,6 +175,7 @@ class _Compilation:
             self.process = fork_child(
                 lambda: CompileProcess(connection, errors_fd, is_background).run(),
                 [connection, errors_fd],
+                "nnfmq-compiler",
                 at_parent_exit=signal.SIGKILL,
             )
         finally:

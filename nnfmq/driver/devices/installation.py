@@ -105,7 +105,7 @@ def read_in_child() -> None:
     global _current  # noqa: PLW0603  see `installation`
     receiving, sending = os.pipe2(os.O_CLOEXEC)
     try:
-        child = fork_child(lambda: _write(sending), (sending,))
+        child = fork_child(lambda: _write(sending), (sending,), "nnfmq-plugins")
     except BaseException:
         os.close(receiving)
         raise

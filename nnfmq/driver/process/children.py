@@ -25,7 +25,7 @@ from typing import NoReturn, Self
 from nnfmq.base.accounts import as_owner, give_up_capabilities
 from nnfmq.base.channel import Channel
 from nnfmq.base.ownership import Uncopyable
-from nnfmq.base.processes import is_child_stopped, request_signal_at_parent_exit
+from nnfmq.base.processes import is_child_stopped, request_signal_at_parent_exit, set_name
 from nnfmq.base.threads import Thread
 from nnfmq.hal.errors import GeneralFailure
 
@@ -80,6 +80,7 @@ class ChildProcess:
 def fork_child(
     run: Callable[[], None],
     keep_fds: Collection[int],
+    name: str,
     *,
     at_parent_exit: signal.Signals | None = None,
     blocked: Collection[signal.Signals] = (),
@@ -87,6 +88,8 @@ def fork_child(
     enter: Callable[[], None] = give_up_capabilities,
 ) -> ChildProcess:
     """Fork a process that calls `run` and exits with status 0, or BUG_STATUS if `run` raises. Main thread only.
+
+    `name` tells its role in ps and top.
 
     The child ignores SIGINT and SIGHUP, which a terminal sends to its processes, and SIGTERM ends it. `keep_fds` are
     the fds that it keeps; sockets among them must be detached from their `Channel`, which a fork closes in the child.
@@ -106,6 +109,7 @@ def fork_child(
     try:
         pid = os.fork()
         if pid == 0:
+            set_name(name)
             _run_and_exit(run, keep_fds, mask | set(blocked), parent, at_parent_exit, enter)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -16,11 +16,13 @@ from typing import NoReturn
 
 import nnfmq.engines.interpreter  # noqa: F401  for both processes
 from nnfmq.base.channel import Channel
+from nnfmq.base.processes import set_name
 from nnfmq.driver.compilation import jobs
 
 
 def main(control_fd: int) -> NoReturn:
     """Serve the client at the other end of `control_fd` until it exits. Takes ownership of the fd. Never returns."""
+    set_name("nnfmq-driver")
     channel = Channel.adopt(control_fd)
     client_pidfd = channel.open_peer_pidfd()
     jobs.start_compile_server(client_pidfd)  # it is forked, so this process must have one thread

@@ -57,7 +57,7 @@ class DriverRequests:
             _log.warning("a program is not added to the cache: %d are being written", self._writers)
             return
         try:
-            process = fork_child(partial(_write, self._user, name, memory), (memory, pipe))
+            process = fork_child(partial(_write, self._user, name, memory), (memory, pipe), "nnfmq-store")
         except _ERRORS as error:
             _log.warning("a program is not added to the cache: %s", error)
             return
@@ -114,7 +114,9 @@ class DriverRequests:
             return
         try:
             enter = give_up_capabilities if uid is None else partial(become, uid)
-            process = fork_child(partial(_remove_tree, path), (), at_parent_exit=signal.SIGCONT, uid=uid, enter=enter)
+            process = fork_child(
+                partial(_remove_tree, path), (), "nnfmq-remove", at_parent_exit=signal.SIGCONT, uid=uid, enter=enter
+            )
         except _ERRORS as error:
             _log.warning("%s is not removed: %s", path, error)
             return

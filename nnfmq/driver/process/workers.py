@@ -223,6 +223,7 @@ class WorkerProcesses:
                 process = fork_child(
                     run,
                     [fd for fd in fds if fd >= 0],
+                    "nnfmq-worker",
                     at_parent_exit=signal.SIGCONT,
                     blocked=SESSION_SIGNALS,
                     uid=uid,
@@ -449,7 +450,9 @@ class RepositoryProcess:
             return
         fd = os.dup(self._listener.fileno())  # a fork closes the listener in the child
         try:
-            process = self._process = fork_child(lambda: self._execute(fd), [fd], at_parent_exit=signal.SIGKILL)
+            process = self._process = fork_child(
+                lambda: self._execute(fd), [fd], "nnfmq-models", at_parent_exit=signal.SIGKILL
+            )
             self._started_s = time.monotonic()
             self._loop.add_reader(process.fileno(), self._on_exit)
             self._loop.watch_stops(process, self._on_stopped)
