@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from nnfmq.base import watcher
 from nnfmq.base.accounts import ServedUsers
-from nnfmq.base.channel import NO_WAIT, Channel, Listener
+from nnfmq.base.channel import NO_WAIT, Channel, Credentials, Listener
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.base.rate_limit import rate_limited
@@ -51,11 +51,12 @@ class _Published(NamedTuple):
 
 
 class _Peer:
-    """A client: its connection, its process, and the models that it has opened."""
+    """A client: its connection, its process and user, and the models that it has opened."""
 
-    def __init__(self, channel: Channel, pid: int) -> None:
+    def __init__(self, channel: Channel, client: Credentials) -> None:
         self.channel = channel
-        self.pid = pid
+        self.pid = client.pid
+        self.uid = client.uid
         self.opened: set[str] = set()
         self.watch: watcher.ReaderHandle | None = None
 
@@ -145,12 +146,12 @@ class RepositoryServer(Uncopyable):
 
     def _add(self, channel: Channel) -> None:
         credentials = channel.peer()
-        problem = self._served.refusal(channel) or self._problem(credentials.pid)
+        problem = self._served.refusal(channel) or self._problem(credentials)
         if problem:
             _log.warning("client rejected: %s", problem)
             channel.close()
             return
-        peer = _Peer(channel, credentials.pid)
+        peer = _Peer(channel, credentials)
         with self._lock:
             self._peers.add(peer)
             try:
@@ -160,12 +161,15 @@ class RepositoryServer(Uncopyable):
                 _log.warning("client rejected: %s", error)
                 self._drop(peer)
 
-    def _problem(self, pid: int) -> str:
+    def _problem(self, client: Credentials) -> str:
         """Return why a client is rejected, or nothing."""
+        pid, uid = client.pid, client.uid
         if len(self._peers) >= CONNECTIONS_MAX:
             return f"there are {CONNECTIONS_MAX} clients already"
         if Counter(peer.pid for peer in self._peers)[pid] >= PROCESS_MAX:
             return f"process {pid} has {PROCESS_MAX} connections already"
+        if self._served.are_several and Counter(peer.uid for peer in self._peers)[uid] >= CONNECTIONS_MAX // 2:
+            return f"uid {uid} has {CONNECTIONS_MAX // 2} connections already, half of all"
         return ""
 
     def _receive(self, peer: _Peer) -> None:

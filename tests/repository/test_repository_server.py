@@ -15,6 +15,7 @@ from support.drivers import short_folder, until
 from support.model_folders import RepositoryPeer
 
 import nnfmq
+from nnfmq.base.accounts import ServedUsers
 from nnfmq.base.channel import Channel, Listener
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.memory import Memory, sealed_size
@@ -237,6 +238,23 @@ def test_a_process_has_a_limited_number_of_connections(
         until(lambda: len(server._peers) == 1, "the second is forgotten")
         with RepositoryPeer(path) as fourth:
             fourth.entries()
+
+
+def test_one_user_has_half_of_the_connections_if_several_are_served(
+    server: RepositoryServer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nnfmq.repository.server.CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(server, "_served", ServedUsers(is_open=True))
+    with RepositoryPeer(path) as first, RepositoryPeer(path) as second:
+        first.entries()
+        second.entries()
+        with RepositoryPeer(path) as third:
+            assert hangs_up(third)
+    monkeypatch.setattr(server, "_served", ServedUsers())
+    until(lambda: not server._peers, "both are forgotten")
+    with RepositoryPeer(path) as first, RepositoryPeer(path) as second, RepositoryPeer(path) as third:
+        for peer in (first, second, third):
+            peer.entries()
 
 
 def test_all_processes_together_have_a_limited_number_of_connections(

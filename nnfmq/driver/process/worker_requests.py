@@ -110,7 +110,7 @@ class DriverRequests:
 
     def remove_folder(self, path: str, uid: int | None) -> None:
         """Remove the private folder of a worker that has exited, in a child process under the worker's uid."""
-        if not os.path.isdir(path):
+        if not os.path.isdir(path if uid is None else os.path.dirname(path)):  # only that uid may look into it
             return
         try:
             enter = give_up_capabilities if uid is None else partial(become, uid)
@@ -141,6 +141,7 @@ def _write(user: int | None, name: str, memory: int) -> None:
 def _remove_tree(path: str) -> None:
     import shutil  # follows no links in the folder
 
-    shutil.rmtree(path)
+    if os.path.isdir(path):
+        shutil.rmtree(path)
     with suppress(OSError):  # another worker has a folder there
         os.rmdir(os.path.dirname(path))
