@@ -18,6 +18,7 @@ from nnfmq.base.processes import allowed_cores
 from nnfmq.base.scheduling import Scheduling, scheduling_of
 from nnfmq.cli import main
 from nnfmq.driver.process.client_classes import SCHEDULING
+from nnfmq.engines.compiled import thread_pool
 from nnfmq.hal.client_class import ClientClass
 
 UNPRIVILEGED = """
@@ -36,6 +37,9 @@ with nnfmq.connect(sys.argv[1]) as client:
 """
 MODEL, INPUT = slow_model(8, 64), np.ones((1, 64, 64, 32), np.float32)
 CORES, OTHER = allowed_cores(), SLOTS // 2  # a place that no worker of these tests has
+only_the_compiled_core_pauses = pytest.mark.skipif(
+    thread_pool.core_name != "compiled", reason="only the compiled core has a thread pool"
+)
 BATCH, NORMAL, INTERACTIVE = ClientClass.BATCH, ClientClass.NORMAL, ClientClass.INTERACTIVE
 
 
@@ -156,6 +160,7 @@ def opened_burst(client: nnfmq.Client) -> Iterator[Callable[[], object]]:
         yield lambda: burst.execute(INPUT, timeout=LIMIT_S)
 
 
+@only_the_compiled_core_pauses
 def test_a_batch_client_pauses_and_has_the_cores_at_once_when_its_class_changes(driver: Daemon) -> None:
     with (
         connect(driver, "batch") as client,
@@ -175,6 +180,7 @@ def test_a_batch_client_pauses_and_has_the_cores_at_once_when_its_class_changes(
             page.end(OTHER)
 
 
+@only_the_compiled_core_pauses
 def test_a_batch_client_goes_on_when_the_worker_for_which_it_pauses_is_killed(driver: Daemon) -> None:
     with (
         connect(driver, "batch") as client,
@@ -205,6 +211,7 @@ def stopped_while_busy(worker: Process, page: Page, number: int) -> bool:
     return False
 
 
+@only_the_compiled_core_pauses
 def test_a_killed_batch_client_leaves_no_pause_behind(driver: Daemon) -> None:
     with (
         connect(driver, "batch") as client,
