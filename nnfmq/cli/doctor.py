@@ -318,7 +318,7 @@ def _driver() -> Iterator[Finding]:
         yield Finding("driver", "running driver", f"refused: {error}", FindingState.LIMITED, remedy)
         return
     try:
-        with nnfmq.connect(path, timeout=2.0) as client:
+        with nnfmq.connect(path, timeout=2.0, monitor=True) as client:
             devices = client.devices()
             unavailable = [info for info in devices if info.status != DeviceStatus.AVAILABLE]
             reasons = {info.name: query_capabilities(client, info)[1] for info in unavailable}

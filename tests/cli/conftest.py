@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -111,6 +112,9 @@ class Fake(Managed):
     ) -> Self:
         self.connected.append((path, embedded))
         return self
+
+    def statistics(self, *, timeout: float) -> SimpleNamespace:
+        return SimpleNamespace(lacks_capabilities=False)
 
     def load(self, path: object, *, shapes: object = None, signature: str | None = None) -> Self:
         return self
