@@ -10,6 +10,7 @@ writes to a slot.
 from __future__ import annotations
 
 import struct
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from nnfmq.observe import statistics_layout as layout
@@ -121,6 +122,13 @@ class BurstCalls:
             executions, self._unread = self._unread, 0
         driver_ns = (words[RESULT_SENT] - words[REQUEST_RECEIVED]) & _WORD_MASK
         self._calls.add_queue(max(latency_ns - driver_ns, 0), executions)
+
+    def finish(self, begin_ns: int, is_counted: bool, /) -> int:
+        """Return how long ago `begin_ns` is. If `is_counted`, the execution began and ends there, and is counted."""
+        latency_ns = monotonic_ns() - begin_ns
+        if is_counted:
+            self.add(latency_ns, latency_ns)
+        return latency_ns
 
     def close(self) -> None:
         """Release the words; nothing is counted any more. Idempotent."""

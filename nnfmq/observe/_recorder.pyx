@@ -22,6 +22,13 @@ cdef extern from *:
     #include <stdatomic.h>
     #include <stdint.h>
     #include <string.h>
+    #include <time.h>
+
+    static inline int64_t nnfmq_monotonic_ns(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
 
     static inline void nnfmq_count(uint64_t *word, uint64_t more) {
         _Atomic uint64_t *counter = (_Atomic uint64_t *)word;
@@ -59,6 +66,7 @@ cdef extern from *:
         return before % 2 == 0 && atomic_load_explicit(change, memory_order_relaxed) == before; /* SYNC rows */
     }
     """
+    int64_t nnfmq_monotonic_ns() noexcept
     void nnfmq_count(uint64_t *word, uint64_t more) noexcept
     uint64_t nnfmq_bucket(uint64_t duration_ns, uint64_t last) noexcept
     void nnfmq_begin_change(uint64_t *word) noexcept
@@ -212,6 +220,15 @@ cdef class BurstCalls:
         map_words(&self.words, words, (RESULT_SENT + 1) * 8, PyBUF_SIMPLE)
 
     def add(self, int64_t client_ns, int64_t latency_ns, /):
+        self.count(client_ns, latency_ns)
+
+    def finish(self, int64_t begin_ns, bint is_counted, /):
+        cdef int64_t latency_ns = nnfmq_monotonic_ns() - begin_ns
+        if is_counted:
+            self.count(latency_ns, latency_ns)
+        return latency_ns
+
+    cdef void count(self, int64_t client_ns, int64_t latency_ns) noexcept:
         cdef const uint64_t *words = <const uint64_t *>self.words.buf
         if words is NULL:
             return

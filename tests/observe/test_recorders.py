@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import ModuleType
 from typing import Any
 
@@ -90,7 +91,18 @@ def test_the_time_in_the_queues_is_what_the_driver_leaves_of_a_call(
     calls.close()
     calls.close()
     calls.add(26_000, 25_000)
+    calls.finish(0, True)
     assert row.cast("Q")[layout.CLIENT_NS : layout.QUEUE_NS + 1].tolist() == [26_000, queue_ns]
+
+
+def test_an_execution_that_finishes_counts_if_its_call_took_no_longer(recorders: ModuleType) -> None:
+    row = words(layout.CALLS_WORDS)
+    calls = recorders.BurstCalls(recorders.Calls(row), words(execution_stats.STATS_WORDS))
+    begin_ns = time.monotonic_ns()
+    latency_ns = calls.finish(begin_ns, True)
+    assert 0 <= latency_ns <= calls.finish(begin_ns, False) <= time.monotonic_ns() - begin_ns
+    counted = row.cast("Q")
+    assert (counted[layout.CLIENT_NS], sum(counted[layout.CLIENT_HISTOGRAM :][: layout.BUCKETS])) == (latency_ns, 1)
 
 
 def test_every_eighth_short_execution_of_a_burst_stands_for_eight_in_the_queues(recorders: ModuleType) -> None:

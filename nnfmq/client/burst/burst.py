@@ -555,13 +555,14 @@ class Burst(ModelBurst):
         state = arrays.state
         if state is not None:
             state.begin()
-        request, begin_ns = arrays.prepared[kind], monotonic_ns()
+        request, is_counted, begin_ns = arrays.prepared[kind], False, monotonic_ns()
         reply = channel.exchange(request.packet, deadline_ns, begin_ns)
         if reply is None:
             arrays = self._execute_synchronously(self._model, arrays, request.is_measured, begin_ns, deadline_ns)
-            state = arrays.state
+            state, is_counted = arrays.state, True  # by the control channel
         elif reply == request.valid_reply:  # as in `_execute_in_task`: an equal reply needs no decoding
-            self._latency_ns, self._begin_ns = monotonic_ns() - begin_ns, begin_ns
+            is_counted = not called_ns and out is IN_PLACE
+            self._latency_ns, self._begin_ns = channel.finish(begin_ns, is_counted), begin_ns
             self._timing, self._info = NO_TIMING, None
         else:
             result = self._accept(reply, request, begin_ns)
@@ -575,11 +576,10 @@ class Burst(ModelBurst):
         if state is not None:
             state.advance()
         outputs = arrays.outputs if out is IN_PLACE else arrays.copy_out(out)
-        if reply is not None:  # else the control channel has counted it
-            latency_ns, is_longer = self._latency_ns, called_ns or out is not IN_PLACE
-            channel.count(monotonic_ns() - (called_ns or begin_ns) if is_longer else latency_ns, latency_ns)
-            if trace is not None:
-                trace.end(begin_ns, self._latency_ns)
+        if not is_counted:
+            channel.count(monotonic_ns() - (called_ns or begin_ns), self._latency_ns)
+        if trace is not None and reply is not None:
+            trace.end(begin_ns, self._latency_ns)
         if self._observation is not None:
             self._observation.finish(channel.sent_ns, deadline_ns, self._timing, arrays.inputs, arrays.all_outputs)
         return outputs

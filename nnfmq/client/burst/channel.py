@@ -142,13 +142,14 @@ class BurstChannel(Closable):
     before `configure` and after `end`. `sent_ns` is when the last request was sent, 0 if it was not. `stats` describes
     the driver's last execution. `slots` are those of the burst, which keeps them when it makes another channel. `count`
     counts an execution that has ended, with its time from call to return, and that from sending the request to its
-    result.
+    result. `finish` returns the latter, of a request that was sent at a given time, and counts it if the call took no
+    longer.
     """
 
     __slots__ = (
         "__weakref__", "_calls", "_deadline", "_received_bytes", "_resources", "_sent_bytes", "_slots", "_window_ns",
-        "burst_id", "connection", "count", "in_flight", "is_packet_lost", "peer", "requests", "results", "sent_ns",
-        "stats", "trace", "version",
+        "burst_id", "connection", "count", "finish", "in_flight", "is_packet_lost", "peer", "requests", "results",
+        "sent_ns", "stats", "trace", "version",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, slots: SlotAllocator, window_ns: int) -> None:
@@ -161,6 +162,7 @@ class BurstChannel(Closable):
         self._slots, self._window_ns = slots, window_ns
         self._calls: Calls | None = None  # before `configure`
         self.count: Callable[[int, int], object] = _count_nothing
+        self.finish: Callable[[int, bool], int] = _latency
         self._resources = ExitStack()
         peer_death = PeerDeathFlag()
         self.peer = watcher.DeathRecipients(peer_death)
@@ -205,7 +207,7 @@ class BurstChannel(Closable):
         if location.calls is not None:
             calls, self._calls = BurstCalls(location.calls, self.stats.words), location.calls
             self._resources.callback(calls.close)
-            self.count = calls.add
+            self.count, self.finish = calls.add, calls.finish
         connection.add_peer(self.peer)
         self.peer.add(self.requests, self.results)
         message = messages.ConfigureBurst(
@@ -445,6 +447,10 @@ class BurstChannel(Closable):
 
 def _count_nothing(_client_ns: int, _latency_ns: int) -> None:
     """Count nothing: there is no burst in the driver yet."""
+
+
+def _latency(begin_ns: int, _is_counted: bool) -> int:
+    return time.monotonic_ns() - begin_ns
 
 
 def close_in_driver(connection: Connection, burst_id: int) -> None:
