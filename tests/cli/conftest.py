@@ -100,6 +100,7 @@ class Fake(Managed):
     driver_core: str = "compiled"
     metadata: None = None
     states: tuple[StateInfo, ...] = ()
+    lacks_capabilities: bool = False
 
     def connect(
         self,
@@ -114,7 +115,7 @@ class Fake(Managed):
         return self
 
     def statistics(self, *, timeout: float) -> SimpleNamespace:
-        return SimpleNamespace(lacks_capabilities=False)
+        return SimpleNamespace(lacks_capabilities=self.lacks_capabilities)
 
     def load(self, path: object, *, shapes: object = None, signature: str | None = None) -> Self:
         return self

@@ -202,6 +202,15 @@ def test_an_offline_device_is_limited_and_its_reason_is_reported(
     )  # fmt: skip
 
 
+def test_a_driver_that_lacks_capabilities_for_several_users_is_limited(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "nnfmq.sock"))
+    fake.lacks_capabilities = True
+    finding = named("users")
+    assert finding.state is FindingState.LIMITED and "--user" in finding.remedy
+
+
 def test_a_socket_that_other_users_could_replace_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "d.sock"))
