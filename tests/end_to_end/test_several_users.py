@@ -272,6 +272,25 @@ def test_the_worker_of_a_killed_driver_keeps_its_uid_and_a_driver_leaves_nothing
             assert sorted(path.name for path in place.run.iterdir()) == ["nnfmq.sock.lock", "nnfmq.sock.uids"]
 
 
+def test_a_client_moves_to_the_driver_that_replaces_its_own(users: dict[int, UserProcess]) -> None:
+    del users  # they have started before
+    with short_folder() as folder:
+        place = Place(folder)
+        with (
+            user(place, ANN) as process,
+            as_system_driver(place.run, options=OPTIONS, environment=place.environment) as first,
+        ):
+            process.receive()
+            process.run("c = nnfmq.connect(embedded=False)")
+            before = process.run("c.worker_pid")
+            options = [*OPTIONS, "--replace"]
+            with as_system_driver(place.run, options=options, environment=place.environment) as second:
+                until(lambda: process.run("c.devices() and c.worker_pid") != before, "the client moves")
+                assert process.run("c.worker_pid") in second.process.children()
+                first.process.wait_for_end()
+                process.run("c.close()")
+
+
 def test_the_private_folder_of_a_worker_is_its_own_and_is_removed(place: Place, users: dict[int, UserProcess]) -> None:
     with connected(users[ANN]) as process:
         pid = process.run("c.worker_pid")
