@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from nnfmq.driver.cache.shared import (
     SharedCacheServer,
     WorkerLink,
 )
+from nnfmq.driver.process.workers import user_entries
 from nnfmq.hal.errors import MissedDeadlineTransient
 
 LIMIT = 1 << 20
@@ -320,9 +322,9 @@ def test_the_limit_is_for_all_entries_together(first: Worker, second: Worker) ->
 
 
 def test_the_number_of_entries_is_limited(
-    first: Worker, second: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: SharedCacheServer, first: Worker, second: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shared, "ENTRIES_MAX", 3)
+    server.entries_max = 3
     for number in range(5):
         assert first.publishes(f"{number:064x}", memfd(), number)
     assert open_memfds() == 3 and "the cache has 3 programs already" in caplog.text
@@ -370,3 +372,11 @@ def test_only_lookups_are_replied_to(first: Worker) -> None:
     assert first.publishes(NAME, memfd()) and first.send(Release(1))
     with pytest.raises(MissedDeadlineTransient):
         first.channel.receive(NO_WAIT)
+
+
+@pytest.mark.parametrize(("fds", "entries"), [(1024, 8), (8192, 64), (524288, 256)])
+def test_the_programs_of_all_users_leave_descriptors_for_clients(
+    fds: int, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (fds, fds))
+    assert user_entries() == entries

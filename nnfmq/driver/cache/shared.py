@@ -487,12 +487,16 @@ class WorkerRequests(Protocol):
 class SharedCacheServer:
     """The programs that the workers of one driver share. Used by one thread, which also closes all links.
 
-    `limit_bytes` bounds the size of all entries together. `requests` does what else workers ask for. `lookups` counts
-    how often workers asked for a program, and `hits` how often there was one.
+    `limit_bytes` bounds the size of all entries together, `entries_max` their number (by default ENTRIES_MAX), for each
+    is an fd of this process. `requests` does what else workers ask for. `lookups` counts how often workers asked for a
+    program, and `hits` how often there was one.
     """
 
-    def __init__(self, limit_bytes: int, requests: WorkerRequests | None = None) -> None:
+    def __init__(
+        self, limit_bytes: int, requests: WorkerRequests | None = None, entries_max: int | None = None
+    ) -> None:
         self._limit_bytes = limit_bytes
+        self.entries_max = ENTRIES_MAX if entries_max is None else entries_max
         self._requests = requests
         self._entries: dict[str, _Entry] = {}
         self.lookups = self.hits = 0
@@ -623,8 +627,8 @@ class SharedCacheServer:
         used = self.used_bytes
         if used + size > self._limit_bytes:
             return f"{size} bytes in addition to {used} exceed the limit of {self._limit_bytes}"
-        if len(self._entries) >= ENTRIES_MAX:
-            return f"the cache has {ENTRIES_MAX} programs already"
+        if len(self._entries) >= self.entries_max:
+            return f"the cache has {self.entries_max} programs already"
         if len(link.references) >= REFERENCES_MAX:
             return f"the worker has {REFERENCES_MAX} references already"
         return ""

@@ -14,6 +14,7 @@ of the link's other end.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -28,12 +29,13 @@ from nnfmq.base.processes import child_environment
 from nnfmq.base.rate_limit import rate_limited
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.cache import programs
-from nnfmq.driver.cache.shared import SharedCacheServer, WorkerLink
+from nnfmq.driver.cache.shared import ENTRIES_MAX, SharedCacheServer, WorkerLink
 from nnfmq.driver.compilation.server import CompileLink, CompileRelay
 from nnfmq.driver.devices.configuration import end_changes
 from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares
 from nnfmq.driver.process import worker
+from nnfmq.driver.process.admission import PLACES
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
 from nnfmq.driver.process.client_classes import schedule_worker, why_not_asked, why_not_changed, without_asking
 from nnfmq.driver.process.event_loop import EventLoop
@@ -55,12 +57,13 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.observe import statistics_layout as layout
 
-__all__ = ["PAUSE_MAX_S", "RepositoryProcess", "WorkerProcesses"]
+__all__ = ["PAUSE_MAX_S", "RepositoryProcess", "WorkerProcesses", "user_entries"]
 
 _CAUSES: dict[int, str] = {
     signal.SIGSYS: ": its sandbox ended it, because of a system call that no worker makes",
     signal.SIGALRM: ": code of a plug-in kept Python's lock beyond its deadline, or beyond the limit of an execution",
 }
+_USER_ENTRIES_MIN = 8
 STOP_TIMEOUT_S = 2.0  # after SIGTERM, and again after SIGKILL
 _log = rate_limited("nnfmq.supervisor")
 
@@ -268,7 +271,8 @@ class WorkerProcesses:
             requests = (
                 self._requests if user is None else DriverRequests(self._loop, self._statistics, self.set_class, user)
             )
-            self._caches[user] = SharedCacheServer(programs.cache_limit_bytes(), requests)
+            entries_max = None if user is None else user_entries()
+            self._caches[user] = SharedCacheServer(programs.cache_limit_bytes(), requests, entries_max)
         return self._caches[user]
 
     def _reject(self, channel: Channel, error: OSError | NnfmqError) -> None:
@@ -399,6 +403,12 @@ def _death_cause(status: int) -> str:
     if status >= 0 or status == -signal.SIGALRM:
         return "ended"  # by itself: the watchdog, or an internal error
     return {-signal.SIGKILL: "killed", -signal.SIGSYS: "sandbox"}.get(status, "crashed")
+
+
+def user_entries() -> int:
+    """Return how many programs the clients of one user share at most: so few that the fds of this process suffice."""
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(ENTRIES_MAX, max(_USER_ENTRIES_MIN, soft_limit // (2 * PLACES)))
 
 
 def _reject(channel: Channel, error: OSError | NnfmqError) -> None:
