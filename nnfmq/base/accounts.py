@@ -102,11 +102,11 @@ class ServedUsers(NamedTuple):
         settings.ALLOW_GROUPS.export(",".join(map(str, sorted(self.gids))))
 
 
-def _number(setting: settings.Setting[list[str]], name: str, number_of: Callable[[str], int]) -> int:
+def _number(setting: settings.Setting[list[str]], name: str, find: Callable[[str], int]) -> int:
     if name.isascii() and name.isdecimal():
         return int(name)
     try:
-        return number_of(name)
+        return find(name)
     except KeyError:
         origin = setting.effective().origin
         raise InvalidArgument(f"{origin} names {name!r}, which does not exist on this machine; correct it") from None

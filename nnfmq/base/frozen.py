@@ -30,8 +30,8 @@ def _frozen_with_slots(cls: type[Any]) -> type[Any]:
     described: Any = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)  # its fields, and no method
     fields = dataclasses.fields(described)
     names = tuple(field.name for field in fields)
-    left_out = {*names, "__dict__", "__weakref__"}
-    namespace = {name: value for name, value in cls.__dict__.items() if name not in left_out}
+    omitted = {*names, "__dict__", "__weakref__"}
+    namespace = {name: value for name, value in cls.__dict__.items() if name not in omitted}
     inherited = {name for base in cls.__mro__[1:] for name in base.__dict__.get("__slots__", ())}
     namespace["__slots__"] = tuple(name for name in names if name not in inherited)
     metaclass: Any = type(cls)

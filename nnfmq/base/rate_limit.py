@@ -46,9 +46,9 @@ class RateLimit(logging.Filter):
             now_s = time.monotonic()
             if now_s < kind.begin_s + INTERVAL_S:
                 return kind.count <= BURST
-            left_out, kind.begin_s, kind.count = max(kind.count - 1 - BURST, 0), now_s, 1
-        if left_out:
-            record.msg, record.args = f"{record.getMessage()}; {left_out} more before this one", ()
+            omitted, kind.begin_s, kind.count = max(kind.count - 1 - BURST, 0), now_s, 1
+        if omitted:
+            record.msg, record.args = f"{record.getMessage()}; {omitted} more before this one", ()
         return True
 
 

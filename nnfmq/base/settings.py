@@ -471,7 +471,7 @@ TARGET: Setting[str | None] = Setting(
 )  # fmt: skip
 GUARD_PAGES: Setting[str | None] = Setting(
     "NNFMQ_GUARD_PAGES", choice("end", "begin"), None, reader="driver",
-    meaning="where compiled code's operands lie between pages that nothing may access, for debugging",
+    meaning="where compiled code's operands are between pages that nothing may access, for debugging",
     default_text="none",
 )  # fmt: skip
 DEVICES: Setting[str | None] = Setting(

@@ -36,7 +36,7 @@ class Timings:
 
     @property
     def rate_ns(self) -> int | None:
-        """The median to divide by; None below a tenth of the overhead, within whose variation it lies."""
+        """The median to divide by; None below a tenth of the overhead, which varies by as much."""
         p50_ns = self.p50_ns
         return p50_ns if 10 * p50_ns > median_low(self.overhead) else None
 

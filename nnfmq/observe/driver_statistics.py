@@ -16,7 +16,7 @@ from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.limits import LIMITS
 from nnfmq.observe.recorder_core import snapshot
 from nnfmq.observe.statistics_layout import WORD_BYTES, LatencyHistogram
-from nnfmq.observe.statistics_past import is_believed
+from nnfmq.observe.statistics_past import is_plausible
 
 __all__ = [
     "BurstStatistics",
@@ -45,7 +45,7 @@ class ModelCounts:
         queue_ns: The sum of their times in the queues, as the client says.
         driver_ns: The sum of their times in the driver.
         engine_ns: The sum of their times in the engine.
-        client: Their times from the call to its return. The client measures them, and only it answers for them.
+        client: Their times from the call to its return. The client measures them, and only it is responsible for them.
         queue: The part of these between client and driver: both queues, including wake-ups.
         driver: Their times from receiving the request to the result.
         engine: The part of these in the engine.
@@ -417,7 +417,7 @@ def _model(words: memoryview, at: int, calls_at: int) -> ModelStatistics:
 
 def _counts(model: list[int], calls: list[int]) -> ModelCounts:
     """Return the executions of a row; without what its client says, if that cannot be."""
-    if not is_believed(model, calls):
+    if not is_plausible(model, calls):
         calls = [0] * layout.CALLS_WORDS
     return ModelCounts(
         executions=model[layout.EXECUTIONS],

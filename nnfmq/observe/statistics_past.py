@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.statistics_layout import text_to_words
 
-__all__ = ["add_past", "is_believed"]
+__all__ = ["add_past", "is_plausible"]
 
 _MASK = 2**64 - 1
 _IDENTITY = slice(layout.MODEL_VERSION, layout.IDENTITY_END)
 _COUNTS = (layout.EXECUTIONS, layout.FAILURES, layout.DRIVER_NS, layout.ENGINE_NS)
 
 
-def is_believed(model: Sequence[int], calls: Sequence[int]) -> bool:
+def is_plausible(model: Sequence[int], calls: Sequence[int]) -> bool:
     """Return whether a client may have measured what its row of calls says: not much more than the driver has counted.
 
     `model` are the words of the model's row.
@@ -32,7 +32,7 @@ def add_past(table: memoryview, model: Sequence[int], calls: Sequence[int]) -> N
     """Add the words of a model's row and of its row of calls to a table of the past (format "Q").
 
     They are added to the row of the same model, device and program; if there is none and no row is free, to the last.
-    Calls that are not believed are left out.
+    Calls that are not plausible are omitted.
     """
     if not (model[layout.EXECUTIONS] or model[layout.FAILURES]):
         return
@@ -43,7 +43,7 @@ def add_past(table: memoryview, model: Sequence[int], calls: Sequence[int]) -> N
             table[begin + word] = model[word]
     words = (*_COUNTS, *range(layout.DRIVER_HISTOGRAM, layout.MODEL_WORDS))
     _add(table, begin, ((word, model[word]) for word in words))
-    if is_believed(model, calls):
+    if is_plausible(model, calls):
         _add(table, begin + layout.PAST_CALLS, enumerate(calls))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nnfmq.base import settings
-from nnfmq.driver.process.admission import CLIENTS_MAX, MONITORS_MAX, Place, user_clients, why_full
+from nnfmq.driver.process.admission import CLIENTS_MAX, MONITORS_MAX, AdmittedClient, user_clients, why_full
 
 
 @pytest.fixture(autouse=True)
@@ -15,19 +15,19 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.PROCESS_CLIENTS.variable, "3")
 
 
-def client(pid: int) -> Place:
-    return Place(pid, 1000)
+def client(pid: int) -> AdmittedClient:
+    return AdmittedClient(pid, 1000)
 
 
-def monitor(pid: int) -> Place:
-    return Place(pid, 0, is_monitor=True)
+def monitor(pid: int) -> AdmittedClient:
+    return AdmittedClient(pid, 0, is_monitor=True)
 
 
-def repository(pid: int) -> Place:
-    return Place(pid, 1000, is_repository=True)
+def repository(pid: int) -> AdmittedClient:
+    return AdmittedClient(pid, 1000, is_repository=True)
 
 
-def admitted(kind: Callable[[int], Place], taken: list[Place], has_repository: bool = False) -> int:
+def admitted(kind: Callable[[int], AdmittedClient], taken: list[AdmittedClient], has_repository: bool = False) -> int:
     """Return how many more clients of a kind are served, each of a process of its own."""
     places = list(taken)
     while not why_full(kind(1_000_000 + len(places)), places, has_repository):
@@ -57,7 +57,9 @@ def test_the_last_place_is_kept_for_the_repository() -> None:
 
 
 @pytest.mark.parametrize("kind", [client, monitor])
-def test_a_process_has_a_limit_but_not_the_repository_and_not_one_that_is_unknown(kind: Callable[[int], Place]) -> None:
+def test_a_process_has_a_limit_but_not_the_repository_and_not_one_that_is_unknown(
+    kind: Callable[[int], AdmittedClient],
+) -> None:
     assert "process 7 has 3 clients already, the limit that $NNFMQ_PROCESS_CLIENTS" in why_full(kind(7), [kind(7)] * 3)
     assert why_full(kind(8), [kind(7)] * 3) == ""
     assert why_full(repository(7), [repository(7)] * 3, has_repository=True) == ""
@@ -73,5 +75,5 @@ def test_one_user_has_a_limit_of_his_own_but_not_the_repository(monkeypatch: pyt
         client(1000), taken, user_limit=limit
     )
     assert why_full(client(1000), taken) == ""
-    assert why_full(Place(1000, 1001), taken, user_limit=limit) == ""
+    assert why_full(AdmittedClient(1000, 1001), taken, user_limit=limit) == ""
     assert why_full(repository(1000), taken, has_repository=True, user_limit=limit) == ""

@@ -8,7 +8,7 @@ import pytest
 
 from nnfmq.base.channel import Credentials
 from nnfmq.base.processes import command_name
-from nnfmq.driver.process.client_classes import why_not_asked, why_not_changed, without_asking
+from nnfmq.driver.process.client_classes import class_without_request, why_not_changed, why_not_given
 from nnfmq.hal.client_class import ClientClass
 
 BATCH, NORMAL, INTERACTIVE = ClientClass.BATCH, ClientClass.NORMAL, ClientClass.INTERACTIVE
@@ -37,26 +37,26 @@ def test_the_first_rule_about_a_client_gives_it_its_class(
     monkeypatch: pytest.MonkeyPatch, rules: str, uid: int, expected: ClientClass
 ) -> None:
     monkeypatch.setenv("NNFMQ_CLIENT_CLASSES", rules.replace("PROGRAM", command_name(os.getpid())))
-    assert without_asking(client(uid, os.getpid())) is expected
+    assert class_without_request(client(uid, os.getpid())) is expected
 
 
 def test_a_client_of_another_pid_namespace_has_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNFMQ_CLIENT_CLASSES", f"{command_name(os.getpid())}=batch")
-    assert without_asking(client(ME)) is NORMAL
+    assert class_without_request(client(ME)) is NORMAL
 
 
 def test_a_rule_is_the_highest_class_that_a_client_gets_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNFMQ_CLIENT_CLASSES", f"{STRANGER}=interactive,{ME}=batch")
     monkeypatch.setenv("NNFMQ_INTERACTIVE_UIDS", str(ME))
-    assert not any(why_not_asked(client(STRANGER), wanted) for wanted in ClientClass)
-    assert not why_not_asked(client(ME), BATCH)
-    assert "it has batch by $NNFMQ_CLIENT_CLASSES" in why_not_asked(client(ME), NORMAL)
+    assert not any(why_not_given(client(STRANGER), wanted) for wanted in ClientClass)
+    assert not why_not_given(client(ME), BATCH)
+    assert "it has batch by $NNFMQ_CLIENT_CLASSES" in why_not_given(client(ME), NORMAL)
 
 
 def test_without_a_setting_the_driver_s_user_and_root_get_interactive_by_asking() -> None:
-    assert not why_not_asked(client(ME), INTERACTIVE) and not why_not_asked(client(0), INTERACTIVE)
-    assert f"allowed are uid {ME} and root" in why_not_asked(client(STRANGER), INTERACTIVE)
-    assert not why_not_asked(client(STRANGER), NORMAL)
+    assert not why_not_given(client(ME), INTERACTIVE) and not why_not_given(client(0), INTERACTIVE)
+    assert f"allowed are uid {ME} and root" in why_not_given(client(STRANGER), INTERACTIVE)
+    assert not why_not_given(client(STRANGER), NORMAL)
 
 
 def test_only_the_driver_s_user_and_root_change_others() -> None:

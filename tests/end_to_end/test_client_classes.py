@@ -120,7 +120,9 @@ def test_a_client_may_lower_itself_and_not_get_beyond_what_the_driver_decided(ru
 
 def test_the_setting_says_who_gets_the_class_interactive_by_asking() -> None:
     with unprivileged_driver({"NNFMQ_INTERACTIVE_UIDS": str(os.getuid() + 1)}) as daemon:
-        text = f"uid {os.getuid()} does not get the class interactive by asking: allowed are uid {os.getuid() + 1} "
+        text = (
+            f"uid {os.getuid()} does not get the class interactive by requesting it: allowed are uid {os.getuid() + 1} "
+        )
         with pytest.raises(nnfmq.GeneralFailure, match=text):
             connect(daemon, "interactive")
         with connect(daemon, "normal") as client:

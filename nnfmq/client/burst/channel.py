@@ -142,8 +142,8 @@ class BurstChannel(Closable):
     before `configure` and after `end`. `sent_ns` is when the last request was sent, 0 if it was not. `stats` describes
     the driver's last execution. `slots` are those of the burst, which keeps them when it makes another channel. `count`
     counts an execution that has ended, with its time from call to return, and that from sending the request to its
-    result. `finish` returns the latter, of a request that was sent at a given time, and counts it if the call took no
-    longer.
+    result. `finish` returns the time to the result, of a request that was sent at a given time, and counts it if the
+    call took no longer.
     """
 
     __slots__ = (

@@ -51,7 +51,7 @@ __all__ = [
     "Invalidate",
     "Lookup",
     "NotFound",
-    "OpenFile",
+    "OpenEntry",
     "OpenStatistics",
     "Opened",
     "PagesCopied",
@@ -85,7 +85,7 @@ __all__ = [
 #     worker      Release      ref_id             -                 drop the reference
 #     worker      Invalidate   ref_id             -                 the content does not match the name: remove entry
 #     worker      Store        ref_id, name       memory, pipe      write the file of the entry; close the pipe then
-#     worker      OpenFile     ref_id, name       -                 open the file of the entry; Opened or NotFound
+#     worker      OpenEntry     ref_id, name       -                 open the file of the entry; Opened or NotFound
 #     supervisor  Opened       ref_id             the file          for reading; nobody has verified it
 #     worker      GoOn         ref_id, pools      requests, pools   compile these models after the worker's exit
 #     worker      SetClass     ref_id, worker_pid,   -              give a client another class; replied to with
@@ -96,7 +96,7 @@ __all__ = [
 #     worker      OpenStatistics ref_id           -                 copy the statistics that the client may see; Opened
 #
 # The name of an entry is a SHA-256 digest in hexadecimal. A `ref_id` identifies one reference of one worker to an
-# entry; the worker chooses it and uses it once. That of Store, OpenFile, GoOn and SetClass identifies no reference: a
+# entry; the worker chooses it and uses it once. That of Store, OpenEntry, GoOn and SetClass identifies no reference: a
 # worker may not write files, start programs (`base.sandbox`) or decide about clients, and with a uid of its own not
 # open files of the cache, so it asks its supervisor. Both ends are one build of nnfmq, so messages have no version.
 # The two ends, the worker's and the supervisor's, are below.
@@ -146,7 +146,7 @@ class Store(SharedCacheMessage, frozen=True):
     name: EntryName
 
 
-class OpenFile(SharedCacheMessage, frozen=True):
+class OpenEntry(SharedCacheMessage, frozen=True):
     """Request for the file of an entry. The reply is Opened or NotFound with the same `ref_id`."""
 
     name: EntryName
@@ -196,11 +196,11 @@ class Found(SharedCacheMessage, frozen=True):
 
 
 class Opened(SharedCacheMessage, frozen=True):
-    """Reply to OpenFile, with an fd of the file that is open for reading; and to OpenStatistics, with their memory."""
+    """Reply to OpenEntry, with an fd of the file that is open for reading; and to OpenStatistics, with their memory."""
 
 
 class NotFound(SharedCacheMessage, frozen=True):
-    """Reply to Lookup and OpenFile: there is no such entry, or the worker has the maximum number of references."""
+    """Reply to Lookup and OpenEntry: there is no such entry, or the worker has the maximum number of references."""
 
 
 _codec: MessageCodec[SharedCacheMessage] = MessageCodec(
@@ -211,7 +211,7 @@ _codec: MessageCodec[SharedCacheMessage] = MessageCodec(
             Release,
             Invalidate,
             Store,
-            OpenFile,
+            OpenEntry,
             GoOn,
             SetClass,
             CopyPages,
@@ -314,7 +314,7 @@ class SharedCacheClient:
 
     def open_file(self, name: str) -> int | None:
         """Return an fd of the file of an entry, which the caller closes; None if there is none. Blocks as `look_up`."""
-        found = self._request(OpenFile(next(self._ref_ids), name), LOOKUP_TIMEOUT_NS)
+        found = self._request(OpenEntry(next(self._ref_ids), name), LOOKUP_TIMEOUT_NS)
         return found[1][0] if found is not None and found[1] else None
 
     def go_on(self, requests: Memory, pools: Sequence[int]) -> None:
@@ -333,7 +333,7 @@ class SharedCacheClient:
         return found[0].reason
 
     def open_statistics(self) -> int | None:
-        """Return an fd of a copy of what this worker's client may see, which the caller closes; None: in vain."""
+        """Return an fd of a copy of what this worker's client may see, which the caller closes; None: none."""
         found = self._request(OpenStatistics(next(self._ref_ids)), LOOKUP_TIMEOUT_NS)
         return found[1][0] if found is not None and found[1] else None
 
@@ -478,7 +478,7 @@ class WorkerRequests(Protocol):
         ...
 
     def open_statistics(self) -> int | None:
-        """Return an fd of a copy of the statistics that the clients may see, which the caller closes; None: in vain."""
+        """Return an fd of a copy of the statistics that the clients may see, which the caller closes; None: none."""
 
     def copy_pages(self) -> None:
         """Copy what the clients have counted themselves to where others read it."""
@@ -557,7 +557,7 @@ class SharedCacheServer:
                 if self._requests is not None:
                     reason = self._requests.set_class(link.worker_pid, worker_pid, client_class)
                 _send(link, ClassChanged(ref_id, reason))
-            case OpenFile(ref_id, name):
+            case OpenEntry(ref_id, name):
                 self._send_opened(link, ref_id, None if self._requests is None else self._requests.open(name))
             case OpenStatistics(ref_id):
                 self._send_opened(link, ref_id, None if self._requests is None else self._requests.open_statistics())

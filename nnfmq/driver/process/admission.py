@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from nnfmq.base import settings
 
-__all__ = ["CLIENTS_MAX", "MONITORS_MAX", "PLACES", "Place", "user_clients", "why_full"]
+__all__ = ["CLIENTS_MAX", "MONITORS_MAX", "PLACES", "AdmittedClient", "user_clients", "why_full"]
 
 CLIENTS_MAX, MONITORS_MAX = 62, 2
 PLACES = CLIENTS_MAX + MONITORS_MAX
 
 
-class Place(NamedTuple):
+class AdmittedClient(NamedTuple):
     """Who has a place, or wants one.
 
     Attributes:
@@ -43,8 +43,8 @@ def user_clients(clients_max: int) -> int:
 
 
 def why_full(
-    client: Place,
-    taken: Sequence[Place],
+    client: AdmittedClient,
+    taken: Sequence[AdmittedClient],
     has_repository: bool = False,
     clients_max: int = CLIENTS_MAX,
     user_limit: int | None = None,

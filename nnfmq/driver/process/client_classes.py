@@ -1,8 +1,8 @@
 """The supervisor's decisions about the classes of clients (`hal.client_class`), and what it does to a worker.
 
-A rule of $NNFMQ_CLIENT_CLASSES gives a client its class, which is also the highest that it gets by asking. Without one
-it is normal, and may ask for interactive if $NNFMQ_INTERACTIVE_UIDS has its user. A client may always ask for less. The
-driver's user and root decide about other clients without limits.
+A rule of $NNFMQ_CLIENT_CLASSES gives a client its class, which is also the highest that it gets by a request. Without
+one it is normal, and may request interactive if $NNFMQ_INTERACTIVE_UIDS has its user. A client may always request less.
+The driver's user and root decide about other clients without limits.
 
 A client's name in a rule is that of its program, which a program chooses itself: a rule by name alone is about all
 users' programs.
@@ -23,7 +23,7 @@ from nnfmq.base.scheduling import Scheduling, set_scheduling
 from nnfmq.driver.process.children import ChildProcess
 from nnfmq.hal.client_class import ClientClass
 
-__all__ = ["SCHEDULING", "schedule_worker", "why_not_asked", "why_not_changed", "without_asking"]
+__all__ = ["SCHEDULING", "class_without_request", "schedule_worker", "why_not_changed", "why_not_given"]
 
 SCHEDULING = MappingProxyType(
     {
@@ -36,35 +36,35 @@ SCHEDULING = MappingProxyType(
 _log = rate_limited("nnfmq.supervisor")
 
 
-def without_asking(client: Credentials) -> ClientClass:
+def class_without_request(client: Credentials) -> ClientClass:
     """Return the class of a client that asks for none."""
     return _by_rule(client) or ClientClass.NORMAL
 
 
-def why_not_asked(client: Credentials, wanted: ClientClass) -> str:
-    """Return why a client does not get a class by asking for it, for the client; empty if it does."""
-    by_rule, name = _by_rule(client), wanted.name.lower()
-    if by_rule is not None and wanted > by_rule:
+def why_not_given(client: Credentials, requested: ClientClass) -> str:
+    """Return why a client does not get a class by requesting it, for the client; empty if it does."""
+    by_rule, name = _by_rule(client), requested.name.lower()
+    if by_rule is not None and requested > by_rule:
         rules = settings.CLIENT_CLASSES.effective().origin
         return f"this client does not get the class {name}: it has {by_rule.name.lower()} by {rules}"
-    if by_rule is None and wanted is ClientClass.INTERACTIVE and not _may_be_interactive(client.uid):
+    if by_rule is None and requested is ClientClass.INTERACTIVE and not _may_be_interactive(client.uid):
         setting = settings.INTERACTIVE_UIDS
         return (
-            f"uid {client.uid} does not get the class {name} by asking: allowed are {_interactive_text()} "
+            f"uid {client.uid} does not get the class {name} by requesting it: allowed are {_interactive_text()} "
             f"({setting.name} of the driver); ask for normal or batch, or let the driver's user change the class with "
             "`nnfmq client set`"
         )
     return ""
 
 
-def why_not_changed(asking: Credentials, changed: Credentials, wanted: ClientClass, *, is_own: bool) -> str:
+def why_not_changed(requester: Credentials, changed: Credentials, requested: ClientClass, *, is_own: bool) -> str:
     """Return why a client may not change a client's class, for the one that asks; empty if it may."""
     if is_own:
-        return why_not_asked(changed, wanted)
-    if asking.uid not in (os.getuid(), 0):
+        return why_not_given(changed, requested)
+    if requester.uid not in (os.getuid(), 0):
         return (
-            f"uid {asking.uid} does not administer this driver, which runs as {os.getuid()}: a client may change its "
-            "own class only"
+            f"uid {requester.uid} does not administer this driver, which runs as {os.getuid()}: a client may change "
+            "its own class only"
         )
     return ""
 

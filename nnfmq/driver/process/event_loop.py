@@ -3,7 +3,7 @@
 The supervisor forks, so it must not start threads, and `nnfmq.base.watcher` is one. No callback may block.
 
 The loop also ends children that are stopped (SIGSTOP) and that nobody continues within STOP_GRACE_S: to whoever needs
-one, it would look like a child that works for ever. The kernel reports a stop as it reports an exit, by SIGCHLD.
+one, it would look like a child that never ends. The kernel reports a stop as it reports an exit, by SIGCHLD.
 """
 
 from __future__ import annotations

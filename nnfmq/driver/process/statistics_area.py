@@ -63,7 +63,7 @@ class StatisticsArea:
     def _fill(self, view: memoryview, slots: int, past: int = 0) -> None:
         self._view = view
         self._header = view[: layout.HEADER_WORDS * WORD_BYTES].cast("Q")
-        self._counts: Counter[int] = Counter()  # not read from the area: a worker that was taken over can write to it
+        self._counts: Counter[int] = Counter()  # not read from the area: a compromised worker can write to it
         self.set(layout.HEADER_SLOTS, slots)
         self.set(layout.HEADER_PAST, past)
         self.set(layout.CLIENTS_LIMIT, slots)

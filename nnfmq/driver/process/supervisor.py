@@ -48,7 +48,7 @@ from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, r
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
 from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares, total_limit_bytes, user_limit_bytes
-from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, Place, user_clients, why_full
+from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, AdmittedClient, user_clients, why_full
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.hand_over import Predecessor, Successor
 from nnfmq.driver.process.pending_clients import PendingClients, decode_greeting, reject
@@ -238,9 +238,9 @@ class Supervisor(Closable):
         else:
             self._workers.start(channel, hello, ends_if_stopped=place.is_repository)
 
-    def _place(self, client: Credentials, is_monitor: bool) -> Place:
+    def _place(self, client: Credentials, is_monitor: bool) -> AdmittedClient:
         is_repository = self._repository is not None and self._repository.includes(client.pid)
-        return Place(client.pid, client.uid, is_monitor, is_repository)
+        return AdmittedClient(client.pid, client.uid, is_monitor, is_repository)
 
     def close(self) -> None:
         """Close the supervisor's own fds. Idempotent."""

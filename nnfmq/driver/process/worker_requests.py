@@ -123,7 +123,7 @@ class DriverRequests:
         self._watch(process, partial(self._reap, process))
 
     def _watch(self, process: ChildProcess, on_exit: Callable[[], None]) -> None:
-        """Call `on_exit` when a process has exited. One that is stopped is ended: it would keep its place for ever."""
+        """Call `on_exit` when a process has exited. One that is stopped is ended: it would keep its place."""
         self._loop.watch_stops(process, partial(process.send, signal.SIGKILL))
         self._loop.add_reader(process.fileno(), on_exit)
 

@@ -37,7 +37,7 @@ from nnfmq.driver.memory.quota import MemoryShares
 from nnfmq.driver.process import worker
 from nnfmq.driver.process.admission import PLACES
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
-from nnfmq.driver.process.client_classes import schedule_worker, why_not_asked, why_not_changed, without_asking
+from nnfmq.driver.process.client_classes import class_without_request, schedule_worker, why_not_changed, why_not_given
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.limits import publish_limits
 from nnfmq.driver.process.pending_clients import decode_greeting, reject
@@ -157,12 +157,12 @@ class WorkerProcesses:
         """
         client = channel.peer()
         greeting = decode_greeting(hello)
-        wanted = greeting.client_class
-        reason = "" if wanted is None else why_not_asked(client, wanted)
+        requested = greeting.client_class
+        reason = "" if requested is None else why_not_given(client, requested)
         if reason:
             reject(channel, ErrorStatus.GENERAL_FAILURE, reason)
             return
-        client_class = wanted or without_asking(client)
+        client_class = requested or class_without_request(client)
         try:
             client_pidfd = channel.open_peer_pidfd()
         except OSError as error:
@@ -250,10 +250,10 @@ class WorkerProcesses:
 
         Return the reason why the class stays as it was, for the client that asks; empty if it was changed.
         """
-        asking, changed = self._workers.get(sender_pid), self._workers.get(worker_pid or sender_pid)
-        if asking is None or changed is None:
+        requester, changed = self._workers.get(sender_pid), self._workers.get(worker_pid or sender_pid)
+        if requester is None or changed is None:
             return f"no client of this driver has the worker {worker_pid}: `nnfmq client list` shows them"
-        reason = why_not_changed(asking.client, changed.client, client_class, is_own=asking is changed)
+        reason = why_not_changed(requester.client, changed.client, client_class, is_own=requester is changed)
         if not reason and client_class is not changed.client_class:
             changed.client_class = client_class
             self._publish_class(changed.slot, client_class)

@@ -60,7 +60,7 @@
 #define NNFMQ_POOL_AWAIT_SPINS 2000   /* of the caller, for a worker that still computes a chunk */
 #define NNFMQ_POOL_CHUNKS_PER_THREAD 4
 #endif
-#define NNFMQ_POOL_PIECES 8 /* of a launch that one thread computes, if it may pause in between */
+#define NNFMQ_POOL_CHUNKS 8 /* of a launch that one thread computes, if it may pause in between */
 #define NNFMQ_POOL_YIELD_SPINS 100 /* without yielding: about 3 µs */
 #define NNFMQ_POOL_YIELD_PERIOD 8 /* spins between two yields */
 
@@ -138,7 +138,7 @@ static inline nnfmq_pool *nnfmq_pool_new(void) {
 
 /* ---- all threads ---- */
 
-/* Returns how many threads the next launch, or the next piece of one, may use; pauses before if none is left. Meanwhile the
+/* Returns how many threads the next launch, or the next chunk of one, may use; pauses before if none is left. Meanwhile the
  * workers do not wait for launches awake. `pool` may be NULL; `pauses` as well: the process never pauses. */
 static inline int64_t nnfmq_pool_admit(nnfmq_pool *pool, const nnfmq_core_division *division, nnfmq_pauses *pauses,
                                        int64_t most) {
@@ -330,17 +330,17 @@ static inline int64_t nnfmq_pool_use(nnfmq_pool *pool, int64_t threads, int64_t 
     return threads;
 }
 
-/* Computes a launch on this thread alone, in pieces if the process yields. */
+/* Computes a launch on this thread, in chunks if the process yields. */
 static inline void nnfmq_pool_serial(nnfmq_pool *pool, const nnfmq_launch *launch, char *scratch,
                                      const nnfmq_core_division *yields, nnfmq_pauses *pauses) {
-    const int64_t pieces = yields && launch->parallelism != NNFMQ_SERIAL ? NNFMQ_POOL_PIECES : 1;
-    const int64_t piece = (launch->items + pieces - 1) / pieces;
-    for (int64_t first = 0; first < launch->items || !first; first += piece) {
-        const int64_t last = first + piece;
+    const int64_t chunks = yields && launch->parallelism != NNFMQ_SERIAL ? NNFMQ_POOL_CHUNKS : 1;
+    const int64_t chunk = (launch->items + chunks - 1) / chunks;
+    for (int64_t first = 0; first < launch->items || !first; first += chunk) {
+        const int64_t last = first + chunk;
         if (first)
             nnfmq_pool_admit(pool, yields, pauses, 1);
         launch->kernel(launch->args, first, last < launch->items ? last : launch->items, scratch);
-        if (!piece)
+        if (!chunk)
             return;
     }
 }

@@ -1,11 +1,11 @@
 """Guard pages: a debug mode in which machine code that leaves the memory of an operand ends its process.
 
-Each operand of an arena, each input, constant and scratch buffer has whole pages of its own, between pages that nothing
+Each operand of an arena, each input, constant and scratch buffer has pages of its own, between pages that nothing
 may access. With the side `end` its last byte is the last one of its pages, so that the first byte after it is a
 segmentation fault; with `begin` its first byte is the first one, so that the byte before it is. No memory is used again
 for another operand, inputs are copied in each run, and outputs are never written in place. The results are the same.
 
-A plan says where the guards are, so a program with guards can be saved like any other. This module knows no plan.
+A plan says where the guards are, so a program with guards can be saved like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from nnfmq.operations.declaration import Array
 
-__all__ = ["GUARD_BYTES", "GuardedContext", "Guards", "Place", "guarded", "guarded_places"]
+__all__ = ["GUARD_BYTES", "GuardedContext", "GuardedLayout", "Guards", "guarded", "guarded_layout"]
 
 _PAGE = mmap.PAGESIZE
 GUARD_BYTES = 16 * _PAGE  # more than a wrong row or vector of most kernels is away
@@ -37,7 +37,7 @@ class Guards(Struct, frozen=True, array_like=True):
     scratch_bytes: int
 
 
-class Place(Struct, frozen=True):
+class GuardedLayout(Struct, frozen=True):
     """Where operands are, one after the other: their offsets, those of the guards, and the size of all."""
 
     offsets: tuple[int, ...]
@@ -45,8 +45,8 @@ class Place(Struct, frozen=True):
     size: int
 
 
-def guarded_places(sizes: Sequence[int], side: str, alignment: int = 1) -> Place:
-    """Return places for operands of these sizes (bytes), each between guards.
+def guarded_layout(sizes: Sequence[int], side: str, alignment: int = 1) -> GuardedLayout:
+    """Return a layout of operands of these sizes (bytes), each between guards.
 
     With the side `end` an offset is the last one that is a multiple of `alignment`, a power of two.
     """
@@ -57,7 +57,7 @@ def guarded_places(sizes: Sequence[int], side: str, alignment: int = 1) -> Place
         pages = max(-(-size // _PAGE), 1) * _PAGE
         offsets.append(at + (pages - size) // alignment * alignment if side == "end" else at)
         at += pages
-    return Place(tuple(offsets), (*guards, at), at + GUARD_BYTES)
+    return GuardedLayout(tuple(offsets), (*guards, at), at + GUARD_BYTES)
 
 
 def guarded(size: int, guards: Sequence[int]) -> Array:
@@ -78,7 +78,7 @@ def guarded(size: int, guards: Sequence[int]) -> Array:
 
 
 def guarded_copy(data: Array, guards: Sequence[int]) -> Array:
-    """Return a copy of bytes that have room for these guards."""
+    """Return a copy of bytes with gaps for these guards."""
     memory = guarded(data.nbytes, guards)
     begins = [offset + GUARD_BYTES for offset in guards[:-1]]
     for begin, end in zip(begins, guards[1:], strict=True):
@@ -95,19 +95,19 @@ class GuardedContext:
     def __init__(self, guards: Guards, arena_bytes: int, scratch_slots: int, alignment: int) -> None:
         self._side = guards.side
         self.arena = guarded(arena_bytes, guards.arena)
-        places = guarded_places([guards.scratch_bytes] * scratch_slots, guards.side, alignment)
-        self._scratch = guarded(places.size, places.guards)
-        self.scratch = self._scratch.ctypes.data + places.offsets[0]
-        self.scratch_stride = places.guards[1] - places.guards[0]
+        layout = guarded_layout([guards.scratch_bytes] * scratch_slots, guards.side, alignment)
+        self._scratch = guarded(layout.size, layout.guards)
+        self.scratch = self._scratch.ctypes.data + layout.offsets[0]
+        self.scratch_stride = layout.guards[1] - layout.guards[0]
         self._inputs: dict[int, Array] = {}
 
     def input_array(self, position: int, array: Array) -> Array:
         """Return a copy of an input, contiguous, in the memory that is kept for its position."""
         memory = self._inputs.get(position)
         if memory is None or memory.nbytes != array.nbytes:
-            place = guarded_places([array.nbytes], self._side)
-            whole = guarded(place.size, place.guards)
-            memory = self._inputs[position] = whole[place.offsets[0] : place.offsets[0] + array.nbytes]
+            layout = guarded_layout([array.nbytes], self._side)
+            mapped = guarded(layout.size, layout.guards)
+            memory = self._inputs[position] = mapped[layout.offsets[0] : layout.offsets[0] + array.nbytes]
         copy = memory.view(array.dtype).reshape(array.shape)
         copy[...] = array
         return copy

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from nnfmq.engines.compiled.guard_pages import Guards, guarded_places
+from nnfmq.engines.compiled.guard_pages import Guards, guarded_layout
 from nnfmq.engines.compiled.kernels import Kernel, symbol_name
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.thread_pool import Parallelism
@@ -247,10 +247,10 @@ def plan_partition(
         offsets, errors_offset = plan_offsets(ranges)
         arena_bytes = align(errors_offset + errors_bytes)
     else:
-        place = guarded_places([*(live.size for live in ranges), errors_bytes], guard_side)
-        guards = Guards(guard_side, place.guards, scratch_bytes)
-        *offsets, errors_offset = place.offsets
-        arena_bytes = place.size
+        layout = guarded_layout([*(live.size for live in ranges), errors_bytes], guard_side)
+        guards = Guards(guard_side, layout.guards, scratch_bytes)
+        *offsets, errors_offset = layout.offsets
+        arena_bytes = layout.size
     arena = dict(zip(begins, offsets, strict=True))
     read = {root(index) for launch in launches for index in launch.inputs}
     sharers = Counter(map(root, outputs))

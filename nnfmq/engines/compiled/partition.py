@@ -23,7 +23,7 @@ from nnfmq.engines.compiled.attention import fuse_attention
 from nnfmq.engines.compiled.deterministic import require_deterministic
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.fusion import fuse
-from nnfmq.engines.compiled.guard_pages import guarded_places
+from nnfmq.engines.compiled.guard_pages import guarded_layout
 from nnfmq.engines.compiled.kernel_compilation import Compile, compile_in_process
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.layouts import changes_order, keep_nhwc
@@ -143,7 +143,7 @@ class _ConstantData:
         if self.guard_side is None:
             offset, self.size = self.size, self.size + align(size)
             return offset
-        place = guarded_places([size], self.guard_side, ALIGNMENT)
+        place = guarded_layout([size], self.guard_side, ALIGNMENT)
         begin = self.guards[-1] if self.guards else 0  # the guard behind one constant is that before the next
         self.guards = (*self.guards[:-1], *(begin + offset for offset in place.guards))
         self.size = begin + place.size

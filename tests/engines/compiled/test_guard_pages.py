@@ -18,7 +18,7 @@ from support.small_models import F32, one_operation
 
 from nnfmq.base import settings
 from nnfmq.engines.compiled.executor import CompiledPartition
-from nnfmq.engines.compiled.guard_pages import GUARD_BYTES, guarded_places
+from nnfmq.engines.compiled.guard_pages import GUARD_BYTES, guarded_layout
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import Model, Operand, OperationType
 from nnfmq.lab.conformance import testmodels
@@ -86,15 +86,17 @@ def partition_of(program: object) -> CompiledPartition:
 def test_an_operand_ends_or_begins_at_a_guard() -> None:
     sizes = [0, 1, PAGE, PAGE + 4]
     for side in ("end", "begin"):
-        place = guarded_places(sizes, side)
-        assert len(place.guards) == 5 and place.size == place.guards[-1] + GUARD_BYTES
-        before = [offset + GUARD_BYTES for offset in place.guards[:-1]]
+        layout = guarded_layout(sizes, side)
+        assert len(layout.guards) == 5 and layout.size == layout.guards[-1] + GUARD_BYTES
+        before = [offset + GUARD_BYTES for offset in layout.guards[:-1]]
         if side == "begin":
-            assert list(place.offsets) == before
+            assert list(layout.offsets) == before
         else:
-            assert [offset + size for offset, size in zip(place.offsets, sizes, strict=True)] == list(place.guards[1:])
-        assert [(end - begin) // PAGE for begin, end in zip(before, place.guards[1:], strict=True)] == [1, 1, 1, 2]
-    assert guarded_places([100], "end", 64).offsets[0] == GUARD_BYTES + PAGE - 128
+            assert [offset + size for offset, size in zip(layout.offsets, sizes, strict=True)] == list(
+                layout.guards[1:]
+            )
+        assert [(end - begin) // PAGE for begin, end in zip(before, layout.guards[1:], strict=True)] == [1, 1, 1, 2]
+    assert guarded_layout([100], "end", 64).offsets[0] == GUARD_BYTES + PAGE - 128
 
 
 def test_a_kernel_that_leaves_any_operand_ends_its_process(side: str) -> None:
