@@ -87,7 +87,7 @@ def test_a_user_with_many_clients_gets_no_more_time_than_one_with_one(clients: i
     """Ann's clients always wait for the only core. Ben's client comes again when the next execution was chosen."""
     ann, ben, run_ns = 1, 2, 10 * MS
     user_ns, client_ns, arrived = {ann: 0, ben: 0}, [0] * (clients + 1), [0] * (clients + 1)
-    now_ns, least_ns, ben_waits = 0, 0, True
+    now_ns, min_ns, ben_waits = 0, 0, True
     for _ in range(5000):
         users = dict.fromkeys(range(clients), ann) | ({clients: ben} if ben_waits else {})
         chosen = next_turn(
@@ -98,12 +98,12 @@ def test_a_user_with_many_clients_gets_no_more_time_than_one_with_one(clients: i
             now_ns,
         )
         now_ns += run_ns
-        least_ns = max(least_ns, min(user_ns[user] for user in users.values()))
+        min_ns = max(min_ns, min(user_ns[user] for user in users.values()))
         user_ns[chosen.user] += run_ns
         client_ns[chosen.slot] += run_ns
         arrived[chosen.slot] = now_ns
         if not ben_waits:
-            user_ns[ben] = begin_user_ns(user_ns[ben], max(least_ns, user_ns[ann]))
+            user_ns[ben] = begin_user_ns(user_ns[ben], max(min_ns, user_ns[ann]))
         ben_waits = chosen.slot != clients
     assert 0.45 * now_ns < client_ns[clients] <= now_ns / 2 + LEAD_NS
     assert max(client_ns[:clients]) - min(client_ns[:clients]) <= LEAD_NS + run_ns

@@ -308,8 +308,9 @@ def test_a_driver_without_capabilities_serves_one_user_and_says_so(place: Place,
     serve = ["-P", "-m", "nnfmq", "serve", "--socket", "/run/nnfmq/one.sock", "--worker-uids", "23000-23063"]
     account = pwd.getpwnam(ACCOUNT)
     with UserProcess(place.run, account.pw_uid, environment=place.environment) as process:
-        process.run("import subprocess, sys")
-        process.run(f"p = subprocess.Popen([sys.executable, *{[*serve, *SERVED]}], stdout=-1, stderr=-1, text=True)")
+        process.run("import os, subprocess, sys")
+        process.run(f"serve = [sys.executable, *{[*serve, *SERVED]}, '--exit-with', str(os.getpid())]")
+        process.run("p = subprocess.Popen(serve, stdout=-1, stderr=-1, text=True)")
         assert process.run("p.stdout.readline()") == "nnfmq: listening on /run/nnfmq/one.sock\n"
         refusal = users[ANN].run(CONNECT.replace("nnfmq.sock", "one.sock"))
         process.run("import os, nnfmq; from nnfmq.cli import doctor, statistics")
@@ -431,13 +432,19 @@ def test_a_second_client_of_a_user_reads_what_the_first_has_compiled(
 ) -> None:
     with connected(users[ANN]) as first:
         first.run(PREPARE)
-    name = place.cached(ANN)[0]
-    before = (place.home / "cache/nnfmq/users" / str(ANN) / "nnfmq" / name).stat()
+    before = stored(place)
     with connected(users[ANN]) as second:
         assert second.run(f"m = {PREPARE}") is None
         assert second.run(ADDED) == [[2.0] * 4]
-    after = (place.home / "cache/nnfmq/users" / str(ANN) / "nnfmq" / name).stat()
-    assert (after.st_ino, after.st_mtime_ns > before.st_mtime_ns) == (before.st_ino, True)
+    after = stored(place)
+    assert {path: info.st_ino for path, info in before.items()} == {path: info.st_ino for path, info in after.items()}
+    assert sum(after[path].st_mtime_ns > before[path].st_mtime_ns for path in before) == 1
+
+
+def stored(place: Place) -> dict[str, os.stat_result]:
+    """Return what Ann's clients have in the cache."""
+    folder = place.home / "cache" / "nnfmq" / "users" / str(ANN) / "nnfmq"
+    return {name: (folder / name).stat() for name in place.cached(ANN)}
 
 
 def test_no_worker_and_no_client_can_enter_the_caches(place: Place, ann: UserProcess) -> None:

@@ -144,12 +144,12 @@ class CorePage:
         self._virtual_now[0] = value
 
     @property
-    def least_user_ns(self) -> int:
+    def min_user_ns(self) -> int:
         """The least virtual time of the users whose clients waited or ran last; it never decreases."""
         return self.user_ns[0]
 
-    @least_user_ns.setter
-    def least_user_ns(self, value: int) -> None:
+    @min_user_ns.setter
+    def min_user_ns(self, value: int) -> None:
         self.user_ns[0] = value
 
     def word_address(self, slot: int) -> int:
@@ -277,14 +277,14 @@ def next_turn(waiters: Sequence[Waiter], now_ns: int) -> Waiter:
     highest = max(waiter.client_class for waiter in waiters)
     waiters = [waiter for waiter in waiters if waiter.client_class == highest]
     latest = min(waiter.user_ns for waiter in waiters) + LEAD_NS
-    least: dict[int, int] = {}  # virtual time of a client, by user
+    lowest: dict[int, int] = {}  # virtual time of a client, by user
     for waiter in waiters:
-        least[waiter.user] = min(waiter.virtual_ns, least.get(waiter.user, waiter.virtual_ns))
+        lowest[waiter.user] = min(waiter.virtual_ns, lowest.get(waiter.user, waiter.virtual_ns))
     return min(
         (
             waiter
             for waiter in waiters
-            if waiter.user_ns <= latest and waiter.virtual_ns <= least[waiter.user] + LEAD_NS
+            if waiter.user_ns <= latest and waiter.virtual_ns <= lowest[waiter.user] + LEAD_NS
         ),
         key=lambda waiter: (
             waiter.has_deadline and now_ns + waiter.expected_ns > waiter.due_ns,
@@ -305,13 +305,13 @@ def possible_virtual_ns(virtual_ns: int, now_ns: int) -> int:
     return min(max(virtual_ns, 0), now_ns)
 
 
-def begin_user_ns(own_ns: int, least_ns: int) -> int:
-    """Return the virtual time of a user who begins to wait; `least_ns` is the least of those who waited or ran.
+def begin_user_ns(own_ns: int, min_ns: int) -> int:
+    """Return the virtual time of a user who begins to wait; `min_ns` is the least of those who waited or ran.
 
     He keeps what he is behind, up to CREDIT_NS, so that one with one client loses nothing between two executions; but
     the time in which he needed no core is no credit.
     """
-    return max(own_ns, least_ns - CREDIT_NS)
+    return max(own_ns, min_ns - CREDIT_NS)
 
 
 def wait_limit_ns(expected_ns: int, executions: int, cores: int) -> int:
@@ -390,23 +390,23 @@ class CoreTurns:
         if not mine:
             return
         active = self._active_users()
-        page.least_user_ns = max(page.least_user_ns, self._least_of(active, now_ns))
+        page.min_user_ns = max(page.min_user_ns, self._min_of(active, now_ns))
         if mine not in active:
-            least_ns = min(max(page.least_user_ns, 0), now_ns * self.cores)
-            page.user_ns[mine] = begin_user_ns(self._user_ns(mine, now_ns), least_ns)
+            min_ns = min(max(page.min_user_ns, 0), now_ns * self.cores)
+            page.user_ns[mine] = begin_user_ns(self._user_ns(mine, now_ns), min_ns)
 
     def _charge_user(self, now_ns: int) -> None:
         """Add the time of the turn that ends to the user's, if there are several."""
         page, mine = self._page, self._page.user_of(self._me)
         if mine:
             page.user_ns[mine] = self._user_ns(mine, now_ns) + now_ns - self._began_ns
-            page.least_user_ns = max(page.least_user_ns, self._least_of(self._active_users(), now_ns))
+            page.min_user_ns = max(page.min_user_ns, self._min_of(self._active_users(), now_ns))
 
     def _active_users(self) -> set[int]:
         """Return the users whose clients wait or run."""
         return {self._page.user_of(slot) for slot, turn in enumerate(bytes(self._page.turns)) if turn != IDLE}
 
-    def _least_of(self, users: set[int], now_ns: int) -> int:
+    def _min_of(self, users: set[int], now_ns: int) -> int:
         return min((self._user_ns(user, now_ns) for user in users), default=0)
 
     def _user_ns(self, user: int, now_ns: int) -> int:
