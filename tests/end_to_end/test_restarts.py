@@ -370,6 +370,7 @@ def test_no_request_of_clients_that_recover_is_lost_in_restarts_under_load(path:
         for load in loads:
             deaths, reconnections = load.end()
             assert (deaths, reconnections > 0) == (0, True)
+        print("longest request, ms:", [f"{load.longest_ns / 1e6:.0f}" for load in loads])
         daemon.end()
     finally:
         daemon.close()
