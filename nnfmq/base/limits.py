@@ -1,4 +1,4 @@
-"""Limits that the kernel enforces on this process: how much it has, and the soft limit of a resource."""
+"""Limits that the kernel enforces on this process or a child: how much it has, and the soft limit of a resource."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import os
 import resource
 from contextlib import suppress
 
-__all__ = ["data_bytes", "limit_softly"]
+__all__ = ["data_bytes", "data_left_bytes", "limit_softly"]
 
 
-def data_bytes() -> int:
-    """Return what RLIMIT_DATA counts of this process."""
-    with open("/proc/self/statm", "rb") as file:
+def data_bytes(pid: int | str = "self") -> int:
+    """Return what RLIMIT_DATA counts of a process: its private memory that it can write to. Raises OSError."""
+    with open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def data_left_bytes(pid: int) -> float:
+    """Return how much of such memory a process may still allocate; infinity: it has no limit. Raises OSError."""
+    limit, _ = resource.prlimit(pid, resource.RLIMIT_DATA)
+    return float("inf") if limit == resource.RLIM_INFINITY else limit - data_bytes(pid)
 
 
 def limit_softly(which: int, value: int) -> None:

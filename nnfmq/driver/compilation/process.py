@@ -197,7 +197,13 @@ TURN_IS_OVER = "0"
 """What the server reports of a process that has exited of its own, or that was stopped: another one may go on."""
 OUT_OF_MEMORY = "memory"
 """What the server reports, in place of an exit status, of a process that could not allocate."""
-_LAST_WORDS_WITHOUT_MEMORY = (b"bad_alloc", b"out of memory", b"Allocation failed", b"MemoryError")
+_LAST_WORDS_WITHOUT_MEMORY = (
+    b"bad_alloc",
+    b"out of memory",
+    b"Allocation failed",
+    b"MemoryError",
+    b"Cannot recover from stack overflow",  # CPython, if there is no memory for the exception either
+)
 
 
 def processes_max() -> int:

@@ -48,11 +48,13 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from nnfmq.base.channel import NO_WAIT, Channel, Frame
+from nnfmq.base.limits import data_left_bytes
 from nnfmq.base.memory import write_to_memfd
 from nnfmq.base.ownership import Closable
 from nnfmq.base.rate_limit import rate_limited
 from nnfmq.driver.compilation.process import (
     END_SIGNAL,
+    OUT_OF_MEMORY,
     QUEUED,
     TURN_IS_OVER,
     CompileProcess,
@@ -100,6 +102,10 @@ FORKS = (FORK, FORK_BACKGROUND)
 HANDLED, FINISHED = b"handled", b"finished"
 _OWNER = re.compile(rb"(.+?)(?: (\d+) (\d+))?")
 _LAST_WORDS_MAX = 64 << 10
+# At the limit of their memory CPython and LLVM may go on without end, because they try failed allocations again.
+_MEMORY_LOOK_S = 0.2
+_LOOKS_WITHOUT_MEMORY = 3
+_NO_MEMORY_BYTES = 1 << 20
 _log = rate_limited("nnfmq.compiler")
 
 
@@ -165,6 +171,7 @@ class _Compilation:
         self.process: ChildProcess | None = None
         self._errors_fd = -1  # of the file that is its stderr
         self._was_stopped = False
+        self._looks_without_memory = 0
         self._is_told = False
 
     def start_process(self) -> None:
@@ -195,6 +202,15 @@ class _Compilation:
         self._was_stopped = True
         self.process.send(signal.SIGKILL)
 
+    def end_if_without_memory(self) -> None:
+        """End the process if it had next to no memory left the last times, too: failed allocations are tried again."""
+        assert self.process is not None
+        with suppress(OSError):  # it has just exited
+            is_without = data_left_bytes(self.process.pid) < _NO_MEMORY_BYTES
+            self._looks_without_memory = self._looks_without_memory + 1 if is_without else 0
+            if self._looks_without_memory >= _LOOKS_WITHOUT_MEMORY:
+                self.process.send(signal.SIGKILL)
+
     def close(self) -> None:
         """Report to the worker how the process has ended, if it has run. Blocks until it has exited."""
         self.connection.close()
@@ -204,11 +220,17 @@ class _Compilation:
                 sys.stderr.write(last_words.decode("utf-8", "replace"))
                 sys.stderr.flush()
             with suppress(DeadObject, MissedDeadlineTransient):  # the worker no longer needs it
-                description = TURN_IS_OVER if self._was_stopped else describe_death(status, last_words)
-                self.status.send(description.encode(), (), NO_WAIT)
+                self.status.send(self._description(status, last_words).encode(), (), NO_WAIT)
         self.status.close()
         if self._errors_fd >= 0:
             os.close(self._errors_fd)
+
+    def _description(self, status: int, last_words: bytes) -> str:
+        if self._was_stopped:
+            return TURN_IS_OVER
+        if self._looks_without_memory >= _LOOKS_WITHOUT_MEMORY:
+            return OUT_OF_MEMORY
+        return describe_death(status, last_words)
 
 
 class _Server:
@@ -221,6 +243,7 @@ class _Server:
         self._queue = ProcessQueue(processes_max())
         self._compilations: dict[Claim, _Compilation] = {}
         self._timer: Timer | None = None
+        self._looks = False  # at the memory of processes, again and again
         self._loop = EventLoop()
         self._loop.add_reader(channel.fileno(), self._serve)
         if client_pidfd is not None:
@@ -298,6 +321,18 @@ class _Server:
         assert compilation.process is not None
         self._loop.add_reader(compilation.process.fileno(), lambda: self._on_exit(compilation))
         self._loop.watch_stops(compilation.process, compilation.end_stopped)
+        if not self._looks:
+            self._looks = True
+            self._loop.call_at(time.monotonic() + _MEMORY_LOOK_S, self._look_at_memory)
+
+    def _look_at_memory(self) -> None:
+        """Look at the memory of all processes, and again soon while there are any."""
+        running = [compilation for compilation in self._compilations.values() if compilation.process is not None]
+        for compilation in running:
+            compilation.end_if_without_memory()
+        self._looks = bool(running)
+        if running:
+            self._loop.call_at(time.monotonic() + _MEMORY_LOOK_S, self._look_at_memory)
 
     def _on_exit(self, compilation: _Compilation) -> None:
         self._forget(compilation)
