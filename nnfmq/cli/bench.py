@@ -92,9 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runtime_option(parser, in_help=False)
     add("--threads", "--num_threads", metavar="N", type=_threads, help="computing threads (default: all cores)")
     add.hidden("--deterministic", action="store_true")
-    add(
-        "--baseline", metavar="FILE", type=Path, help="compare with an earlier --json; status 1: slower, 3: cannot tell"
-    )
+    add("--baseline", metavar="FILE", type=Path, help="compare with an earlier --json (status 1, 3)")
     add.hidden("--tolerance", type=_not_negative, default=5.0)
     add("--html", metavar="FILE", type=new_file, help="write a page with charts")
     add("--csv", "-f", metavar="FILE", type=new_file, help="write perf_analyzer's columns")

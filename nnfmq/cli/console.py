@@ -35,7 +35,7 @@ def add_connect_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connect",
         metavar="PATH|embedded",
-        help="the socket of a driver, or `embedded` for a private one (default: a running driver, else embedded)",
+        help="a driver (default: one that runs, else embedded)",
     )
 
 
@@ -95,7 +95,7 @@ def add_class_argument(parser: argparse.ArgumentParser) -> None:
     """Add --class, which the command asks its driver for."""
     parser.add_argument(
         "--class", dest="client_class", choices=CLASSES, metavar="CLASS",
-        help=f"ask the driver for this class beside other clients: {', '.join(CLASSES[:-1])} or {CLASSES[-1]}",
+        help=f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}, beside other clients",
     )  # fmt: skip
 
 

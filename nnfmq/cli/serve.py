@@ -13,19 +13,19 @@ from nnfmq.cli.console import at_least_one
 
 EXAMPLES = """\
 examples:
-  nnfmq serve                             # at the path that clients use by default
   nnfmq serve --socket /run/user/1000/nnfmq/lab.sock
   nnfmq serve --runtimes onnxruntime      # and no other runtime, whatever is installed
   nnfmq serve --models ~/models           # serve ~/models/NAME/VERSION/model.tflite by name
   nnfmq serve --user nnfmq --worker-uids 60000-60063 --allow-group video
   nnfmq serve --replace                   # in place of the driver that runs; its clients move here
 
-SIGTERM and Ctrl-C let what is in progress end; a second one does not wait. The exit status is 0.
+SIGTERM and Ctrl-C let what is in progress end; a second one does not wait.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `serve`."""
+    parser.usage = "%(prog)s [options]"  # the generated usage fills half of the screen
     parser.add_argument(
         "--socket",
         metavar="PATH",
@@ -65,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sandbox",
         choices=settings.SANDBOX.type.allowed.split(", "),
-        help="of the workers; required: not without a part ($NNFMQ_SANDBOX)",
+        metavar="MODE",
+        help=f"of workers: {settings.SANDBOX.type.allowed} ($NNFMQ_SANDBOX)",
     )
     _add_user_arguments(parser)
     parser.add_argument(
@@ -95,8 +96,8 @@ def _add_user_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--worker-uids",
-        metavar="FIRST-LAST",
-        help="of the workers, to serve several users ($NNFMQ_WORKER_UIDS)",
+        metavar="N-M",
+        help="of workers, to serve several users ($NNFMQ_WORKER_UIDS)",
     )
     parser.add_argument(
         "--allow-user",

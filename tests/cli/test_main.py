@@ -12,7 +12,7 @@ from nnfmq import cli
 from nnfmq.cli import devices, main
 from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient
 
-SCREEN_LINES = 36
+SCREEN_LINES = 38  # of 40, with the command and the next prompt
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
