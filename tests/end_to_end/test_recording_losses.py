@@ -168,11 +168,11 @@ def test_a_closed_recorder_records_nothing_more(recorder: ExecutionRecorder, mod
 
 
 def test_a_recording_that_is_full_is_logged(path: Path, client: nnfmq.Client, caplog: pytest.LogCaptureFixture) -> None:
-    with ExecutionRecorder.start(path, limit_bytes=4096), client.device("reference").prepare(null_model()) as model:
-        for number in range(60):
+    with ExecutionRecorder.start(path, limit_bytes=8192), client.device("reference").prepare(null_model()) as model:
+        for number in range(120):  # the command line of this process is in the file, too
             model.execute(one(number))
     with RecordingFile(path) as recording:
-        assert recording.end is not None
+        assert recording.end is not None and recording.end.beyond_limit
         assert f"lacks {recording.end.beyond_limit} executions beyond its limit" in caplog.text
 
 
