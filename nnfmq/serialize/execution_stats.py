@@ -10,6 +10,7 @@ may be displayed and summed, but nothing may depend on them.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import monotonic_ns
 from typing import Final
 
@@ -135,4 +136,6 @@ class StatsArea:
 
     def close(self) -> None:
         """Release the memoryview; the object must not be used afterwards. Idempotent."""
-        self.words.release()
+        # An exception of a signal handler can hold what uses the words: then they are released with that.
+        with suppress(BufferError):
+            self.words.release()

@@ -7,6 +7,7 @@ up), every pending call fails with DeadObject and every burst is woken. A forked
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -136,16 +137,36 @@ def release_message(next_call_id: Callable[[], int], reply: messages.Call) -> me
 
 
 def memories_reply(burst: MemoryProvider | None, call: messages.GetMemories) -> tuple[messages.Memories, list[int]]:
-    """Return the reply to the driver's call for a burst's memories, and the fds to be sent with it; None: closed."""
-    try:
-        if burst is None:
-            raise InvalidArgument(f"burst {call.burst_id} is closed")
-        memories = burst.get_memories(call.slots)
-        data = tuple(map(messages.memory_to_data, memories))
-        fds = [cast(SharedPool, memory).fileno() for memory in memories]
-    except NnfmqError as error:
-        return messages.Memories(call.call, status_for_error(error), str(error), ()), []
+    """Return the reply to a call for a burst's memories, and fds to be sent with it, which the caller closes.
+
+    `burst` is None if it is closed. Another thread may close it, and its memories, meanwhile.
+    """
+    with contextlib.ExitStack() as undo:
+        fds: list[int] = []
+        undo.callback(close_all, fds)
+        try:
+            if burst is None:
+                raise InvalidArgument(f"burst {call.burst_id} is closed")
+            memories = burst.get_memories(call.slots)
+            data = tuple(map(messages.memory_to_data, memories))
+            for memory in memories:
+                _add_copy(fds, cast(SharedPool, memory))
+        except NnfmqError as error:
+            return messages.Memories(call.call, status_for_error(error), str(error), ()), []
+        undo.pop_all()
     return messages.Memories(call.call, ErrorStatus.NONE, "", data), fds
+
+
+def _add_copy(fds: list[int], memory: SharedPool) -> None:
+    """Append a copy of a memory's fd, never of another file's. Raises BadState if the memory is closed."""
+    fd = memory.fileno()
+    try:
+        fds.append(os.dup(fd))
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            raise BadState("this memory is closed") from None
+        raise ResourceExhaustedTransient(f"a memory is not sent to the driver: {error.strerror}") from error
+    memory.fileno()  # a memory forgets its fd before it closes it: it was the memory's when it was copied
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -717,7 +738,11 @@ class Connection(DroppedConnection):
         elif isinstance(message, messages.GoAway):
             self._on_go_away(message.message)
         elif isinstance(message, messages.GetMemories):
-            self._send_nonblocking(*memories_reply(self._bursts.get(message.burst_id), message))
+            reply, fds = memories_reply(self._bursts.get(message.burst_id), message)
+            try:
+                self._send_nonblocking(reply, fds)
+            finally:
+                close_all(fds)
         elif isinstance(message, messages.PreparationProgress):
             reply_type = control_protocol.NOTIFICATIONS[type(message)]
             pending = self._pending_calls.get(ReplyKey(message.call, reply_type))
