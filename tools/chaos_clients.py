@@ -147,6 +147,7 @@ def executions(own: ChaosClient) -> None:
             client.devices(timeout=CALL_S)
             client.statistics_memory(timeout=CALL_S).close()
             client.set_device_status("reference", DeviceStatus.AVAILABLE, timeout=CALL_S)
+            client.set_client_class("normal", timeout=CALL_S)
         with own.call("prepare"):
             device, model = client.device("reference", timeout=CALL_S), sum_model()
             device.capabilities(timeout=CALL_S)

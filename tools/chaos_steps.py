@@ -147,6 +147,9 @@ NEVER_SENT: Mapping[str, str] = {
     "GoOn": "a worker sends it only if its client leaves while a model is compiled in the background",
     "GoAway": "a driver sends it only when it ends or is replaced",
     "Leave": "a client sends it only to a driver that ends or is replaced",
+    **dict.fromkeys(
+        ("OpenEntry", "OpenStatistics", "Opened"), "workers send it, or get it, only of a driver for several users"
+    ),
 }
 """Messages that no client of the tool brings about, and why."""
 

@@ -836,6 +836,7 @@ class Connection(DroppedConnection):
             peers, self._peers = self._peers, []
             watches, self._watches = self._watches, []
             self._bursts.clear()
+        self._close_page()
         for watch in watches:
             watcher.remove_reader(watch)
         for peer in peers:
