@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -166,4 +167,5 @@ def test_LIFE_9_a_thousand_executions_of_every_kind_leak_nothing_in_the_driver(
         some(5)
         before = worker.descriptors()
         some(250)
-        until(lambda: worker.descriptors() == before, "the driver holds what it held")
+        # A burst of the first executions may still have been open before.
+        until(lambda: Counter(worker.descriptors()) <= Counter(before), "the driver holds no more than it held")
