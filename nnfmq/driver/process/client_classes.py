@@ -29,7 +29,9 @@ SCHEDULING = MappingProxyType(
     {
         ClientClass.INTERACTIVE: Scheduling(os.SCHED_OTHER, 300_000),
         ClientClass.NORMAL: Scheduling(os.SCHED_OTHER),
-        ClientClass.BATCH: Scheduling(os.SCHED_BATCH, 20_000_000),
+        # Short: the kernel lets a thread finish its slice, and an application's own threads, which wake for the result of
+        # an interactive client, wait for it.
+        ClientClass.BATCH: Scheduling(os.SCHED_BATCH, 500_000),
     }
 )
 """What the threads of a worker ask of the kernel's scheduler, by the class of its client."""
