@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nnfmq.observe.statistics_layout import supports
+
 __all__ = [
     "PERCENTILES",
     "REPORTED",
@@ -23,7 +25,6 @@ __all__ = [
     "shown_percentiles",
     "summarize",
     "summary",
-    "supports",
 ]
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
@@ -45,14 +46,6 @@ def distribution(samples: Iterable[int]) -> dict[str, int]:
     return {name: percentile(ordered, percent) for name, percent in PERCENTILES.items()}
 
 
-def supports(count: int, name: str) -> bool:
-    """Return whether so many values have the percentile `name` of REPORTED: one of them may be above it, or it is max.
-
-    p99.9 needs 1,000 values.
-    """
-    return name == "max" or count * (100 - REPORTED[name]) >= 100 - 1e-6
-
-
 def summary(samples: npt.NDArray[np.int64], percents: Mapping[str, float] = REPORTED) -> dict[str, float]:
     """Return the percentiles, minimum, mean and standard deviation of `samples` (at least one), in their unit."""
     ordered = np.sort(samples)
@@ -63,7 +56,7 @@ def summary(samples: npt.NDArray[np.int64], percents: Mapping[str, float] = REPO
 def shown_percentiles(result: Mapping[str, Any], names: Iterable[str], text: Callable[[float], str]) -> list[str]:
     """Return texts for percentiles of a result's `latency_ns`; `-` for one that its `requests` are too few for."""
     latency_ns, count = result["latency_ns"], result["requests"]
-    return [text(latency_ns[name]) if supports(count, name) else "-" for name in names]
+    return [text(latency_ns[name]) if supports(count, REPORTED[name] / 100) else "-" for name in names]
 
 
 def percentile_steps(samples: npt.NDArray[np.int64]) -> list[tuple[float, int, int]]:

@@ -26,6 +26,7 @@ __all__ = [
     "bucket_of",
     "bucket_start_ns",
     "slot_at",
+    "supports",
     "text_from_words",
     "text_to_words",
 ]
@@ -189,6 +190,14 @@ def text_from_words(data: bytes) -> str:
 _PER_OCTAVE = 8
 
 
+def supports(count: int, fraction: float) -> bool:
+    """Return whether so many values support a quantile: one of them may be above it, or it is the maximum (1.0).
+
+    The 99.9th percentile needs 1,000 of them; the maximum one.
+    """
+    return fraction == 1 or count * (1 - fraction) >= 1 - 1e-9
+
+
 class LatencyHistogram(Struct, frozen=True):
     """Counts of durations; `counts` has one for each bucket."""
 
@@ -200,12 +209,8 @@ class LatencyHistogram(Struct, frozen=True):
         return sum(self.counts)
 
     def supported_ns(self, fraction: float) -> int | None:
-        """Return the quantile, or None if too few durations were counted: none need be above it.
-
-        The 99.9th percentile needs 1,000 of them; the maximum (1.0) one.
-        """
-        is_supported = fraction == 1 or self.total * (1 - fraction) >= 1 - 1e-9
-        return self.quantile_ns(fraction) if is_supported else None
+        """Return the quantile, or None if too few durations were counted for it."""
+        return self.quantile_ns(fraction) if supports(self.total, fraction) else None
 
     def quantile_ns(self, fraction: float) -> int | None:
         """Return the nearest-rank quantile, to within 6.25 %; None if nothing was counted.

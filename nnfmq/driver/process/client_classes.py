@@ -29,8 +29,8 @@ SCHEDULING = MappingProxyType(
     {
         ClientClass.INTERACTIVE: Scheduling(os.SCHED_OTHER, 300_000),
         ClientClass.NORMAL: Scheduling(os.SCHED_OTHER),
-        # Short: the kernel lets a thread finish its slice, and an application's own threads, which wake for the result of
-        # an interactive client, wait for it.
+        # Short: the kernel lets a thread finish its slice, and an application's own threads, which wake for the result
+        # of an interactive client, wait for it.
         ClientClass.BATCH: Scheduling(os.SCHED_BATCH, 500_000),
     }
 )

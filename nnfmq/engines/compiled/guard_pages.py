@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from nnfmq.operations.declaration import Array
 
-__all__ = ["GUARD_BYTES", "GuardedContext", "GuardedLayout", "Guards", "guarded", "guarded_layout"]
+__all__ = ["GUARD_BYTES", "GuardedContext", "Guards", "guarded_copy", "guarded_layout"]
 
 _PAGE = mmap.PAGESIZE
 GUARD_BYTES = 16 * _PAGE  # more than a wrong row or vector of most kernels is away
