@@ -5,7 +5,8 @@ by dill, which can pickle closures, too; pickles travel between processes of one
 If the function itself is of a script, the child imports the script, which then needs the usual guard.
 A process that is another program, such as `nnfmq serve`, is started by `subprocess`.
 
-A child leads a session of its own, so that Ctrl-C reaches the parent alone, which ends it. It has one thread of BLAS,
+A child leads a session of its own, so that Ctrl-C reaches the parent alone, which ends it. If the parent is killed, so
+is the child, whatever it does: by the kernel, when the thread exits that has started it. It has one thread of BLAS,
 since idle ones spin, and what it prints goes to stderr, because stdout is the parent's.
 """
 
@@ -27,7 +28,7 @@ from multiprocess import connection as connections
 from multiprocess import resource_tracker
 from multiprocess.reduction import ForkingPickler
 
-from nnfmq.base.processes import ONE_THREAD
+from nnfmq.base.processes import ONE_THREAD, request_signal_at_parent_exit
 from nnfmq.hal.errors import NnfmqError
 
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
     "started_child",
 ]
 
-END_S = 10.0
+END_S, CLEAN_UP_S = 10.0, 60.0
 _TICK_S = 0.1
 _NONE: Mapping[str, str] = MappingProxyType({})
 _UNNAMED = "a child process"
@@ -75,8 +76,10 @@ _REPORTED = (NnfmqError, BenchmarkFailed, OSError, RuntimeError, ValueError)
 class FunctionProcess:
     """A child process, and the parent's end of the connection to it."""
 
-    def __init__(self, name: str, process: Any, connection: Any) -> None:
+    def __init__(self, name: str, process: Any, connection: Any, *, cleans_up: bool = False) -> None:
         self.name = name
+        self.cleans_up = cleans_up
+        """Whether the child is never killed as long as it may end by itself."""
         self.connection = connection
         """A `multiprocess.connection.Connection`, which can be polled together with others."""
         self._process = process
@@ -131,15 +134,18 @@ class FunctionProcess:
             self._process.kill()
 
     def end(self) -> None:
-        """Close the connection, which the child notices; kill it if it has not exited 10 s later, and reap it."""
+        """Close the connection, which the child notices; kill it if it has not exited 10 s later, and reap it.
+
+        A child that cleans up has 60 s.
+        """
         self.connection.close()
         if self._process.pid is not None:
             self._ended()
         self._process.close()
 
     def _ended(self) -> int:
-        """Return the exit status, of a process that is killed if it has not exited within 10 s."""
-        if self.wait(END_S) is None:
+        """Return the exit status, of a process that is killed if it does not exit by itself."""
+        if self.wait(CLEAN_UP_S if self.cleans_up else END_S) is None:
             self.kill()
             self._process.join()
         status: int = self._process.exitcode
@@ -148,14 +154,16 @@ class FunctionProcess:
 
 @contextmanager
 def started_child(
-    function: Callable[..., object], *arguments: Any, name: str = _UNNAMED, environment: Mapping[str, str] = _NONE
-) -> Iterator[FunctionProcess]:
+    function: Callable[..., object], *arguments: Any, name: str = _UNNAMED, environment: Mapping[str, str] = _NONE,
+    cleans_up: bool = False,
+) -> Iterator[FunctionProcess]:  # fmt: skip
     """Call `function(connection, *arguments)` in a new process, and yield it; at exit it is ended and reaped.
 
-    After an error it is killed. The child's `recv` raises EOFError when the parent closes its end or exits, which ends
-    the function quietly. `name` begins the messages of errors; `environment` is added to the child's variables.
+    The child's `recv` raises EOFError when the parent closes its end or exits, which ends the function quietly. After
+    an error, or if the parent is killed, the child is killed, unless it `cleans_up`: then it must wait in `recv`, and
+    that is all that it is told. `name` begins the messages of errors; `environment` is added to the child's variables.
     """
-    with _started(_call, function, arguments, name, environment) as child:
+    with _started(_call, function, arguments, name, environment, cleans_up=cleans_up) as child:
         yield child
 
 
@@ -175,7 +183,7 @@ def call_in_child(
 @contextmanager
 def _started(
     entry: Callable[..., None], function: Callable[..., Any], arguments: tuple[Any, ...], name: str,
-    environment: Mapping[str, str],
+    environment: Mapping[str, str], *, cleans_up: bool = False,
 ) -> Iterator[FunctionProcess]:  # fmt: skip
     context = multiprocess.get_context("spawn")
     # With `recurse` a function of a notebook takes along what it refers to. One of a script finds that in the script's
@@ -184,8 +192,8 @@ def _started(
     is_of_script = function.__module__ == "__main__" and script is not None and os.path.isfile(script)
     pickled = bytes(ForkingPickler.dumps((function, arguments), recurse=not is_of_script))
     parent_end, child_end = context.Pipe()
-    process = context.Process(target=_run, args=(child_end, entry))
-    child = FunctionProcess(name, process, parent_end)
+    process = context.Process(target=_run, args=(child_end, entry, cleans_up))
+    child = FunctionProcess(name, process, parent_end, cleans_up=cleans_up)
     try:
         with (
             child_end, _STARTING, _variables(environment), _without_main(not is_of_script), _without_tracker(),
@@ -196,7 +204,8 @@ def _started(
             parent_end.send_bytes(pickled)
         yield child
     except BaseException:
-        child.kill()
+        if not cleans_up:
+            child.kill()
         raise
     finally:
         child.end()
@@ -265,8 +274,12 @@ def set_time_limit(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _run(connection: Any, entry: Callable[..., None]) -> None:
+def _run(connection: Any, entry: Callable[..., None], cleans_up: bool) -> None:
     """Call the function in the child. It is received and unpickled, with its imports, when the process is set up."""
+    if not cleans_up:
+        request_signal_at_parent_exit(signal.SIGKILL)
+        if os.getppid() != multiprocess.parent_process().pid:
+            return  # the parent has exited before
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # discards one from before
     signal.signal(signal.SIGINT, signal.default_int_handler)

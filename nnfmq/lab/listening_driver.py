@@ -6,13 +6,15 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nnfmq.base.processes import child_environment
-from nnfmq.lab.child_processes import BenchmarkFailed
+from nnfmq.lab.child_processes import BenchmarkFailed, started_child
 
 START_S = 120.0
 STOP_S = 30.0
@@ -66,3 +68,26 @@ def _stop(process: subprocess.Popen[str]) -> None:
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             stream.close()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A driver with a folder of its own, of which nothing remains, also if the process that wants it is killed.
+
+
+@contextmanager
+def kept_daemon() -> Iterator[Daemon]:
+    """Run a driver as `started_daemon` does, in a new folder; at exit, or when this process is killed, both go.
+
+    A child process has the folder and the driver, and outlives this one until it has removed them.
+
+    Raises:
+        BenchmarkFailed: If the driver does not start.
+    """
+    with started_child(_keep_daemon, name="the driver", cleans_up=True) as child:
+        yield child.receive(START_S + STOP_S)
+
+
+def _keep_daemon(connection: Any) -> None:
+    with tempfile.TemporaryDirectory(prefix="nnfmq-") as folder, started_daemon(Path(folder)) as daemon:
+        connection.send(daemon)
+        connection.recv()  # nothing comes: until the end

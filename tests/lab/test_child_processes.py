@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -211,6 +212,47 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
     with started_child(start_another) as child, Process(child.receive(60.0)) as inner:
         child.kill()
         inner.wait_for_end()
+
+
+def test_a_child_that_computes_is_killed_with_its_parent() -> None:
+    def compute(connection: Any) -> None:
+        connection.send("computing")
+        while True:
+            pass
+
+    def start_another(connection: Any) -> None:
+        with started_child(compute) as inner:
+            inner.receive(60.0)
+            connection.send(inner.pid)
+            connection.recv()
+
+    with started_child(start_another) as child, Process(child.receive(60.0)) as inner:
+        child.kill()
+        inner.wait_for_end()
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_child_that_cleans_up_does_so_when_its_parent_is_killed_and_after_an_error(
+    is_killed: bool, tmp_path: Path
+) -> None:
+    def hold_folder(connection: Any) -> None:
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            connection.send(folder)
+            connection.recv()
+
+    def start_another(connection: Any) -> None:
+        with started_child(hold_folder, cleans_up=True) as inner:
+            connection.send((inner.pid, inner.receive(60.0)))
+            connection.recv()
+            raise ValueError
+
+    with started_child(start_another) as child:
+        pid, folder = child.receive(60.0)
+        assert Path(folder).is_dir()
+        with Process(pid) as inner:
+            child.kill() if is_killed else child.send("fail")
+            inner.wait_for_end()
+        assert not Path(folder).exists()
 
 
 def test_a_child_is_killed_after_an_error_in_the_block() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.drivers import Process
+from support.drivers import Process, short_folder, until
 
 import nnfmq
 from nnfmq.lab.child_processes import BenchmarkFailed, started_child
-from nnfmq.lab.listening_driver import started_daemon
+from nnfmq.lab.listening_driver import kept_daemon, started_daemon
 
 
 def test_clients_connect_until_the_block_ends(tmp_path: Path) -> None:
@@ -37,3 +37,29 @@ def test_the_driver_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     with started_child(hold_driver) as child, Process(child.receive(60.0)) as driver:
         child.kill()
         driver.wait_for_end()
+
+
+def test_nothing_remains_of_a_driver_with_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with short_folder() as folder:
+        monkeypatch.setenv("TMPDIR", str(folder))
+        with kept_daemon() as daemon, nnfmq.connect(daemon.socket, embedded=False) as client:
+            assert client.driver_pid == daemon.pid and Path(daemon.socket).is_relative_to(folder)
+        assert not Path(f"/proc/{daemon.pid}").exists()
+        assert list(folder.iterdir()) == []
+
+
+def test_nothing_remains_of_it_when_its_parent_is_killed() -> None:
+    def hold_driver(connection: Any) -> None:
+        with kept_daemon() as daemon:
+            connection.send(daemon.pid)
+            connection.recv()
+
+    with short_folder() as folder:
+        with (
+            started_child(hold_driver, environment={"TMPDIR": str(folder)}) as child,
+            Process(child.receive(60.0)) as driver,
+        ):
+            assert any(folder.iterdir())
+            child.kill()
+            driver.wait_for_end()
+        until(lambda: not any(folder.iterdir()), "the folder is removed")

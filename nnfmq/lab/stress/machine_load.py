@@ -6,10 +6,12 @@ exit of an interpreter, and that of a client's worker, would be a load of its ow
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from nnfmq.lab.child_processes import BenchmarkFailed, FunctionProcess, started_child
@@ -18,11 +20,14 @@ __all__ = ["LoadGroup", "MachineLoad", "started_loads"]
 
 _READY_S = 120.0
 _CHURN_BYTES = 64 << 20
-_VARIANTS = 40
+_VARIANTS = 40  # of a seed, before those of the next one
+_CGROUPS = "/sys/fs/cgroup"
 
 
 class MachineLoad(NamedTuple):
-    """A load: `cpu` computes, `churn` takes and returns memory, `compilation` is another client, which prepares models.
+    """A load: `cpu` computes, `churn` takes and returns memory, `fill` takes half of the available memory.
+
+    `compilation` is another client, which prepares models.
 
     `cpu` is its CPU (None: any); begin and end are after the begin of the trial, in s.
     """
@@ -79,7 +84,7 @@ def _wait_until_ready(process: FunctionProcess) -> None:
 def _load(connection: Any, load: MachineLoad, socket: str, seed: int) -> None:
     if load.cpu is not None:
         os.sched_setaffinity(0, {load.cpu})
-    run = {"cpu": _compute, "churn": _churn}.get(load.kind) or _compilation(socket, seed)
+    run = {"cpu": _compute, "churn": _churn, "fill": _fill}.get(load.kind) or _compilation(socket, seed)
     connection.send("ready")
     begin_ns, until_ns = connection.recv()
     time.sleep(max(0, begin_ns - time.monotonic_ns()) / 1e9)
@@ -97,6 +102,28 @@ def _churn(until_ns: int) -> None:
         bytearray(_CHURN_BYTES)[::4096] = b"\1" * (_CHURN_BYTES // 4096)
 
 
+def _fill(until_ns: int) -> None:
+    pieces: list[bytearray] = []
+    count = _available_bytes() // 2 // _CHURN_BYTES
+    while len(pieces) < count and time.monotonic_ns() < until_ns:
+        pieces.append(bytearray(_CHURN_BYTES))
+        pieces[-1][::4096] = b"\1" * (_CHURN_BYTES // 4096)
+    time.sleep(max(0, until_ns - time.monotonic_ns()) / 1e9)
+
+
+def _available_bytes() -> int:
+    """Return the memory that this process could take without swapping: of the machine, and within its cgroups."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    values = dict(line.split(":", 1) for line in lines)
+    found = [1024 * int(values["MemAvailable"].split()[0])]
+    group = PurePosixPath(Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::")[2].strip() or "/")
+    for each in (group, *group.parents):
+        folder = Path(f"{_CGROUPS}{each}")
+        with suppress(OSError, ValueError):  # the root has no limit, and `max` is none
+            found.append(int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()))
+    return max(0, min(found))
+
+
 def _compilation(socket: str, seed: int) -> Callable[[int], None]:
     """Return a load that compiles the packaged model for another batch each time, so that no cache has it."""
     from nnfmq.client.connection.connect import connect
@@ -104,8 +131,8 @@ def _compilation(socket: str, seed: int) -> Callable[[int], None]:
     from nnfmq.importers import load as load_model
 
     client, path = connect(socket), example_path("digits.tflite")
-    batches = range(2 + seed * _VARIANTS, 2 + (seed + 1) * _VARIANTS)
-    models = iter([load_model(path, shapes={0: (batch, 8, 8, 1)}) for batch in batches])
+    batches = itertools.count(2 + seed * _VARIANTS)
+    models = (load_model(path, shapes={0: (batch, 8, 8, 1)}) for batch in batches)
 
     def load(until_ns: int) -> None:
         for model in models:

@@ -141,7 +141,7 @@ def test_a_load_that_cannot_start_is_a_failure(setup: TrialSetup, tmp_path: Path
         pass
 
 
-@pytest.mark.parametrize("kind", ["cpu", "churn"])
+@pytest.mark.parametrize("kind", ["cpu", "churn", "fill"])
 def test_a_load_is_ended_with_its_trial(kind: str, tmp_path: Path) -> None:
     with started_loads([MachineLoad(kind, 0, 0.0, 600.0)], str(tmp_path), 0) as loads:
         loads.begin(0)
