@@ -162,6 +162,22 @@ class Memory(Closable):
         return cls.adopt(fd, protection=Protection.READ)
 
     @classmethod
+    def sealed(cls, fd: int) -> Self:
+        """Seal a memfd of `empty_memfd`, so that no process can write to it, and map it. Takes ownership of `fd`.
+
+        Raises:
+            OSError: If a process has it mapped for writing.
+            InvalidArgument: If it is empty.
+            ResourceExhaustedTransient: If it does not fit into the address space.
+        """
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, CONSTANT_SEALS)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls.adopt_constant(fd)
+
+    @classmethod
     def adopt_unsealed(cls, fd: int) -> Self:
         """Map all of a file without requiring seals. Takes ownership of `fd`, also if it raises.
 
@@ -441,6 +457,16 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int = 0) ->
     with memoryview(data) as rest:
         while done < len(rest):
             done += os.pwrite(fd, rest[done:], offset + done)
+
+
+def empty_memfd(label: str) -> int:
+    """Return the fd of an empty memfd, which the caller owns: for a library that writes to it by a path of its fd.
+
+    Raises:
+        ResourceExhaustedTransient: If no fd is left.
+    """
+    with _translated_errors(0):
+        return os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def write_to_memfd(data: bytes | bytearray | memoryview, label: str = "nnfmq-body") -> int:

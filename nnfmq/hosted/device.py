@@ -105,12 +105,14 @@ class OpenOptions(Struct, frozen=True):
         signature: One of the file's signatures; None: its default.
         options: The runtime's own options, as the client gave them: check them.
         saved: What `HostedModel.save` returned for this file and these options, or None.
+        saves: Whether `HostedModel.save` is called at once.
     """
 
     threads: int = 1
     signature: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     saved: bytes | None = None
+    saves: bool = False
 
     def require_known(self, *names: str) -> None:
         """Check that the runtime has all options that the client gave; `names` are its own.
@@ -197,6 +199,7 @@ class HostedDevice(DescribedDevice):
         reserved_bytes: Private memory that the runtime reserves without using it (thread stacks, arenas), which the
             limit of a worker's memory must allow.
         saves: Whether the models implement `save`: then the driver's cache is looked up for each file.
+        reopens: Whether a file is opened again with what was just saved, which then takes less memory.
         takes_libraries: Whether `open` loads `HostedFile.libraries`.
         has_signatures: Whether its files may have signatures.
     """
@@ -204,6 +207,7 @@ class HostedDevice(DescribedDevice):
     formats: ClassVar[tuple[str, ...]]
     reserved_bytes: ClassVar[int] = 256 << 20
     saves: ClassVar[bool] = False
+    reopens: ClassVar[bool] = False
     takes_libraries: ClassVar[bool] = False
     has_signatures: ClassVar[bool] = False
 
@@ -326,18 +330,25 @@ class HostedDevice(DescribedDevice):
         packed = packed or (entry and entry.load()) or ()
         if packed:
             try:
-                return self.open(file, replace(options, saved=packed[0][0].tobytes()))
+                return self._open_packed(file, options, packed)
             except Exception as error:  # noqa: BLE001  the runtime's own; without it, the error is that of the file
                 _log.warning("%s does not open what it saved, but the file: %s", self.name, str(error) or repr(error))
                 if entry is not None:
                     entry.remove()
-        opened = self.open(file, options)
-        if entry is not None:
-            try:
-                if packed := _packed(opened.save()):
-                    entry.store(packed)
-            except Exception as error:  # noqa: BLE001  the runtime's own; the file is open
-                _log.warning("%s does not save what it opened: %s", self.name, str(error) or repr(error))
+        opened = self.open(file, replace(options, saves=entry is not None))
+        return opened if entry is None else self._stored(opened, file, options, entry)
+
+    def _open_packed(self, file: HostedFile, options: OpenOptions, packed: PackedConstants) -> HostedModel:
+        return self.open(file, replace(options, saved=packed[0][0].tobytes()))
+
+    def _stored(self, opened: HostedModel, file: HostedFile, options: OpenOptions, entry: CacheEntry) -> HostedModel:
+        """Store what the runtime saves of an open file; return that, or the file opened again if the device reopens."""
+        try:
+            if packed := _packed(opened.save()):
+                entry.store(packed)
+                return self._open_packed(file, options, packed) if self.reopens else opened
+        except Exception as error:  # noqa: BLE001  the runtime's own; the file is open
+            _log.warning("%s does not save what it opened: %s", self.name, str(error) or repr(error))
         return opened
 
     def _entry(self, file: HostedFile, options: OpenOptions) -> CacheEntry | None:

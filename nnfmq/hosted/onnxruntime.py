@@ -7,6 +7,7 @@ without the Python layer above it, which keeps the file in memory, and adds 1 to
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from nnfmq.base.onnx_fields import Dimensions, declared_shapes, require_files, with_external_data, without_output_shapes
+from nnfmq.driver.cache.mapped_files import may_store
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import Dimension, HostedDescription, HostedTensor
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.optimized_onnx import SAVED_BYTES_MIN, Writing, mapped_weights
 from nnfmq.operations.declaration import Array
 
 __all__ = ["OnnxRuntimeDevice"]
@@ -25,6 +28,7 @@ _CPU = "CPUExecutionProvider"
 _BFLOAT16 = 16  # of onnx.TensorProto.DataType: NumPy has no such type
 _LOG_FATAL = 4  # errors are raised; ONNX Runtime would also write them to stderr
 _SORTING = (b"TopK", b"MoE")  # operators that sort indices by values, where an input has these
+_log = logging.getLogger("nnfmq.hosted")
 _DTYPES = {"float": "float32", "double": "float64"}
 
 
@@ -35,6 +39,8 @@ class OnnxRuntimeDevice(HostedDevice):
     package = "onnxruntime"
     formats = ("onnx",)
     takes_libraries = True
+    saves = True
+    reopens = True
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
         """See `HostedDevice.open`."""
@@ -42,39 +48,84 @@ class OnnxRuntimeDevice(HostedDevice):
 
         onnxruntime.disable_telemetry_events()
         onnxruntime.set_default_logger_severity(_LOG_FATAL)
-        session_options = _session_options(onnxruntime, options)
-        for library in file.libraries:
-            session_options.register_custom_ops_library(library.path)
-        providers = _providers(onnxruntime, options.options)
-        content = _content(session_options, file)
-        if list(providers) != [_CPU] and b"EPContext" in content:
+        opening = _Opening(onnxruntime, file, options, _providers(onnxruntime, options.options))
+        return opening.of_saved(options.saved) if options.saved is not None else opening.of_file()
+
+
+class _Opening:
+    """How a file is opened."""
+
+    def __init__(
+        self, onnxruntime: Any, file: HostedFile, options: OpenOptions, providers: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        self.onnxruntime, self.file, self.options, self.providers = onnxruntime, file, options, providers
+
+    def of_saved(self, saved: bytes) -> HostedModel:
+        """Return the model that `_Model.save` has returned. Raises Exception if the cache lacks its weights."""
+        session_options = _session_options(self.onnxruntime, self.options)
+        with mapped_weights(self.onnxruntime, session_options, saved):
+            return self._model(saved, session_options)
+
+    def of_file(self) -> HostedModel:
+        """Return the model of the file, written for others if that pays. Raises Exception."""
+        content, size = _content(self.file), sum(map(len, self.file.files.values()))
+        is_on_cpu = list(self.providers) == [_CPU]
+        if not is_on_cpu and b"EPContext" in content:
             raise InvalidArgument("what a provider has compiled (EPContext) is not loaded: it is code, or names files")
-        session = _loaded(onnxruntime, content, session_options, file)
-        session.initialize_session(list(providers), list(providers.values()), set())
-        model = _Model(onnxruntime, session, declared_shapes(file.model))
+        is_written = self.options.saves and is_on_cpu and not self.file.libraries and size >= SAVED_BYTES_MIN
+        if is_written and may_store(2 * size):
+            try:
+                return self._written(content, size)
+            except Exception as error:  # noqa: BLE001  ONNX Runtime's; without writing, the error is that of the file
+                _log.info("ONNX Runtime does not write what it has optimized: %s", error)
+        return self._model(content, self._session_options())
+
+    def _written(self, content: bytes, size_bytes: int) -> HostedModel:
+        session_options = self._session_options()
+        writing = Writing(session_options, size_bytes)
+        try:
+            model = self._model(content, session_options)
+        except BaseException:
+            writing.close()
+            raise
+        model.writing = writing
+        return model
+
+    def _session_options(self) -> Any:
+        """Return the options of a session of the file. ONNX Runtime gets what is in other files: it opens none."""
+        made = _session_options(self.onnxruntime, self.options)
+        for library in self.file.libraries:
+            made.register_custom_ops_library(library.path)
+        if others := self.file.others:
+            views = list(others.values())
+            made.add_external_initializers_from_files_in_memory(list(others), views, list(map(len, views)))
+        return made
+
+    def _model(self, content: bytes, session_options: Any) -> _Model:
+        session = self._loaded(content, session_options)
+        session.initialize_session(list(self.providers), list(self.providers.values()), set())
+        model = _Model(self.onnxruntime, session, declared_shapes(self.file.model))
         model.copies_floats = any(name in content for name in _SORTING)
         return model
 
+    def _loaded(self, content: bytes, session_options: Any) -> Any:
+        """Return ONNX Runtime's session, not initialized. Raises RuntimeError with the text of an error for a path."""
+        make = self.onnxruntime.capi.onnxruntime_pybind11_state.InferenceSession
+        try:
+            return make(session_options, content, False, False)
+        except Exception as error:
+            *status, text = str(error).split(" : ", 3)
+            name = next(iter(self.file.files))
+            raise RuntimeError(" : ".join([*status, f"Load model from {name} failed:{text}"])) from error
 
-def _loaded(onnxruntime: Any, content: bytes, session_options: Any, file: HostedFile) -> Any:
-    """Return ONNX Runtime's session, not initialized. Raises RuntimeError with the text of an error for a path."""
-    try:
-        return onnxruntime.capi.onnxruntime_pybind11_state.InferenceSession(session_options, content, False, False)
-    except Exception as error:
-        *status, text = str(error).split(" : ", 3)
-        raise RuntimeError(" : ".join([*status, f"Load model from {next(iter(file.files))} failed:{text}"])) from error
 
-
-def _content(session_options: Any, file: HostedFile) -> bytes:
-    """Return the model, and give ONNX Runtime the files with its tensors: it opens none itself.
+def _content(file: HostedFile) -> bytes:
+    """Return the model, with the tensors of other files that ONNX Runtime does not take in memory.
 
     It takes files in memory only for the main graph's initializers; for others it would look into its current folder.
     The model states no shapes of outputs, so that ONNX Runtime tells those that it infers: files state wrong ones.
     """
     require_files(file.model, file.others)
-    if file.others:
-        views = list(file.others.values())
-        session_options.add_external_initializers_from_files_in_memory(list(file.others), views, list(map(len, views)))
     return without_output_shapes(memoryview(with_external_data(file.model, file.others, is_nested_only=True)))
 
 
@@ -167,6 +218,7 @@ class _Model(HostedModel):
     is_thread_safe = True
 
     def __init__(self, onnxruntime: Any, session: Any, declared: Mapping[str, Dimensions | None]) -> None:
+        self.writing: Writing | None = None
         self.session, self.onnxruntime = session, onnxruntime
         self.cpu = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
         self.description = HostedDescription(
@@ -174,6 +226,14 @@ class _Model(HostedModel):
             tuple(_tensor(node, declared.get(node.name)) for node in session.outputs_meta),
             providers=tuple(onnxruntime.get_available_providers()),
         )
+
+    def save(self) -> bytes | None:
+        """See `HostedModel.save`."""
+        writing, self.writing = self.writing, None
+        if writing is None:
+            return None
+        with writing:
+            return writing.stored()
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
         """See `HostedModel.bind`."""

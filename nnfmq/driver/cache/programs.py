@@ -298,19 +298,34 @@ def _copy(source: int, size_bytes: int, target: int) -> None:
 
 @contextmanager
 def _new_file(directory: Path, name: str) -> Iterator[int]:
-    """Create a temporary file and yield its fd; then rename it to `name`; if the block fails, remove it."""
+    """Create a temporary file and yield its fd; then rename it to `name`; if the block fails, remove it.
+
+    A file of this name with the same content stays: a worker may just have verified it.
+    """
     temporary = directory / f"{_TEMPORARY_PREFIX}{name}.{os.urandom(8).hex()}"
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)  # released by the kernel if this process is killed
         yield fd
-        os.rename(temporary, directory / name)
+        if _has_content_of(directory / name, temporary):
+            temporary.unlink()
+        else:
+            os.rename(temporary, directory / name)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
     finally:
         os.close(fd)
+
+
+def _has_content_of(path: Path, other: Path) -> bool:
+    import filecmp  # most workers write no file
+
+    try:
+        return path.is_file() and filecmp.cmp(path, other, shallow=False)
+    except FileNotFoundError:
+        return False
 
 
 def _remove_leftovers(directory: Path) -> None:
