@@ -23,6 +23,9 @@ from hypothesis import settings
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # No configuration file of this machine or user.
 os.environ["NNFMQ_CONFIG"] = os.devnull
+# A test that compares what a driver has logged compares problems, as texts; those of the log set these themselves.
+os.environ["NNFMQ_LOG_LEVEL"] = "warning"
+os.environ["NNFMQ_LOG_FORMAT"] = "text"
 # ONNX Runtime otherwise reports to its makers: a thread and a database from the import on, in every process that forks.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # No child of a test imports from the current directory: in a clone that is the source tree, not what is installed.
@@ -157,7 +160,7 @@ def _no_watchdog_of_a_driver_in_this_process(_nothing_left_behind: None) -> Iter
 @pytest.fixture(autouse=True)
 def _logs_of_its_own() -> None:
     """Let no test's warnings count for those of another one, whose logs are limited in rate."""
-    from nnfmq.base.rate_limit import LIMITS
+    from nnfmq.base.logs import LIMITS
 
     for limit in LIMITS.values():
         limit.reset()

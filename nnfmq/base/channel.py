@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
 from nnfmq.base.deadlines import has_passed, remaining_ms
+from nnfmq.base.logs import LoggedClient
 from nnfmq.base.ownership import Closable, Uncopyable
 from nnfmq.base.threads import Thread
 from nnfmq.hal.errors import (
@@ -70,6 +71,10 @@ class Credentials(NamedTuple):
     pid: int
     uid: int
     gid: int
+
+    def logged(self, program: str = "") -> LoggedClient:
+        """Return the client that has these credentials, for the log."""
+        return LoggedClient(self.pid or None, self.uid, program)
 
 
 class Frame(Closable):

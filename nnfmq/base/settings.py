@@ -21,6 +21,7 @@ from nnfmq.hal.errors import InvalidArgument
 
 __all__ = [
     "CONFIG_VARIABLE",
+    "LEVELS",
     "NAMES",
     "PATH",
     "PATTERN",
@@ -342,6 +343,17 @@ def _class_rules(text: str) -> list[str]:
     return rules
 
 
+LEVELS = ("debug", "info", "warning", "error")
+_LEVEL = re.compile(rf"(?:[\w.]+=)?(?:{'|'.join(LEVELS)})")
+
+
+def _log_levels(text: str) -> list[str]:
+    levels = _names(text)
+    if not levels or not all(map(_LEVEL.fullmatch, levels)):
+        raise ValueError(text)
+    return levels
+
+
 def _uids(text: str) -> list[str]:
     uids = _names(text)
     if not all(uid.isascii() and uid.isdecimal() for uid in uids):
@@ -438,6 +450,11 @@ CLASS_RULES = SettingType(
 UIDS = SettingType(
     "uids", "uids separated by commas, in files an array of texts; empty: none", _uids, _names_to_text,
     '["1000", "1001"]', has_empty_value=True,
+)  # fmt: skip
+LOG_LEVELS = SettingType(
+    "levels",
+    f"LEVEL for all loggers, and LOGGER=LEVEL for one below `nnfmq`, separated by commas, in files an array; LEVEL is "
+    f"{', '.join(LEVELS[:-1])} or {LEVELS[-1]}", _log_levels, _names_to_text, '["info", "caching=debug"]',
 )  # fmt: skip
 TEXT = SettingType("text", "any text", str, _to_text, '"text"')
 
@@ -679,6 +696,16 @@ VLOG: Setting[str] = Setting(
     ), "", reader="client, driver", meaning="tags of which the verbose log has lines", default_text="none",
 )  # fmt: skip
 
+LOG_LEVEL: Setting[list[str] | None] = Setting(
+    "NNFMQ_LOG_LEVEL", LOG_LEVELS, None, reader="driver", reloads="for new clients", options="nnfmq serve --log-level",
+    meaning="from which level on a driver logs", default_text="`info`, of an embedded driver `warning`",
+)  # fmt: skip
+LOG_FORMAT: Setting[str | None] = Setting(
+    "NNFMQ_LOG_FORMAT", choice("text", "json"), None, reader="driver", options="nnfmq serve --log-format",
+    meaning="the form of the lines that a driver logs",
+    default_text="`text` on a terminal, in systemd's journal, and of an embedded driver; otherwise `json`",
+)  # fmt: skip
+
 TRACE: Setting[str | None] = Setting(
     "NNFMQ_TRACE", _VARIABLE_PATH._replace(allowed="any path, in which %p is the pid, or `socket:PATH`"), None,
     reader="client", in_files=False, meaning="file to which the trace of this process is written when it exits",
@@ -726,6 +753,11 @@ XDG_STATE_HOME: Setting[str | None] = Setting(
 XDG_CACHE_HOME: Setting[str | None] = Setting(
     "XDG_CACHE_HOME", _VARIABLE_PATH, None, reader="driver", in_files=False,
     meaning=f"{_DIRECTORY} stores compiled models", default_text="`~/.cache`",
+)  # fmt: skip
+JOURNAL_STREAM: Setting[str | None] = Setting(
+    "JOURNAL_STREAM", TEXT._replace(allowed="DEVICE:INODE, as systemd sets it"), None, reader="driver", in_files=False,
+    meaning="if it is that of stderr, lines of the log begin with their priority, for systemd's journal",
+    default_text="unset",
 )  # fmt: skip
 NO_COLOR: Setting[str | None] = Setting(
     "NO_COLOR", TEXT, None, reader="commands", in_files=False,

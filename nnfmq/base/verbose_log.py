@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from typing import Final, Literal, TypeAlias, get_args
 
 from nnfmq.base import settings
+from nnfmq.base.logs import write_unless_handled
 from nnfmq.hal.errors import InvalidArgument
 
 __all__ = ["TAGS", "VlogTag", "init_vlog_mask", "vlog", "vlog_is_on"]
@@ -21,7 +21,6 @@ VlogTag: TypeAlias = Literal["compilation", "cpuexe", "driver", "execution", "ma
 TAGS: Final[tuple[VlogTag, ...]] = get_args(VlogTag)
 
 _EVERYTHING = ("1", "all")
-_FORMAT = "%(asctime)s %(process)d %(name)s: %(message)s"
 _log = logging.getLogger("nnfmq.vlog")
 _logs = {tag: logging.getLogger(f"nnfmq.vlog.{tag}") for tag in TAGS}
 
@@ -44,9 +43,7 @@ def init_vlog_mask() -> frozenset[str]:
         text = ""
     _Mask.tags = _tags_of(text)
     if _Mask.tags:
-        _log.setLevel(logging.INFO)
-        if not any(isinstance(handler, _StderrHandler) for handler in _log.handlers):
-            _log.addHandler(_StderrHandler())
+        write_unless_handled(_log)
     return _Mask.tags
 
 
@@ -71,16 +68,3 @@ def vlog(tag: VlogTag, text: str, *values: object) -> None:
     """Write a line, `text % values`, if `tag` is on."""
     if vlog_is_on(tag):
         _logs[tag].info(text, *values)
-
-
-class _StderrHandler(logging.Handler):
-    """Writes a line to what `sys.stderr` is at that time, unless the application has handlers of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter(_FORMAT))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write the line."""
-        if not logging.getLogger().handlers and not logging.getLogger("nnfmq").handlers:
-            print(self.format(record), file=sys.stderr, flush=True)

@@ -69,22 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of workers: {settings.SANDBOX.type.allowed} ($NNFMQ_SANDBOX)",
     )
     _add_user_arguments(parser)
-    parser.add_argument(
-        "--replace",
-        action="store_true",
-        help="take the place of the driver that listens there",
-    )
-    parser.add_argument(
-        "--exit-with",
-        metavar="PID",
-        type=at_least_one,
-        help="exit when the parent process PID has exited",
-    )
-    parser.add_argument(
-        "--allow-device-status",
-        action="store_true",
-        help="let clients set devices to BUSY or OFFLINE for all",
-    )
+    _add_process_arguments(parser)
 
 
 def _add_user_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,11 +98,45 @@ def _add_user_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the process: its log, its beginning, its end."""
+    parser.add_argument(
+        "--log-level",
+        metavar="LEVEL",
+        help="debug, info, warning, error ($NNFMQ_LOG_LEVEL)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=settings.LOG_FORMAT.type.allowed.split(", "),
+        metavar="FORMAT",
+        help="text or json ($NNFMQ_LOG_FORMAT)",
+    )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="take the place of the driver that listens there",
+    )
+    parser.add_argument(
+        "--exit-with",
+        metavar="PID",
+        type=at_least_one,
+        help="exit when the parent process PID has exited",
+    )
+    parser.add_argument(
+        "--allow-device-status",
+        action="store_true",
+        help="let clients set devices to BUSY or OFFLINE for all",
+    )
+
+
 def execute(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives; return the exit status."""
+    from nnfmq.base import logs
     from nnfmq.base.processes import set_name, use_one_blas_thread
 
     set_name("nnfmq-driver")
+    _export_log_settings(arguments.log_level, arguments.log_format)
+    logs.configure()
     use_one_blas_thread()  # the supervisor forks, and a process with threads does not
     from nnfmq.driver.process.supervisor import UserOptions, serve
 
@@ -135,6 +154,14 @@ def execute(arguments: argparse.Namespace) -> int:
         parent=arguments.exit_with,
         ready=_announce,
     )
+
+
+def _export_log_settings(level: str | None, form: str | None) -> None:
+    """Set the settings of this process and of its children."""
+    if level is not None:
+        settings.LOG_LEVEL.export(level)
+    if form is not None:
+        settings.LOG_FORMAT.export(form)
 
 
 def _announce(path: Path) -> None:

@@ -14,12 +14,16 @@ import select
 import signal
 import sys
 
+_LOG = {"NNFMQ_LOG_LEVEL": "warning", "NNFMQ_LOG_FORMAT": "text"}
+"""The driver is a part of the command whose stderr it has."""
 _F_SETSIG = 10  # of Linux; the module fcntl has no name for it
 
 
 def main(socket: str) -> None:
     """Replace this process by the driver. Does not return, unless the parent has exited already."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for variable, value in _LOG.items():
+        os.environ.setdefault(variable, value)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, _F_SETSIG, signal.SIGTERM)
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)

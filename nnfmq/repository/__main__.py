@@ -11,11 +11,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from nnfmq.base import logs
 from nnfmq.base.processes import set_name
 
 
 def _start(arguments: list[str]) -> None:
     set_name("nnfmq-import" if arguments[0] == "--import" else "nnfmq-models")
+    logs.configure()
     if arguments[0] == "--import":
         from nnfmq.repository.version_import import import_in_child
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
+from nnfmq.base.logs import about
 from nnfmq.base.threads import Thread
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import DeadObject, ErrorStatus, NnfmqError
@@ -322,7 +323,7 @@ class ModelRepository:
     def _withdraw(self, name: str) -> None:
         self._server.withdraw(name)
         self._served.pop(name).prepared.close()
-        _log.info("model %s is no longer served: its versions were removed", name)
+        _log.info("model %s is no longer served: its versions were removed", name, extra=about(model=name))
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -357,7 +358,8 @@ class ModelRepository:
         except (OSError, MemoryError) as error:
             result = _Failed(LoadFailure.SHORTAGE, str(error) or "there is not enough memory")
         except Exception as error:  # noqa: BLE001  a bug fails this version, not the others
-            _log.exception("loading version %d of model %s failed", load.version, load.name)
+            text, of_model = "loading version %d of model %s failed", about(model=load.name)
+            _log.exception(text, load.version, load.name, extra=of_model)
             result = _Failed(LoadFailure.WRONG, repr(error))
         self._results.put((load, result))
 
@@ -410,18 +412,19 @@ class ModelRepository:
         then = "it is tried again when its files change" if is_final else "it is tried again"
         served = versions.served_version
         instead = f"version {served} is served" if served else "no version is served"
-        _log.warning(
-            "version %d of model %s is not served: %s; %s; %s", load.version, load.name, failed.reason, instead, then
-        )
+        text, of_model = "version %d of model %s is not served: %s; %s; %s", about(model=load.name)
+        _log.warning(text, load.version, load.name, failed.reason, instead, then, extra=of_model)
 
     def _serve(self, load: _Load, loaded: _Loaded) -> None:
-        device = loaded.prepared.device
+        device, before = loaded.prepared.device, self._models[load.name].served_version
         self._models[load.name].on_loaded(load.version, load.state, device, time.time())
         self._server.publish(_description(load, loaded), loaded.imported.memories, self._entries())
         previous, self._served[load.name] = self._served.get(load.name), loaded
         if previous is not None:
             previous.prepared.close()
-        _log.info("version %d of model %s is served on device %s", load.version, load.name, device)
+        instead = f" instead of version {before}" if before else ""
+        text, of_model = "version %d of model %s is served on device %s%s", about(model=load.name)
+        _log.info(text, load.version, load.name, device, instead, extra=of_model)
 
     def _restore_lost(self) -> None:
         """Prepare the served models again if the driver's worker has died: their programs may have gone with it."""
@@ -435,7 +438,7 @@ class ModelRepository:
                 version = self._models[name].served_version
                 prepared = self._driver.prepare(name, version, loaded.imported.model, loaded.imported.memories)
             except NnfmqError as error:
-                _log.warning("model %s is not prepared in advance: %s", name, error)
+                _log.warning("model %s is not prepared in advance: %s", name, error, extra=about(model=name))
             else:
                 self._served[name] = loaded._replace(prepared=prepared)
 

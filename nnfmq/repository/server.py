@@ -19,8 +19,8 @@ from nnfmq.base import watcher
 from nnfmq.base.accounts import ServedUsers
 from nnfmq.base.channel import NO_WAIT, Channel, Credentials, Listener
 from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.logs import about, rate_limited
 from nnfmq.base.ownership import Uncopyable
-from nnfmq.base.rate_limit import rate_limited
 from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError
 from nnfmq.serialize import repository_protocol
 from nnfmq.serialize.repository_protocol import (
@@ -148,7 +148,7 @@ class RepositoryServer(Uncopyable):
         credentials = channel.peer()
         problem = self._served.refusal(channel) or self._problem(credentials)
         if problem:
-            _log.warning("client rejected: %s", problem)
+            _log.warning("client rejected: %s", problem, extra=about(credentials.logged()))
             channel.close()
             return
         peer = _Peer(channel, credentials)
@@ -158,7 +158,7 @@ class RepositoryServer(Uncopyable):
                 receive = partial(self._receive, peer)
                 peer.watch = watcher.add_reader(channel.fileno(), receive, lambda _error: self._end(peer))
             except OSError as error:
-                _log.warning("client rejected: %s", error)
+                _log.warning("client rejected: %s", error, extra=about(credentials.logged()))
                 self._drop(peer)
 
     def _problem(self, client: Credentials) -> str:

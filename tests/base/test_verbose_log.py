@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,4 +118,4 @@ def test_OBS_5_lines_go_to_stderr_if_the_application_has_no_handlers(monkeypatch
     vlog("model", "%d operations", 3)
     assert isinstance(sys.stderr, io.StringIO)
     (line,) = sys.stderr.getvalue().splitlines()
-    assert line.endswith(" nnfmq.vlog.model: 3 operations")
+    assert line.endswith(f" INFO nnfmq.vlog.model[{os.getpid()}]: 3 operations")

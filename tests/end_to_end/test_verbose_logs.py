@@ -23,9 +23,9 @@ def log_of(target: object, device: str, tags: str) -> list[tuple[int, str, str]]
 
 
 def parsed(text: str) -> list[tuple[int, str, str]]:
-    found = [re.fullmatch(r"[-\d]+ [:\d]+,\d+ (\d+) nnfmq\.vlog\.(\w+): (.*)", line) for line in text.splitlines()]
+    found = [re.fullmatch(r"\S+Z INFO nnfmq\.vlog\.(\w+)\[(\d+)\]: (.*)", line) for line in text.splitlines()]
     assert all(found), text
-    return [(int(one[1]), one[2], one[3]) for one in found if one]
+    return [(int(one[2]), one[1], one[3]) for one in found if one]
 
 
 def test_OBS_5_client_and_driver_log_the_tags_that_are_on() -> None:

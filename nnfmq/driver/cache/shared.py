@@ -28,8 +28,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from nnfmq.base.channel import FDS_MAX, NO_WAIT, Channel, Frame
+from nnfmq.base.logs import rate_limited
 from nnfmq.base.memory import Memory, sealed_size
-from nnfmq.base.rate_limit import rate_limited
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import (
     DeadObject,

@@ -474,6 +474,7 @@ def tier_up(program_ref: weakref.ref[TieredProgram], charge: Callable[[int], _Cl
         program.stay()
     else:
         program.tier_up(compiled)
+        _background_log.info("a model runs on its compiled program from now on")
 
 
 def _require_in_use(program_ref: weakref.ref[TieredProgram], _done: int, _total: int) -> None:

@@ -49,9 +49,9 @@ from functools import partial
 
 from nnfmq.base.channel import NO_WAIT, Channel, Frame
 from nnfmq.base.limits import data_left_bytes
+from nnfmq.base.logs import rate_limited
 from nnfmq.base.memory import write_to_memfd
 from nnfmq.base.ownership import Closable
-from nnfmq.base.rate_limit import rate_limited
 from nnfmq.driver.compilation.process import (
     END_SIGNAL,
     OUT_OF_MEMORY,

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nnfmq.base.rate_limit import rate_limited
+from nnfmq.base.logs import rate_limited
 from nnfmq.driver.devices.configuration import ALWAYS_AVAILABLE, UNAVAILABLE_MESSAGE, require_available
 from nnfmq.driver.execution.binding import (
     ConstantRange,

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from nnfmq.base import settings
 from nnfmq.base.accounts import as_owner
 from nnfmq.base.channel import Credentials
+from nnfmq.base.logs import rate_limited
 from nnfmq.base.processes import command_name
-from nnfmq.base.rate_limit import rate_limited
 from nnfmq.base.scheduling import Scheduling, set_scheduling
 from nnfmq.driver.process.children import ChildProcess
 from nnfmq.hal.client_class import ClientClass

@@ -15,14 +15,20 @@ import os
 from typing import NoReturn
 
 import nnfmq.engines.interpreter  # noqa: F401  for both processes
+from nnfmq.base import logs
 from nnfmq.base.channel import Channel
 from nnfmq.base.processes import set_name
 from nnfmq.driver.compilation import jobs
+from nnfmq.hal.errors import InvalidArgument
 
 
 def main(control_fd: int) -> NoReturn:
     """Serve the client at the other end of `control_fd` until it exits. Takes ownership of the fd. Never returns."""
     set_name("nnfmq-driver")
+    try:
+        logs.configure(is_embedded=True)
+    except InvalidArgument:
+        pass  # the session checks all settings, and tells the client
     channel = Channel.adopt(control_fd)
     client_pidfd = channel.open_peer_pidfd()
     jobs.start_compile_server(client_pidfd)  # it is forked, so this process must have one thread

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from nnfmq.base.accounts import ServedUsers
 from nnfmq.base.channel import NO_WAIT, Channel, Credentials, Frame
-from nnfmq.base.rate_limit import rate_limited
+from nnfmq.base.logs import about, rate_limited
 from nnfmq.driver.process.event_loop import EventLoop, Timer
 from nnfmq.driver.process.hand_over import REQUEST
 from nnfmq.hal.errors import (
@@ -227,8 +227,7 @@ class PendingClients:
 def reject(channel: Channel, status: ErrorStatus, text: str) -> None:
     """Log the reason, send it to the client and close the connection. Does not block."""
     with channel, suppress(DeadObject, MissedDeadlineTransient, OSError):
-        client = channel.peer()
-        _log.warning("client rejected: %s (process %d, uid %d)", text, client.pid, client.uid)
+        _log.warning("client rejected: %s", text, extra=about(channel.peer().logged()))
         channel.send(_encoded_rejection(status, text), (), NO_WAIT)
 
 

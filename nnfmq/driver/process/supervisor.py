@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from nnfmq.base import settings
 from nnfmq.base.accounts import ServedUsers, UidPool, take_account
 from nnfmq.base.channel import Channel, Credentials, Listener
+from nnfmq.base.logs import apply_levels, rate_limited
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
 from nnfmq.base.packages import installed_version
@@ -42,7 +43,6 @@ from nnfmq.base.paths import (
     runtime_directory,
     system_socket,
 )
-from nnfmq.base.rate_limit import rate_limited
 from nnfmq.base.sandbox.sandbox import require_parts
 from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
@@ -351,8 +351,10 @@ def serve(
             predecessor.confirm()
             if models is None and predecessor.models is not None:
                 predecessor.models.close()  # nobody serves models by name any more
+        _log.info("nnfmq %s listens on %s", installed_version("nnfmq") or "without a version", path)
         ready(path)
         supervisor.run()
+        _log.info("the driver has ended")
     return 0
 
 
@@ -519,6 +521,8 @@ def _reload(reload_fd: int) -> None:
     except InvalidArgument as error:
         _log.error("the configuration is not reloaded: %s", error)
         return
+    apply_levels()
+    _log.info("the configuration is reloaded; settings that have changed: %d", len(changes))
     for setting, before, now in changes:
         if setting.reloads:
             _log.warning("%s is %s instead of %s, %s", setting.name, now, before, setting.reloads)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from nnfmq.base.accounts import become
 from nnfmq.base.channel import Channel
+from nnfmq.base.logs import LoggedClient, set_client
 from nnfmq.base.memory import Memory
 from nnfmq.base.sandbox.sandbox import enter
 from nnfmq.driver.cache import shared
@@ -126,12 +127,14 @@ def main(
     own_statistics: tuple[SharedStatistics | WorkerStatistics, int],
     traces: TraceArea,
     shares: MemoryShares,
+    logged: LoggedClient,
 ) -> NoReturn:
     """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins.
 
     `slot` is this worker's place among the shares of memory and of the cores, counted from 1. `own_statistics` are
-    where it counts, and its slot there.
+    where it counts, and its slot there. `logged` names the client in the log.
     """
+    set_client(logged)
     statistics, _ = own_statistics
     statistics.memory.keep_from_children()
     if fds.trace >= 0:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from nnfmq.base.accounts import become, give_up_capabilities
-from nnfmq.base.rate_limit import rate_limited
+from nnfmq.base.logs import rate_limited
 from nnfmq.driver.cache import programs
 from nnfmq.driver.cache.user_caches import cache_of
 from nnfmq.driver.compilation import unfinished

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from nnfmq.base.accounts import UidPool, give_up_capabilities
 from nnfmq.base.channel import Channel, Credentials, Listener
+from nnfmq.base.logs import LoggedClient, about, rate_limited
 from nnfmq.base.memory import Memory
-from nnfmq.base.processes import child_environment
-from nnfmq.base.rate_limit import rate_limited
+from nnfmq.base.processes import child_environment, command_name
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.cache import programs
 from nnfmq.driver.cache.shared import ENTRIES_MAX, SharedCacheServer, WorkerLink
@@ -79,8 +79,11 @@ class _Worker:
         slot: int,
         client_class: ClientClass,
         cache: SharedCacheServer,
+        logged: LoggedClient,
     ) -> None:
         self.cache = cache  # of its clients' user
+        self.logged = logged
+        self.started_s = time.monotonic()
         self.process = process
         self.cache_link = cache_link
         self.compile_link = compile_link
@@ -88,7 +91,7 @@ class _Worker:
         self.client_pidfd = client_pidfd  # None: unknown, or the client has exited
         self.slot = slot  # of MemoryShares
         self.client_class = client_class
-        self.is_monitor = self.was_killed = False
+        self.is_monitor = self.was_killed = self.client_has_exited = False
         self.has_compiled = False
 
 
@@ -219,7 +222,10 @@ class WorkerProcesses:
             fds = WorkerFds(
                 control_fd, status, shares, cores, traces, cache_fd, compile_fd, statistics.fileno(), page, uid_lock
             )
-            run = partial(worker.main, hello, fds, slot, self._setup, own_statistics, self._traces, self._shares)
+            logged = client.logged(command_name(client.pid))
+            run = partial(
+                worker.main, hello, fds, slot, self._setup, own_statistics, self._traces, self._shares, logged
+            )
             trace_memory = self._traces.memory.inherited() if may_trace else nullcontext()
             with statistics.inherited(), trace_memory, self._shares.inherited(slot):
                 # Without a supervisor nobody would end the worker if it is stopped and its client exits.
@@ -239,7 +245,9 @@ class WorkerProcesses:
         if self._is_replaced:
             process.send(LEAVE)
         vlog("driver", "worker %d serves a new client", process.pid)
-        return _Worker(process, link, compile_link, client, client_pidfd, slot, client_class, cache)
+        logged = logged._replace(worker=process.pid)
+        _log.info("client connected, class %s", client_class.name.lower(), extra=about(logged))
+        return _Worker(process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged)
 
     def _publish_class(self, slot: int, client_class: ClientClass) -> None:
         self._cores.set_class(slot, client_class)
@@ -258,10 +266,7 @@ class WorkerProcesses:
             changed.client_class = client_class
             self._publish_class(changed.slot, client_class)
             schedule_worker(changed.process, client_class)
-            _log.info(
-                "the client of worker %d (process %d) has the class %s now",
-                changed.process.pid, changed.client.pid, client_class.name.lower(),
-            )  # fmt: skip
+            _log.info("client has the class %s now", client_class.name.lower(), extra=about(changed.logged))
         return reason
 
     def _cache_for(self, uid: int) -> SharedCacheServer:
@@ -289,7 +294,8 @@ class WorkerProcesses:
         try:
             self._watch(started)
         except OSError as error:
-            _log.error("worker %d is ended, because it cannot be watched: %s", started.process.pid, error.strerror)
+            text = "worker %d is ended, because it cannot be watched: %s"
+            _log.error(text, started.process.pid, error.strerror, extra=about(started.logged))
             started.process.send(signal.SIGKILL)
             self._on_exit(started)
 
@@ -335,6 +341,7 @@ class WorkerProcesses:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _on_client_exit(self, served: _Worker) -> None:
+        served.client_has_exited = True
         self._close_client_pidfd(served)
         grace_s = COMPILING_EXIT_GRACE_S if served.has_compiled else CLIENT_EXIT_GRACE_S
         self._loop.call_at(time.monotonic() + grace_s, lambda: self._kill_without_client(served))
@@ -369,12 +376,16 @@ class WorkerProcesses:
             self._uids.release(uid)
         status = ended.process.reap()
         vlog("driver", "worker %d has ended with status %d", ended.process.pid, status)
-        if ended.was_killed:
-            _log.info("worker %d was killed after its client had exited", ended.process.pid)
-        elif status:
+        if status and not ended.was_killed:
             self._statistics.add(layout.DEAD_WORKERS)
             self._statistics.add(layout.DEATHS + layout.DEATH_CAUSES.index(_death_cause(status)))
-            _log.error("worker %d ended with status %d%s", ended.process.pid, status, _CAUSES.get(-status, ""))
+            text, cause = "worker %d ended with status %d%s", _CAUSES.get(-status, "")
+            _log.error(text, ended.process.pid, status, cause, extra=about(ended.logged))
+            return
+        left = "client's process has exited" if ended.client_has_exited else "client left"
+        killed = ", and its worker was killed" if ended.was_killed else ""
+        text = f"{left} after %.1f s{killed}"
+        _log.info(text, time.monotonic() - ended.started_s, extra=about(ended.logged))
 
     def make_all_leave(self) -> None:
         """Let the workers, later ones included, ask their clients to move to the driver that has replaced this one."""

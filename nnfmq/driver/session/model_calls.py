@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from nnfmq.base.channel import close_all
 from nnfmq.base.file_memory import FileMemory
+from nnfmq.base.logs import about, rate_limited
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.cache import programs
@@ -48,6 +49,9 @@ from nnfmq.hal.types import Model, Priority, Protection
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import NO_RESULT
 from nnfmq.serialize.models import decode_model, decoded_model_bytes
+
+_log = rate_limited("nnfmq.models")
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A check that long work for a client calls between its parts: it ends the work once nobody waits for the result.
@@ -289,6 +293,7 @@ def _prepare_and_call_back(
     If the deadline passes, a process of its own goes on with `unfinished`.
     """
     version = message.version if isinstance(message, messages.PrepareModel) else 0  # the repository uses no cache files
+    begin_s = time.monotonic()
     try:
         prepared = prepare()
         model_id = session.models.next_id()
@@ -310,11 +315,14 @@ def _prepare_and_call_back(
         if unfinished in session.unfinished:
             session.end_compilation(unfinished, is_finished=not isinstance(error, MissedDeadline))
         vlog("compilation", "device %s does not prepare model %r: %s", message.device, message.name, error)
+        _log.info("device %s does not prepare a model: %s", message.device, error, extra=about(model=message.name))
         session.send(
             messages.PreparedModelReady(message.call, status_for_error(error), str(error), NO_RESULT["model_id"])
         )
         return
     vlog("compilation", "device %s has prepared model %r with id %d", message.device, message.name, model_id)
+    duration_s = time.monotonic() - begin_s
+    _log.info("model prepared on device %s in %.3f s", message.device, duration_s, extra=about(model=message.name))
     session.trim_soon()  # the messages and the constants are dropped when this call has returned
     session.models.insert(prepared, model_id)
     kind, compiled = prepared.kind, prepared.compiled_operations

@@ -37,8 +37,8 @@ from msgspec import Struct
 from nnfmq.base import settings, watcher
 from nnfmq.base.channel import INLINE_BYTES, NO_WAIT, Channel, Frame
 from nnfmq.base.deadlines import deadline_in, has_passed, remaining_s
+from nnfmq.base.logs import rate_limited
 from nnfmq.base.processes import command_name
-from nnfmq.base.rate_limit import rate_limited
 from nnfmq.driver.compilation.jobs import tier_up
 from nnfmq.driver.compilation.unfinished import UnfinishedCompilation, go_on_without_client
 from nnfmq.driver.devices.installation import DriverOptions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nnfmq.base.rate_limit import rate_limited
+from nnfmq.base.logs import rate_limited
 from nnfmq.hal.errors import (
     BadState,
     DeadObject,

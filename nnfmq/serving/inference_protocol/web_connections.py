@@ -14,7 +14,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nnfmq.base import settings
-from nnfmq.base.rate_limit import rate_limited
+from nnfmq.base.logs import rate_limited
 
 __all__ = ["LimitedConnection"]
 

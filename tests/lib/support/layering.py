@@ -152,6 +152,11 @@ CALLS: dict[str, tuple[str, ...]] = {
     "sendmsg": ("base.channel",),
     "recv_fds": ("base.channel",),
     "send_fds": ("base.channel",),
+    # Where the log of a driver goes, and in which form.
+    "addHandler": ("base.logs",),
+    "basicConfig": (),
+    "captureWarnings": ("base.logs",),
+    "StreamHandler": (),
     # Settings are read in one module: declare a new one in nnfmq/base/settings.py. The others set variables of
     # NumPy's BLAS or another runtime, pass the environment to a child process, or read a variable of another program:
     # $CC, $COLUMNS. A driver that changes its account has the home directory of that one.
