@@ -46,6 +46,7 @@ __all__ = [
     "machine",
     "model_identity",
     "named_parts",
+    "outcome_of",
     "profile_export",
     "ratio_text",
     "render_page",
@@ -53,6 +54,7 @@ __all__ = [
     "result_names",
     "result_of",
     "time_text",
+    "timeline_of",
 ]
 
 BLOCKS = 20  # of a result
@@ -150,7 +152,7 @@ def result_of(load: MeasuredLoad, rounds: int) -> dict[str, Any]:
         "warm_up": [{"p50_ns": window.latency_ns, "throughput_per_s": window.per_second} for window in load.windows],
         "blocks": [block for trial in load.trials for block in _blocks(trial, max(1, BLOCKS // rounds))],
         "percentiles": [list(step) for step in percentile_steps(latencies)],
-        "timeline": _timeline(load.trials),
+        "timeline": timeline_of(load.trials),
     }
 
 
@@ -167,7 +169,7 @@ def _blocks(trial: LoadResult, count: int) -> list[dict[str, float]]:
     return found
 
 
-def _timeline(trials: list[LoadResult]) -> list[dict[str, float]]:
+def timeline_of(trials: Sequence[LoadResult]) -> list[dict[str, float]]:
     """Return p50, p99 and max by time; the trials follow each other without the time between them."""
     points, begin_ns, total_ns = [], 0, sum(trial.wall_ns for trial in trials)
     for trial in trials:
@@ -396,7 +398,7 @@ def _rows(
         if more_is_better and new["rate"] is not None:
             continue  # the throughput of an open loop is given
         interval = bootstrap_ratio(_values(new, metric), _values(old, metric))
-        outcome = _outcome(interval, tolerance_percent / 100, more_is_better)
+        outcome = outcome_of(interval, tolerance_percent / 100, more_is_better)
         if is_uncertain and outcome != "no change":
             outcome = CANNOT_TELL
         rows.append(_row(new, metric) | {**interval._asdict(), "outcome": outcome})
@@ -411,7 +413,8 @@ def _row(result: Mapping[str, Any], metric: str) -> dict[str, Any]:
     return {"runner": result["runner"], "clients": result["clients"], "rate": result["rate"], "metric": metric}
 
 
-def _outcome(interval: Interval, tolerance: float, more_is_better: bool) -> str:
+def outcome_of(interval: Interval, tolerance: float, more_is_better: bool) -> str:
+    """Return "regression" or "improvement" if the whole interval is beyond the tolerance (a share), or "no change"."""
     is_more, is_less = interval.low > 1 + tolerance, interval.high < 1 - tolerance
     if is_less if more_is_better else is_more:
         return "regression"

@@ -138,6 +138,6 @@ def _compilation(socket: str, seed: int) -> Callable[[int], None]:
         for model in models:
             if time.monotonic_ns() >= until_ns:
                 break
-            client.prepare(model, preference="sustained_speed").close()
+            client.prepare(model, preference="sustained_speed", progress=lambda done, total: None).close()
 
     return load
