@@ -230,7 +230,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.enable_op_profiling and arguments.device not in (None, *_PROFILED):
         allowed = " and ".join(_PROFILED)
         raise InvalidArgument(f"--enable_op_profiling: only {allowed} can be profiled, not {arguments.device}")
-    baseline = None if arguments.baseline is None else _read_baseline(arguments.baseline)
+    baseline = None if arguments.baseline is None else read_baseline(arguments.baseline, "bench")
     device, model, hosted = opened_model(arguments)
     identity = model_identity(arguments.model)
     if baseline is not None:
@@ -257,8 +257,8 @@ def execute(arguments: argparse.Namespace) -> int:
     return _status(report)
 
 
-def _read_baseline(path: Path) -> Any:
-    """Return the JSON of an earlier run.
+def read_baseline(path: Path, command: str) -> Any:
+    """Return the JSON of an earlier run of a command.
 
     Raises:
         InvalidArgument: If the file is not JSON.
@@ -266,7 +266,7 @@ def _read_baseline(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InvalidArgument(f"{path} is no report of nnfmq bench --json: {error}") from error
+        raise InvalidArgument(f"{path} is no report of nnfmq {command} --json: {error}") from error
 
 
 def opened_model(arguments: argparse.Namespace) -> tuple[str | None, LoadedModel, OpenedFile | None]:

@@ -19,6 +19,13 @@ from typing import TYPE_CHECKING, Any
 from nnfmq.cli.bench import MODES, names_among, opened_model, positive_number, shown_progress
 from nnfmq.cli.console import at_least_one, console, from_zero, new_file, print_json, short_microseconds, table
 from nnfmq.cli.model_file import add_model_arguments, add_runtime_option, shapes_of
+from nnfmq.cli.stress_suite import (
+    OPTIONS,
+    OTHER_OPTIONS,
+    add_suite_arguments,
+    execute_suite,
+    print_thresholds,
+)
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -32,6 +39,7 @@ examples:
   nnfmq stress model.tflite                          # burst, under each load
   nnfmq stress model.tflite --mode burst,sync --clients 1,4 --load none,cpu
   nnfmq stress --self-test --runs 20                 # is the attribution right?
+  nnfmq stress model.tflite --suite --html page.html # accept this machine
 """
 
 _LOADS = ("none", "cpu", "memory", "churn", "compile", "faults", "gc", "stops", "throttle")
@@ -68,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--runs", metavar="N", type=at_least_one, default=1, help="of each disturbance, pair and none (default: 1)")
     add("--only", metavar="CAUSE,...", type=_among(_CAUSES), default=_CAUSES, help="self-test of these causes")
     add("--connect", metavar="PATH", help="the socket of a driver (default: one of its own)")
+    add_suite_arguments(parser)
     add("--json", action="store_true", help="print JSON")
 
 
@@ -100,18 +109,37 @@ def execute(arguments: argparse.Namespace) -> int:
     """
     from nnfmq.lab.child_processes import BenchmarkFailed
 
+    if arguments.print_thresholds:
+        return print_thresholds()
+    _require_options_of_one_kind(arguments)
     if arguments.connect == "embedded":
         raise InvalidArgument("--connect embedded: give the socket of `nnfmq serve`, or none for a driver of its own")
     if arguments.model is None and not arguments.self_test:
         raise InvalidArgument("give a MODEL.tflite, or --self-test")
+    run = execute_suite if arguments.suite else _self_test if arguments.self_test else _stress
     # SIGTERM ends the command as Ctrl-C does: a process that is stopped or limited at that time must not stay so.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _self_test(arguments) if arguments.self_test else _stress(arguments)
+        return run(arguments)
     except BenchmarkFailed as error:
         raise InvalidArgument(str(error)) from error
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _require_options_of_one_kind(arguments: argparse.Namespace) -> None:
+    """Require that no option is given that would have no effect.
+
+    Raises:
+        InvalidArgument: If one is.
+    """
+    from nnfmq.cli import command_parser
+
+    names, default = (OTHER_OPTIONS if arguments.suite else OPTIONS), command_parser("stress").get_default
+    for name in names:
+        if getattr(arguments, name) != default(name):
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidArgument(f"{option} has no effect with{'' if arguments.suite else 'out'} --suite")
 
 
 def _job(arguments: argparse.Namespace) -> RunnerJob:
