@@ -496,6 +496,32 @@ def _require_no_other_file(path: Path) -> None:
             raise DeviceUnavailable(f"{path} exists and is no socket; it is not replaced")
 
 
+def _kind_of(sock: socket.socket) -> str:
+    """Return the names of a socket's family and type, or their numbers."""
+    family, kind = (getattr(value, "name", str(value)) for value in (sock.family, sock.type))
+    return f"{family} {kind.removeprefix('SOCK_')}"
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Return which file is at a path: its device and inode; None if there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def is_listening(path: Path) -> bool:
+    """Return whether a process listens at `path`. It sees a connection that hangs up."""
+    try:
+        Channel.connect(path, NO_WAIT).close()
+    except DeviceUnavailable:
+        return False
+    except MissedDeadlineTransient:  # its backlog is full
+        return True
+    return True
+
+
 def _open_lock(path: str) -> int:
     """Return an fd of a lock file, which is created if there is none. The caller owns it.
 
@@ -533,6 +559,7 @@ class Listener(Closable):
         self._socket = sock
         self._buffer = bytearray(INLINE_BYTES + 1)
         self._path = path
+        self._file = None if path is None else _file_at(path)
         self._lock = lock
 
     @classmethod
@@ -542,12 +569,18 @@ class Listener(Closable):
         Raises:
             InvalidArgument: If it is no listening AF_UNIX SEQPACKET socket.
         """
+        needed = "a listener needs a listening AF_UNIX SEQPACKET socket"
         with _fork_lock:
-            sock = _close_after_fork(socket.socket(fileno=fd))
+            try:
+                sock = _close_after_fork(socket.socket(fileno=fd))
+            except OSError as error:
+                os.close(fd)
+                raise InvalidArgument(f"{needed}: {error.strerror}") from None
         is_seqpacket = sock.family == socket.AF_UNIX and sock.type == socket.SOCK_SEQPACKET
         if not is_seqpacket or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            found = "does not listen" if is_seqpacket else f"is an {_kind_of(sock)} socket"
             sock.close()
-            raise InvalidArgument("a listener needs a listening AF_UNIX SEQPACKET socket")
+            raise InvalidArgument(f"{needed}, and this one {found}")
         sock.setblocking(False)
         os.set_inheritable(sock.fileno(), False)
         return cls(sock)
@@ -582,6 +615,16 @@ class Listener(Closable):
         """Return the listening fd, which stays owned by this object."""
         return self._socket.fileno()
 
+    @property
+    def is_owner(self) -> bool:
+        """Whether the path and the lock are this object's."""
+        return self._lock is not None
+
+    def path(self) -> Path | None:
+        """Return the path at which the socket was made; None if it has none, such as an abstract one."""
+        name = self._socket.getsockname()
+        return Path(name) if isinstance(name, str) and name else None
+
     def fds(self) -> tuple[int, int]:
         """Return the fds of the socket and of the lock, which stay owned by this object, for its successor."""
         assert self._lock is not None  # what has adopted a socket cannot hand it over
@@ -594,6 +637,7 @@ class Listener(Closable):
         """
         with _fork_lock:
             self._path, self._lock = path, _close_after_fork(io.FileIO(lock_fd, "r+"))
+            self._file = _file_at(path)
 
     def give_up(self) -> None:
         """Close the socket, and leave the path and the lock to the process that has them now. Idempotent."""
@@ -611,13 +655,13 @@ class Listener(Closable):
             return Channel(_close_after_fork(accepted), self._buffer)  # one buffer: the same thread receives
 
     def close(self) -> None:
-        """Stop listening and remove the path. Idempotent.
+        """Stop listening and remove the path, unless another socket has taken its place. Idempotent.
 
         The lock file stays: if it were removed, two drivers could lock two files of that name.
         """
         if self._socket.fileno() < 0:
             return
-        if self._path is not None:
+        if self._path is not None and _file_at(self._path) == self._file:
             self._path.unlink(missing_ok=True)
         self._socket.close()
         if self._lock is not None:

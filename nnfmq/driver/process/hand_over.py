@@ -112,7 +112,7 @@ class Predecessor(Closable):
             try:
                 channel.send(REQUEST, (), deadline_ns)
                 with channel.receive(deadline_ns, body_bytes_max=0) as frame:
-                    predecessor = cls(channel, path, _listening_fds(frame))
+                    predecessor = cls(channel, path, _listening_fds(frame, path))
             except (TransportError, MissedDeadlineTransient) as error:
                 raise DeviceUnavailable(
                     f"the driver at {path} does not hand over its socket: {error}; stop it (SIGTERM), and start another"
@@ -140,12 +140,18 @@ class Predecessor(Closable):
         self._locks = []
 
 
-def _listening_fds(frame: Frame) -> list[int]:
-    """Return the fds of a driver's reply, which the caller owns. Raises ProtocolError if it is another message."""
+def _listening_fds(frame: Frame, path: Path) -> list[int]:
+    """Return the fds of a driver's reply, which the caller owns.
+
+    Raises:
+        DeviceUnavailable: If the driver refuses.
+        ProtocolError: If it is another message.
+    """
     if frame.data != LISTENING:
-        rejection = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=frame.fd_count)
-        reason = rejection.message if isinstance(rejection, messages.Refused) else type(rejection).__name__
-        raise ProtocolError(f"it replied {reason!r}")
+        reply = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=frame.fd_count)
+        if isinstance(reply, messages.Refused):
+            raise DeviceUnavailable(f"the driver at {path} does not hand over its socket: {reply.message}")
+        raise ProtocolError(f"it replied with {type(reply).__name__}")
     if len(frame.fds) not in (_PER_SOCKET, 2 * _PER_SOCKET):
         raise ProtocolError(f"{len(frame.fds)} fds came instead of those of one or two sockets")
     return frame.detach_fds()

@@ -34,16 +34,9 @@ from nnfmq.base.logs import apply_levels, rate_limited
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
 from nnfmq.base.packages import installed_version
-from nnfmq.base.paths import (
-    check_socket_directory,
-    default_socket,
-    is_socket_named,
-    make_runtime_directory,
-    models_socket,
-    runtime_directory,
-    system_socket,
-)
+from nnfmq.base.paths import is_socket_named
 from nnfmq.base.sandbox.sandbox import require_parts
+from nnfmq.base.service_manager import ServiceManager
 from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
 from nnfmq.driver.execution.turns import CoreShares
@@ -51,7 +44,9 @@ from nnfmq.driver.memory.quota import MemoryShares, total_limit_bytes, user_limi
 from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, AdmittedClient, user_clients, why_full
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.hand_over import Predecessor, Successor
+from nnfmq.driver.process.listening import checked_path, open_listeners, take_passed_sockets
 from nnfmq.driver.process.pending_clients import PendingClients, decode_greeting, reject
+from nnfmq.driver.process.service_status import ServiceStatus
 from nnfmq.driver.process.statistics_area import SharedStatistics, UserLimits
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerSetup, preload
@@ -61,7 +56,6 @@ from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.queue import core
 
-_PATH_BYTES_MAX = 107  # of sun_path
 _ACCEPTED_AT_ONCE = 64  # before other events are handled
 # Shortages of this process or the system: the listening socket is intact, so accepting is tried again after a pause.
 _ACCEPT_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -74,7 +68,7 @@ class Supervisor(Closable):
 
     Borrows its arguments. `stop_fd` is an eventfd: the driver drains when it becomes readable, and ends at once when it
     does so again. `reload_fd` is one that lets it read its configuration again. `repository` is None if no
-    models are served by name. `served` are the users whose clients it serves.
+    models are served by name. `served` are the users whose clients it serves. `status` tells the service manager.
     """
 
     def __init__(
@@ -84,9 +78,11 @@ class Supervisor(Closable):
         workers: WorkerProcesses,
         stop_fd: int,
         reload_fd: int,
+        status: ServiceStatus,
         repository: RepositoryProcess | None = None,
         served: ServedUsers = ServedUsers(),  # noqa: B008  it is immutable
     ) -> None:
+        self._status = status
         self._listener = listener
         self._stop_fd = stop_fd
         self._is_listening = True  # False: it has no socket any more
@@ -107,6 +103,7 @@ class Supervisor(Closable):
         if self._repository is not None:
             self._repository.start()
         while not self._is_done():
+            self._status.update(f"{len(self._workers.client_pids)} of {self._clients_max()} clients")
             self._loop.run_once()
         self._pending.close()
         self._end_repository()
@@ -124,6 +121,8 @@ class Supervisor(Closable):
             self._end_now()
             return
         self._is_draining = True
+        drain_s = settings.DRAIN_S.value()
+        self._status.ends(drain_s)
         self._stop_accepting()
         self._listener.close()  # another driver may start from now on
         self._end_repository()
@@ -132,7 +131,7 @@ class Supervisor(Closable):
         self._pending.close()
         _log.info("the driver ends when %d clients have their results", len(self._workers.client_pids))
         self._workers.drain_all()
-        self._loop.call_at(time.monotonic() + settings.DRAIN_S.value(), self._end_now)
+        self._loop.call_at(time.monotonic() + drain_s, self._end_now)
 
     def _end_now(self) -> None:
         self._ends_now = True
@@ -143,6 +142,11 @@ class Supervisor(Closable):
 
     def _on_successor(self, channel: Channel) -> None:
         """Send the sockets to another driver that asks for them. Takes ownership of `channel`."""
+        if self._status.is_managed or not self._listener.is_owner:
+            # The manager has the socket, or would take the end of this process for that of the service.
+            text = "its service manager restarts it, for instance by `systemctl restart`, and no request is lost"
+            reject(channel, ErrorStatus.DEVICE_UNAVAILABLE, text)
+            return
         if not self._is_listening or (self._successor is not None and self._successor.is_open):
             reject(channel, ErrorStatus.DEVICE_UNAVAILABLE, "another driver replaces this one already, or it ends")
             return
@@ -222,21 +226,26 @@ class Supervisor(Closable):
             os.close(fd)
 
     def _reload(self, reload_fd: int) -> None:
+        self._status.reloads()
         _reload(reload_fd)
         self._workers.publish_limits()
+        self._status.reloaded()
 
     def _on_hello(self, channel: Channel, hello: bytes) -> None:
         client = channel.peer()
         is_monitor = decode_greeting(hello).is_monitor and client.uid in (os.getuid(), 0)
         place = self._place(client, is_monitor)
         taken = [self._place(*served) for served in self._workers.clients]
-        clients_max = min(CLIENTS_MAX, self._workers.uids or CLIENTS_MAX)
+        clients_max = self._clients_max()
         user_limit = user_clients(clients_max) if self._workers.uids else None
         reason = why_full(place, taken, self._repository is not None, clients_max, user_limit)
         if reason:
             self._workers.reject_surplus(channel, reason)
         else:
             self._workers.start(channel, hello, ends_if_stopped=place.is_repository)
+
+    def _clients_max(self) -> int:
+        return min(CLIENTS_MAX, self._workers.uids or CLIENTS_MAX)
 
     def _place(self, client: Credentials, is_monitor: bool) -> AdmittedClient:
         is_repository = self._repository is not None and self._repository.includes(client.pid)
@@ -322,21 +331,26 @@ def serve(
         settings.SANDBOX.export(sandbox)
     users.export()
     settings.check_all()
-    uids = take_account(makes_directory=path is None and not is_socket_named())
-    require_parts()
-    models = _models_directory(models)
-    entries = read_configuration(devices)  # once for all workers, and while errors can still be reported
-    path = _checked_path(path, models is not None, is_system=uids is not None)
-    options = DriverOptions(os.getpid(), allow_device_status)
     with ExitStack() as stack:
-        # First: a signal during the rest of the setup must not leave files behind.
+        manager = ServiceManager.take()
+        passed = take_passed_sockets(stack, path)
+        if replace and passed is not None:
+            raise InvalidArgument("a driver that a service manager starts with its socket replaces no other: --replace")
+        path = path if passed is None else passed.path
+        uids = take_account(makes_directory=path is None and not is_socket_named())
+        require_parts()
+        models = _models_directory(models)
+        entries = read_configuration(devices)  # once for all workers, and while errors can still be reported
+        path = checked_path(path, models is not None, is_system=uids is not None)
+        options = DriverOptions(os.getpid(), allow_device_status)
+        # A signal during the rest of the setup must not leave files behind.
         stop_fd, reload_fd = stack.enter_context(_signals())
         status = stack.enter_context(
             Memory.create(STATUS_PAGE_BYTES, "nnfmq-status", one_writer=not allow_device_status)
         )
         predecessor = Predecessor.request(path) if replace else None
         served = ServedUsers.of_settings()
-        listener, named = _open_listeners(stack, path, models is not None, predecessor, served.socket_mode)
+        listener, named = open_listeners(stack, path, models is not None, predecessor, passed, served.socket_mode)
         loop = stack.enter_context(EventLoop())
         repository = None
         if named is not None and models is not None:
@@ -344,7 +358,10 @@ def serve(
         _set_environment(extensions, runtimes, memory_mib)
         pool = None if uids is None else UidPool(uids, Path(f"{path}.uids"))
         workers = _prepare_workers(stack, loop, status, entries, options, pool)
-        supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd, reload_fd, repository, served))
+        told = ServiceStatus(loop, manager)
+        supervisor = stack.enter_context(
+            Supervisor(loop, listener, workers, stop_fd, reload_fd, told, repository, served)
+        )
         if parent is not None:
             _stop_with_parent(stack, loop, parent, stop_fd)
         if predecessor is not None:
@@ -353,33 +370,10 @@ def serve(
                 predecessor.models.close()  # nobody serves models by name any more
         _log.info("nnfmq %s listens on %s", installed_version("nnfmq") or "without a version", path)
         ready(path)
+        told.ready()
         supervisor.run()
         _log.info("the driver has ended")
     return 0
-
-
-def _open_listeners(
-    stack: ExitStack, path: Path, has_models: bool, predecessor: Predecessor | None, mode: int
-) -> tuple[Listener, Listener | None]:
-    """Return the listeners of the driver and of its model repository: the predecessor's, or new ones.
-
-    `stack` closes them; those of a predecessor have no path before `Predecessor.confirm`.
-    """
-    if predecessor is None:
-        listener = stack.enter_context(Listener.create(path, mode))
-        named = None
-    else:
-        listener, named = stack.enter_context(predecessor.listener), predecessor.models
-        if named is not None:
-            stack.enter_context(named)
-        stack.enter_context(predecessor)  # first to be closed: with the locks
-    if has_models and named is None:
-        named = stack.enter_context(Listener.create(models_socket(path), mode))
-    elif named is None and models_socket(path).is_socket():
-        # Of a driver that was killed: clients would wait for its repository. Another driver may listen there.
-        with contextlib.suppress(DeviceUnavailable):
-            Listener.create(models_socket(path)).close()
-    return listener, named
 
 
 def _models_directory(path: Path | None) -> Path | None:
@@ -394,24 +388,6 @@ def _models_directory(path: Path | None) -> Path | None:
     directory = Path(named or "" if path is None else path).absolute()
     os.scandir(directory).close()
     return directory
-
-
-def _checked_path(path: Path | None, has_models: bool, *, is_system: bool) -> Path:
-    """Return the path of the socket. Raises DeviceUnavailable if it is too long, or others could replace it."""
-    if path is None:
-        path = system_socket() if is_system and not is_socket_named() else default_socket()
-        if path.parent == runtime_directory():
-            make_runtime_directory()
-    _check_length(path)
-    if has_models:
-        _check_length(models_socket(path))
-    check_socket_directory(path)
-    return path
-
-
-def _check_length(path: Path) -> None:
-    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
-        raise DeviceUnavailable(f"the path of a driver's socket has at most {_PATH_BYTES_MAX} bytes; {path} is longer")
 
 
 def _stop_with_parent(stack: ExitStack, loop: EventLoop, parent: int, stop_fd: int) -> None:

@@ -96,8 +96,8 @@ EXPLAINED = ("client", "nnapi", "planning", "model_builder")
 
 DOORS: dict[str, tuple[str, ...]] = {
     # The control channel; the stream socket of a collector of telemetry, which speaks JSON lines and no protocol; an
-    # HTTP server on loopback, in a process of its own.
-    "socket": ("base.channel", "telemetry.sinks", "cli.metrics_endpoint"),
+    # HTTP server on loopback, in a process of its own; the datagrams of the service manager's protocol.
+    "socket": ("base.channel", "base.service_manager", "telemetry.sinks", "cli.metrics_endpoint"),
     "socketserver": (),
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
     "mmap": ("base.memory", "engines.compiled.guard_pages", "engines.compiled.object_code"),
@@ -159,9 +159,11 @@ CALLS: dict[str, tuple[str, ...]] = {
     "StreamHandler": (),
     # Settings are read in one module: declare a new one in nnfmq/base/settings.py. The others set variables of
     # NumPy's BLAS or another runtime, pass the environment to a child process, or read a variable of another program:
-    # $CC, $COLUMNS. A driver that changes its account has the home directory of that one.
+    # $CC, $COLUMNS. A driver that changes its account has the home directory of that one. What a service manager sets
+    # for one process is removed.
     "environ": (
         "base.accounts",
+        "base.service_manager",
         "base.settings",
         "base.processes",
         "base.cores",
