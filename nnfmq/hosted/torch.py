@@ -96,7 +96,7 @@ class _Model(HostedModel):
             elif spec.kind is kinds.USER_INPUT:
                 self.inputs.append(Place(index, spec.arg.name, node.meta["val"]))
             elif spec.kind in (kinds.PARAMETER, kinds.BUFFER, kinds.CONSTANT_TENSOR):
-                value = _held(program, spec.target).to(self.device)
+                value = _held(program, spec.target, self.device)
                 if spec.kind is kinds.BUFFER and (node in changed or spec.target in new_values):
                     place = Place(index, spec.target, node.meta["val"])
                     states.append((place, new_values.get(spec.target), _array(torch, value).tobytes()))
@@ -195,9 +195,13 @@ def _array(torch: Any, value: Any) -> Array:
     return array
 
 
-def _held(program: Any, name: str) -> Any:
-    """Return a parameter, buffer or constant of a program."""
+def _held(program: Any, name: str, device: Any) -> Any:
+    """Return a parameter, buffer or constant of a program on a device.
+
+    It requires a gradient if it does in the program: PyTorch chooses other matrix products where nothing does.
+    """
     for values in (program.state_dict, program.constants):
         if name in values:
-            return values[name].detach()
+            value = values[name]
+            return value.detach().to(device).requires_grad_(value.requires_grad)
     raise InvalidArgument(f"the archive has no value of {name!r:.80}")
