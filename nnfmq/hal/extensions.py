@@ -379,6 +379,8 @@ class TfliteOperation(IntEnum):
     BLOCKWISE_MATMUL = 266
     HYBRID_FULLY_CONNECTED = 267
     HYBRID_CONV_2D = 268
+    HYBRID_SVDF = 269
+    DYNAMIC_QUANTIZE_LINEAR = 270
 
     # 288 to 299: functions of real numbers that ONNX has
     TAN = 288

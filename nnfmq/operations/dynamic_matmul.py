@@ -27,7 +27,17 @@ from nnfmq.operations.packed_matmul import PackedMatmul, bound_accumulator
 from nnfmq.operations.quantization import float_activation_range, linear_steps
 from nnfmq.operations.shapes import require
 
-__all__ = ["DynamicMatmul", "DynamicWeights", "Quantize", "dynamic", "hybrid", "require_symmetric", "weight_scales"]
+__all__ = [
+    "DynamicMatmul",
+    "DynamicWeights",
+    "Quantize",
+    "dynamic",
+    "hybrid",
+    "packed_weights",
+    "product_of_rows",
+    "require_symmetric",
+    "weight_scales",
+]
 
 Quantize: TypeAlias = Callable[[Array], tuple[Array, Any]]
 """Returns the steps of floats less their zero points, and their scale or scales, which broadcast with the results."""
@@ -95,13 +105,32 @@ class DynamicWeights(Struct, frozen=True):
         scales = [np.broadcast_to(weight_scales(tensor), tensor.shape[0]) for tensor in tensors]
         return cls(np.ascontiguousarray(weights, dtype=exact), np.concatenate(scales))
 
-    def product(self, rows: Array) -> Array:
-        """Return the products of rows, all of which are quantized with one scale."""
-        steps, scale = linear_steps(rows)
+    def product(self, rows: Array, quantize: Quantize) -> Array:
+        """Return the products of rows that `quantize` makes bytes of."""
+        steps, scale = quantize(rows)
         sums = steps.astype(self.matrix.dtype) @ self.matrix
         with np.errstate(all="ignore"):  # of infinities
             products: Array = sums.astype(np.float32) * (scale * self.scales)
         return products
+
+
+def packed_weights(tensors: Sequence[Tensor]) -> Array | DynamicWeights:
+    """Return a copy of weights (channels, elements) side by side: floats (elements, channels), or bytes."""
+    if tensors[0].dtype.kind == "f":
+        return np.ascontiguousarray(np.concatenate([tensor.array for tensor in tensors]).T)
+    return DynamicWeights.of(tensors)
+
+
+def product_of_rows(rows: Array, weights: Array | DynamicWeights, quantize: Quantize | None) -> Array:
+    """Return rows times weights; unless `quantize` is None, as the bytes that it makes of them represent the rows."""
+    if isinstance(weights, DynamicWeights):
+        assert quantize is not None, "only operations that quantize rows have such weights"
+        return weights.product(rows, quantize)
+    if quantize is not None:
+        steps, scale = quantize(rows)
+        rows = steps * scale
+    products: Array = rows @ weights
+    return products
 
 
 def _store(sums: Array, out: Array) -> None:

@@ -30,7 +30,7 @@ from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.activation import logistic
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
-from nnfmq.operations.dynamic_matmul import DynamicWeights
+from nnfmq.operations.dynamic_matmul import DynamicWeights, Quantize, packed_weights, product_of_rows
 from nnfmq.operations.kernel_adapters import float_variants
 from nnfmq.operations.recurrent_sequences import (
     ACTIVATIONS,
@@ -41,7 +41,6 @@ from nnfmq.operations.recurrent_sequences import (
     run_bidirectional,
     swap_time_batch,
     time_major_shape,
-    unchanged,
 )
 from nnfmq.operations.shapes import require
 
@@ -208,27 +207,27 @@ class GateParams(Struct, frozen=True):
 class PreparedLstmCell(Struct, frozen=True):
     """A cell with packed weights: matrices that compute all gates' products together, and each gate's other parameters.
 
-    `gates` are input, forget, cell and output, without the first if it is coupled to the forget gate. `represent` is
-    applied to all rows that are multiplied by weights of float32.
+    `gates` are input, forget, cell and output, without the first if it is coupled to the forget gate. `quantize`, if
+    set, makes bytes of all rows that are multiplied by weights.
     """
 
     weights: Array | DynamicWeights
-    aux_weights: Array | None
+    aux_weights: Array | DynamicWeights | None
     recurrent: Array | DynamicWeights
     gates: tuple[GateParams, ...]
     activation: Callable[[Array], Array]
     cell_clip: float
     projection: Callable[[Array], Array]
-    represent: Callable[[Array], Array]
+    quantize: Quantize | None
 
     def run_sequence(self, steps: Array, aux: Array | None, hidden: Array, state: Array) -> tuple[Array, Array, Array]:
         """Run over `steps` (time, batch, size); return (time, batch, output size) and both final states."""
-        products = _product(steps, self.weights, self.represent)
+        products = product_of_rows(steps, self.weights, self.quantize)
         if aux is not None and self.aux_weights is not None:
-            products = products + self.represent(aux) @ self.aux_weights
+            products = products + product_of_rows(aux, self.aux_weights, self.quantize)
         out = np.empty((len(steps), *hidden.shape), np.float32)
         for time, row in enumerate(products):
-            hidden, state = self._step(row + _product(hidden, self.recurrent, self.represent), state)
+            hidden, state = self._step(row + product_of_rows(hidden, self.recurrent, self.quantize), state)
             out[time] = hidden
         return out, hidden, state
 
@@ -244,35 +243,28 @@ class PreparedLstmCell(Struct, frozen=True):
         return self.projection(opened * self.activation(state)), state
 
 
-def _product(rows: Array, weights: Array | DynamicWeights, represent: Callable[[Array], Array]) -> Array:
-    if isinstance(weights, DynamicWeights):
-        return weights.product(rows)
-    products: Array = represent(rows) @ weights
-    return products
-
-
 def pack(
     cell: LstmTensors[Tensor],
     activation: int,
     cell_clip: float,
     projection_clip: float,
-    represent: Callable[[Array], Array] = unchanged,
+    quantize: Quantize | None = None,
 ) -> PreparedLstmCell:
     """Copy and pack the weights of a cell that `check_cell` and `check_attributes` accepted.
 
-    `represent` is applied to all rows that are multiplied by weights.
+    `quantize`, if set, makes bytes of all rows that are multiplied by weights.
     """
     return PreparedLstmCell(
         _stacked(cell.input, cell.gates),
-        None if cell.aux == NO_GATES else _stacked_floats(cell.aux, cell.gates),
+        None if cell.aux == NO_GATES else _stacked(cell.aux, cell.gates),
         _stacked(cell.recurrent, cell.gates),
         tuple(
             GateParams(_value(cell.bias[g]), _optional(cell.peephole[g]), _optional(cell.norm[g])) for g in cell.gates
         ),
         ACTIVATIONS[activation],
         cell_clip,
-        _projection(cell, projection_clip, represent),
-        represent,
+        _projection(cell, projection_clip, quantize),
+        quantize,
     )
 
 
@@ -286,24 +278,17 @@ def _optional(tensor: Tensor | None) -> Array | None:
 
 
 def _stacked(tensors: Gates[Tensor], gates: tuple[int, ...]) -> Array | DynamicWeights:
-    given = [tensor for gate in gates if (tensor := tensors[gate]) is not None]
-    return _stacked_floats(tensors, gates) if given[0].dtype.kind == "f" else DynamicWeights.of(given)
+    return packed_weights([tensor for gate in gates if (tensor := tensors[gate]) is not None])
 
 
-def _stacked_floats(tensors: Gates[Tensor], gates: tuple[int, ...]) -> Array:
-    return np.ascontiguousarray(np.concatenate([_value(tensors[gate]) for gate in gates]).T)
-
-
-def _projection(
-    cell: LstmTensors[Tensor], clip: float, represent: Callable[[Array], Array]
-) -> Callable[[Array], Array]:
+def _projection(cell: LstmTensors[Tensor], clip: float, quantize: Quantize | None) -> Callable[[Array], Array]:
     if cell.projection is None:
         return lambda hidden: hidden
-    weights = np.ascontiguousarray(_value(cell.projection).T)
+    weights = packed_weights([cell.projection])
     bias = np.float32(0) if cell.projection_bias is None else _value(cell.projection_bias)
 
     def project(hidden: Array) -> Array:
-        result: Array = represent(hidden) @ weights + bias
+        result: Array = product_of_rows(hidden, weights, quantize) + bias
         return np.clip(result, -clip, clip) if clip > 0 else result
 
     return project
@@ -313,7 +298,6 @@ def _projection(
 # Operations: parameter lists, and the distribution of their tensors.
 
 
-Represent: TypeAlias = Callable[[Array], Array]  # applied to all rows that are multiplied by weights
 Shapes: TypeAlias = tuple[Shape, ...]
 Tensors: TypeAlias = tuple[Tensor, ...]
 
@@ -341,10 +325,10 @@ def plan_lstm(
     activation: int,
     cell_clip: float,
     projection_clip: float,
-    represent: Represent = unchanged,
+    quantize: Quantize | None = None,
 ) -> Run:
     """Plan one step. The scratch buffer's contents are undefined in the HAL; they are zeros here."""
-    packed = pack(one_cell(rest)[0], activation, cell_clip, projection_clip, represent)
+    packed = pack(one_cell(rest)[0], activation, cell_clip, projection_clip, quantize)
     scratch_shape = output[0].shape
 
     def run(input: Array, hidden: Array, state: Array) -> tuple[Array, ...]:
@@ -440,67 +424,71 @@ def _norms(prefix: str = "") -> tuple[op.Parameter, ...]:
     return gate_parameters(prefix + "{}_layer_norm_weights", optional=GATES)
 
 
-def _aux(prefix: str) -> tuple[op.Parameter, ...]:
-    return gate_parameters(prefix + "aux_input_to_{}_weights", optional=GATES)
+def _aux(prefix: str, weights: op.ParameterType = "T") -> tuple[op.Parameter, ...]:
+    return gate_parameters(prefix + "aux_input_to_{}_weights", weights, optional=GATES)
 
 
 def _states(prefix: str = "") -> tuple[op.Parameter, ...]:
     return op.data(f"{prefix}output_state_in"), op.data(f"{prefix}cell_state_in")
 
 
-_LSTM = (op.data("input"), *cell_parameters(), *_states(), *_CLIPS, *_norms())
-_UNIDIRECTIONAL = (
-    op.data("input"),
-    *cell_parameters(),
-    *_states(),
-    *_CLIPS,
-    op.attribute("time_major", op.BOOL),
-    *_norms(),
-)
-_DYNAMIC = (op.data("input"), *cell_parameters(weights="W")[:8], *_UNIDIRECTIONAL[9:])
-_BIDIRECTIONAL = (
-    op.data("input"),
-    *(*cell_parameters("fw_"), *cell_parameters("bw_")),
-    *(*_states("fw_"), *_states("bw_")),
-    op.data("aux_input", optional=True),
-    *(*_aux("fw_"), *_aux("bw_")),
-    *_CLIPS,
-    op.attribute("merge_outputs", op.BOOL),
-    op.attribute("time_major", op.BOOL),
-    *(*_norms("fw_"), *_norms("bw_")),
-)
+def _one_step(weights: op.ParameterType = "T") -> tuple[op.Parameter, ...]:
+    return (op.data("input"), *cell_parameters(weights=weights), *_states(), *_CLIPS, *_norms())
+
+
+def _unidirectional(weights: op.ParameterType = "T") -> tuple[op.Parameter, ...]:
+    step = _one_step(weights)
+    return (*step[: -len(GATES)], op.attribute("time_major", op.BOOL), *step[-len(GATES) :])
+
+
+_DYNAMIC = (op.data("input"), *cell_parameters(weights="W")[:8], *_unidirectional()[9:])
+
+
+def _bidirectional(weights: op.ParameterType = "T") -> tuple[op.Parameter, ...]:
+    return (
+        op.data("input"),
+        *(*cell_parameters("fw_", weights=weights), *cell_parameters("bw_", weights=weights)),
+        *(*_states("fw_"), *_states("bw_")),
+        op.data("aux_input", optional=True),
+        *(*_aux("fw_", weights), *_aux("bw_", weights)),
+        *_CLIPS,
+        op.attribute("merge_outputs", op.BOOL),
+        op.attribute("time_major", op.BOOL),
+        *(*_norms("fw_"), *_norms("bw_")),
+    )
+
 
 DECLARATIONS = (
     op.Declaration(
         OperationType.LSTM,
         since=op.V1_0,
-        overloads=(op.overload(*_LSTM, level=op.V1_2, also={23: op.V1_0}),),
+        overloads=(op.overload(*_one_step(), level=op.V1_2, also={23: op.V1_0}),),
         variants=float_variants(plan_lstm, "S", level=op.V1_0),
         shape=lstm_shape,
         outputs=("T",) * 4,
-        extended=(hybrid(plan_lstm, lstm_shape, _LSTM, S=op.FLOAT32),),
+        extended=(hybrid(plan_lstm, lstm_shape, _one_step("W"), S=op.FLOAT32),),
     ),
     op.Declaration(
         OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM,
         since=op.V1_2,
-        overloads=(op.overload(*_UNIDIRECTIONAL),),
+        overloads=(op.overload(*_unidirectional()),),
         variants=float_variants(plan_unidirectional, "S"),
         shape=unidirectional_shape,
         outputs=("T",) * 3,
         output_counts={1: op.V1_2, 3: op.V1_3},
         extended=(
-            hybrid(plan_unidirectional, unidirectional_shape, _UNIDIRECTIONAL, S=op.FLOAT32),
+            hybrid(plan_unidirectional, unidirectional_shape, _unidirectional("W"), S=op.FLOAT32),
             dynamic(plan_unidirectional, _DYNAMIC, S=op.FLOAT32),
         ),
     ),
     op.Declaration(
         OperationType.BIDIRECTIONAL_SEQUENCE_LSTM,
         since=op.V1_2,
-        overloads=(op.overload(*_BIDIRECTIONAL),),
+        overloads=(op.overload(*_bidirectional()),),
         variants=float_variants(plan_bidirectional, "S"),
         shape=bidirectional_shape,
         outputs=("T",) * 6,
         output_counts={1: op.V1_2, 2: op.V1_2, 5: op.V1_3, 6: op.V1_3},
-        extended=(hybrid(plan_bidirectional, bidirectional_shape, _BIDIRECTIONAL, S=op.FLOAT32),),
+        extended=(hybrid(plan_bidirectional, bidirectional_shape, _bidirectional("W"), S=op.FLOAT32),),
     ),
 )

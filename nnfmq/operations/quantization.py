@@ -308,8 +308,11 @@ def quantize_rows(rows: Array, asymmetric: bool) -> Array:
 def row_steps(rows: Array, asymmetric: bool) -> tuple[Array, Array]:
     """Return the bytes of `rows` (..., length) less their zero points, as float32, and the scales (..., 1).
 
-    Bytes cannot represent NaN and infinities: the scale of a row that has some is NaN.
+    Bytes cannot represent NaN and infinities: the scale of a row that has some is NaN. That of a row without elements
+    is 1.
     """
+    if rows.size == 0:
+        return rows.copy(), np.ones((*rows.shape[:-1], 1), np.float32)
     ends = (limit(rows, axis=-1, keepdims=True) for limit in (np.min, np.max))
     low, high = (np.asarray(end, np.float32) for end in ends)
     is_finite = np.isfinite(low) & np.isfinite(high)
@@ -347,25 +350,24 @@ def _asymmetric_ranges(rows: Array) -> tuple[Array, Array]:
     return scale.astype(np.float32), np.where(high > low, zero_point, 0).astype(np.float32)
 
 
-def quantize_linearly(values: Array) -> Array:
-    """Return the values, in float32, as the bytes of ONNX's DynamicQuantizeLinear represent them, with one scale."""
-    steps, scale = linear_steps(values)
-    result: Array = steps * scale
-    return result
-
-
 def linear_steps(values: Array) -> tuple[Array, np.float32]:
     """Return the bytes of ONNX's DynamicQuantizeLinear less their zero point, as float32, and their scale.
 
     As in ONNX Runtime, the range contains 0; NaN does not count in it, and its byte is 0. The scale of zeros is 1.
     """
+    codes, scale, zero_point = linear_codes(values)
+    steps: Array = codes - zero_point
+    return steps, scale
+
+
+def linear_codes(values: Array) -> tuple[Array, np.float32, Array]:
+    """Return these bytes, as float32, their scale and their zero point."""
     with np.errstate(all="ignore"):  # of infinities, and of ranges beyond float32
         low, high = (limit.reduce(values, axis=None, initial=np.float32(0)) for limit in (np.fmin, np.fmax))
         found = np.float32((high - low) / np.float32(_BYTE))
         scale = found if found > 0 else np.float32(1)
         zero_point = np.float32(_BYTE) - _bytes(np.rint(low / scale) + np.float32(_BYTE))
-        steps: Array = _bytes(np.rint(values / scale) + zero_point) - zero_point
-    return steps, scale
+        return _bytes(np.rint(values / scale) + zero_point), scale, zero_point
 
 
 def _bytes(values: Array) -> Array:

@@ -24,7 +24,7 @@ from nnfmq.hal.types import CLAMPS, FusedActivationFunc, OperandType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.activation import clamp, logistic
 from nnfmq.operations.declaration import Array, Plan, Run, Shape
-from nnfmq.operations.quantization import quantize_linearly, quantize_rows
+from nnfmq.operations.quantization import linear_steps, row_steps
 from nnfmq.operations.shapes import require
 
 RunSequence: TypeAlias = Callable[..., tuple[Array, ...]]  # (steps, auxiliary steps, *states) -> results, then states
@@ -37,11 +37,6 @@ ACTIVATIONS: Mapping[int, Callable[[Array], Array]] = {
     6: logistic,
 }
 """Activations of the recurrent operations by code; LSTM does not allow 2 (RELU1)."""
-
-
-def unchanged(rows: Array) -> Array:
-    """Return `rows`."""
-    return rows
 
 
 def time_major_shape(shape: Shape, time_major: bool) -> Shape:
@@ -108,40 +103,40 @@ def run_bidirectional(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The operations of the extension on floats whose weights had 8 bits in the file. The weights are given dequantized; an
-# operation that computes as ONNX Runtime does may also have them as bytes.
+# The operations of the extension on floats whose weights have 8 bits in the file. The weights are bytes, or given
+# dequantized.
 #
 # TFLite quantizes the rows that are multiplied by such weights, inputs and hidden states, at each step; the parameter
 # `asymmetric`, after all others, says how. ONNX Runtime's DynamicQuantizeLSTM does the same with one scale and zero
 # point for all inputs, and one for the hidden states of each step.
 #
-# `plan` and `shape` are those of the HAL's operation on FLOAT32, `parameters` its longest list.
+# `plan` and `shape` are those of the HAL's operation on FLOAT32, `parameters` its longest list, in which the weights
+# have the type W.
+
+
+_WEIGHTS = (op.F32, op.Q8, op.Q8S, op.PC)
 
 
 def hybrid(
     plan: Plan, shape: Callable[..., Any], parameters: Sequence[op.Parameter], **types: OperandType
 ) -> op.Extended:
-    """Declare what TFLite computes; `types` are those of variables other than T."""
+    """Declare what TFLite computes; `types` are those of variables other than T and W."""
 
     def plan_hybrid(*tensors: Any, asymmetric: bool, **attributes: Any) -> Run:
-        return plan(*tensors, represent=partial(quantize_rows, asymmetric=asymmetric), **attributes)
+        return plan(*tensors, quantize=partial(row_steps, asymmetric=bool(asymmetric)), **attributes)
 
     def shape_of_hybrid(*shapes: Any, asymmetric: bool, **attributes: Any) -> Any:
         return shape(*shapes, **attributes)
 
-    return op.Extended(
-        Scheme.HYBRID,
-        op.of_types(plan_hybrid, op.F32, **types),
-        changes={
-            "overloads": (op.overload(*parameters, op.attribute("asymmetric", op.BOOL), level=op.V1_2),),
-            "shape": shape_of_hybrid,
-        },
-    )
+    overloads = (op.overload(*parameters, op.attribute("asymmetric", op.BOOL), level=op.V1_2),)
+    variants = [op.of_types(plan_hybrid, op.F32, W=weights, **types) for weights in _WEIGHTS]
+    changes = {"overloads": overloads, "shape": shape_of_hybrid}
+    return op.Extended(Scheme.HYBRID, tuple(itertools.chain(*variants)), changes=changes)
 
 
 def dynamic(plan: Plan, parameters: Sequence[op.Parameter], **types: OperandType) -> op.Extended:
-    """Declare what ONNX Runtime computes; `parameters` have the type W of the weights."""
-    planned = partial(plan, represent=quantize_linearly)
-    variants = [op.of_types(planned, op.F32, W=weights, **types) for weights in (op.F32, op.Q8, op.Q8S, op.PC)]
+    """Declare what ONNX Runtime computes."""
+    planned = partial(plan, quantize=linear_steps)
+    variants = [op.of_types(planned, op.F32, W=weights, **types) for weights in _WEIGHTS]
     overloads = (op.overload(*parameters, level=op.V1_2),)
     return op.Extended(Scheme.DYNAMIC, tuple(itertools.chain(*variants)), changes={"overloads": overloads})

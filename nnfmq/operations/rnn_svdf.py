@@ -24,6 +24,7 @@ from msgspec import Struct
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
+from nnfmq.operations.dynamic_matmul import DynamicWeights, Quantize, packed_weights, product_of_rows
 from nnfmq.operations.kernel_adapters import float_variants
 from nnfmq.operations.recurrent_sequences import (
     ACTIVATIONS,
@@ -33,7 +34,6 @@ from nnfmq.operations.recurrent_sequences import (
     run_bidirectional,
     swap_time_batch,
     time_major_shape,
-    unchanged,
 )
 from nnfmq.operations.shapes import require
 
@@ -58,12 +58,12 @@ def check_cell(rows: Shape, weights: Shape, recurrent: Shape, bias: Shape, hidde
 class PreparedRnnCell(Struct, frozen=True):
     """An RNN cell with copied weights."""
 
-    weights: Array
-    aux_weights: Array | None
-    recurrent: Array
+    weights: Array | DynamicWeights
+    aux_weights: Array | DynamicWeights | None
+    recurrent: Array | DynamicWeights
     bias: Array
     activation: Callable[[Array], Array]
-    represent: Callable[[Array], Array]
+    quantize: Quantize | None
 
     @classmethod
     def of(
@@ -73,30 +73,26 @@ class PreparedRnnCell(Struct, frozen=True):
         bias: Tensor,
         activation: int,
         aux_weights: Tensor | None = None,
-        represent: Callable[[Array], Array] = unchanged,
+        quantize: Quantize | None = None,
     ) -> PreparedRnnCell:
         """Copy the weights: those that come with the request may be in another process's memory.
 
-        `represent` is applied to all rows that are multiplied by weights.
+        `quantize`, if set, makes bytes of all rows that are multiplied by weights.
         """
-        aux = None if aux_weights is None else _matrix(aux_weights)
-        function = activation_function(activation)
-        return cls(_matrix(weights), aux, _matrix(recurrent), bias.array.copy(), function, represent)
+        aux = None if aux_weights is None else packed_weights([aux_weights])
+        matrices = packed_weights([weights]), aux, packed_weights([recurrent])
+        return cls(*matrices, bias.array.copy(), activation_function(activation), quantize)
 
     def run_sequence(self, steps: Array, aux: Array | None, hidden: Array) -> tuple[Array, Array]:
         """Run over `steps` (time, batch, size); return all outputs and the last hidden state."""
-        sums = self.represent(steps) @ self.weights + self.bias
+        sums = product_of_rows(steps, self.weights, self.quantize) + self.bias
         if aux is not None and self.aux_weights is not None:
-            sums = sums + self.represent(aux) @ self.aux_weights
+            sums = sums + product_of_rows(aux, self.aux_weights, self.quantize)
         out = np.empty_like(sums)
         for time, row in enumerate(sums):
-            hidden = self.activation(row + self.represent(hidden) @ self.recurrent)
+            hidden = self.activation(row + product_of_rows(hidden, self.recurrent, self.quantize))
             out[time] = hidden
         return out, hidden
-
-
-def _matrix(tensor: Tensor) -> Array:
-    return tensor.array.T.copy()
 
 
 # -- RNN and its sequences --------------------------------------------------------------------------------------------
@@ -121,10 +117,10 @@ def plan_rnn(
     *,
     output: Tensors,
     activation: int,
-    represent: Callable[[Array], Array] = unchanged,
+    quantize: Quantize | None = None,
 ) -> Run:
     """Plan one step."""
-    cell = PreparedRnnCell.of(weights, recurrent_weights, bias, activation, represent=represent)
+    cell = PreparedRnnCell.of(weights, recurrent_weights, bias, activation, quantize=quantize)
 
     def run(input: Array, hidden: Array) -> tuple[Array, ...]:
         _, hidden = cell.run_sequence(input[np.newaxis], None, hidden)
@@ -163,10 +159,10 @@ def plan_unidirectional(
     activation: int,
     time_major: int,
     output_count: int,
-    represent: Callable[[Array], Array] = unchanged,
+    quantize: Quantize | None = None,
 ) -> Run:
     """Plan all steps of a sequence."""
-    cell = PreparedRnnCell.of(weights, recurrent_weights, bias, activation, represent=represent)
+    cell = PreparedRnnCell.of(weights, recurrent_weights, bias, activation, quantize=quantize)
 
     def run(input: Array, hidden: Array) -> tuple[Array, ...]:
         out, hidden = cell.run_sequence(swap_time_batch(input, bool(time_major)), None, hidden)
@@ -207,12 +203,12 @@ def plan_bidirectional(
     time_major: bool,
     merge_outputs: bool,
     output_count: int,
-    represent: Callable[[Array], Array] = unchanged,
+    quantize: Quantize | None = None,
 ) -> Run:
     """Plan both directions of a sequence."""
     fw_aux, bw_aux = rest[-2:]
-    forward = PreparedRnnCell.of(rest[0], rest[1], rest[2], activation, fw_aux, represent)
-    backward = PreparedRnnCell.of(rest[4], rest[5], rest[6], activation, bw_aux, represent)
+    forward = PreparedRnnCell.of(rest[0], rest[1], rest[2], activation, fw_aux, quantize)
+    backward = PreparedRnnCell.of(rest[4], rest[5], rest[6], activation, bw_aux, quantize)
     both = (forward.run_sequence, backward.run_sequence)
 
     def run(input: Array, fw_hidden: Array, bw_hidden: Array, aux: Array | None) -> tuple[Array, ...]:
@@ -263,15 +259,16 @@ def plan_svdf(
     output: Tensors,
     rank: int,
     activation: int,
+    quantize: Quantize | None = None,
 ) -> Run:
-    """Plan one step."""
-    features, times = _matrix(weights_feature), weights_time.array.copy()
+    """Plan one step. `quantize`, if set, makes bytes of the rows that are multiplied by the features' weights."""
+    features, times = packed_weights([weights_feature]), weights_time.array.copy()
     added = np.float32(0) if bias is None else bias.array.copy()
     activate = activation_function(activation)
 
     def run(input: Array, state: Array) -> tuple[Array, ...]:
         memory = state.reshape(len(state), *times.shape).copy()
-        memory[..., -1] = input @ features
+        memory[..., -1] = product_of_rows(input, features, quantize)
         weighted = (memory * times).sum(axis=2)
         sums = weighted.reshape(len(state), -1, rank).sum(axis=2) + added
         memory[..., :-1] = memory[..., 1:].copy()
@@ -284,64 +281,76 @@ def plan_svdf(
 # -- declarations -----------------------------------------------------------------------------------------------------
 
 
-def _cell(prefix: str = "") -> tuple[op.Parameter, ...]:
-    weights = (op.weight(prefix + name) for name in ("weights", "recurrent_weights", "bias"))
-    return (*weights, op.data(f"{prefix}hidden_state"))
+def _cell(prefix: str = "", weights: op.ParameterType = "T") -> tuple[op.Parameter, ...]:
+    matrices = (op.weight(prefix + name, weights) for name in ("weights", "recurrent_weights"))
+    return (*matrices, op.weight(f"{prefix}bias"), op.data(f"{prefix}hidden_state"))
 
 
-_RNN = (op.data("input"), *_cell(), op.attribute("activation"))
-_UNIDIRECTIONAL = (*_RNN, op.attribute("time_major"))
-_BIDIRECTIONAL = (
-    op.data("input"),
-    *(*_cell("fw_"), *_cell("bw_")),
-    op.data("aux_input", optional=True),
-    *(op.weight("fw_aux_weights", optional=True), op.weight("bw_aux_weights", optional=True)),
-    *(op.attribute("activation"), op.attribute("time_major", op.BOOL), op.attribute("merge_outputs", op.BOOL)),
-)
+def _one_step(weights: op.ParameterType = "T") -> tuple[op.Parameter, ...]:
+    return (op.data("input"), *_cell(weights=weights), op.attribute("activation"))
+
+
+def _unidirectional(weights: op.ParameterType = "T") -> tuple[op.Parameter, ...]:
+    return (*_one_step(weights), op.attribute("time_major"))
+
+
+def _bidirectional(weights: op.ParameterType = "T") -> tuple[op.Parameter, ...]:
+    return (
+        op.data("input"),
+        *(*_cell("fw_", weights), *_cell("bw_", weights)),
+        op.data("aux_input", optional=True),
+        *(op.weight(f"{direction}_aux_weights", weights, optional=True) for direction in ("fw", "bw")),
+        *(op.attribute("activation"), op.attribute("time_major", op.BOOL), op.attribute("merge_outputs", op.BOOL)),
+    )
+
+
+def _svdf(weights: op.ParameterType = "T") -> tuple[op.Parameter, ...]:
+    return (
+        op.data("input"),
+        op.weight("weights_feature", weights),
+        *(op.weight("weights_time"), op.weight("bias", optional=True)),
+        op.data("state_in"),
+        *(op.attribute("rank"), op.attribute("activation")),
+    )
+
 
 DECLARATIONS = (
     op.Declaration(
         OperationType.RNN,
         since=op.V1_0,
-        overloads=(op.overload(*_RNN),),
+        overloads=(op.overload(*_one_step()),),
         variants=float_variants(plan_rnn, level=op.V1_0),
         shape=rnn_shape,
         outputs=("T", "T"),
-        extended=(hybrid(plan_rnn, rnn_shape, _RNN),),
+        extended=(hybrid(plan_rnn, rnn_shape, _one_step("W")),),
     ),
     op.Declaration(
         OperationType.UNIDIRECTIONAL_SEQUENCE_RNN,
         since=op.V1_2,
-        overloads=(op.overload(*_UNIDIRECTIONAL, level=op.V1_2),),
+        overloads=(op.overload(*_unidirectional(), level=op.V1_2),),
         variants=float_variants(plan_unidirectional),
         shape=unidirectional_shape,
         outputs=("T", "T"),
         output_counts={1: op.V1_2, 2: op.V1_3},
-        extended=(hybrid(plan_unidirectional, unidirectional_shape, _UNIDIRECTIONAL),),
+        extended=(hybrid(plan_unidirectional, unidirectional_shape, _unidirectional("W")),),
     ),
     op.Declaration(
         OperationType.BIDIRECTIONAL_SEQUENCE_RNN,
         since=op.V1_2,
-        overloads=(op.overload(*_BIDIRECTIONAL, level=op.V1_2),),
+        overloads=(op.overload(*_bidirectional(), level=op.V1_2),),
         variants=float_variants(plan_bidirectional),
         shape=bidirectional_shape,
         outputs=("T",) * 4,
         output_counts={1: op.V1_2, 2: op.V1_2, 3: op.V1_3, 4: op.V1_3},
-        extended=(hybrid(plan_bidirectional, bidirectional_shape, _BIDIRECTIONAL),),
+        extended=(hybrid(plan_bidirectional, bidirectional_shape, _bidirectional("W")),),
     ),
     op.Declaration(
         OperationType.SVDF,
         since=op.V1_0,
-        overloads=(
-            op.overload(
-                op.data("input"),
-                *(op.weight("weights_feature"), op.weight("weights_time"), op.weight("bias", optional=True)),
-                op.data("state_in"),
-                *(op.attribute("rank"), op.attribute("activation")),
-            ),
-        ),
+        overloads=(op.overload(*_svdf()),),
         variants=float_variants(plan_svdf, level=op.V1_0),
         shape=svdf_shape,
         outputs=("T", "T"),
+        extended=(hybrid(plan_svdf, svdf_shape, _svdf("W")),),
     ),
 )

@@ -370,6 +370,7 @@ class CompiledPreparation(SubgraphPreparation):
 
     def _source(self, numbers: Sequence[int], steps: Sequence[Any]) -> _PartitionSource:
         read_later = self._read_outside(numbers)
+        self._made: dict[tuple[Any, ...], int] = {}  # intermediates by kernel, constants and inputs
         fused = fuse(keep_nhwc(replace(steps[number], number=number) for number in numbers), read_later)
         ops = fuse_attention(fused, read_later)
         produced = {index for op in ops for index in op.outputs}
@@ -466,12 +467,20 @@ class CompiledPreparation(SubgraphPreparation):
         outputs: Sequence[int],
         specs: dict[int, ArraySpec],
     ) -> list[_Launch]:
-        """Return an operation's launches. Intermediates get indexes after the subgraph's operands."""
+        """Return an operation's launches. Intermediates get indexes after the subgraph's operands.
+
+        One that another operation of the partition has made of the same values is not made again: several products of
+        one input quantize it once.
+        """
         if isinstance(lowered, KernelLaunch):
             return [self._launch(lowered, inputs, outputs)]
         launches, readable, missing = [], list(inputs), list(outputs)
         for one in lowered.intermediates:
-            index = next(self._intermediate_indexes)
+            key = one.launch.kernel, one.launch.constants, tuple(readable[n] for n in one.inputs)
+            if not one.outputs and key in self._made:
+                readable.append(self._made[key])
+                continue
+            index = self._made[key] = next(self._intermediate_indexes)
             specs[index] = ArraySpec(one.dtype, one.shape)
             written = [outputs[n] for n in one.outputs]
             launches.append(self._launch(one.launch, [readable[n] for n in one.inputs], [index, *written]))

@@ -164,7 +164,8 @@ class Value(Struct):
     """A tensor: `array` if it is a constant, else `operand`; a constant gets an operand when it is first needed.
 
     `node` computed it, and `quantized` are the integers of dequantized floats, as far as they are known. `forms` are
-    the operands of int64 elements as INT32 and as TENSOR_INT64, and `bounds` what these elements can be.
+    the operands of int64 elements as INT32 and as TENSOR_INT64, and that of uint8 elements as bytes; `bounds` are those
+    of int64 elements.
     """
 
     shape: Shape
@@ -342,7 +343,13 @@ class Node(Struct):
         return self.emit(operation_code(TfliteOperation.SATURATE), [operand], OperandType.TENSOR_INT32)
 
     def output(self) -> int:
-        """Return the operand of the first input for users: integers that are FLOAT32 in the model become INT32."""
+        """Return the operand of the first input for users: integers that are FLOAT32 in the model become INT32.
+
+        Outputs of the model are bytes if there are such.
+        """
+        as_bytes = self.value(0).forms.get(OperandType.TENSOR_QUANT8_ASYMM)
+        if as_bytes is not None and self.operator == "Identity":
+            return as_bytes
         found = self.operand(0)
         if self.value(0).dtype.kind in "iu" and self.builder[found].type == OperandType.TENSOR_FLOAT32:
             return self.emit(OperationType.CAST, [found], OperandType.TENSOR_INT32)

@@ -17,7 +17,7 @@ from nnfmq.hal.extensions import TfliteOperation
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
 from nnfmq.operations.fixed_point import ints
-from nnfmq.operations.quantization import all_quantized_values, dtype_range, quantize_rows, rescaling
+from nnfmq.operations.quantization import all_quantized_values, dtype_range, linear_codes, quantize_rows, rescaling
 from nnfmq.operations.shapes import broadcast_shapes, require
 from nnfmq.operations.tflite_extension import declare, function_of_one
 
@@ -25,6 +25,7 @@ __all__ = [
     "DECLARATIONS",
     "dynamic_quantize_shape",
     "plan_dynamic_quantize",
+    "plan_dynamic_quantize_linear",
     "plan_qlinear_add",
     "plan_qlinear_mul",
     "plan_quantize_linear",
@@ -159,6 +160,38 @@ _DYNAMIC_QUANTIZATION_DECLARATIONS = (
 )
 
 # ----------------------------------------------------------------------------------------------------------------------
+# DYNAMIC_QUANTIZE_LINEAR: bytes of floats with the scale of their range, that scale and the zero point, as ONNX's
+# DynamicQuantizeLinear.
+#
+#     C3 the scale of the bytes' operand is 1, and its zero point 0: they are what they are
+
+
+def _linear_shape(input: Shape) -> tuple[Shape, Shape, Shape]:
+    return input, (1,), (1,)
+
+
+def plan_dynamic_quantize_linear(input: Tensor, *, output: tuple[Tensor, Tensor, Tensor]) -> Run:
+    """Plan bytes, their scale and, as a float, their zero point."""
+    codes = output[0]
+    require((codes.scale, codes.zero_point) == (1, 0), "C3", f"scale {codes.scale}, zero point {codes.zero_point}")
+
+    def run(values: Array) -> tuple[Array, Array, Array]:
+        found, scale, zero_point = linear_codes(values)
+        return found.astype(np.uint8), np.array([scale]), np.array([zero_point])
+
+    return run
+
+
+_DYNAMIC_LINEAR = declare(
+    TfliteOperation.DYNAMIC_QUANTIZE_LINEAR,
+    op.data("input"),
+    variants=(op.Variant({"T": op.F32, "O": op.Q8}, op.V1_2, plan_dynamic_quantize_linear),),
+    shape=_linear_shape,
+    outputs=("O", "T", "T"),
+    zero_sized=True,
+)
+
+# ----------------------------------------------------------------------------------------------------------------------
 # REQUANTIZE: quantized values in another scale, zero point or type.
 #
 #     C2 the scales are positive
@@ -196,4 +229,4 @@ _REQUANTIZE = function_of_one(
     *(op.attribute("output_scale", op.FLOAT32), op.attribute("output_zero_point")),
 )
 
-DECLARATIONS = (*_LINEAR_QUANTIZATION_DECLARATIONS, *_DYNAMIC_QUANTIZATION_DECLARATIONS, _REQUANTIZE)
+DECLARATIONS = (*_LINEAR_QUANTIZATION_DECLARATIONS, *_DYNAMIC_QUANTIZATION_DECLARATIONS, _DYNAMIC_LINEAR, _REQUANTIZE)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.compiled import assert_kernels_agree_on
-from support.small_models import one_operation, with_operand
+from support.small_models import graph, one_operation, scalar, with_operand
 
+from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.extensions import NAME, PREFIX, TfliteOperation, operation_code
-from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, Model, Operand, OperandType
+from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, LifeTime, Model, Operand, OperandType, Operation
 
 pytestmark = pytest.mark.instruction_sets
 
-F32 = OperandType.TENSOR_FLOAT32
+F32, BYTES = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM
+EXTENSIONS = (ExtensionNameAndPrefix(NAME, PREFIX),)
 WEIGHTS: dict[str, tuple[OperandType, float, int]] = {
     "uint8 around the middle": (OperandType.TENSOR_QUANT8_ASYMM, 0.02, 128),
     "uint8 beyond int8": (OperandType.TENSOR_QUANT8_ASYMM, 0.02, 90),
@@ -35,7 +39,7 @@ def model(name: str, arguments: list[Any], shape: tuple[int, ...]) -> Model:
     found = one_operation(operation_code(TfliteOperation[name]), arguments, Operand(F32, shape))
     for index, argument in enumerate(arguments):
         found = with_operand(found, index, type=F32) if argument is None else found
-    return replace(found, extensions=(ExtensionNameAndPrefix(NAME, PREFIX),))
+    return replace(found, extensions=EXTENSIONS)
 
 
 def floats(random: np.random.Generator, *shape: int) -> Any:
@@ -140,3 +144,101 @@ def test_lstms_match_the_interpreter(kind: str, has_peepholes: bool, size: tuple
     shapes = ((time, batch, elements), *[(batch, units)] * 2)
     given = [random.normal(0, 0.5, shape).astype(np.float32) for shape in shapes]
     assert_kernels_agree_on(found, [given], tolerance=2e-3)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7, 33), (4, 4097), (2, 16384)])
+def test_bytes_scale_and_zero_point_are_the_interpreter_s(shape: tuple[int, ...]) -> None:
+    name = "DYNAMIC_QUANTIZE_LINEAR"
+    code, outputs = operation_code(TfliteOperation[name]), [Operand(BYTES, shape, 1.0, 0), *[Operand(F32, (1,))] * 2]
+    found = replace(one_operation(code, [Operand(F32, shape)], *outputs), extensions=EXTENSIONS)
+    assert_kernels_agree_on(found, inputs(np.random.default_rng(6), *shape), tolerance=0)
+
+
+def test_products_of_one_input_quantize_it_once() -> None:
+    random = np.random.default_rng(7)
+    constants = [(weights(random, "int8", units, 40), floats(random, units)) for units in (5, 6)]
+    given, none = replace(Operand(F32, (3, 40)), lifetime=LifeTime.SUBGRAPH_INPUT), scalar(0)
+    operands = [given, none[0], *(operand for pair in constants for operand, _ in pair)]
+    operands += [Operand(F32, (3, units), lifetime=LifeTime.SUBGRAPH_OUTPUT) for units in (5, 6)]
+    code = operation_code(TfliteOperation.DYNAMIC_FULLY_CONNECTED)
+    operations = [Operation(code, (0, first, first + 1, 1), (6 + number,)) for number, first in enumerate((2, 4))]
+    content = {1: none[1], **{2 + n: data for n, (_, data) in enumerate(itertools.chain(*constants))}}
+    found = replace(graph(operands, operations, content), extensions=EXTENSIONS)
+    (step,) = prepare(found).steps
+    assert isinstance(step.function, CompiledPartition)
+    names = [type(launch.kernel).__name__ for launch in step.function.plan.source_launches]
+    assert names == ["RangeKernel", "StepsKernel", "GemmKernel", "GemmKernel"]
+    assert_kernels_agree_on(found, inputs(random, 3, 40), tolerance=0)
+
+
+# -- recurrent operations of rows with scales of their own -------------------------------------------------------------
+
+HIDDEN, CELLS, ELEMENTS = 21, 24, 19  # sizes of an output with a projection, of the cell, and of an input
+
+
+def lstm_weights(random: np.random.Generator, kind: str, form: str) -> tuple[list[Any], list[Any]]:
+    """Return what is between the input and the states of an LSTM, and its weights of normalization."""
+    outputs = HIDDEN if "projection" in form else CELLS
+    type, scale, zero_point = (WEIGHTS | SYMMETRIC)[kind]
+    omitted = Operand(type, (), scale, zero_point, LifeTime.NO_VALUE)
+    gates = [weights(random, kind, CELLS, size) for size in (ELEMENTS, outputs) for _ in range(4)]
+    peepholes: list[Any] = [floats(random, CELLS) if "peephole" in form else None for _ in range(3)]
+    biases, norms = ([floats(random, CELLS) for _ in range(4)] for _ in range(2))
+    if "coupled" in form:
+        gates[0] = gates[4] = omitted
+        peepholes[0] = biases[0] = norms[0] = None
+    projection: list[Any] = [omitted, None]
+    if "projection" in form:
+        projection = [weights(random, kind, HIDDEN, CELLS), floats(random, HIDDEN)]
+    return [*gates, *peepholes, *biases, *projection], norms if "normalized" in form else [None] * 4
+
+
+def assert_recurrent(name: str, arguments: list[Any], *outputs: tuple[int, ...]) -> None:
+    code = operation_code(TfliteOperation[f"HYBRID_{name}"])
+    found = one_operation(code, arguments, *(Operand(F32, shape) for shape in outputs))
+    for index, argument in enumerate(arguments):
+        found = with_operand(found, index, type=F32) if argument is None else found
+    found = replace(found, extensions=EXTENSIONS)
+    random = np.random.default_rng(9)
+    given = [
+        random.normal(0, 0.5, found.main.operands[index].dimensions).astype(np.float32)
+        for index in found.main.input_indexes
+    ]
+    assert_kernels_agree_on(found, [given], tolerance=2e-3)
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("form", ["plain", "coupled peephole", "normalized projection", "projection peephole"])
+@pytest.mark.parametrize("kind", ["symmetric int8", "uint8 beyond int8", "scales of channels"])
+def test_lstms_of_rows_match_the_interpreter(kind: str, form: str, asymmetric: bool) -> None:
+    """As those of one scale: few steps are compared."""
+    random, batch, time = np.random.default_rng(8), 3, 4
+    cell, norms = lstm_weights(random, kind, form)
+    outputs, clips = HIDDEN if "projection" in form else CELLS, [4, 0.7, 0.5]
+    states = [Operand(F32, (batch, outputs)), Operand(F32, (batch, CELLS))]
+    shapes = (batch, outputs), (batch, CELLS)
+    sequence = [Operand(F32, (time, batch, ELEMENTS)), *cell, *states, *clips, True, *norms, asymmetric]
+    assert_recurrent("UNIDIRECTIONAL_SEQUENCE_LSTM", sequence, (time, batch, outputs), *shapes)
+    step = [Operand(F32, (batch, ELEMENTS)), *cell, *states, *clips, *norms, asymmetric]
+    scratch = (batch, CELLS * (3 if "coupled" in form else 4))
+    assert_recurrent("LSTM", step, scratch, *shapes, (batch, outputs))
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("kind", ["symmetric int8", "uint8 beyond int8"])
+def test_rnns_and_svdf_of_rows_match_the_interpreter(kind: str, asymmetric: bool) -> None:
+    random, batch, time, state = np.random.default_rng(10), 2, 2, Operand(F32, (2, CELLS))
+    x, result = Operand(F32, (batch, time, ELEMENTS)), (batch, time, CELLS)
+    cells = [[weights(random, kind, CELLS, ELEMENTS), weights(random, kind, CELLS, CELLS), floats(random, CELLS), state]
+             for _ in range(2)]  # fmt: skip
+    step = [Operand(F32, (batch, ELEMENTS)), *cells[0], 4, asymmetric]
+    assert_recurrent("RNN", step, (batch, CELLS), (batch, CELLS))
+    sequence = [x, *cells[0], 4, 0, asymmetric]
+    assert_recurrent("UNIDIRECTIONAL_SEQUENCE_RNN", sequence, result, (batch, CELLS))
+    # An input that may be omitted is known only if it is a constant.
+    aux = [floats(random, batch, time, ELEMENTS), *(weights(random, kind, CELLS, ELEMENTS) for _ in range(2))]
+    both = [x, *cells[0], *cells[1], *aux, 4, False, True, asymmetric]
+    assert_recurrent("BIDIRECTIONAL_SEQUENCE_RNN", both, (batch, time, 2 * CELLS))
+    filters = weights(random, kind, CELLS, ELEMENTS), floats(random, CELLS, 7), floats(random, CELLS // 2)
+    svdf = [step[0], *filters, Operand(F32, (batch, CELLS * 7)), 2, 1, asymmetric]
+    assert_recurrent("SVDF", svdf, (batch, CELLS * 7), (batch, CELLS // 2))

@@ -74,23 +74,25 @@ def with_unused_operands(count: int) -> Model:
     return Model(Subgraph((Operand(F32, (1, 2, 3, 4), lifetime=TEMPORARY),) * count, (), (), ()))
 
 
-def one_operation(code: OperationType, arguments: Sequence[Any], output: Operand) -> Model:
+def one_operation(code: OperationType, arguments: Sequence[Any], *outputs: Operand) -> Model:
     """Return a model of one operation.
 
-    An Operand is an input of the model, a (operand, bytes) pair or a Python value a constant, and None is omitted.
+    An Operand is an input of the model unless it is NO_VALUE, a (operand, bytes) pair or a Python value a constant, and
+    None is omitted.
     """
     operands, constants = [], {}
     for index, argument in enumerate(arguments):
         if isinstance(argument, Operand):
-            operands.append(replace(argument, lifetime=INPUT))
+            is_omitted = argument.lifetime == LifeTime.NO_VALUE
+            operands.append(argument if is_omitted else replace(argument, lifetime=INPUT))
         elif argument is None:
             operands.append(Operand(I32, (1,), lifetime=LifeTime.NO_VALUE))
         else:
             operand, constants[index] = argument if isinstance(argument, tuple) else scalar(argument)
             operands.append(operand)
-    operands.append(replace(output, lifetime=OUTPUT))
     count = len(arguments)
-    return graph(operands, [Operation(code, tuple(range(count)), (count,))], constants)
+    operands += [replace(output, lifetime=OUTPUT) for output in outputs]
+    return graph(operands, [Operation(code, tuple(range(count)), tuple(range(count, len(operands))))], constants)
 
 
 def two_adds(operand_type: OperandType = F32, scale: float = 0.0, zero_point: int = 0) -> Model:

@@ -38,6 +38,7 @@ __all__ = [
     "Rule",
     "StepsKernel",
     "emit_quantization",
+    "emit_quantized_row",
     "emit_range",
     "emit_steps",
 ]
@@ -216,11 +217,23 @@ def _emit_row_steps(
         begin = end
 
 
-def _store_header(kb: KernelBuilder, found: _Quantization, rule: Rule, target: Value) -> None:
-    """Store the scale, and the zero point of the bytes."""
+def emit_quantized_row(
+    kb: KernelBuilder, source: Value, target: Value, count: Value, rule: Rule
+) -> tuple[Value, Value]:
+    """Store the bytes of `count` floats, and return their scale and zero point."""
+    found = _emit_row_rule(kb, *emit_range(kb, source, count, rule), rule)
+    _emit_row_steps(kb, source, target, count, found, rule)
+    return found.scale, _byte_zero_point(kb, found, rule)
+
+
+def _byte_zero_point(kb: KernelBuilder, found: _Quantization, rule: Rule) -> Value:
     zero_point = kb.ir.fptosi(found.zero_point, I32)
-    kb.store(found.scale, target, _SCALE)
-    kb.store(zero_point if rule == Rule.LINEAR else kb.ir.add(zero_point, I32(_ZERO)), target, _ZERO_POINT)
+    return zero_point if rule == Rule.LINEAR else kb.ir.add(zero_point, I32(_ZERO))
+
+
+def _store_header(kb: KernelBuilder, scale: Value, zero_point: Value, target: Value) -> None:
+    kb.store(scale, target, _SCALE)
+    kb.store(zero_point, target, _ZERO_POINT)
 
 
 class _Extents(NamedTuple):
@@ -269,12 +282,15 @@ class RangeKernel(_PartsKernel):
 
 @dataclass(frozen=True, slots=True)
 class StepsKernel(_PartsKernel):
-    """The header, and the bytes of all elements."""
+    """The bytes of all elements after their header, or with scale and zero point as floats of their own."""
+
+    has_header: bool = True
 
     def emit(self, kb: KernelBuilder) -> None:
-        """Args: floats, ranges of the parts, bytes, params."""
+        """Args: floats, ranges of the parts, bytes, params. Scale and zero point without a header follow the bytes."""
         source, ranges, out = map(kb.argument, range(3))
-        extents, (minimum, maximum) = load_params(kb, kb.argument(3), _Extents), self.rule.ends
+        params = kb.argument(3 if self.has_header else 5)
+        extents, (minimum, maximum) = load_params(kb, params, _Extents), self.rule.ends
 
         def extend(index: Value, found: Sequence[Value]) -> Sequence[Value]:
             low, high = (kb.load(F32, ranges, kb.add(kb.mul(index, 8), 4 * place)) for place in range(2))
@@ -284,9 +300,13 @@ class StepsKernel(_PartsKernel):
         quantization = _emit_row_rule(kb, low, high, self.rule)
         with kb.loop(kb.begin, kb.end) as number:
             with kb.ir.if_then(kb.ir.icmp_signed("==", number, kb.i64(0))):
-                _store_header(kb, quantization, self.rule, out)
+                if self.has_header:
+                    _store_header(kb, quantization.scale, _byte_zero_point(kb, quantization, self.rule), out)
+                else:
+                    kb.store(quantization.scale, kb.argument(3))
+                    kb.store(quantization.zero_point, kb.argument(4))
             first, count = self._part(kb, extents, number)
-            target = kb.at(kb.at(out, HEADER_BYTES), first)
+            target = kb.at(kb.at(out, HEADER_BYTES if self.has_header else 0), first)
             _emit_row_steps(kb, kb.at(source, kb.mul(first, 4)), target, count, quantization, self.rule)
         kb.return_void()
 
@@ -336,15 +356,14 @@ class RowStepsKernel(Kernel):
         with kb.loop(kb.begin, kb.end) as row:
             first = kb.ir.mul(row, extents.length)
             floats = kb.at(source, kb.mul(first, 4))
-            found = _emit_row_rule(kb, *emit_range(kb, floats, extents.length, self.rule), self.rule)
+            target = kb.at(kb.at(out, HEADER_BYTES), first)
+            header = emit_quantized_row(kb, floats, target, extents.length, self.rule)
             if self.is_single:
-                _store_header(kb, found, self.rule, out)
+                _store_header(kb, *header, out)
             else:
                 with kb.ir.if_then(kb.ir.icmp_signed("==", row, kb.i64(0))):
-                    _store_header(kb, _Quantization(F32(1.0), F32(0.0)), self.rule, out)
-                _store_header(kb, found, self.rule, kb.at(out, kb.ir.add(extents.headers, kb.mul(row, 8))))
-            target = kb.at(kb.at(out, HEADER_BYTES), first)
-            _emit_row_steps(kb, floats, target, extents.length, found, self.rule)
+                    _store_header(kb, F32(1.0), I32(0 if self.rule == Rule.LINEAR else _ZERO), out)
+                _store_header(kb, *header, kb.at(out, kb.ir.add(extents.headers, kb.mul(row, 8))))
         kb.return_void()
 
 

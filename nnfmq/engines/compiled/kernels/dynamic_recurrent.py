@@ -1,7 +1,8 @@
-"""The sequence kernel of an LSTM whose inputs and hidden states are quantized at run time.
+"""Recurrent kernels whose inputs and hidden states are quantized at run time.
 
-Weights are bytes, packed as those of `GateGemv` in groups of four elements. The hidden states of all batch rows have
-one scale and zero point at each step, so that one work item takes all rows through time.
+Weights are bytes, packed as those of `GateGemv` in groups of four elements. Rows that have a scale of their own, as in
+TFLite, are a `GateProduct` of `SequenceKernel`. In ONNX Runtime the hidden states of all batch rows have one scale and
+zero point at each step: one work item of `DynamicSequenceKernel` takes all rows through time.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from llvmlite import ir
 from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import F32, I8, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels import Kernel
-from nnfmq.engines.compiled.kernels.dynamic_quantization import emit_quantization, emit_range, emit_steps
+from nnfmq.engines.compiled.kernels.dynamic_quantization import (
+    Rule,
+    emit_quantization,
+    emit_quantized_row,
+    emit_range,
+    emit_steps,
+)
 from nnfmq.engines.compiled.kernels.micro_kernels import dot4
 from nnfmq.engines.compiled.kernels.recurrent import GateGemv, LstmCellUpdate, OutputKind, RowPointers, load_units
 from nnfmq.engines.compiled.memory_plan import align
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.declaration import Array
 
-__all__ = ["DynamicGateGemv", "DynamicSequenceKernel", "QuantizedRow"]
+__all__ = ["DynamicGateGemv", "DynamicSequenceKernel", "QuantizedGates", "QuantizedRow"]
 
 _KR = 4  # elements of a group
 _SUMS, _FACTORS, _BIASES, _ROWS = range(4)
@@ -111,7 +118,11 @@ class DynamicGateGemv:
     ) -> QuantizedRow:
         """Store the bytes of a row of floats, after which `target` has zeros."""
         emit_steps(kb, source, target, kb.i64(self.gemv.k), scale, zero_point)
-        return QuantizedRow(target, self._correction(kb, target), scale, kb.ir.fptosi(zero_point, I32))
+        return self.row(kb, target, scale, kb.ir.fptosi(zero_point, I32))
+
+    def row(self, kb: KernelBuilder, source: Value, scale: Value, zero_point: Value) -> QuantizedRow:
+        """Return a row of bytes, after which `source` has zeros."""
+        return QuantizedRow(source, self._correction(kb, source), scale, zero_point)
 
     def _correction(self, kb: KernelBuilder, source: Value) -> Value | None:
         """Return the weight zero point times the sum of a row's bytes; None without a zero point."""
@@ -128,6 +139,39 @@ class DynamicGateGemv:
         for lane in range(1, lanes):
             total = kb.ir.add(total, kb.ir.extract_element(sums, ir.Constant(I32, lane)))
         return kb.ir.mul(total, I32(self.weight_zero_point))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedGates:
+    """A `GateProduct` of rows that become bytes by a rule of TFLite. Its constants: weights, then their rows."""
+
+    gates: DynamicGateGemv
+    rule: Rule
+
+    constant_count = 2
+
+    @property
+    def gemv(self) -> GateGemv:
+        """The product."""
+        return self.gates.gemv
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.gates.row_bytes
+
+    def source(self, kb: KernelBuilder, row: Value, scratch: Value) -> QuantizedRow:
+        """Return the row as bytes in `scratch`."""
+        count = self.gemv.k
+        kb.memset(kb.at(scratch, count), 0, self.scratch_bytes - count)
+        return self.gates.row(kb, scratch, *emit_quantized_row(kb, row, scratch, kb.i64(count), self.rule))
+
+    def emit(
+        self, kb: KernelBuilder, block: Value, source: QuantizedRow, constants: Sequence[Value], addend: Value
+    ) -> Sequence[Value]:
+        """Return the sums, times their scales, plus the addend."""
+        weights, rows = constants
+        return self.gates.emit(kb, block, source, weights, rows, addend)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,9 @@ from nnfmq.hal.types import FusedActivationFunc
 
 __all__ = [
     "CellKernel",
+    "FloatGates",
     "GateGemv",
+    "GateProduct",
     "LstmCellUpdate",
     "OutputKind",
     "RnnCell",
@@ -160,6 +162,52 @@ def plan_gate_gemv(gates: int, units: int, k: int, target: Target) -> GateGemv:
     vectors = math.ceil(units / target.lanes)
     blocks = math.ceil(vectors / max(1, min(4, _MAX_ACCUMULATORS // gates)))
     return GateGemv(gates, units, k, math.ceil(vectors / blocks), target.lanes)
+
+
+class GateProduct(Protocol):
+    """The products of a row with the matrices of all gates, in a kernel that takes rows through time."""
+
+    constant_count: int
+
+    @property
+    def gemv(self) -> GateGemv:
+        """The shapes of the product."""
+        ...
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch memory of `source`."""
+        ...
+
+    def source(self, kb: KernelBuilder, row: Value, scratch: Value) -> Any:
+        """Return what `emit` multiplies, given the address of a row of floats."""
+        ...
+
+    def emit(
+        self, kb: KernelBuilder, block: Value, source: Any, constants: Sequence[Value], addend: Value
+    ) -> Sequence[Value]:
+        """Return a block's sums plus those at `addend`, both in the order of `GateGemv.pack_rows`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FloatGates:
+    """Products with weights of float32. Its constant: the weights."""
+
+    gemv: GateGemv
+
+    constant_count = 1
+    scratch_bytes = 0
+
+    def source(self, kb: KernelBuilder, row: Value, scratch: Value) -> Value:
+        """Return the row."""
+        return row
+
+    def emit(
+        self, kb: KernelBuilder, block: Value, source: Value, constants: Sequence[Value], addend: Value
+    ) -> Sequence[Value]:
+        """Return the sums; `addend` is what the accumulators begin with."""
+        return self.gemv.emit(kb, block, source, constants[0], addend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,14 +500,14 @@ class SequenceKernel(Kernel):
     The inputs of all time steps are multiplied by a GEMM before; its results, with the biases added unless the cell is
     normalized, are the first argument: positions in the order of the sequence, each as `GateGemv.pack_rows`.
 
-    Args: these; the hidden state; the state if the cell has one; `outputs`; recurrent weights; the cell's constants if
-    it has a state; the projection's weights and biases if there is one. Scratch: hidden state, state, outputs of the
-    cell, pre-activations if it is normalized.
+    Args: these; the hidden state; the state if the cell has one; `outputs`; the constants of the recurrent weights; the
+    cell's constants if it has a state; the projection's constants and biases if there is one. Scratch: hidden state,
+    state, outputs of the cell, pre-activations if it is normalized, what the products need.
     """
 
-    gemv: GateGemv
+    gates: GateProduct
     cell: RnnCell | LstmCellUpdate
-    projection: GateGemv | None
+    projection: GateProduct | None
     projection_clip: float
     time: int
     batch: int
@@ -475,64 +523,79 @@ class SequenceKernel(Kernel):
         return self.batch
 
     @property
-    def _hidden_size(self) -> int:
-        return self.gemv.k
+    def _gemv(self) -> GateGemv:
+        return self.gates.gemv
 
     @property
-    def _scratch_offsets(self) -> tuple[int, int, int, int]:
-        """Offsets of the state, the outputs and the pre-activations, which follow the hidden state; and the end."""
-        hidden = max(self.gemv.k, self.projection.padded_units if self.projection else 0)
-        row = align(self.gemv.padded_units * 4)
+    def _hidden_size(self) -> int:
+        return self._gemv.k
+
+    @property
+    def _scratch_offsets(self) -> tuple[int, int, int, int, int]:
+        """Offsets of the state, the outputs, the pre-activations and the memory of the products; and the end."""
+        hidden = max(self._gemv.k, self.projection.gemv.padded_units if self.projection else 0)
+        row = align(self._gemv.padded_units * 4)
         state = align(hidden * 4)
         preactivations = state + 2 * row
-        end = preactivations + (self.gemv.gates * row if self.cell.is_normalized else 0)
-        return state, state + row, preactivations, end
+        products = preactivations + (self._gemv.gates * row if self.cell.is_normalized else 0)
+        size = max(self.gates.scratch_bytes, self.projection.scratch_bytes if self.projection else 0)
+        return state, state + row, preactivations, products, products + size
 
     def scratch_bytes(self, target: Target) -> int:
-        """Return the size of a row's states, outputs and pre-activations."""
-        return self._scratch_offsets[3]
+        """Return the size of a row's states, outputs and pre-activations, and of what the products need."""
+        return self._scratch_offsets[-1]
+
+    def _constants(self, kb: KernelBuilder) -> tuple[list[Value], Value, list[Value]]:
+        """Return the constants of the gates, of the cell (any address if it has none), and of the projection."""
+        first = 2 + (1 if self.cell.has_state else 0) + len(self.outputs)
+        of_cell = first + self.gates.constant_count
+        after = of_cell + (1 if self.cell.has_state else 0)
+        count = 0 if self.projection is None else self.projection.constant_count + 1
+        gates, projection = (
+            list(map(kb.argument, part)) for part in (range(first, of_cell), range(after, after + count))
+        )
+        return gates, kb.argument(of_cell) if self.cell.has_state else gates[0], projection
 
     def emit(self, kb: KernelBuilder) -> None:
         """Take each row through all time steps."""
-        state, output, preactivations, _ = self._scratch_offsets
+        state, output, preactivations, products = (kb.at(kb.scratch, at) for at in self._scratch_offsets[:-1])
         input_products, hidden_in = kb.argument(0), kb.argument(1)
-        first = 2 + (1 if self.cell.has_state else 0) + len(self.outputs)
-        weights = kb.argument(first)
-        constants = kb.argument(first + 1) if self.cell.has_state else weights
-        state, output, preactivations = (kb.at(kb.scratch, offset) for offset in (state, output, preactivations))
+        gates, constants, projection = self._constants(kb)
         pointers = RowPointers(state, output, preactivations, constants)
         with kb.loop(kb.begin, kb.end) as row:
             kb.memcpy(kb.scratch, kb.at(hidden_in, kb.mul(row, self._hidden_size * 4)), self._hidden_size * 4)
             if self.cell.has_state:
-                source = kb.at(kb.argument(2), kb.mul(row, self.gemv.units * 4))
-                load_units(kb, pointers.state, source, self.gemv)
+                source = kb.at(kb.argument(2), kb.mul(row, self._gemv.units * 4))
+                load_units(kb, pointers.state, source, self._gemv)
             with kb.loop(0, self.time) as step:
                 time = kb.ir.sub(kb.i64(self.time - 1), step) if self.is_backward else step
                 outer, extent, inner = (time, self.batch, row) if self.is_time_major else (row, self.time, time)
                 position = kb.add(kb.mul(outer, extent), inner)
-                bias = kb.at(input_products, kb.mul(position, self.gemv.gates * self.gemv.padded_units * 4))
-                with kb.loop(0, self.gemv.blocks) as block:
-                    values = self.gemv.emit(kb, block, kb.scratch, weights, bias)
-                    self.cell.emit_block(kb, self.gemv, values, block, pointers)
+                addend = kb.at(input_products, kb.mul(position, self._gemv.gates * self._gemv.padded_units * 4))
+                hidden = self.gates.source(kb, kb.scratch, products)
+                with kb.loop(0, self._gemv.blocks) as block:
+                    values = self.gates.emit(kb, block, hidden, gates, addend)
+                    self.cell.emit_block(kb, self._gemv, values, block, pointers)
                 if isinstance(self.cell, LstmCellUpdate) and self.cell.is_normalized:
-                    self.cell.emit_row(kb, self.gemv, pointers)
-                self._project(kb, pointers, first + 2)
+                    self.cell.emit_row(kb, self._gemv, pointers)
+                self._project(kb, pointers, projection, products)
                 self._store(kb, OutputKind.ALL_OUTPUTS, position, self._hidden_size, kb.scratch)
             self._store(kb, OutputKind.LAST_OUTPUT, row, self._hidden_size, kb.scratch)
-            self._store(kb, OutputKind.LAST_STATE, row, self.gemv.units, pointers.state)
-            _zero_gate_buffers(kb, self.gemv, row, 1, self._outputs(kb, OutputKind.ZEROS))
+            self._store(kb, OutputKind.LAST_STATE, row, self._gemv.units, pointers.state)
+            _zero_gate_buffers(kb, self._gemv, row, 1, self._outputs(kb, OutputKind.ZEROS))
         kb.return_void()
 
-    def _project(self, kb: KernelBuilder, pointers: RowPointers, first_arg: int) -> None:
+    def _project(self, kb: KernelBuilder, pointers: RowPointers, constants: Sequence[Value], products: Value) -> None:
         """Compute the hidden state from the cell's outputs: a projection, or a copy."""
         if self.projection is None:
             kb.memcpy(kb.scratch, pointers.output, self._hidden_size * 4)
             return
-        weights, biases = kb.argument(first_arg), kb.argument(first_arg + 1)
-        hidden = RowPointers(pointers.state, kb.scratch, pointers.preactivations, biases)
-        with kb.loop(0, self.projection.blocks) as block:
-            values = self.projection.emit(kb, block, pointers.output, weights, biases)
-            RnnCell(0, self.projection_clip).emit_block(kb, self.projection, values, block, hidden)
+        *weights, biases = constants
+        hidden, gemv = RowPointers(pointers.state, kb.scratch, pointers.preactivations, biases), self.projection.gemv
+        source = self.projection.source(kb, pointers.output, products)
+        with kb.loop(0, gemv.blocks) as block:
+            values = self.projection.emit(kb, block, source, weights, biases)
+            RnnCell(0, self.projection_clip).emit_block(kb, gemv, values, block, hidden)
 
     def _outputs(self, kb: KernelBuilder, wanted: OutputKind) -> list[Value]:
         first = 3 if self.cell.has_state else 2

@@ -14,6 +14,7 @@ Images are NHWC. The model is valid, and its operation's constraints hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace as replace_fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,6 +37,7 @@ __all__ = [
     "LoweringRule",
     "RuleCall",
     "ViewOp",
+    "as_intermediates",
 ]
 
 Constant: TypeAlias = bytes | Callable[[], bytes]
@@ -78,6 +80,24 @@ class KernelSequence:
     intermediates: tuple[Intermediate, ...]
     last: KernelLaunch
     inputs: tuple[int, ...]
+
+
+def as_intermediates(
+    lowered: KernelLaunch | KernelSequence, source: int, first: int, dtype: np.dtype[Any], shape: Shape
+) -> list[Intermediate]:
+    """Return the launches of an operation on the value `source` as a part of another operation's sequence.
+
+    The first of them writes value `first`, the last one a value of `dtype` and `shape`, which is the operation's only
+    result.
+    """
+    if isinstance(lowered, KernelLaunch):
+        return [Intermediate(lowered, (source,), dtype, shape)]
+
+    def renumbered(inputs: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(first + number - 1 if number else source for number in inputs)
+
+    parts = [replace_fields(one, inputs=renumbered(one.inputs)) for one in lowered.intermediates]
+    return [*parts, Intermediate(lowered.last, renumbered(lowered.inputs), dtype, shape)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace as replaced
@@ -26,12 +25,12 @@ from nnfmq.engines.compiled.kernels.dynamic_quantization import (
     Rule,
     StepsKernel,
 )
-from nnfmq.engines.compiled.kernels.dynamic_recurrent import DynamicGateGemv, DynamicSequenceKernel
+from nnfmq.engines.compiled.kernels.dynamic_recurrent import DynamicGateGemv
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
 from nnfmq.engines.compiled.kernels.micro_kernels import Dot4, DotS16x2, MaddS8S8, MaddU8S8Acc16, s8_micro_kernel
-from nnfmq.engines.compiled.kernels.recurrent import GateGemv, LstmCellUpdate, OutputKind, plan_gate_gemv
-from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
+from nnfmq.engines.compiled.kernels.recurrent import GateGemv
+from nnfmq.engines.compiled.lowering import Constant, Intermediate, KernelLaunch, KernelSequence, LoweringRule
 from nnfmq.engines.compiled.lowering.products import (
     WeightedOp,
     best_acc16_kernel,
@@ -42,22 +41,18 @@ from nnfmq.engines.compiled.lowering.products import (
     weight_zero_point_of,
     without_zero_point,
 )
-from nnfmq.engines.compiled.lowering.recurrent import stacked_gates
 from nnfmq.engines.compiled.target import Target
-from nnfmq.hal.extensions import Scheme, extended_code
-from nnfmq.hal.types import OperationType
-from nnfmq.operations.declaration import Array, Tensor
+from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, operation_code
+from nnfmq.hal.types import ChannelQuant, OperationType
+from nnfmq.operations.declaration import Array, Shape, Tensor
 from nnfmq.operations.dynamic_matmul import weight_scales
-from nnfmq.operations.lstm import NO_GATES, Gates, one_cell
 from nnfmq.operations.quantization import float_activation_range
-from nnfmq.operations.recurrent_sequences import time_major_shape
 
-__all__ = ["RULES", "dynamic_gemm", "quantized_input"]
+__all__ = ["RULES", "ByteGates", "dynamic_gemm", "quantized_input", "quantized_product", "rule_of"]
 
 _BYTE, _FLOAT, _INT16, _INT32 = map(np.dtype, ("u1", "<f4", "i2", "<i4"))
 _INPUT, _RANGES, _STEPS = range(3)
 _MAX_MAGNITUDE = 127  # of weights that `MaddS8S8` multiplies
-_STATES = 3  # of an LSTM: the first intermediate comes after the input and both states
 
 
 def fully_connected(
@@ -78,15 +73,16 @@ def _hybrid_fully_connected(
     if 0 in input.shape:
         return None
     units, k = weights.shape
-    rows, rule = math.prod(input.shape) // k, _rule(asymmetric)
-    op = WeightedOp(rows_shape(rows, k, units), input, weights, bias, output, target, activation)
-    if rows == 1:
-        return KernelSequence((_quantized_rows(1, k, rule),), dynamic_gemm(op, False), (1,))
-    return _lowered_rows(op, rows, k, units, rule)
+    shape = rows_shape(math.prod(input.shape) // k, k, units)
+    return quantized_product(WeightedOp(shape, input, weights, bias, output, target, activation), rule_of(asymmetric))
 
 
-def _lowered_rows(op: WeightedOp, rows: int, k: int, units: int, rule: Rule) -> KernelSequence:
+def quantized_product(op: WeightedOp, rule: Rule) -> KernelSequence:
+    """Return the product of rows with scales of their own."""
+    rows, k, units = op.conv_shape.pixels, op.conv_shape.k, op.conv_shape.output_channels
     quantize = _quantized_rows(rows, k, rule)
+    if rows == 1:
+        return KernelSequence((quantize,), dynamic_gemm(op, False), (1,))
     assert isinstance(quantize.launch.kernel, RowStepsKernel), "it is"
     epilogue = RowDequantization(*float_activation_range(op.activation), rows, units, quantize.launch.kernel.headers)
 
@@ -107,7 +103,8 @@ def _quantized_rows(rows: int, length: int, rule: Rule) -> Intermediate:
     )
 
 
-def _rule(asymmetric: bool) -> Rule:
+def rule_of(asymmetric: bool) -> Rule:
+    """Return TFLite's rule with or without zero points."""
     return Rule.ASYMMETRIC if asymmetric else Rule.SYMMETRIC
 
 
@@ -145,7 +142,7 @@ def _hybrid_convolution(
         return None
     shape = _conv_shape(input, filter, conv_params)
     op = WeightedOp(shape, input, filter, bias, output, target, activation)
-    return _lowered(op, False, _rule(asymmetric))
+    return _lowered(op, False, rule_of(asymmetric))
 
 
 def _conv_shape(input: Tensor, filter: Tensor, conv_params: Mapping[str, int]) -> ConvShape:
@@ -170,13 +167,21 @@ def quantized_input(
     return parts, steps
 
 
-def dynamic_gemm(
-    op: WeightedOp, rounds_bias: bool, factors: Array | None = None, keeps_sums: bool = False
-) -> KernelLaunch:
-    """Return the launch that multiplies bytes after a header by the weights; its results are floats, or the sums.
+def _quantize_linearly(
+    input: Tensor, *, output: tuple[Tensor, Tensor, Tensor], target: Target
+) -> KernelSequence | None:
+    """DYNAMIC_QUANTIZE_LINEAR."""
+    if 0 in input.shape:
+        return None
+    count = math.prod(input.shape)
+    parts, steps = quantized_input(count, _INPUT, _RANGES)
+    kernel = StepsKernel(count, Rule.LINEAR, has_header=False)
+    last = KernelLaunch(kernel, steps.launch.constants, steps.launch.estimated_ns)
+    return KernelSequence((parts,), last, steps.inputs)
 
-    `factors` are the scales of the output channels, if they are not those of the weights.
-    """
+
+def dynamic_gemm(op: WeightedOp, rounds_bias: bool, keeps_sums: bool = False) -> KernelLaunch:
+    """Return the launch that multiplies bytes after a header by the weights; its results are floats, or the sums."""
     weight_zero_point = weight_zero_point_of(op.filter) if op.target.has_dot4 else 0
     limits = float_activation_range(op.activation)
     dequantization = Dequantization(*limits, rounds_bias, lhs_is_signed=False, keeps_sums=keeps_sums)
@@ -185,8 +190,7 @@ def dynamic_gemm(
     if not isinstance(chosen, DotS16x2) and chosen.lhs_is_signed:
         dequantization = replace(dequantization, lhs_is_signed=True)
     kernel = replace(planned, micro_kernel=replace(chosen, requantization=dequantization))
-    channels, bias = kernel.packed_channel_map, op.bias.array
-    scales = weight_scales(op.filter) if factors is None else factors
+    channels, bias, scales = kernel.packed_channel_map, op.bias.array, weight_scales(op.filter)
 
     def constant() -> bytes:
         sums = op.weight_rows().sum(axis=1, dtype=np.int64) * (not subtracts)
@@ -217,89 +221,61 @@ def _planned(
     return plan_gemm(op.conv_shape, chosen, target), chosen
 
 
-# -- LSTM --------------------------------------------------------------------------------------------------------------
-
-
-def _lstm_sequence(
-    input: Tensor,
-    *rest: Any,
-    output: Tensor | Sequence[Tensor],
-    target: Target,
-    activation: int,
-    cell_clip: float,
-    projection_clip: float,
-    time_major: bool,
-) -> KernelSequence | None:
-    """DYNAMIC_UNIDIRECTIONAL_SEQUENCE_LSTM with weights of 8 bits, without normalization and projection."""
-    cell, _ = one_cell(rest)
-    weights = _GateWeights.of(cell.input, cell.gates), _GateWeights.of(cell.recurrent, cell.gates)
-    if None in weights or cell.norm != NO_GATES or cell.projection is not None or 0 in input.shape:
-        return None
-    inputs, recurrent = weights
-    assert inputs is not None and recurrent is not None, "checked above"
-    time, batch, elements = time_major_shape(input.shape, bool(time_major))
-    is_cifg, peepholes = len(cell.gates) == 3, None
-    if cell.peephole != NO_GATES:
-        peepholes = stacked_gates(cell.peephole, cell.gates)
-    update = LstmCellUpdate(is_cifg, peepholes is not None, False, activation, cell_clip)
-    gemv = plan_gate_gemv(len(cell.gates), recurrent.values.shape[1], recurrent.values.shape[2], target)
-    quantize = quantized_input(time * batch * elements, _INPUT, _STATES)
-    product = _input_product(inputs, gemv, time * batch, target)
-    gates = DynamicGateGemv(gemv, recurrent.residual)
-    biases = stacked_gates(cell.bias, cell.gates)
-    kinds = (OutputKind.ALL_OUTPUTS, OutputKind.LAST_OUTPUT, OutputKind.LAST_STATE)
-    outputs = kinds[: 1 if isinstance(output, Tensor) else len(output)]
-    kernel = DynamicSequenceKernel(gates, update, time, batch, bool(time_major), outputs)
-    constants = (
-        lambda: gates.pack(recurrent.values),
-        lambda: gates.constants(recurrent.values.sum(axis=2, dtype=np.int64), recurrent.factors, biases),
-        update.constants(gemv, peepholes, None, biases),
-    )
-    width = gemv.gates * gemv.padded_units
-    intermediates = (*quantize, Intermediate(product, (_STATES + 1,), _FLOAT, (time * batch, width)))
-    launch = KernelLaunch(kernel, constants, gemv.multiplications * time * batch // 64)
-    return KernelSequence(intermediates, launch, (_STATES + 2, 1, 2))
-
-
-def _input_product(inputs: _GateWeights, gemv: GateGemv, count: int, target: Target) -> KernelLaunch:
-    """Return the GEMM of `count` rows of inputs with all gates' weights, in the order of `GateGemv.pack_rows`."""
-    elements = inputs.values.shape[2]
-    rows = gemv.pack_rows(inputs.values).astype(np.int16).reshape(-1, elements)
-    factors = gemv.pack_rows(inputs.factors).reshape(-1)
-    # The zero point of 0 stands for that of the weights, which the rows do not have any more.
-    filter = Tensor(rows.shape, _INT16, 1.0, 0, value=rows)
-    bias = Tensor((len(rows),), _FLOAT, value=np.zeros(len(rows), np.float32))
-    data, output = Tensor((count, elements), _FLOAT), Tensor((count, len(rows)), _FLOAT)
-    op = WeightedOp(rows_shape(count, elements, len(rows)), data, filter, bias, output, target, 0)
-    return dynamic_gemm(op, rounds_bias=False, factors=factors)
+# -- the gates of recurrent cells --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _GateWeights:
+class ByteGates:
     """The weights of all gates (gates, units, elements) without their zero points, and the scales (gates, units)."""
 
     values: Array
     factors: Array
 
     @classmethod
-    def of(cls, tensors: Gates[Tensor], gates: Sequence[int]) -> _GateWeights | None:
-        """Return the weights of gates; None if they are not bytes."""
-        given = [tensor for gate in gates if (tensor := tensors[gate]) is not None]
-        if any(tensor.dtype.itemsize > 1 for tensor in given):
+    def of(cls, tensors: Sequence[Tensor]) -> ByteGates | None:
+        """Return the weights (units, elements) of gates; None if they are not bytes."""
+        if any(tensor.dtype.itemsize > 1 for tensor in tensors):
             return None
-        factors = [np.broadcast_to(weight_scales(tensor), tensor.shape[:1]) for tensor in given]
-        return cls(np.stack([without_zero_point(tensor) for tensor in given]), np.stack(factors))
+        factors = [np.broadcast_to(weight_scales(tensor), tensor.shape[:1]) for tensor in tensors]
+        return cls(np.stack([without_zero_point(tensor) for tensor in tensors]), np.stack(factors))
 
     @property
-    def residual(self) -> int:
-        """The smallest constant to subtract so that int8 holds the values and 0."""
-        return max(int(self.values.max(initial=0)) - 127, 0) + min(int(self.values.min(initial=0)) + 128, 0)
+    def shape(self) -> Shape:
+        """Gates, units and elements."""
+        return self.values.shape
+
+    def gemv(self, gemv: GateGemv) -> DynamicGateGemv:
+        """Return the product with a row of bytes."""
+        low, high = int(self.values.min(initial=0)), int(self.values.max(initial=0))
+        # The smallest constant to subtract so that int8 holds the values and 0.
+        return DynamicGateGemv(gemv, max(high - 127, 0) + min(low + 128, 0))
+
+    def constants(self, gemv: GateGemv, biases: Array) -> tuple[Constant, ...]:
+        """Return the constants of that product; `biases` (gates, units) are added."""
+        gates = self.gemv(gemv)
+        sums = self.values.sum(axis=2, dtype=np.int64)
+        return lambda: gates.pack(self.values), lambda: gates.constants(sums, self.factors, biases)
+
+    def rows_operation(self, gemv: GateGemv, bias: Array, count: int, target: Target) -> WeightedOp:
+        """Return the product of `count` rows with all gates' weights, in the order of `GateGemv.pack_rows`."""
+        elements = self.values.shape[2]
+        rows = gemv.pack_rows(self.values).astype(np.int16).reshape(-1, elements)
+        scales = ChannelQuant(tuple(gemv.pack_rows(self.factors).reshape(-1).tolist()), 0)
+        # The zero point of 0 stands for that of the weights, which the rows do not have any more.
+        filter = Tensor(rows.shape, _INT16, 1.0, 0, channel_quant=scales, value=rows)
+        data, output = Tensor((count, elements), _FLOAT), Tensor((count, len(rows)), _FLOAT)
+        biases = Tensor((len(rows),), _FLOAT, value=bias)
+        return WeightedOp(rows_shape(count, elements, len(rows)), data, filter, biases, output, target, 0)
+
+    def product_of_rows(self, gemv: GateGemv, bias: Array, count: int, target: Target, rule: Rule) -> KernelSequence:
+        """Return the product of rows with scales of their own."""
+        return quantized_product(self.rows_operation(gemv, bias, count, target), rule)
 
 
 RULES: Mapping[OperationType, LoweringRule] = {
+    operation_code(TfliteOperation.DYNAMIC_QUANTIZE_LINEAR): _quantize_linearly,
     extended_code(OperationType.CONV_2D, Scheme.DYNAMIC): convolution,
     extended_code(OperationType.CONV_2D, Scheme.HYBRID): _hybrid_convolution,
     extended_code(OperationType.FULLY_CONNECTED, Scheme.DYNAMIC): fully_connected,
     extended_code(OperationType.FULLY_CONNECTED, Scheme.HYBRID): _hybrid_fully_connected,
-    extended_code(OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM, Scheme.DYNAMIC): _lstm_sequence,
 }

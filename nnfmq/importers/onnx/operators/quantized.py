@@ -18,20 +18,20 @@ import numpy.typing as npt
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.operation_type import OperationType as Op
-from nnfmq.hal.types import OperandType
+from nnfmq.hal.types import Operand, OperandType
 from nnfmq.importers.onnx.dynamic_products import DYNAMIC_CONV, ByteWeights
 from nnfmq.importers.onnx.operators import convolution
 from nnfmq.importers.onnx.operators.attention import self_attention
-from nnfmq.importers.onnx.operators.composition import Composition, applied, number
+from nnfmq.importers.onnx.operators.composition import Composition, applied
 from nnfmq.importers.onnx.operators.movement import axis_of, common_shape
-from nnfmq.importers.onnx.operators.quantization import QUANTIZED_TYPES, dequantized, limited, quantized
+from nnfmq.importers.onnx.operators.quantization import QUANTIZED_TYPES, dequantized, quantized
 from nnfmq.importers.onnx.values import Node, Value
 
 __all__ = ["CONVERTERS", "dynamically_quantized", "without_zero_point"]
 
 Array: TypeAlias = npt.NDArray[Any]
 _LAST_AXIS_OPSET = 13
-_BYTE = np.dtype(np.uint8)
+_BYTE, _FLOAT = np.dtype(np.uint8), np.dtype(np.float32)
 _HIGHEST = 255
 _EXACT = 1 << 24  # float32 has all integers up to this one
 _DIGIT = 32
@@ -143,9 +143,9 @@ def _where(node: Node) -> None:
 
 
 def _dynamic(node: Node) -> None:
-    """Quantize with the scale of the largest and smallest element: the results are floats that are integers."""
+    """Quantize with the scale of the largest and smallest element: bytes, and the same integers as floats."""
     steps, scale, zero_point = dynamically_quantized(node, node.value(0))
-    node.results[0] = Value(steps.shape, _BYTE, steps.operand)
+    node.results[0] = Value(steps.shape, _BYTE, steps.operand, forms=steps.forms)
     node.results[1] = scale
     node.results[2] = Value(zero_point.shape, _BYTE, zero_point.operand)
 
@@ -156,23 +156,16 @@ def dynamically_quantized(node: Node, x: Value) -> tuple[Value, Value, Value]:
     As in ONNX Runtime, NaN does not count in the range and becomes 0, the scale of zeros is 1, and the zero point of a
     range without a lower end is the highest step.
     """
-    compose, zero = Composition(node), number(0)
-    known = compose("Where", compose("Equal", x, x), x, zero)
-    highest, lowest = (
-        compose(limit, compose(f"Reduce{limit}", known, keepdims=0), zero)  # the range contains 0
-        for limit in ("Max", "Min")
-    )
-    found = compose("Div", compose("Sub", highest, lowest), number(_HIGHEST))
-    scale = compose("Where", compose("Greater", found, zero), found, number(1))
-    below = _bytes(node, compose("Add", compose("Round", compose("Div", lowest, scale)), number(_HIGHEST)))
-    zero_point = compose("Sub", number(_HIGHEST), below)
-    steps = compose("Round", compose("Div", x, scale))
-    return _bytes(node, compose("Add", steps, zero_point)), scale, zero_point
-
-
-def _bytes(node: Node, value: Value) -> Value:
-    """Return a tensor limited to numbers from 0 to 255."""
-    return Value(value.shape, value.dtype, limited(node, node.operand(value), 0, _HIGHEST))
+    builder, begin = node.builder, node.builder.operation_count
+    found = builder.operand(Operand(OperandType.TENSOR_QUANT8_ASYMM, (), 1.0, 0))
+    scale, zero_point = (builder.operand(Operand(OperandType.TENSOR_FLOAT32, ())) for _ in range(2))
+    code = operation_code(TfliteOperation.DYNAMIC_QUANTIZE_LINEAR)
+    builder.operation(code, [node.operand(x)], found, scale, zero_point)
+    steps = builder.operand(Operand(OperandType.TENSOR_FLOAT32, ()))
+    builder.operation(Op.DEQUANTIZE, [found], steps)
+    builder.infer_shapes(begin)
+    forms = {OperandType.TENSOR_QUANT8_ASYMM: found}
+    return Value(x.shape, _FLOAT, steps, forms=forms), Value((), _FLOAT, scale), Value((), _FLOAT, zero_point)
 
 
 # -- products of integers ----------------------------------------------------------------------------------------------

@@ -344,6 +344,8 @@ def _batch_matmul(context: ConversionContext, operator: TfliteOperator) -> None:
     left, right = (context.file.tensor(index) for index in operator.inputs)
     options = operator.options
     adjoints = (bool(options.AdjX()), bool(options.AdjY())) if options is not None else (False, False)
+    if not adjoints[0] and _is_product_of_bytes(left, right, adjoints[1]):
+        return _product_of_bytes(context, operator, left, right, adjoints[1])
     factors = _factors(context, operator, left, right, adjoints[0])
     flags = [context.builder.boolean(adjoint) for adjoint in adjoints]
     batches = left.shape[:-2], right.shape[:-2]
@@ -372,14 +374,70 @@ def _factors(
     context: ConversionContext, operator: TfliteOperator, left: TfliteTensor, right: TfliteTensor, adjoint_left: bool
 ) -> list[int]:
     """Return the operands of both sides; TFLite quantizes a left side of floats for a constant of 8 bits."""
-    is_hybrid = left.type == OperandType.TENSOR_FLOAT32 and right.type in QUANTIZED_TYPES and right.data is not None
-    if not is_hybrid:
+    if not _is_hybrid_product(left, right):
         return [context.value(left.index), context.value(right.index)]
     factors = [context.value(left.index), context.dequantized_constant(right)]
     if left.shape and not adjoint_left:
-        asymmetric = operator.options is not None and bool(operator.options.AsymmetricQuantizeInputs())
-        factors[0] = dynamically_quantized(context, left, left.shape[-1], asymmetric)
+        factors[0] = dynamically_quantized(context, left, left.shape[-1], _quantizes_asymmetrically(operator))
     return factors
+
+
+def _is_hybrid_product(left: TfliteTensor, right: TfliteTensor) -> bool:
+    return left.type == OperandType.TENSOR_FLOAT32 and right.type in QUANTIZED_TYPES and right.data is not None
+
+
+def _quantizes_asymmetrically(operator: TfliteOperator) -> bool:
+    return operator.options is not None and bool(operator.options.AsymmetricQuantizeInputs())
+
+
+def _is_product_of_bytes(left: TfliteTensor, right: TfliteTensor, adjoint_right: bool) -> bool:
+    """Return whether operations of the extension multiply the quantized rows of the left by matrices of bytes."""
+    if not _is_hybrid_product(left, right) or min(len(left.shape), len(right.shape)) < 2 or 0 in left.shape:
+        return False
+    length = right.shape[-1 if adjoint_right else -2]
+    count = math.prod(_common_batch(left.shape[:-2], right.shape[:-2]))
+    fits = count <= _MAX_IMAGES or math.prod(right.shape[:-2]) == 1
+    return fits and left.shape[-1] == length and _is_multiplied_as_bytes(right, (length,))
+
+
+def _product_of_bytes(
+    context: ConversionContext, operator: TfliteOperator, left: TfliteTensor, right: TfliteTensor, adjoint_right: bool
+) -> None:
+    """Write the products as those of fully connected layers: one for each right matrix, or one for all rows."""
+    builder, batch = context.builder, _common_batch(left.shape[:-2], right.shape[:-2])
+    matrices = _as_weights(context, right, adjoint_right)
+    rows, columns = left.shape[-2], builder[matrices[0]].dimensions[0]
+    arguments = [builder.zeros(OperandType.TENSOR_FLOAT32, 0.0, columns), builder.int32(0)]
+    arguments.append(builder.boolean(_quantizes_asymmetrically(operator)))
+    code = extended_code(OperationType.FULLY_CONNECTED, Scheme.HYBRID)
+    flat = context.temporary(context.file.tensor(operator.outputs[0]), (math.prod(batch) * rows, columns))
+    if len(matrices) == 1:
+        x = _reshaped(context, context.value(left.index), (math.prod(batch) * rows, left.shape[-1]))
+        builder.operation(code, [x, matrices[0], *arguments], flat)
+    else:
+        x = _repeated(context, context.value(left.index), batch)
+        x = _reshaped(context, x, (math.prod(batch), *left.shape[-2:]))
+        parts = [_like(context, x, (1, *left.shape[-2:])) for _ in range(math.prod(batch))]
+        results = [_like(context, flat, (rows, columns)) for _ in parts]
+        builder.operation(OperationType.SPLIT, [x, builder.int32(0), builder.int32(len(parts))], *parts)
+        numbers = np.broadcast_to(np.arange(len(matrices)).reshape(right.shape[:-2]), batch).reshape(-1).tolist()
+        for part, number, result in zip(parts, numbers, results, strict=True):
+            builder.operation(code, [part, matrices[number], *arguments], result)
+        builder.operation(OperationType.CONCATENATION, [*results, builder.int32(0)], flat)
+    emit_reshape(context, operator, flat, (*batch, rows, columns))
+
+
+def _as_weights(context: ConversionContext, right: TfliteTensor, adjoint_right: bool) -> list[int]:
+    """Return constant right matrices as weights of layers, a row for each column."""
+    values = np.frombuffer(context.stored_bytes(right), np.int8).reshape(-1, *right.shape[-2:])
+    matrices, copy = values if adjoint_right else values.swapaxes(1, 2), LifeTime.CONSTANT_COPY
+    context.builder.reserve(values.nbytes)
+    return [
+        context.builder.operand(
+            Operand(right.type, matrix.shape, right.scale, 0, copy, context.builder.stored(matrix.tobytes()))
+        )
+        for matrix in matrices
+    ]
 
 
 def _common_batch(left: Shape, right: Shape) -> Shape:

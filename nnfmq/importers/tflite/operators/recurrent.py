@@ -1,14 +1,18 @@
 """Recurrent operators on floats: LSTM, RNN, SVDF and their sequence operators. Those on INT8 come first.
 
 TFLite stores their states in variable tensors; the HAL takes the states as arguments and returns the new ones. Hidden
-state and output of a step are one value in TFLite and two results in the HAL. Quantized weights of a float input are
-dequantized, and operations of the extension quantize the rows that they are multiplied by.
+state and output of a step are one value in TFLite and two results in the HAL. Quantized weights of a float input
+belong to operations of the extension, which quantize the rows that they are multiplied by.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from msgspec import Struct
+
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, operation_code
+from nnfmq.hal.extensions import MAX_DYNAMIC_PRODUCTS, Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite.file import TfliteOperator, TfliteTensor
@@ -20,7 +24,6 @@ from nnfmq.importers.tflite.operators.conversion import (
     OpConverter,
     State,
 )
-from nnfmq.importers.tflite.operators.options import dynamically_quantized
 
 __all__ = ["CONVERTERS", "emit_integer_lstm", "emit_integer_svdf"]
 
@@ -83,6 +86,7 @@ def emit_integer_svdf(context: ConversionContext, operator: TfliteOperator) -> N
 
 _MAX_ACTIVATION = 4  # NONE, RELU, RELU_N1_TO_1, RELU6 and TANH have the same codes in NNAPI
 _CELL = 17  # weights and biases of one LSTM cell
+_MATRICES = (*range(1, 9), 16)  # of an LSTM cell: weights of inputs and hidden states, and the projection
 _AUX = 8  # weights of an auxiliary input of two cells
 _NORMS = 4
 _QUANTIZED_WEIGHTS = (*QUANTIZED_TYPES, PER_CHANNEL)
@@ -95,17 +99,47 @@ def _input(context: ConversionContext, operator: TfliteOperator) -> TfliteTensor
     return x
 
 
-def _weights(context: ConversionContext, operator: TfliteOperator, x: TfliteTensor, positions: range) -> list[int]:
+class _Matrices(Struct, frozen=True):
+    """Positions of the matrices by which rows are multiplied, and the type of their operands.
+
+    Constants of 8 bits stay bytes if all matrices have one type, and sums of their products fit 32 bits.
+    """
+
+    positions: frozenset[int]
+    type: OperandType
+
+    @classmethod
+    def of(
+        cls, context: ConversionContext, operator: TfliteOperator, x: TfliteTensor, positions: Iterable[int]
+    ) -> _Matrices:
+        found = frozenset(positions)
+        indexes = [operator.inputs[position] for position in found if position < len(operator.inputs)]
+        tensors = [context.file.tensor(index) for index in indexes if index != -1]
+        types = {tensor.type for tensor in tensors}
+        is_hybrid = x.type == OperandType.TENSOR_FLOAT32 and all(map(_is_multiplied_as_bytes, tensors))
+        return cls(found, types.pop() if is_hybrid and len(types) == 1 else x.type)
+
+
+def _is_multiplied_as_bytes(weights: TfliteTensor) -> bool:
+    is_matrix = weights.data is not None and weights.type in _QUANTIZED_WEIGHTS and len(weights.shape) == 2
+    has_units = weights.channel_quant is None or weights.channel_quant.channel_dim == 0
+    return is_matrix and has_units and weights.shape[1] <= MAX_DYNAMIC_PRODUCTS
+
+
+def _weights(
+    context: ConversionContext, operator: TfliteOperator, x: TfliteTensor, positions: range, matrices: _Matrices
+) -> list[int]:
     """Return weights and biases; validation checks which of them may be omitted."""
     operands = []
     for position in positions:
         index = operator.inputs[position] if position < len(operator.inputs) else -1
+        kind = matrices.type if position in matrices.positions else x.type
         if index == -1:
-            operands.append(context.builder.omitted(x.type))
+            operands.append(context.builder.omitted(kind))
             continue
         tensor = context.file.tensor(index)
-        is_hybrid = tensor.data is not None and x.type == OperandType.TENSOR_FLOAT32 != tensor.type
-        operands.append(context.dequantized_constant(tensor) if is_hybrid else context.value(index))
+        is_real = tensor.data is not None and kind == OperandType.TENSOR_FLOAT32 != tensor.type
+        operands.append(context.dequantized_constant(tensor) if is_real else context.value(index))
     return operands
 
 
@@ -147,7 +181,7 @@ def _emit(
 
 def _rnn(context: ConversionContext, operator: TfliteOperator) -> None:
     x = _input(context, operator)
-    weights = _weights(context, operator, x, range(1, 4))
+    weights = _weights(context, operator, x, range(1, 4), _Matrices.of(context, operator, x, (1, 2)))
     (hidden,) = _states(context, operator, range(4, 5))
     output = context.result(operator.outputs[0], _hidden_shape(context, hidden))
     arguments = [context.value(x.index), *weights, hidden.before, _activation(context, operator)]
@@ -156,7 +190,7 @@ def _rnn(context: ConversionContext, operator: TfliteOperator) -> None:
 
 def _sequence_rnn(context: ConversionContext, operator: TfliteOperator) -> None:
     x = _input(context, operator)
-    weights = _weights(context, operator, x, range(1, 4))
+    weights = _weights(context, operator, x, range(1, 4), _Matrices.of(context, operator, x, (1, 2)))
     (hidden,) = _states(context, operator, range(4, 5))
     arguments = [context.value(x.index), *weights, hidden.before, _activation(context, operator)]
     arguments.append(context.builder.int32(int(operator.options.TimeMajor())))
@@ -167,11 +201,12 @@ def _sequence_rnn(context: ConversionContext, operator: TfliteOperator) -> None:
 def _bidirectional_rnn(context: ConversionContext, operator: TfliteOperator) -> None:
     x = _input(context, operator)
     arguments, states = [context.value(x.index)], []
+    matrices = _Matrices.of(context, operator, x, (1, 2, 5, 6, 10, 11))
     for first in (1, 5):
         (hidden,) = _states(context, operator, range(first + 3, first + 4))
-        arguments += [*_weights(context, operator, x, range(first, first + 3)), hidden.before]
+        arguments += [*_weights(context, operator, x, range(first, first + 3), matrices), hidden.before]
         states.append(hidden.after)
-    arguments += [*_weights(context, operator, x, range(9, 12)), _activation(context, operator)]
+    arguments += [*_weights(context, operator, x, range(9, 12), matrices), _activation(context, operator)]
     _emit_bidirectional(
         context, operator, OperationType.BIDIRECTIONAL_SEQUENCE_RNN, arguments, states, time_major_first=True
     )
@@ -205,17 +240,12 @@ def _svdf(context: ConversionContext, operator: TfliteOperator) -> None:
     if _is_integer(context, operator):
         return emit_integer_svdf(context, operator)
     x = _input(context, operator)
-    value = context.value(x.index)
-    if _is_hybrid(context, operator):
-        asymmetric = bool(operator.options.AsymmetricQuantizeInputs())
-        value = dynamically_quantized(context, x, x.shape[-1] if x.shape else 0, asymmetric)
-    weights = _weights(context, operator, x, range(1, 4))
+    weights = _weights(context, operator, x, range(1, 4), _Matrices.of(context, operator, x, (1,)))
     (state,) = _states(context, operator, range(4, 5))
-    arguments = [value, *weights, state.before, context.builder.int32(operator.options.Rank())]
+    arguments = [context.value(x.index), *weights, state.before, context.builder.int32(operator.options.Rank())]
+    arguments.append(_activation(context, operator))
     output = context.result(operator.outputs[0])
-    return context.builder.operation(
-        OperationType.SVDF, [*arguments, _activation(context, operator)], state.after, output
-    )
+    return _emit(context, operator, OperationType.SVDF, arguments, state.after, output)
 
 
 def _lstm_arguments(
@@ -223,14 +253,14 @@ def _lstm_arguments(
 ) -> tuple[TfliteTensor, list[int], State, State]:
     """Return the input, the arguments from it to the clips, and the hidden and the cell state."""
     x = _input(context, operator)
-    weights = _weights(context, operator, x, range(1, 1 + _CELL))
+    weights = _weights(context, operator, x, range(1, 1 + _CELL), _Matrices.of(context, operator, x, _MATRICES))
     hidden, cell = _states(context, operator, range(1 + _CELL, 3 + _CELL))
     arguments = [context.value(x.index), *weights, hidden.before, cell.before, _activation(context, operator)]
     return x, arguments + _clips(context, operator, x), hidden, cell
 
 
 def _norms(context: ConversionContext, operator: TfliteOperator, x: TfliteTensor) -> list[int]:
-    return _weights(context, operator, x, range(3 + _CELL, 3 + _CELL + _NORMS))
+    return _weights(context, operator, x, range(3 + _CELL, 3 + _CELL + _NORMS), _Matrices.of(context, operator, x, ()))
 
 
 def _lstm(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -264,9 +294,12 @@ def _bidirectional_lstm(context: ConversionContext, operator: TfliteOperator) ->
     x = _input(context, operator)
     first_state = 1 + 2 * _CELL
     states = _states(context, operator, range(first_state, first_state + 4))
-    arguments = [context.value(x.index), *_weights(context, operator, x, range(1, first_state))]
+    aux = range(first_state + 4, first_state + 4 + 1 + _AUX)
+    positions = (*_MATRICES, *(_CELL + position for position in _MATRICES), *aux[1:])
+    matrices = _Matrices.of(context, operator, x, positions)
+    arguments = [context.value(x.index), *_weights(context, operator, x, range(1, first_state), matrices)]
     arguments += [state.before for state in states]
-    arguments += _weights(context, operator, x, range(first_state + 4, first_state + 4 + 1 + _AUX))
+    arguments += _weights(context, operator, x, aux, matrices)
     arguments += [_activation(context, operator), *_clips(context, operator, x)]
     trailing = [context.builder.omitted(x.type) for _ in range(2 * _NORMS)]
     after = [state.after for state in states]
