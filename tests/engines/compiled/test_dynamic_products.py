@@ -12,9 +12,15 @@ from support.compiled import assert_kernels_agree_on
 from support.small_models import graph, one_operation, scalar, with_operand
 
 from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.kernels.micro_kernels import Amx
+from nnfmq.engines.compiled.lowering.dynamic import dynamic_gemm
+from nnfmq.engines.compiled.lowering.products import WeightedOp, rows_shape
 from nnfmq.engines.compiled.partition import prepare
+from nnfmq.engines.compiled.target import TARGETS
 from nnfmq.hal.extensions import NAME, PREFIX, TfliteOperation, operation_code
 from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, LifeTime, Model, Operand, OperandType, Operation
+from nnfmq.operations.declaration import Tensor
 
 pytestmark = pytest.mark.instruction_sets
 
@@ -73,6 +79,17 @@ def test_products_match_the_interpreter(kind: str, size: tuple[int, int, int]) -
     arguments = [Operand(F32, (rows, k)), weights(random, kind, units, k), floats(random, units), rows % 2]
     found = model("DYNAMIC_FULLY_CONNECTED", arguments, (rows, units))
     assert_kernels_agree_on(found, inputs(random, rows, k), tolerance=0)
+
+
+def test_products_of_many_rows_are_multiplied_in_tile_registers() -> None:
+    random, shape = np.random.default_rng(1), rows_shape(40, 130, 70)
+    operands = weights(random, "int8", 70, 130), floats(random, 70)
+    filter, bias = (Tensor(o.dimensions, np.dtype(kind), o.scale, o.zero_point, None, np.frombuffer(data, kind).reshape(
+        o.dimensions)) for (o, data), kind in zip(operands, ("i1", "<f4"), strict=True))  # fmt: skip
+    x, y = (Tensor((40, size), np.dtype("<f4")) for size in (130, 70))
+    launch = dynamic_gemm(WeightedOp(shape, x, filter, bias, y, TARGETS["amx"], 0), rounds_bias=False)
+    assert isinstance(launch.kernel, GemmKernel)
+    assert isinstance(launch.kernel.micro_kernel, Amx)
 
 
 @pytest.mark.parametrize("rounds_bias", [False, True])

@@ -6,6 +6,7 @@ loop, in which the operand with fewer vectors stays in registers and the other i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +15,7 @@ from llvmlite import ir
 
 from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.dynamic_quantization import Dequantization
 from nnfmq.engines.compiled.kernels.elementwise import EmitOperator
 from nnfmq.engines.compiled.kernels.micro_kernels import TILE_ROWS, Amx, AmxS8S8x64, Dot4, MicroKernel, exchange_halves
 from nnfmq.engines.compiled.kernels.packing import GROUP_LIST_ALIGNMENT
@@ -355,20 +357,25 @@ class AmxTileBuilder(TileBuilder):
         return range(self.tile.mr // TILE_ROWS)
 
     def init_accumulators(self, place: TilePlace) -> Sequence[Value]:
-        """Load the biases into the accumulators: a distance of 0 gives all rows the same ones."""
+        """Load the biases into the accumulators: a distance of 0 gives all rows the same ones.
+
+        Those of a product that is quantized at run time are not in memory: its epilogue adds them to the sums.
+        """
         k, kb, requantization = self.tile, self.kb, self._requantization
-        for v in range(k.nr_vectors):
-            bias = requantization.bias_address(kb, self.epilogue, kb.add(place.channel, v * k.lanes), k.lanes)
-            for row in self._tile_rows:
-                tile_instruction(kb, "tileloadd64", row * k.nr_vectors + v, bias, kb.i64(0))
+        for row, v in itertools.product(self._tile_rows, range(k.nr_vectors)):
+            accumulator = row * k.nr_vectors + v
+            if isinstance(requantization, Requantization):
+                channel = kb.add(place.channel, v * k.lanes)
+                bias = requantization.bias_address(kb, self.epilogue, channel, k.lanes)
+                tile_instruction(kb, "tileloadd64", accumulator, bias, kb.i64(0))
+            else:
+                tile_instruction(kb, "tilezero", accumulator)
         return []
 
     @property
-    def _requantization(self) -> Requantization:
+    def _requantization(self) -> Requantization | Dequantization:
         assert isinstance(self.micro_kernel, Amx), "no other micro-kernel has tiles"
-        found = self.micro_kernel.requantization
-        assert isinstance(found, Requantization), "a product that is quantized at run time has vector registers"
-        return found
+        return self.micro_kernel.requantization
 
     def load_accumulators(self, stored: Value) -> Sequence[Value]:
         """Load the accumulators from memory."""
@@ -414,11 +421,29 @@ class AmxTileBuilder(TileBuilder):
                 tile_instruction(kb, multiply, accumulator, _LHS + row, _WEIGHTS + v)
 
     def emit_epilogue(self, accs: Sequence[Value], place: TilePlace) -> None:
-        """Store the accumulators on the stack, and emit a loop that requantizes rows that fill a vector of bytes."""
+        """Store the accumulators on the stack, and emit a loop over their rows."""
+        k, kb, requantization = self.tile, self.kb, self._requantization
+        memory = kb.on_stack(vector(I32, k.lanes), k.mr * k.nr_vectors)
+        self.store_accumulators(accs, memory)
+        if isinstance(requantization, Requantization):
+            self._requantize_rows(requantization, memory, place)
+        else:
+            self._dequantize_rows(memory, place)
+
+    def _dequantize_rows(self, memory: Value, place: TilePlace) -> None:
+        """Emit a loop that makes floats of the sums of a row, and adds the biases before that."""
+        k, kb, kind = self.tile, self.kb, vector(I32, self.tile.lanes)
+        biases = self.biases(place.channel)
+        with kb.for_each_stored_row(memory, kind, k.mr, k.nr_vectors, self.n.out_stride) as (number, offset, sums):
+            sums = [kb.ir.add(acc, bias) for acc, bias in zip(sums, biases, strict=True)]
+            if self.micro_kernel.has_weight_zero_point:
+                sums = self._corrected(sums, kb.at(place.row_sums, kb.mul(number, 4)))
+            self.store_row(sums, kb.at(place.target, offset), place)
+
+    def _requantize_rows(self, requantization: Requantization, memory: Value, place: TilePlace) -> None:
+        """Emit a loop that requantizes rows that fill a vector of bytes."""
         k, kb, stride = self.tile, self.kb, self.n.out_stride
         kind, rows = vector(I32, k.lanes), PANEL_VECTORS // k.nr_vectors
-        memory = kb.on_stack(kind, k.mr * k.nr_vectors)
-        self.store_accumulators(accs, memory)
         channels = [kb.add(place.channel, n % k.nr_vectors * k.lanes) for n in range(PANEL_VECTORS)]
         with kb.for_each_stored_row(memory, kind, k.mr // rows, PANEL_VECTORS, kb.mul(stride, rows)) as (
             number,
@@ -427,7 +452,7 @@ class AmxTileBuilder(TileBuilder):
         ):
             if self.micro_kernel.has_weight_zero_point:
                 sums = self._corrected(sums, kb.at(place.row_sums, kb.mul(number, 4 * rows)))
-            results = self._requantization.requantize_subvectors(kb, sums, self.epilogue, channels)
+            results = requantization.requantize_subvectors(kb, sums, self.epilogue, channels)
             for row in range(rows):
                 result = kb.shuffle(results, results, range(row * k.nr, (row + 1) * k.nr))
                 address = kb.at(place.target, kb.add(offset, kb.mul(stride, row)))

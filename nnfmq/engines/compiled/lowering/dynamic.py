@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from msgspec.structs import replace as replaced
 
 from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
@@ -204,8 +203,8 @@ def dynamic_gemm(op: WeightedOp, rounds_bias: bool, keeps_sums: bool = False) ->
 def _planned(
     op: WeightedOp, has_weight_zero_point: bool, dequantization: Dequantization
 ) -> tuple[GemmKernel, Dot4 | MaddU8S8Acc16 | DotS16x2]:
-    """Return a GEMM and its micro-kernel: not one in tile registers, whose accumulators begin with constants."""
-    target = replaced(op.target, has_tiles=False)
+    """Return a GEMM and its micro-kernel."""
+    target = op.target
     chosen: Dot4 | MaddU8S8Acc16 | DotS16x2
     chosen = s8_micro_kernel(target, op.conv_shape, False, has_weight_zero_point, dequantization)
     if target.has_dot4:
