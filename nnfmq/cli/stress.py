@@ -76,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--runs", metavar="N", type=at_least_one, default=1, help="of each disturbance, pair and none (default: 1)")
     add("--only", metavar="CAUSE,...", type=_among(_CAUSES), default=_CAUSES, help="self-test of these causes")
     add("--connect", metavar="PATH", help="the socket of a driver (default: one of its own)")
-    add_suite_arguments(parser)
     add("--json", action="store_true", help="print JSON")
+    add_suite_arguments(parser)
 
 
 # ---- types of arguments
@@ -138,7 +138,7 @@ def _require_options_of_one_kind(arguments: argparse.Namespace) -> None:
     names, default = (OTHER_OPTIONS if arguments.suite else OPTIONS), command_parser("stress").get_default
     for name in names:
         if getattr(arguments, name) != default(name):
-            option = f"--{name.replace('_', '-')}"
+            option = f"--{name.removeprefix('measured_').replace('_', '-')}"
             raise InvalidArgument(f"{option} has no effect with{'' if arguments.suite else 'out'} --suite")
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nnfmq.base.settings import CLASSES
 from nnfmq.cli.bench import names_among, opened_model, positive_number, read_baseline
 from nnfmq.cli.console import console, error_console, new_file, print_json, table
 from nnfmq.cli.model_file import shapes_of
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from nnfmq.lab.suite.run import SuitePlan, SuiteProgress
 
 SCENARIOS = ("idle", "busy-cores", "memory", "compile", "many-clients", "peer-death", "soak")
-OPTIONS = ("minutes", "scenarios", "thresholds", "client", "junit", "baseline", "tolerance")
+OPTIONS = ("minutes", "scenarios", "thresholds", "client", "measured_class", "junit", "baseline", "tolerance")
 """Options that have no meaning without --suite; None if they are not given."""
 OTHER_OPTIONS = (
     "clients", "load", "window", "cpus", "duration", "slow", "worst", "trace", "self_test", "runs", "only",
@@ -40,13 +41,15 @@ _WIDE = 76  # columns for all of them
 
 def add_suite_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the suite."""
-    add = parser.add_argument
+    add = parser.add_argument_group("the suite").add_argument
     add("--suite", action="store_true", help="accept a machine: scenarios against thresholds")
-    add("--minutes", metavar="N", type=positive_number, help="of all scenarios of the suite (default: 10)")
-    add("--scenarios", metavar="NAME,...", type=_scenarios, help=f"of the suite: {', '.join(SCENARIOS)}")
+    add("--minutes", metavar="N", type=positive_number, help="of all scenarios together (default: 10)")
+    add("--scenarios", metavar="NAME,...", type=_scenarios, help=f"of {', '.join(SCENARIOS)}")
     add("--thresholds", metavar="FILE", type=Path, help="what the machine has to achieve, in TOML")
-    add("--print-thresholds", action="store_true", help="print the default ones")
+    add("--print-thresholds", action="store_true", help="print the default thresholds")
     add("--client", metavar="FILE.py:NAME", help="measure this function of yours")
+    add("--class", dest="measured_class", choices=CLASSES, metavar="CLASS",
+        help=f"of the measured clients: {', '.join(CLASSES)}")  # fmt: skip
     add("--junit", metavar="FILE", type=new_file, help="write JUnit XML")
     add("--baseline", metavar="FILE", type=Path, help="compare with an earlier --json (status 1, 3)")
     add("--tolerance", metavar="PERCENT", type=positive_number, help="a change up to this is none (default: 25)")
@@ -74,8 +77,7 @@ def execute_suite(arguments: argparse.Namespace) -> int:
     if baseline is not None:
         require_comparable(suite_identity(plan), baseline)  # before minutes are spent
     with _shown_progress(plan, arguments.no_color) as progress:
-        records = run_suite(plan, progress)
-    report = suite_report(plan, records)
+        report = suite_report(run_suite(plan, progress))
     if baseline is not None:
         report["baseline"] = compare_with_earlier(report, baseline, arguments.tolerance or _TOLERANCE)
     _write(arguments, report)
@@ -116,6 +118,7 @@ def _plan(arguments: argparse.Namespace) -> SuitePlan:
         signature=arguments.signature,
         device=device,
         hosted=hosted,
+        client_class=arguments.measured_class,
         connect=arguments.connect,
         is_compared=not model.states,
         seed=arguments.seed,

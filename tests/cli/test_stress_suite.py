@@ -65,16 +65,24 @@ def test_the_scenarios_in_the_help_are_those_of_the_suite() -> None:
     assert tuple(SCENARIOS) == stress_suite.SCENARIOS
 
 
-def test_options_of_the_suite_have_no_default_that_would_look_given() -> None:
-    arguments = command_parser("stress").parse_args([DIGITS])
-    assert all(getattr(arguments, name) is None for name in stress_suite.OPTIONS)
-    assert all(hasattr(arguments, name) for name in stress_suite.OTHER_OPTIONS)
+SHARED = {
+    "model", "shape", "signature", "mode", "device", "runtime_option", "seed", "html", "connect", "json", "no_color",
+    "suite", "print_thresholds",
+}  # fmt: skip
+"""Options of `nnfmq stress` that have an effect with and without --suite."""
+
+
+def test_each_option_is_shared_or_of_one_kind() -> None:
+    options = set(vars(command_parser("stress").parse_args([DIGITS])))
+    assert options == {*SHARED, *stress_suite.OPTIONS, *stress_suite.OTHER_OPTIONS}
+    assert len(options) == len(SHARED) + len(stress_suite.OPTIONS) + len(stress_suite.OTHER_OPTIONS)
 
 
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
         (("--minutes", "1"), 1, "--minutes has no effect without --suite"),
+        (("--class", "batch"), 1, "--class has no effect without --suite"),
         (("--suite", "--duration", "3"), 1, "--duration has no effect with --suite"),
         (("--suite", "--self-test"), 1, "--self-test has no effect with --suite"),
         (("--suite", "--mode", "burst,sync"), 1, "--mode burst,sync: the suite measures one"),
@@ -277,7 +285,9 @@ REPORT: dict[str, Any] = {
     "stability": {"is_stable": False, "reasons": ["other programs used 31 % of a CPU during the scenario idle"]},
     "baseline": {
         "date": "2026-01-01T00:00:00+00:00", "host": "here",
-        "differences": ["the baseline has another host: there, not here"],
+        "differences": [
+            "it has another host: there, not here", "this run was not stable: other programs used 31 % of a CPU",
+        ],
         "rows": [{"scenario": "many-clients", "metric": "p99", "ratio": 1.5, "low": 1.4, "high": 1.6,
                   "outcome": "cannot tell"}],
     },
@@ -298,6 +308,7 @@ def test_the_tables_fit_the_terminal(
     assert "many-clients: failed: p99.9 12,346 ms, at most 50 ms is allowed" in flowed
     assert "busy-cores: error: a measured client: its driver has died" in flowed
     assert "many-clients: 1 client killed, seen within 3.00 ms" in flowed
-    assert "not stable: other programs used 31 % of a CPU" in flowed
-    assert "cannot tell: measure both on the same machine" in flowed
+    assert "baseline: this run was not stable: other programs used 31 % of a CPU" in flowed
+    assert flowed.count("31 %") == 1
+    assert "baseline: cannot tell: measure both on the same machine" in flowed
     assert "The machine: failed." in flowed

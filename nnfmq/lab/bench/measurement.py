@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.lab.bench.runner import Load, LoadResult, OpenedFile, OwnRunner, RunnerGroup, RunnerJob, started_group
 from nnfmq.lab.bench.steps import Array
 from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
-from nnfmq.lab.listening_driver import started_daemon
+from nnfmq.lab.listening_driver import kept_daemon
 from nnfmq.lab.statistics import REPORTED, STABLE_WINDOWS, WarmUpWindow, are_stable, percentile
 
 __all__ = ["LoadLevel", "LoadMeasurements", "LoadPlan", "MeasuredLoad", "measure_plan", "rotated"]
@@ -165,7 +164,7 @@ def _driver(plan: LoadPlan) -> Iterator[str | None]:
     try:
         connect(embedded=False).close()
     except DeviceUnavailable:
-        with tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder, started_daemon(Path(folder)) as driver:
+        with kept_daemon() as driver:
             yield driver.socket
     else:
         yield None

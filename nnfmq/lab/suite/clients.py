@@ -54,12 +54,14 @@ _STOP_S = 10.0
 class SuiteJob:
     """What the clients execute: `runner` as in `nnfmq bench`, or a function of the user.
 
-    `is_compared` is False for a model with states, whose outputs depend on earlier requests.
+    `is_compared` is False for a model with states, whose outputs depend on earlier requests. The clients ask the driver
+    for `client_class`, unless it is None.
     """
 
     runner: RunnerJob
     own: OwnClient | None = None
     is_compared: bool = True
+    client_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +145,12 @@ def started_suite_clients(job: SuiteJob, count: int, tick: Tick = lambda: None) 
     Raises:
         BenchmarkFailed: If a client fails.
     """
+    variables = QUIET if job.client_class is None else QUIET | {settings.CLIENT_CLASS.variable: job.client_class}
     with ExitStack() as stack:
         processes, runners = [], []
         for _ in range(count):
-            processes.append(
-                stack.enter_context(started_child(_serve, job, name="a measured client", environment=QUIET))
-            )
+            child = started_child(_serve, job, name="a measured client", environment=variables)
+            processes.append(stack.enter_context(child))
             runners.append(processes[-1].receive(READY_S, tick))
         yield SuiteClients(processes, runners)
 

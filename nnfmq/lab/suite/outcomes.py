@@ -177,11 +177,11 @@ def compare_with_earlier(
 def _differences(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[str]:
     for key in ("host", "cpu", "cpus_allowed"):
         if new[key] != old[key]:
-            yield f"the baseline has another {key.replace('_', ' ')}: {old[key]}, not {new[key]}"
+            yield f"it has another {key.replace('_', ' ')}: {old[key]}, not {new[key]}"
 
 
 def _unstable_runs(report: Mapping[str, Any], baseline: Mapping[str, Any]) -> Iterator[str]:
-    for name, each in (("this run", report), ("the baseline", baseline)):
+    for name, each in (("this run", report), ("the earlier one", baseline)):
         if not each["stability"]["is_stable"]:
             yield f"{name} was not stable: {'; '.join(each['stability']['reasons'])}"
 

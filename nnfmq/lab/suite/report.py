@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from nnfmq.lab.bench.report import CANNOT_TELL, machine, model_identity, ratio_text, timeline_of
+from nnfmq.lab.bench.report import CANNOT_TELL, model_identity, ratio_text, timeline_of
 from nnfmq.lab.bench.runner import LoadResult
 from nnfmq.lab.page import conditions_list, html_table, latency_page, legend, percentile_chart, time_chart
 from nnfmq.lab.statistics import REPORTED, percentile, percentile_steps, shown_percentiles, summary
@@ -29,7 +29,7 @@ from nnfmq.lab.suite.outcomes import (
     stability_of,
     suite_outcome,
 )
-from nnfmq.lab.suite.run import ScenarioRecord, SuitePlan
+from nnfmq.lab.suite.run import ScenarioRecord, SuitePlan, SuiteRun
 from nnfmq.lab.suite.scenarios import SCENARIOS, seconds_of
 from nnfmq.observe.statistics_layout import supports
 
@@ -61,20 +61,25 @@ def suite_identity(plan: SuitePlan) -> dict[str, Any]:
     return {**model_identity(plan.model), "client": client, "load": asdict(plan.thresholds.load)}
 
 
-def suite_report(plan: SuitePlan, records: Sequence[ScenarioRecord]) -> dict[str, Any]:
-    """Return the report of what `run_suite` has measured. Scenarios that were not begun have the outcome `not run`."""
+def suite_report(run: SuiteRun) -> dict[str, Any]:
+    """Return the report of what was measured. Scenarios that were not begun have the outcome `not run`."""
+    plan, records = run.plan, run.records
     seconds = seconds_of(plan.scenarios, plan.minutes)
     begun = {record.scenario.name: record for record in records}
     all_records = [begun.get(name) or ScenarioRecord(SCENARIOS[name], seconds[name]) for name in plan.scenarios]
     results = [scenario_result(plan, record) for record in all_records]
     return {
         **suite_identity(plan),
-        "conditions": machine() | {"minutes": plan.minutes, "connect": plan.connect, "seed": plan.seed},
+        "conditions": run.conditions | _options(plan),
         "outcome": suite_outcome(results),
         "is_interrupted": any(record.is_interrupted for record in records) or len(records) < len(all_records),
         "stability": stability_of(results),
         "scenarios": results,
     }
+
+
+def _options(plan: SuitePlan) -> dict[str, Any]:
+    return {"minutes": plan.minutes, "class": plan.client_class, "connect": plan.connect, "seed": plan.seed}
 
 
 def scenario_result(plan: SuitePlan, record: ScenarioRecord) -> dict[str, Any]:
@@ -179,19 +184,19 @@ def notes_of(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: {deaths_text(result)}"
         if result["requests"] and result["unsent"]:
             yield f"{name}: overloaded: {result['unsent']:,} requests waited to the end, and count as long as they did"
-    for reason in report["stability"]["reasons"]:
-        yield f"not stable: {reason}"
-    yield from _baseline_notes(report.get("baseline"))
+    if "baseline" in report:
+        yield from _baseline_notes(report["baseline"])
+    else:
+        yield from (f"not stable: {reason}" for reason in report["stability"]["reasons"])
 
 
-def _baseline_notes(baseline: Mapping[str, Any] | None) -> Iterator[str]:
-    if baseline is not None:
-        yield f"baseline: of {baseline['date']} on {baseline['host']}"
-        yield from baseline["differences"]
-        if not baseline["rows"]:
-            yield f"baseline: no scenario has {BLOCKS_MIN * _BLOCK_REQUESTS} requests in both runs, so none is compared"
-        elif any(row["outcome"] == CANNOT_TELL for row in baseline["rows"]):
-            yield f"{CANNOT_TELL}: measure both on the same machine, when it is idle"
+def _baseline_notes(baseline: Mapping[str, Any]) -> Iterator[str]:
+    yield f"baseline: of {baseline['date']} on {baseline['host']}"
+    yield from (f"baseline: {difference}" for difference in baseline["differences"])
+    if not baseline["rows"]:
+        yield f"baseline: no scenario has {BLOCKS_MIN * _BLOCK_REQUESTS} requests in both runs, so none is compared"
+    elif any(row["outcome"] == CANNOT_TELL for row in baseline["rows"]):
+        yield f"baseline: {CANNOT_TELL}: measure both on the same machine, when it is idle"
 
 
 # ---- JUnit XML

@@ -1,7 +1,7 @@
 """Run the suite: a driver, and one scenario after the other, each with processes of its own.
 
     plan = SuitePlan(model, inputs=[image], own=my_client, minutes=1)
-    report = suite_report(plan, run_suite(plan))
+    report = suite_report(run_suite(plan))
 
 Whatever a scenario starts ends with it, and with this process, also if that is killed.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nnfmq.lab import placement
+from nnfmq.lab.bench.report import machine
 from nnfmq.lab.bench.runner import Load, OpenedFile, RunnerJob
 from nnfmq.lab.bench.steps import Array
 from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
@@ -28,7 +29,7 @@ from nnfmq.lab.suite.peer_death import DeathTimes, deaths_in, started_neighbours
 from nnfmq.lab.suite.scenarios import SCENARIOS, SuiteScenario, seconds_of
 from nnfmq.lab.suite.thresholds import SuiteThresholds, read_thresholds
 
-__all__ = ["ScenarioRecord", "SuitePlan", "SuiteProgress", "run_suite"]
+__all__ = ["ScenarioRecord", "SuitePlan", "SuiteProgress", "SuiteRun", "run_suite"]
 
 _LEAD_NS = 100_000_000  # until the begin: all processes have received it
 _SEEDS = 97
@@ -40,6 +41,7 @@ class SuitePlan:
 
     Attributes:
         own: The client function of the user; None: the model is executed in `mode`.
+        client_class: The class of the measured clients; None: what the driver decides.
         minutes: How long all scenarios take together, without their preparations.
         connect: The socket of a driver; None: one that is started, and ends with the suite.
         is_compared: Whether outputs must be equal to the first ones; not those of a model with states.
@@ -56,6 +58,7 @@ class SuitePlan:
     signature: str | None = None
     device: str | None = None
     hosted: OpenedFile | None = None
+    client_class: str | None = None
     connect: str | None = None
     is_compared: bool = True
     seed: int = 0
@@ -66,7 +69,7 @@ class SuitePlan:
             self.mode, self.model, self.shapes, self.signature, [self.inputs], self.device, None, socket,
             hosted=self.hosted,
         )  # fmt: skip
-        return SuiteJob(runner, self.own, self.is_compared)
+        return SuiteJob(runner, self.own, self.is_compared, self.client_class)
 
     def load(self, seconds: float) -> Load:
         """Return the load of a scenario that takes so long."""
@@ -103,6 +106,15 @@ class ScenarioRecord:
     is_interrupted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SuiteRun:
+    """What was measured of a plan: the conditions before, and a record of each scenario that was begun."""
+
+    plan: SuitePlan
+    conditions: dict[str, Any]
+    records: list[ScenarioRecord] = field(default_factory=list)
+
+
 class SuiteProgress:
     """Gets what `run_suite` does. These methods do nothing; a subclass may show it."""
 
@@ -113,15 +125,16 @@ class SuiteProgress:
         """Called after each scenario."""
 
 
-def run_suite(plan: SuitePlan, progress: SuiteProgress | None = None) -> list[ScenarioRecord]:
-    """Measure the scenarios of the plan, and return their records; blocks until that is done.
+def run_suite(plan: SuitePlan, progress: SuiteProgress | None = None) -> SuiteRun:
+    """Measure the scenarios of the plan, and return what was measured; blocks until that is done.
 
     Ctrl-C ends it: what was measured until then is returned. A scenario that fails has the reason in its record.
 
     Raises:
         BenchmarkFailed: If the driver does not start.
     """
-    shown, records = progress or SuiteProgress(), list[ScenarioRecord]()
+    shown, run = progress or SuiteProgress(), SuiteRun(plan, machine())
+    records = run.records
     seconds = seconds_of(plan.scenarios, plan.minutes)
     total_s = sum(seconds.values())
     try:
@@ -138,7 +151,7 @@ def run_suite(plan: SuitePlan, progress: SuiteProgress | None = None) -> list[Sc
     except KeyboardInterrupt:
         for record in records[-1:]:
             record.is_interrupted = True
-    return records
+    return run
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 from multiprocess import Pipe
 
 import nnfmq
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.lab.bench.loops import intended_starts
 from nnfmq.lab.bench.runner import Load, RunnerJob, Trial
 from nnfmq.lab.child_processes import BenchmarkFailed
@@ -118,6 +119,13 @@ def test_the_latency_of_a_request_that_waits_for_an_earlier_one_counts_from_its_
         comparison = OutputComparison(request, [], is_compared=True)
         found = clients._requests_of(connection, comparison, Trial(time.monotonic_ns() + 10_000_000, LOAD))
     assert (found.latencies[5:15] >= np.arange(100, 0, -10) * 1_000_000).all()
+
+
+def test_the_measured_clients_have_the_class_that_is_asked_for(daemon: Daemon) -> None:
+    job = SuiteJob(RunnerJob("burst", DIGITS, {}, None, [ONES], "reference", None, daemon.socket), client_class="batch")
+    with started_suite_clients(job, 1) as started, nnfmq.connect(daemon.socket, monitor=True) as monitor:
+        classes = {client.pid: client.client_class for client in monitor.statistics().clients}
+        assert [ClientClass(classes[pid]).name for pid in started.pids if pid in classes] == ["BATCH"]
 
 
 def test_requests_that_are_due_when_the_load_is_stopped_count_as_long_as_they_have_waited(daemon: Daemon) -> None:

@@ -150,7 +150,7 @@ def test_a_change_cannot_be_told_if_one_of_the_machines_was_not_stable(is_new: b
         old["stability"] = UNSTABLE
     found = compare_with_earlier(new, old, 25)
     assert [row["outcome"] for row in found["rows"]] == ["cannot tell"] * 2
-    name = "this run" if is_new else "the baseline"
+    name = "this run" if is_new else "the earlier one"
     assert found["differences"] == [f"{name} was not stable: other programs used 50 % of a CPU"]
     assert outcomes(report(1.0, stability=UNSTABLE), report()) == ["no change"] * 2
 
@@ -159,7 +159,7 @@ def test_another_host_is_named_and_a_change_cannot_be_told() -> None:
     old = report()
     old["conditions"] = old["conditions"] | {"host": "there"}
     found = compare_with_earlier(report(1.4), old, 25)
-    assert found["differences"] == ["the baseline has another host: there, not here"]
+    assert found["differences"] == ["it has another host: there, not here"]
     assert [row["outcome"] for row in found["rows"]] == ["cannot tell"] * 2
     assert (found["host"], found["date"]) == ("there", "2026-01-01")
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import nnfmq
+from nnfmq.lab.bench.report import machine
 from nnfmq.lab.suite.clients import SuiteRequests
 from nnfmq.lab.suite.peer_death import DeathTimes
 from nnfmq.lab.suite.report import (
@@ -23,7 +24,7 @@ from nnfmq.lab.suite.report import (
     scenario_numbers,
     suite_report,
 )
-from nnfmq.lab.suite.run import ScenarioRecord, SuitePlan
+from nnfmq.lab.suite.run import ScenarioRecord, SuitePlan, SuiteRun
 from nnfmq.lab.suite.scenarios import SCENARIOS
 from nnfmq.lab.suite.thresholds import SuiteLoad, SuiteThresholds
 
@@ -58,9 +59,13 @@ RECORDS = [
 """Without the soak, which was not begun."""
 
 
+def report_of(*records: ScenarioRecord) -> dict[str, Any]:
+    return suite_report(SuiteRun(PLAN, machine(), list(records)))
+
+
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    return suite_report(PLAN, RECORDS)
+    return report_of(*RECORDS)
 
 
 def test_the_report_is_json_with_a_outcome_for_each_scenario(report: dict[str, Any]) -> None:
@@ -132,7 +137,7 @@ def test_the_page_shows_every_scenario_and_hides_no_reason(report: dict[str, Any
 
 
 def test_the_page_of_nothing_measured_is_a_page() -> None:
-    assert "Not run: digits.tflite" in render_suite_page(suite_report(PLAN, []))
+    assert "Not run: digits.tflite" in render_suite_page(report_of())
 
 
 def test_notes_name_what_is_not_passed(report: dict[str, Any]) -> None:
@@ -147,7 +152,7 @@ def test_notes_name_what_is_not_passed(report: dict[str, Any]) -> None:
 def test_an_interrupted_scenario_says_when() -> None:
     (note,) = (
         note
-        for note in notes_of(suite_report(PLAN, [record("idle", requests(2000), is_interrupted=True)]))
+        for note in notes_of(report_of(record("idle", requests(2000), is_interrupted=True)))
         if "interrupted" in note
     )
     assert note == "idle: interrupted after 6 of 6 s"
@@ -163,7 +168,7 @@ def test_percentiles_that_too_few_requests_support_are_not_shown(report: dict[st
 def test_a_function_of_the_user_is_named(tmp_path: Path) -> None:
     def my_client(client: Any, path: Any) -> Any: ...
 
-    assert suite_report(replace(PLAN, own=my_client), [])["client"].endswith("my_client")
+    assert suite_report(SuiteRun(replace(PLAN, own=my_client), machine()))["client"].endswith("my_client")
 
 
 @pytest.mark.parametrize(

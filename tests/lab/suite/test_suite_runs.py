@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from support.drivers import Process, short_folder
 
 import nnfmq
-from nnfmq.base.processes import descendants
+from nnfmq.base.processes import allowed_cpus, descendants
 from nnfmq.lab.suite.report import suite_report
 from nnfmq.lab.suite.run import ScenarioRecord, SuitePlan, SuiteProgress, run_suite
 from nnfmq.lab.suite.scenarios import SCENARIOS
@@ -63,11 +64,26 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+class Counting(Acting):
+    """Counts the processes while the load of each scenario runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes: dict[str, int] = {}
+
+    def update(self, text: str, share: float) -> None:
+        super().update(text, share)
+        scenario = re.search(r": ([\w-]+), \d+ of", text)
+        if scenario is not None:
+            count = len(descendants(os.getpid()))
+            self.processes[scenario[1]] = max(count, self.processes.get(scenario[1], 0))
+
+
 @pytest.mark.full
 def test_every_scenario_is_measured_with_its_load_and_its_deaths() -> None:
     of_all = plan(*SCENARIOS, limits={"wrong_outputs": 0, "max_ms": 1e6, "growth_mib": 1e6})
-    progress = Acting()
-    report = suite_report(of_all, run_suite(of_all, progress))
+    progress = Counting()
+    report = suite_report(run_suite(of_all, progress))
     assert {
         result["scenario"]: (result["outcome"], result["reason"]) for result in report["scenarios"]
     } == dict.fromkeys(SCENARIOS, ("passed", ""))
@@ -79,6 +95,15 @@ def test_every_scenario_is_measured_with_its_load_and_its_deaths() -> None:
     deaths = next(result["deaths_ns"] for result in report["scenarios"] if result["deaths_ns"] is not None)
     assert len(deaths["client"]) == len(deaths["worker"]) == 1
     assert min(*deaths["client"], *deaths["worker"]) > 0
+    # Beside those of the scenario idle: loads, or another client with its worker.
+    more = {
+        "busy-cores": allowed_cpus(),
+        "memory": 1 + allowed_cpus(),
+        "compile": 2,
+        "many-clients": 2,
+        "peer-death": 2,
+    }
+    assert all(progress.processes[name] >= progress.processes["idle"] + count for name, count in more.items())
     assert progress.shares == sorted(progress.shares) and 0.5 < progress.shares[-1] <= 1
 
 
@@ -94,7 +119,7 @@ def test_the_death_of_the_worker_is_the_reason_of_its_scenario_and_the_next_one_
             worker.kill()
 
     of_two = plan("idle", "compile", seconds=60.0)
-    report = suite_report(of_two, run_suite(of_two, Acting(idle__0_of_60_s=kill_worker, compile__1_of_60_s=interrupt)))
+    report = suite_report(run_suite(of_two, Acting(idle__0_of_60_s=kill_worker, compile__1_of_60_s=interrupt)))
     idle, compiling = report["scenarios"]
     assert idle["outcome"] == "error" and "a measured client: " in idle["reason"]
     assert compiling["requests"] > 0 and compiling["reason"] == ""
@@ -102,7 +127,7 @@ def test_the_death_of_the_worker_is_the_reason_of_its_scenario_and_the_next_one_
 
 def test_an_interrupted_suite_has_what_was_measured_until_then() -> None:
     of_two = plan("idle", "soak", seconds=60.0)
-    report = suite_report(of_two, run_suite(of_two, Acting(idle__1_of_60_s=interrupt)))
+    report = suite_report(run_suite(of_two, Acting(idle__1_of_60_s=interrupt)))
     idle, soak = report["scenarios"]
     assert report["is_interrupted"] and idle["is_interrupted"]
     assert 1 <= idle["wall_s"] < 30 and idle["requests"] > 0 and idle["latency_ns"]["p50"] > 0
@@ -111,13 +136,13 @@ def test_an_interrupted_suite_has_what_was_measured_until_then() -> None:
 
 def test_an_interrupt_before_the_load_leaves_scenarios_that_were_not_run() -> None:
     of_one = plan("idle")
-    report = suite_report(of_one, run_suite(of_one, Acting(the_clients_start=interrupt)))
+    report = suite_report(run_suite(of_one, Acting(the_clients_start=interrupt)))
     assert report["is_interrupted"]
     assert report["scenarios"][0]["outcome"] == "not run"
 
 
 def test_too_little_time_for_a_request_is_an_error() -> None:
     of_idle = plan("idle", seconds=1e-6)
-    report = suite_report(of_idle, run_suite(of_idle))
+    report = suite_report(run_suite(of_idle))
     assert report["scenarios"][0]["outcome"] == "error"
     assert "give more --minutes or a higher rate" in report["scenarios"][0]["reason"]
