@@ -12,6 +12,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 PACKAGE = "nnfmq"
@@ -197,6 +198,12 @@ class Source:
         return ast.parse(_import_lines(self.text) if self.is_cython else self.text)
 
 
+@lru_cache(maxsize=1)
+def _nodes(source: Source) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module's tree, which is the first; kept for the rules that look at the same module."""
+    return tuple(ast.walk(source.tree()))
+
+
 def _import_lines(text: str) -> str:
     """Keep a Cython file's import lines, each at its own line number."""
     lines = (line.strip().replace("cimport", "import") for line in text.splitlines())
@@ -217,7 +224,7 @@ def _source(root: Path, path: Path) -> Source:
 
 def imports(source: Source) -> Iterator[tuple[int, str]]:
     """Yield line and full dotted name of everything imported; `from a import b` is a.b."""
-    for node in ast.walk(source.tree()):
+    for node in _nodes(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -296,7 +303,7 @@ def unexplained_imports(source: Source) -> Iterator[str]:
     if source.module.split(".")[0] not in EXPLAINED:
         return
     lines = source.text.splitlines()
-    functions = [node for node in ast.walk(source.tree()) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in _nodes(source) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inside = {node for function in functions for node in ast.walk(function)}
     for node in sorted((n for n in inside if isinstance(n, ast.Import | ast.ImportFrom)), key=lambda n: n.lineno):
         if not any("#" in line for line in lines[max(node.lineno - 2, 0) : node.end_lineno]):
@@ -359,7 +366,7 @@ def back_doors(source: Source) -> Iterator[str]:
 
 
 def _names(source: Source) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(source.tree()):
+    for node in _nodes(source):
         if isinstance(node, ast.expr):
             yield node.lineno, _last_name(node)
 
@@ -372,13 +379,15 @@ def over_the_limits(source: Source) -> Iterator[str]:
     """Return complaints about long modules, modules without docstring, long functions, and swallowed errors."""
     if source.is_cython:
         return
-    tree = source.tree()
+    nodes = _nodes(source)
+    tree = nodes[0]
+    assert isinstance(tree, ast.Module)
     doc, lines = ast.get_docstring(tree), len(source.text.splitlines())
     if not doc:
         yield f"{source.module or PACKAGE}: no docstring"
     if lines > MODULE_LINES and EXCUSE not in " ".join((doc or "").lower().split()):
         yield f"{source.module}: {lines} lines, and its docstring does not say {EXCUSE!r}"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > FUNCTION_LINES:
             yield f"{source.module}:{node.lineno}: {node.name}() has {body_lines(node)} lines, over {FUNCTION_LINES}"
         if isinstance(node, ast.ExceptHandler) and _swallows_everything(node):
