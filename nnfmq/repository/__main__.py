@@ -1,7 +1,9 @@
 """`python -P -m nnfmq.repository`: the model repository, or with `--import` the import of one version.
 
-    --serve FD SOCKET DIRECTORY    FD: the listening socket of the repository; SOCKET: that of the driver
-    --import FD DIRECTORY SOCKET   FD: the connection to the repository; DIRECTORY: the version's; SOCKET: the driver's
+    --serve FD HEARTBEAT SOCKET DIRECTORY   FD: the listening socket of the repository; HEARTBEAT: the eventfd that
+                                            shows the supervisor that it answers; SOCKET: that of the driver
+    --import FD DIRECTORY SOCKET            FD: the connection to the repository; DIRECTORY: the version's; SOCKET:
+                                            the driver's
 
 Only a driver and its repository start it.
 """
@@ -29,8 +31,8 @@ def _start(arguments: list[str]) -> None:
     from nnfmq.repository.repository import ModelRepository
     from nnfmq.repository.server import RepositoryServer
 
-    _, fd, socket, directory = arguments
-    server = RepositoryServer(Listener.adopt(int(fd)))
+    _, fd, heartbeat_fd, socket, directory = arguments
+    server = RepositoryServer(Listener.adopt(int(fd)), int(heartbeat_fd))
     ModelRepository(ModelDirectory(Path(directory)), DriverModels(Path(socket)), server).run()
 
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connect import connect
@@ -26,7 +27,7 @@ from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Priority
 from nnfmq.repository.version_import import ImportedModel
 
-__all__ = ["DriverModels", "FileState", "ModelDirectory", "VersionState"]
+__all__ = ["DirectoryLook", "DriverModels", "FileState", "ModelDirectory", "VersionState"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")  # as `repository_protocol.ModelName`; a test compares them
 _VERSION = re.compile(r"[1-9][0-9]{0,9}")
@@ -50,11 +51,41 @@ class VersionState(NamedTuple):
     changed_s: float
 
 
+class DirectoryLook(NamedTuple):
+    """What a look at a directory of models has found.
+
+    Attributes:
+        models: The states of all versions of each model, by name; None: that model could not be read.
+        errors: What could not be read. If that is the directory, `models` is None.
+    """
+
+    models: dict[str, dict[int, VersionState] | None] | None
+    errors: list[OSError]
+
+
 class ModelDirectory:
-    """A directory of models. All methods block on the file system."""
+    """A directory of models. All methods block on the file system, for as long as that does not answer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def look(self) -> DirectoryLook:
+        """Return the states of all versions of all models, or what cannot be read."""
+        try:
+            names = self.names()
+        except OSError as error:  # it may be back soon: a network file system
+            return DirectoryLook(None, [error])
+        models: dict[str, dict[int, VersionState] | None] = {}
+        errors = []
+        for name in names:
+            try:
+                found = {version: self.state(name, version) for version in self.versions(name)}
+            except OSError as error:
+                models[name] = None
+                errors.append(error)
+            else:
+                models[name] = {version: state for version, state in found.items() if state is not None}
+        return DirectoryLook(models, errors)
 
     def names(self) -> list[str]:
         """Return the names of the models, sorted.
@@ -132,6 +163,8 @@ def _info(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 CONNECT_S = 30.0
+PREPARE_S = 600.0
+"""The deadline of a preparation: a device that never ends would keep all other models waiting."""
 _BEST = ("compiled", "reference")
 
 
@@ -166,7 +199,7 @@ class DriverModels:
         """Prepare a model; connect to the driver first, if need be. Blocks. The caller closes the result.
 
         Raises:
-            NnfmqError: The driver's error.
+            NnfmqError: The driver's error; MissedDeadlineTransient after PREPARE_S.
             DeadObject: If the driver's worker dies meanwhile.
         """
         with self._lock:
@@ -180,7 +213,7 @@ class DriverModels:
                 preference=ExecutionPreference.SUSTAINED_SPEED,
                 priority=Priority(imported.options.priority),
                 deterministic=imported.options.deterministic,
-                deadline_ns=None,
+                deadline_ns=deadline_after(PREPARE_S),
                 name=name,
                 version=version,
             )

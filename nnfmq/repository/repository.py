@@ -1,9 +1,13 @@
 """ModelRepository: looks at the directory, loads versions, and serves them.
 
-The main thread looks at the directory every LOOK_S and decides; up to LOADS_MAX threads load a version each. A load
-that takes longer than SLOW_LOAD_S leaves its place to another one, and up to SLOW_LOADS_MAX go on beside the others: so
-imports that hang delay no other model for long. An import whose process is stopped ends. Clients are served on the
-watcher thread meanwhile.
+A thread looks at the directory every LOOK_S. The main thread decides, and waits for no file and no driver; up to
+LOADS_MAX threads load a version each. A load that takes longer than SLOW_LOAD_S leaves its place to another one, and up
+to SLOW_LOADS_MAX go on beside the others: so imports that hang delay no other model for long. An import whose process
+is stopped ends. Clients are served on the watcher thread meanwhile.
+
+If the file system does not answer, the models stay as they were, and another thread looks after SLOW_LOOK_S, because
+the first one may never go on: the file system may have been mounted again. So neither ends the service. What would end
+it, a main thread or a watcher thread that does not go on, the supervisor notices by the heartbeats that are missing.
 """
 
 from __future__ import annotations
@@ -11,16 +15,16 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from nnfmq.base.logs import about
 from nnfmq.base.threads import Thread
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import DeadObject, ErrorStatus, NnfmqError
-from nnfmq.repository.models import DriverModels, ModelDirectory, VersionState
+from nnfmq.repository.models import DirectoryLook, DriverModels, ModelDirectory, VersionState
 from nnfmq.repository.server import RepositoryServer
 from nnfmq.repository.version_import import ImportCancellation, ImportCrashed, ImportedVersion, import_in_process
 from nnfmq.serialize.repository_protocol import ModelDescription, ModelEntry, ModelState
@@ -197,6 +201,7 @@ class ModelVersions:
 
 
 LOOK_S = 1.0
+SLOW_LOOK_S, LOOK_THREADS_MAX = 30.0, 8
 LOADS_MAX, SLOW_LOADS_MAX = 2, 4
 SLOW_LOAD_S = 10.0
 RESTORE_PAUSE_S = 10.0  # between two times, in case a model makes the worker die
@@ -237,6 +242,25 @@ class _Failed(NamedTuple):
     reason: str
 
 
+class _Ended(NamedTuple):
+    """The end of a load; without a result its files have changed meanwhile."""
+
+    load: _Load
+    result: _Loaded | _Failed | None
+
+
+class _Restored(NamedTuple):
+    """A model that is served, and was prepared again; None: that has failed."""
+
+    name: str
+    loaded: _Loaded
+    prepared: PreparedModel | None
+
+
+_Event: TypeAlias = DirectoryLook | _Ended | _Restored
+"""What other threads tell the main thread."""
+
+
 class ModelRepository:
     """The models of a directory, and those of them that are served."""
 
@@ -247,53 +271,62 @@ class ModelRepository:
         self._models: dict[str, ModelVersions] = {}
         self._served: dict[str, _Loaded] = {}
         self._loads: list[_Load] = []  # that are in progress
-        self._results: queue.SimpleQueue[tuple[_Load, _Loaded | _Failed]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._unreadable = ""
-        self._restore_at_s = 0.0
+        self._restore_at_s, self._restoring = 0.0, 0  # how many models are to be prepared again
+        self._look_threads = 0
+        self._looked_s = 0.0  # when the last look has ended, or another thread began to look
 
     def run(self) -> None:
         """Serve until the process ends."""
-        self.look()
-        self._server.start()  # now it is known which models there are
+        self._start_look_thread()
         while True:
-            next_look_s = time.monotonic() + LOOK_S
-            while (left_s := next_look_s - time.monotonic()) > 0:
-                self.handle_result(left_s)
-            self.look()
+            self.handle_event(LOOK_S)
+            if time.monotonic() > self._looked_s + SLOW_LOOK_S:
+                self._on_slow_look()
+            self._server.show_life()
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Look at the directory once; begin loading what is new, and withdraw what is gone."""
-        try:
-            names = self._directory.names()
-        except OSError as error:  # it may be back soon: a network file system
-            self._report_unreadable([error])
-        else:
-            self._report_unreadable([problem for name in names if (problem := self._look_at(name)) is not None])
-            for name in self._models.keys() - set(names):
+    def _start_look_thread(self) -> None:
+        """Start a thread that looks at the directory, instead of one that does not come back."""
+        self._looked_s = time.monotonic()
+        self._look_threads += 1
+        with suppress(RuntimeError):  # it is tried again
+            Thread(target=self._look, args=(self._look_threads,), name="nnfmq-look", daemon=True).start()
+
+    def _look(self, number: int) -> None:
+        """Look at the directory again and again, until another thread does."""
+        while number == self._look_threads:
+            self._events.put(self._directory.look())
+            time.sleep(LOOK_S)
+
+    def _on_slow_look(self) -> None:
+        self._report_unreadable(f"{self._directory.path} has not answered for {SLOW_LOOK_S:g} s")
+        self._look_after_processes()
+        if self._look_threads < LOOK_THREADS_MAX:
+            self._start_look_thread()
+
+    def note(self, found: DirectoryLook) -> None:
+        """Note what a look has found; begin loading what is new, and withdraw what is gone."""
+        self._looked_s = time.monotonic()
+        self._report_unreadable("; ".join(f"{error.filename}: {error.strerror}" for error in found.errors))
+        if found.models is not None:
+            for name, states in found.models.items():
+                if states is not None:
+                    self._models.setdefault(name, ModelVersions(name)).look(states, time.time())
+            for name in self._models.keys() - found.models.keys():
                 self._models[name].look(None, time.time())
+        self._look_after_processes()
+        self._go_on()
+
+    def _look_after_processes(self) -> None:
         for load in self._loads:
             load.cancellation.end_if_stopped()
         self._restore_lost()
-        self._go_on()
 
-    def _look_at(self, name: str) -> OSError | None:
-        """Look at one model. If that fails, its versions remain those of the last look; return the error."""
-        found = {}
-        try:
-            for version in self._directory.versions(name):
-                state = self._directory.state(name, version)
-                if state is not None:
-                    found[version] = state
-        except OSError as error:
-            return error
-        self._models.setdefault(name, ModelVersions(name)).look(found, time.time())
-        return None
-
-    def _report_unreadable(self, errors: list[OSError]) -> None:
+    def _report_unreadable(self, text: str) -> None:
         """Log what cannot be read, once."""
-        text = "; ".join(f"{error.filename}: {error.strerror}" for error in errors)
         if text != self._unreadable:
             self._unreadable = text
             if text:
@@ -344,11 +377,11 @@ class ModelRepository:
             try:
                 Thread(target=self._load, args=(load,), name=f"load {load.name}", daemon=True).start()
             except RuntimeError as error:
-                self._results.put((load, _Failed(LoadFailure.SHORTAGE, str(error))))
+                self._events.put(_Ended(load, _Failed(LoadFailure.SHORTAGE, str(error))))
 
     def _load(self, load: _Load) -> None:
         """Load a version and put the result into the queue. Runs on a thread of its own."""
-        result: _Loaded | _Failed
+        result: _Loaded | _Failed | None
         try:
             result = self._loaded(load)
         except (ImportCrashed, DeadObject) as error:
@@ -361,44 +394,59 @@ class ModelRepository:
             text, of_model = "loading version %d of model %s failed", about(model=load.name)
             _log.exception(text, load.version, load.name, extra=of_model)
             result = _Failed(LoadFailure.WRONG, repr(error))
-        self._results.put((load, result))
+        self._events.put(_Ended(load, result))
 
-    def _loaded(self, load: _Load) -> _Loaded:
+    def _loaded(self, load: _Load) -> _Loaded | None:
         folder = self._directory.version_path(load.name, load.version)
         imported = import_in_process(folder, self._driver.socket, load.cancellation)
         try:
-            return _Loaded(imported, self._driver.prepare(load.name, load.version, imported.model, imported.memories))
+            prepared = self._driver.prepare(load.name, load.version, imported.model, imported.memories)
         except BaseException:
             imported.close()
             raise
+        loaded = _Loaded(imported, prepared)
+        if self._is_unchanged(load):
+            return loaded
+        loaded.close()
+        return None
+
+    def _is_unchanged(self, load: _Load) -> bool:
+        """Return whether the files are still those that were loaded."""
+        try:
+            return self._directory.state(load.name, load.version) == load.state
+        except OSError:
+            return True  # the next look tells
 
     def _entries(self) -> list[ModelEntry]:
         return [versions.entry() for versions in self._models.values()]
 
-    def handle_result(self, timeout_s: float) -> None:
-        """Wait for the end of a load, at most `timeout_s`, and serve what it has loaded."""
+    def handle_event(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s` for what another thread tells, a look or the end of a load, and handle it."""
         with suppress(queue.Empty):
-            load, result = self._results.get(timeout=timeout_s)
-            self._loads.remove(load)
-            if isinstance(result, _Failed):
-                self._on_failure(load, result)
-            elif self._is_current(load):
-                self._serve(load, result)
+            event = self._events.get(timeout=timeout_s)
+            if isinstance(event, DirectoryLook):
+                self.note(event)
+                self._server.start()  # now it is known which models there are
+            elif isinstance(event, _Restored):
+                self._on_restored(event)
             else:
-                result.close()
-                if load.name in self._models:
-                    self._models[load.name].on_unusable(load.version, load.state)
-            self._go_on()
+                self._on_ended(*event)
 
-    def _is_current(self, load: _Load) -> bool:
-        """Return whether the files are still those that were loaded, and no newer version is served."""
-        try:
-            return self._is_wanted(load) and self._directory.state(load.name, load.version) == load.state
-        except OSError:
-            return True  # the next look tells
+    def _on_ended(self, load: _Load, result: _Loaded | _Failed | None) -> None:
+        self._loads.remove(load)
+        if isinstance(result, _Failed):
+            self._on_failure(load, result)
+        elif result is not None and self._is_wanted(load):
+            self._serve(load, result)
+        else:
+            if result is not None:
+                result.close()
+            if load.name in self._models:
+                self._models[load.name].on_unusable(load.version, load.state)
+        self._go_on()
 
     def _is_wanted(self, load: _Load) -> bool:
-        """The same, of the files at the last look."""
+        """Return whether the files were those that were loaded at the last look, and no newer version is served."""
         versions = self._models.get(load.name)
         return (
             versions is not None and versions.state_of(load.version) == load.state and versions.is_wanted(load.version)
@@ -428,19 +476,34 @@ class ModelRepository:
 
     def _restore_lost(self) -> None:
         """Prepare the served models again if the driver's worker has died: their programs may have gone with it."""
-        if not self._served or self._driver.is_connected or time.monotonic() < self._restore_at_s:
+        if self._restoring or not self._served or self._driver.is_connected or time.monotonic() < self._restore_at_s:
             return
         self._restore_at_s = time.monotonic() + RESTORE_PAUSE_S
         _log.warning("the worker that kept the models has died: they are prepared again")
-        for name, loaded in self._served.items():
+        served = [(name, self._models[name].served_version, loaded) for name, loaded in self._served.items()]
+        with suppress(RuntimeError):  # it is tried again
+            Thread(target=self._restore, args=(served,), name="nnfmq-restore", daemon=True).start()
+            self._restoring = len(served)
+
+    def _restore(self, served: Sequence[tuple[str, int, _Loaded]]) -> None:
+        """Prepare models again. Runs on a thread of its own."""
+        for name, version, loaded in served:
             loaded.prepared.close()
+            prepared = None
             try:
-                version = self._models[name].served_version
                 prepared = self._driver.prepare(name, version, loaded.imported.model, loaded.imported.memories)
             except NnfmqError as error:
                 _log.warning("model %s is not prepared in advance: %s", name, error, extra=about(model=name))
-            else:
-                self._served[name] = loaded._replace(prepared=prepared)
+            self._events.put(_Restored(name, loaded, prepared))
+
+    def _on_restored(self, event: _Restored) -> None:
+        self._restoring -= 1
+        if event.prepared is None:
+            return
+        if self._served.get(event.name) is event.loaded:
+            self._served[event.name] = event.loaded._replace(prepared=event.prepared)
+        else:  # another version has taken its place, or none
+            event.prepared.close()
 
 
 def _one_line(error: Exception) -> str:

@@ -62,10 +62,14 @@ class _Peer:
 
 
 class RepositoryServer(Uncopyable):
-    """Serves models to the clients of `listener`, which it owns, from `start` to `close`."""
+    """Serves models to the clients of `listener`, which it owns, from `start` to `close`.
 
-    def __init__(self, listener: Listener) -> None:
+    `heartbeat_fd` is the eventfd by which the supervisor learns that this process answers. Borrowed.
+    """
+
+    def __init__(self, listener: Listener, heartbeat_fd: int) -> None:
         self._listener = listener
+        self._heartbeat_fd = heartbeat_fd
         # Held while a model changes and while a request is handled: a client either gets the new version, or is told.
         self._lock = threading.Lock()
         self._models: dict[str, _Published] = {}
@@ -76,10 +80,18 @@ class RepositoryServer(Uncopyable):
         self._accepting: watcher.ReaderHandle | None = None
 
     def start(self) -> None:
-        """Accept clients from now on. Until then they wait."""
+        """Accept clients from now on. Until then they wait. Idempotent."""
         with self._lock:
-            if not self._is_closed:
+            if not self._is_closed and self._accepting is None:
                 self._accepting = watcher.add_reader(self._listener.fileno(), self._accept, _give_up)
+
+    def show_life(self) -> None:
+        """Show the supervisor that the calling thread goes on, as soon as the one that serves clients does, too."""
+        watcher.call_at(time.monotonic_ns(), self._send_heartbeat)
+
+    def _send_heartbeat(self) -> None:
+        with self._lock:  # without it no client is served
+            os.eventfd_write(self._heartbeat_fd, 1)
 
     # -- models, on the main thread ------------------------------------------------------------------------------------
 
@@ -139,6 +151,7 @@ class RepositoryServer(Uncopyable):
             with self._lock:
                 if self._accepting is not None:
                     watcher.remove_reader(self._accepting)
+                    self._accepting = None
             watcher.call_at(time.monotonic_ns() + _PAUSE_NS, self.start)
             return
         if channel is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,15 @@ import pytest
 
 from nnfmq.base.channel import Listener
 from nnfmq.driver.process import workers
-from nnfmq.driver.process.event_loop import EventLoop
-from nnfmq.driver.process.workers import PAUSE_MAX_S, PAUSE_S, RepositoryProcess
+from nnfmq.driver.process.event_loop import EventLoop, Timer
+from nnfmq.driver.process.workers import (
+    HEARTBEAT_CHECK_S,
+    HEARTBEATS_MISSED_AT_START,
+    HEARTBEATS_MISSED_MAX,
+    PAUSE_MAX_S,
+    PAUSE_S,
+    RepositoryProcess,
+)
 from nnfmq.hal.errors import GeneralFailure
 
 
@@ -49,13 +56,24 @@ class Setup:
         self.error: Exception | None = None
         monkeypatch.setattr(workers, "fork_child", self._fork)
         monkeypatch.setattr(workers.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(loop, "call_at", lambda time_s, _callback: self.pauses.append(time_s - self.now_s))
+        monkeypatch.setattr(loop, "call_at", self._call_at)
+        self.look: Callable[[], None] = lambda: None
         self.loop = loop
         self.process = RepositoryProcess(loop, listener, Path("d.sock"), Path("/models"))
 
+    def _call_at(self, time_s: float, callback: Callable[[], None]) -> Timer:
+        if callback == self.process.start:
+            self.pauses.append(time_s - self.now_s)
+        else:
+            assert time_s - self.now_s == pytest.approx(HEARTBEAT_CHECK_S)
+            self.look = callback
+        return Timer(callback)
+
     def _fork(self, _run: Any, keep_fds: list[int], _name: str, *, at_parent_exit: signal.Signals) -> FakeProcess:
         assert at_parent_exit is signal.SIGKILL
-        os.fstat(keep_fds[0])
+        for fd in keep_fds:
+            os.fstat(fd)
+        self.heartbeat_fd = keep_fds[-1]
         if self.error is not None:
             raise self.error
         self.started.append(FakeProcess())
@@ -107,6 +125,23 @@ def test_a_process_that_cannot_be_watched_is_ended(setup: Setup, monkeypatch: py
     setup.process.start()
     assert setup.started[0].signals == [signal.SIGKILL]
     assert setup.pauses == pytest.approx([PAUSE_S])
+
+
+def test_a_process_without_a_beat_is_killed_after_some_looks_and_gets_more_of_them_at_its_start(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup.process.start()
+    for _ in range(HEARTBEATS_MISSED_AT_START - 1):
+        setup.look()
+    assert setup.started[0].signals == []
+    os.eventfd_write(setup.heartbeat_fd, 1)
+    for _ in range(HEARTBEATS_MISSED_MAX):
+        setup.look()
+        assert setup.started[0].signals == []
+    setup.look()
+    assert setup.started[0].signals == [signal.SIGKILL]
+    assert "the model repository has not answered for 15 s: it is replaced" in caplog.text
+    caplog.clear()
 
 
 def test_after_the_end_it_is_not_started_again(setup: Setup) -> None:

@@ -99,6 +99,7 @@ class Setup:
         self.killed: list[str] = []
         monkeypatch.setattr(repository, "import_in_process", self._import)
         directory = ModelDirectory(path)
+        self.directory = directory
         self.repository = ModelRepository(directory, self.driver, self.server)  # type: ignore[arg-type]
 
     def _import(self, folder: Path, socket: Path, cancellation: ImportCancellation) -> ImportedVersion:
@@ -125,8 +126,14 @@ class Setup:
 
     def look(self) -> None:
         """Look twice, so that new versions count as complete."""
-        self.repository.look()
-        self.repository.look()
+        for _ in range(2):
+            self.repository.note(self.directory.look())
+
+    def restore(self) -> None:
+        """Look, and wait until each of the two models has been prepared again, or that has failed."""
+        self.look()
+        for _ in range(2):
+            self.repository.handle_event(30)
 
     def wait_for_imports(self, *expected: str) -> None:
         """Wait until exactly these versions are being imported."""
@@ -137,7 +144,7 @@ class Setup:
         with self._lock:
             self._ended[key] = error
             self._lock.notify_all()
-        self.repository.handle_result(30)
+        self.repository.handle_event(30)
 
 
 @pytest.fixture
@@ -350,7 +357,7 @@ def test_models_are_prepared_again_after_the_worker_has_died_but_not_all_the_tim
     setup.driver.is_connected = False
     setup.driver.error = nnfmq.DeadObject("the worker has died again")
     with caplog.at_level(logging.WARNING):
-        setup.look()
+        setup.restore()
         setup.look()
     assert caplog.messages == [
         "the worker that kept the models has died: they are prepared again",
@@ -359,6 +366,6 @@ def test_models_are_prepared_again_after_the_worker_has_died_but_not_all_the_tim
     ]
     setup.driver.error = None
     setup.repository._restore_at_s -= repository.RESTORE_PAUSE_S
-    setup.look()
+    setup.restore()
     assert [name for name, _ in setup.driver.prepared] == ["a", "b", "a", "b"]
     assert [prepared.closed for _, prepared in setup.driver.prepared] == [True, True, False, False]

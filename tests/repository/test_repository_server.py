@@ -66,7 +66,7 @@ def path() -> Iterator[Path]:
 def server(path: Path) -> Iterator[RepositoryServer]:
     """Return a server that has started, as a process that has adopted its socket."""
     with Listener.create(models_socket(path)) as listener:
-        made = RepositoryServer(Listener.adopt(os.dup(listener.fileno())))
+        made = RepositoryServer(Listener.adopt(os.dup(listener.fileno())), heartbeat_fd=-1)
         made.start()
         yield made
         made.close()

@@ -38,7 +38,7 @@ from nnfmq.driver.process import worker
 from nnfmq.driver.process.admission import PLACES
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
 from nnfmq.driver.process.client_classes import class_without_request, schedule_worker, why_not_changed, why_not_given
-from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.driver.process.event_loop import EventLoop, Timer
 from nnfmq.driver.process.limits import publish_limits
 from nnfmq.driver.process.pending_clients import decode_greeting, reject
 from nnfmq.driver.process.sandboxes import private_folder_of
@@ -439,8 +439,15 @@ def _reject(channel: Channel, error: OSError | NnfmqError) -> None:
 # that wait for the reply to a request for a model. The pause before the next start doubles, and is short again for a
 # process that has run for long. One that is stopped is killed, so that another one takes its place. The process and its
 # children are a session of their own, which ends with it; the kernel kills the process if the supervisor is killed.
+#
+# A process may also hang without being stopped: a loop without end, a lock, a system call that does not return. So it
+# writes to an eventfd about once a second, which takes both of its threads that must go on. The supervisor looks every
+# HEARTBEAT_CHECK_S, and kills it after HEARTBEATS_MISSED_MAX looks without a heartbeat, before the first one after
+# HEARTBEATS_MISSED_AT_START. Looks are counted, not seconds: the whole driver may have been stopped meanwhile.
 
 
+HEARTBEAT_CHECK_S = 5.0
+HEARTBEATS_MISSED_MAX, HEARTBEATS_MISSED_AT_START = 3, 12
 PAUSE_S, PAUSE_MAX_S = 0.1, 30.0
 _LONG_S = 60.0
 
@@ -464,6 +471,9 @@ class RepositoryProcess:
         self._started_s = 0.0
         self._pause_s = PAUSE_S
         self._is_ending = False
+        self._heartbeat_fd = -1  # of the process
+        self._missed, self._missed_max = 0, 0
+        self._check: Timer | None = None
 
     def start(self) -> None:
         """Start the process; if that fails, try again after a pause."""
@@ -471,12 +481,18 @@ class RepositoryProcess:
             return
         fd = os.dup(self._listener.fileno())  # a fork closes the listener in the child
         try:
+            heartbeat_fd = self._heartbeat_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             process = self._process = fork_child(
-                lambda: self._execute(fd), [fd], "nnfmq-models", at_parent_exit=signal.SIGKILL
+                lambda: self._execute(fd, heartbeat_fd),
+                [fd, heartbeat_fd],
+                "nnfmq-models",
+                at_parent_exit=signal.SIGKILL,
             )
             self._started_s = time.monotonic()
             self._loop.add_reader(process.fileno(), self._on_exit)
             self._loop.watch_stops(process, self._on_stopped)
+            self._missed, self._missed_max = 0, HEARTBEATS_MISSED_AT_START
+            self._check_later()
         except (OSError, GeneralFailure) as error:
             _log.error("the model repository cannot be started: %s", error)
             self._end_process()
@@ -491,17 +507,35 @@ class RepositoryProcess:
         except OSError:  # it has exited
             return False
 
-    def _execute(self, fd: int) -> None:
+    def _execute(self, fd: int, heartbeat_fd: int) -> None:
         """Become the repository: a forked child without this process's memory."""
         os.setsid()
-        os.set_inheritable(fd, True)
-        arguments = ["--serve", str(fd), str(self._socket), str(self._directory)]
+        for inherited in (fd, heartbeat_fd):
+            os.set_inheritable(inherited, True)
+        arguments = ["--serve", str(fd), str(heartbeat_fd), str(self._socket), str(self._directory)]
         os.execve(sys.executable, [sys.executable, "-P", "-m", "nnfmq.repository", *arguments], child_environment())
 
     def _on_stopped(self) -> None:
         _log.error("the model repository is stopped: it is replaced")
         if self._process is not None:
             self._process.send(signal.SIGKILL)
+
+    def _check_later(self) -> None:
+        self._check = self._loop.call_at(time.monotonic() + HEARTBEAT_CHECK_S, self._check_heartbeat)
+
+    def _check_heartbeat(self) -> None:
+        """Kill the process if it has not shown for long that it answers. Its exit is waited for elsewhere."""
+        try:
+            os.eventfd_read(self._heartbeat_fd)
+            self._missed, self._missed_max = 0, HEARTBEATS_MISSED_MAX
+        except BlockingIOError:
+            self._missed += 1
+        if self._missed == self._missed_max and self._process is not None:
+            _log.error(
+                "the model repository has not answered for %g s: it is replaced", self._missed * HEARTBEAT_CHECK_S
+            )
+            self._process.send(signal.SIGKILL)
+        self._check_later()
 
     def _on_exit(self) -> None:
         status = self._end_process()
@@ -511,6 +545,11 @@ class RepositoryProcess:
     def _end_process(self) -> int:
         """Kill the process and its children; return its exit status. Blocks until it has ended."""
         process, self._process = self._process, None
+        heartbeat_fd, self._heartbeat_fd = self._heartbeat_fd, -1
+        if heartbeat_fd >= 0:
+            os.close(heartbeat_fd)
+        if self._check is not None:
+            self._check.cancel()
         if process is None:
             return 0
         self._loop.unwatch_stops(process)
