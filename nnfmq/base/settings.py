@@ -548,6 +548,10 @@ CLIENT_CALLS: Setting[int] = Setting(
     "NNFMQ_CLIENT_CALLS", integer(1, 1 << 16, "calls"), 256, reader="driver", reloads="for new clients",
     meaning="how many calls of one client may wait or run; executions over queues are not among them",
 )  # fmt: skip
+CLIENT_THREADS: Setting[int] = Setting(
+    "NNFMQ_CLIENT_THREADS", integer(1, 1 << 16, "threads"), 2048, reader="driver", reloads="for new clients",
+    meaning="how many threads the bursts and open files of hosted runtimes of one client may have",
+)  # fmt: skip
 CLIENT_OBJECTS: Setting[int] = Setting(
     "NNFMQ_CLIENT_OBJECTS", integer(1, 1 << 20, "objects"), 10_000, reader="driver", reloads="for new clients",
     meaning="how many objects of each other kind one client may have: reusable and fenced executions, buffers, AIDL "
@@ -595,6 +599,15 @@ USER_MEMORY_MIB: Setting[int | None] = Setting(
     "NNFMQ_USER_MEMORY_MIB", _MIB, None, reader="driver",
     meaning="memory that the clients of one user may take in a driver that serves several",
     default_text="half of `memory_mib`",
+)  # fmt: skip
+USER_MODELS: Setting[int] = Setting(
+    "NNFMQ_USER_MODELS", integer(1, 1 << 24, "models"), 20_000, reader="driver",
+    meaning="how many prepared models the clients of one user may have in a driver that serves several",
+)  # fmt: skip
+USER_THREADS: Setting[int] = Setting(
+    "NNFMQ_USER_THREADS", integer(1, 1 << 20, "threads"), 4096, reader="driver",
+    meaning="how many threads the bursts and open files of hosted runtimes of one user may have in a driver that "
+    "serves several",
 )  # fmt: skip
 IMPORT_MEMORY_MIB: Setting[int] = Setting(
     "NNFMQ_IMPORT_MEMORY_MIB", _MIB, 1024, reader="driver",

@@ -20,9 +20,11 @@ def _uses(statistics: DriverStatistics) -> dict[tuple[str, str], int]:
     """Return how much is in use now, by name and of whom: the most of any client, process or compile process."""
     clients = statistics.clients
     compilers = children(statistics.compile_server_pid) if statistics.compile_server_pid else []
-    charged: Counter[int] = Counter()
+    charged, models, threads = Counter[int](), Counter[int](), Counter[int]()
     for client in clients:
         charged[client.uid] += client.charged_bytes
+        models[client.uid] += client.model_count
+        threads[client.uid] += client.thread_count
     resident = [used.resident_bytes for pid in compilers if (used := process_usage(pid)) is not None]
     return {
         ("clients", "driver"): len(clients),
@@ -31,8 +33,11 @@ def _uses(statistics: DriverStatistics) -> dict[tuple[str, str], int]:
         ("memory", "user"): max(charged.values(), default=0),
         ("memory", "driver"): sum(client.charged_bytes for client in clients),
         ("memory", "client"): max((client.charged_bytes for client in clients), default=0),
-        ("models", "client"): max((len(client.models) for client in clients), default=0),
-        ("bursts", "client"): max((len(client.bursts) for client in clients), default=0),
+        ("models", "user"): max(models.values(), default=0),
+        ("models", "client"): max((client.model_count for client in clients), default=0),
+        ("bursts", "client"): max((client.burst_count for client in clients), default=0),
+        ("threads", "user"): max(threads.values(), default=0),
+        ("threads", "client"): max((client.thread_count for client in clients), default=0),
         ("calls", "client"): max((client.open_calls for client in clients), default=0),
         ("compilers", "driver"): len(compilers),
         ("memory", "compiler"): max(resident, default=0),

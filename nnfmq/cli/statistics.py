@@ -233,8 +233,8 @@ class ClientActivity:
             "cpu_share": None if self.cpu_share is None else round(self.cpu_share, 4),
             "resident_bytes": None if usage is None else usage.resident_bytes,
             "threads": None if usage is None else usage.threads,
-            "models": len(client.models),
-            "bursts": len(client.bursts),
+            "models": client.model_count,
+            "bursts": client.burst_count,
         }
 
 

@@ -22,6 +22,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from nnfmq.base.processes import allowed_cores, allowed_cpus
 from nnfmq.driver.cache.shared_files import SharedFile
+from nnfmq.driver.memory.object_limits import return_threads, take_threads
 from nnfmq.driver.memory.quota import add_to_limit
 from nnfmq.engines import memory
 from nnfmq.engines.memory import Charge
@@ -76,14 +77,16 @@ class OpenFile(Generic[ModelT]):
         """Open a file.
 
         Raises:
-            ResourceExhausted: If the client's limit does not allow the memory.
+            ResourceExhausted: If the client's limits do not allow the memory, or the threads.
             Exception: What `open_file` raises.
         """
         self.is_charged = False
         self._shared = tuple(shared)
         self._charges: list[Charge | None] = []
         self._before_run: int | None = None
-        self._stack_bytes = (threads - 1) * _stack_bytes()
+        self._threads = self._stack_bytes = 0
+        take_threads(threads - 1)
+        self._threads, self._stack_bytes = threads - 1, (threads - 1) * _stack_bytes()
         add_to_limit(self._stack_bytes)
         before = _private_bytes()
         self.model = open_file()
@@ -110,6 +113,7 @@ class OpenFile(Generic[ModelT]):
     def __del__(self) -> None:
         self.__dict__.pop("model", None)  # first: its threads end
         add_to_limit(-self._stack_bytes)
+        return_threads(self._threads)
 
 
 def _stack_bytes() -> int:

@@ -174,6 +174,9 @@ class ClientStatistics:
         client_class: Its class, a `ClientClass`.
         program: The name of its program when it connected.
         past: What its released models have counted.
+        model_count: How many models it has, whether or not they have rows.
+        burst_count: How many bursts over queues.
+        thread_count: How many threads of its worker bursts and files of hosted runtimes have.
     """
 
     worker_pid: int
@@ -191,6 +194,9 @@ class ClientStatistics:
     program: str = ""
     past: tuple[ModelStatistics, ...] = ()
     running_calls: int = 0
+    model_count: int = 0
+    burst_count: int = 0
+    thread_count: int = 0
 
     @property
     def in_flight(self) -> int:
@@ -387,6 +393,9 @@ def _client(area: memoryview, slot: int) -> ClientStatistics | None:
         running_calls=words[layout.RUNNING_CALLS],
         past=(*released, *_past(words[layout.PAST_AT :], layout.PAST_MODELS_MAX)),
         client_class=words[layout.CLIENT_CLASS],
+        model_count=words[layout.MODEL_COUNT],
+        burst_count=words[layout.BURST_COUNT],
+        thread_count=words[layout.THREAD_COUNT],
     )
 
 

@@ -91,6 +91,18 @@ class SlotWriter:
         """Publish how many bytes are charged to the client."""
         self._words[layout.CHARGED_BYTES] = size
 
+    def set_models(self, count: int) -> None:
+        """Publish how many prepared models the client has."""
+        self._words[layout.MODEL_COUNT] = count
+
+    def set_bursts(self, count: int) -> None:
+        """Publish how many bursts over queues the client has."""
+        self._words[layout.BURST_COUNT] = count
+
+    def set_threads(self, count: int) -> None:
+        """Publish how many threads count for the client."""
+        self._words[layout.THREAD_COUNT] = count
+
     def model(self, model_id: int, name: str, device: str, version: int = 0) -> ModelRecorder:
         """Return what counts a new model. It keeps its row as long as the returned object lives.
 

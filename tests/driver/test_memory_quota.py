@@ -86,7 +86,7 @@ def test_a_size_above_the_limit_is_refused_for_good() -> None:
 def share(shares: MemoryShares, slot: int, resources: ExitStack) -> MemoryShare:
     """Return a worker's side of its slot, in this process."""
     reading = resources.enter_context(Memory.adopt(os.dup(shares.memory.fileno()), protection=Protection.READ))
-    return MemoryShare(shares.own_word(slot), reading, 8000, slot)
+    return MemoryShare(shares.own_words(slot), reading, 8000, slot)
 
 
 @pytest.mark.parametrize(("written", "counted"), [(-(2**62), 0), (2**62, 8000), (7000, 7000)])
@@ -95,7 +95,7 @@ def test_what_another_worker_writes_counts_as_what_its_client_could_have_at_most
 ) -> None:
     shares = resources.enter_context(MemoryShares(10_000, slots=2))
     hostile, own = shares.take(), shares.take()
-    shares.own_word(hostile)[0] = written
+    shares.own_words(hostile)[0] = written
     assert share(shares, own, resources).total() == counted
 
 
@@ -120,7 +120,7 @@ def test_the_clients_of_one_user_have_a_limit_together_and_take_no_more_from_oth
     with pytest.raises(ResourceExhaustedTransient, match=r"would make 6001 of this user's .* \$NNFMQ_USER_MEMORY_MIB"):
         second.charge(1)
     held.append(other.charge(4000))
-    shares.own_word(slots[0])[0] = 2**62  # a compromised worker
+    shares.own_words(slots[0])[0] = 2**62  # a compromised worker
     other.charge(0)
     with pytest.raises(ResourceExhaustedTransient, match="of all clients'"):
         other.charge(1)

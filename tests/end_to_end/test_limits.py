@@ -13,6 +13,7 @@ from support.models import null_model
 import nnfmq
 from nnfmq.base import settings
 from nnfmq.cli import main
+from nnfmq.cli.limits import limits_json
 from nnfmq.observe.limits import LIMITS
 
 SET = {
@@ -54,6 +55,8 @@ def test_a_client_beyond_a_limit_is_told_which_setting_it_is(daemon: Daemon) -> 
         with reached(settings.CLIENT_BURSTS):
             models[1].burst()
         assert models[0].execute(one(3)) == (one(3),)
+        used = {(row["name"], row["of"]): row["use"] for row in limits_json(client.statistics())}
+        assert (used["models", "client"], used["bursts", "client"], used["threads", "client"]) == (2, 1, 1)
 
 
 def test_status_shows_the_limits_and_what_is_in_use_of_them(

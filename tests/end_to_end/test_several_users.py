@@ -29,7 +29,7 @@ OPTIONS = ["--user", ACCOUNT, "--worker-uids", f"{WORKERS[0]}-{WORKERS[-1]}", *S
 CONNECT = "nnfmq.connect('/run/nnfmq/nnfmq.sock', embedded=False, recover=False)"
 PREPARE = "c.device('compiled').prepare(add_model())"
 ADDED = "[x.tolist() for x in m.execute(np.ones(4, np.float32), np.ones(4, np.float32))]"
-PLACES = 4  # of each user
+PLACES, MODELS, THREADS = 4, 12, 8  # of each user
 SET_IDS = 1 << 6 | 1 << 7
 
 
@@ -56,6 +56,9 @@ class Place:
             "NNFMQ_RUNTIMES": "",
             "NNFMQ_USER_CLIENTS": str(PLACES),
             "NNFMQ_USER_MEMORY_MIB": "160",
+            "NNFMQ_USER_MODELS": str(MODELS),
+            "NNFMQ_USER_THREADS": str(THREADS),
+            "NNFMQ_CLIENT_THREADS": str(THREADS - 2),
         }
 
     def cached(self, uid: int) -> list[str]:
@@ -346,6 +349,31 @@ def test_the_clients_of_one_user_share_his_memory_and_leave_that_of_another(ann:
     assert "of this user's memory in the driver" in refusal and "$NNFMQ_USER_MEMORY_MIB" in refusal
     assert ben.run(f"m = c.{large}") is None
     ann.run("second.close()")
+
+
+def test_the_clients_of_one_user_have_so_many_models_and_threads_together(ann: UserProcess, ben: UserProcess) -> None:
+    one_more = "device('reference').prepare(null_model())"
+    until(lambda: ann.run(f"second = {CONNECT}") is None, "the user has a second place")
+    assert ann.run(f"models = [c.{one_more} for _ in range({MODELS - 1})] + [second.{one_more}]") is None
+    refusal = ann.run(f"second.{one_more}")
+    assert f"the clients of this user have {MODELS} models already" in refusal
+    assert "the limit that $NNFMQ_USER_MODELS of the driver sets" in refusal
+    assert ann.run(f"bursts = [models[0].burst() for _ in range({THREADS - 2})]") is None
+    refusal = ann.run("models[0].burst()")
+    assert "than 6, the limit that $NNFMQ_CLIENT_THREADS of the driver sets" in refusal
+    assert ann.run("bursts += [models[-1].burst() for _ in range(2)]") is None
+    assert "the limit that $NNFMQ_USER_THREADS of the driver sets" in ann.run("models[-1].burst()")
+    assert ben.run(f"b = c.{one_more}.burst()") is None
+    assert ann.run("bursts[0].close(); models[1].close(); b = models[-1].burst()") is None
+    assert ann.run(f"m = second.{one_more}") is None
+    assert ann.run("second.close()") is None
+
+
+def test_the_kernel_limits_the_threads_of_a_worker(ann: UserProcess) -> None:
+    worker = ann.run("c.worker_pid")
+    line = next(line for line in Path(f"/proc/{worker}/limits").read_text().splitlines() if "Max processes" in line)
+    soft, hard, _ = line.removeprefix("Max processes").split()
+    assert THREADS < int(soft) == int(hard) < 2000
 
 
 def test_the_clients_of_one_user_have_one_share_of_the_cores(

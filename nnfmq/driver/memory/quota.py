@@ -25,9 +25,11 @@ import os
 import resource
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from enum import IntEnum
 from functools import partial
+from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from nnfmq.base import settings
@@ -53,6 +55,7 @@ __all__ = [
     "MemoryShare",
     "MemoryShares",
     "QuotaCharge",
+    "SharedCount",
     "add_to_limit",
     "adopt_files",
     "limit_private_memory",
@@ -66,9 +69,10 @@ __all__ = [
 # What all clients of one driver may have together: shared memory with a page for each worker.
 #
 # Each worker writes the first word of its own page, with the bytes that it has charged to its client; the sum of these
-# words is the total. So nothing has to be added atomically, and a worker that dies at any instruction leaves no wrong
-# count: the supervisor sets its word to 0 when it has exited. Two workers that charge at the same time both write
-# before they read the sum, so both may be refused where one would fit.
+# words is the total. The next words are the numbers of objects that its client has (`object_limits`). So nothing has to
+# be added atomically, and a worker that dies at any instruction leaves no wrong count: the supervisor sets its words to
+# 0 when it has exited. Two workers that charge at the same time both write before they read the sum, so both may be
+# refused where one would fit.
 #
 # Workers are not trusted: each inherits the mapping of its own page and can map the others for reading only, because
 # the memory is sealed against new writable mappings. A word counts as no less than 0 and no more than a client may
@@ -79,23 +83,43 @@ __all__ = [
 _WORD_BYTES = 8
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PAGE_WORDS = _PAGE_BYTES // _WORD_BYTES
-_LIMIT, _USER_LIMIT, _OWNERS = 0, 1, 1
-"""Words of the first page, which the supervisor writes: two limits, and for each slot, from 1 on, the client's uid."""
+_LIMIT, _USER_LIMITS, _OWNERS = 0, 1, 3
+"""Words of the first page, which the supervisor writes: the limit of all clients, those of the clients of one user in
+the order of the words that they limit, and for each slot, from 1 on, the client's uid."""
+
+
+class SharedCount(IntEnum):
+    """A word of a worker's page that counts objects; the first one has bytes."""
+
+    MODELS = 1
+    THREADS = 2
+
+
+_WORDS = 1 + len(SharedCount)
 
 
 class MemoryShares(Closable):
     """The supervisor's side: it gives each worker a slot. Owns its memory; close it, or use `with`.
 
-    A worker inherits the mapping of its own page, and other forked children nothing.
+    A worker inherits the mapping of its own page, and other forked children nothing. `limit` and `user_limit` are bytes
+    of all clients, and of those of one user, and `user_counts` numbers of objects of a user; 0: no limit.
     """
 
-    def __init__(self, limit: int, slots: int, user_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        slots: int,
+        user_limit: int | None = None,
+        user_counts: Mapping[SharedCount, int] = MappingProxyType({}),
+    ) -> None:
         assert _OWNERS + slots < _PAGE_WORDS
         self.slots = slots
         self.memory = Memory.create((1 + slots) * _PAGE_BYTES, "nnfmq-shares", one_writer=True)
         self._words = self.memory.view.cast("q")
         self.memory.keep_from_children()
-        self._words[_LIMIT], self._words[_USER_LIMIT] = limit, limit if user_limit is None else user_limit
+        self._words[_LIMIT], self._words[_USER_LIMITS] = limit, limit if user_limit is None else user_limit
+        for count, allowed in user_counts.items():
+            self._words[_USER_LIMITS + count] = allowed
         self._free = list(range(slots, 0, -1))
 
     def take(self, uid: int = 0) -> int:
@@ -110,17 +134,18 @@ class MemoryShares(Closable):
 
     def release(self, slot: int) -> None:
         """Take back the slot of a worker that has exited, or was never started."""
-        self._words[slot * _PAGE_WORDS] = 0
+        for word in range(_WORDS):
+            self._words[slot * _PAGE_WORDS + word] = 0
         self._free.append(slot)
 
     def inherited(self, slot: int) -> AbstractContextManager[None]:
         """Let children that are forked in the block inherit the page of a slot."""
         return self.memory.inherited(slot * _PAGE_BYTES, _PAGE_BYTES)
 
-    def own_word(self, slot: int) -> memoryview:
-        """Return the word of a slot, for the worker that has inherited its page, and whose children do not."""
+    def own_words(self, slot: int) -> memoryview:
+        """Return the words of a slot, for the worker that has inherited its page, and whose children do not."""
         self.memory.keep_from_children(slot * _PAGE_BYTES, _PAGE_BYTES)
-        return self._words[slot * _PAGE_WORDS :][:1]
+        return self._words[slot * _PAGE_WORDS :][:_WORDS]
 
     def close(self) -> None:
         """Release the memory. Idempotent."""
@@ -129,26 +154,41 @@ class MemoryShares(Closable):
 
 
 class MemoryShare:
-    """A worker's side: `own_word`, which it writes, and `memory`, in which it reads those of all workers.
+    """A worker's side: `own_words`, which it writes, and `memory`, in which it reads those of all workers.
 
     Takes ownership of `memory`, which it keeps as long as the process lives. `client_limit` is how many bytes a client
     may have, and `slot` this worker's. `limit` is how many all clients may have together, and `user_limit` how many the
     clients of one uid.
     """
 
-    def __init__(self, own_word: memoryview, memory: Memory, client_limit: int, slot: int) -> None:
+    def __init__(self, own_words: memoryview, memory: Memory, client_limit: int, slot: int) -> None:
         self._memory = memory
-        self._own_word = own_word
+        self._own_words = own_words
         words = memory.view.cast("q")
-        self._words = words[_PAGE_WORDS::_PAGE_WORDS]
+        self._words, *self._counts = (words[_PAGE_WORDS + word :: _PAGE_WORDS] for word in range(_WORDS))
         self._owners = words[_OWNERS + 1 :][: len(self._words)]
         self._uid = self._owners[slot - 1]
         self._client_limit = client_limit
-        self.limit, self.user_limit = words[_LIMIT], words[_USER_LIMIT]
+        self.limit, self.user_limit = words[_LIMIT], words[_USER_LIMITS]
+        self._user_limits = words[_USER_LIMITS:][:_WORDS].tolist()
 
     def publish(self, charged: int) -> None:
         """Tell the other workers how many bytes this one has charged."""
-        self._own_word[0] = charged  # one aligned store of 8 bytes
+        self._own_words[0] = charged  # one aligned store of 8 bytes
+
+    def publish_count(self, count: SharedCount, value: int) -> None:
+        """Tell the other workers how many objects this client has."""
+        self._own_words[count] = value
+
+    def user_limit_of(self, count: SharedCount) -> int:
+        """Return how many objects the clients of one user may have, 0 if there is no such limit."""
+        return int(self._user_limits[count])
+
+    def user_count(self, count: SharedCount) -> int:
+        """Return how many objects the clients of this client's user have."""
+        values = self._counts[count - 1].tolist()
+        own = zip(self._owners.tolist(), values, strict=True)
+        return sum(max(value, 0) for owner, value in own if owner == self._uid)
 
     def total(self) -> int:
         """Return the sum of what all workers have charged, within the limits of a client and of a user."""

@@ -21,6 +21,8 @@ _COMPUTED = {
 _OF_USERS = {
     settings.USER_CLIENTS.variable: lambda: user_clients(CLIENTS_MAX),
     settings.USER_MEMORY_MIB.variable: user_limit_bytes,
+    settings.USER_MODELS.variable: settings.USER_MODELS.value,
+    settings.USER_THREADS.variable: settings.USER_THREADS.value,
 }
 _SCALES = {BYTES: 1 << 20, MILLISECONDS: 1000}
 

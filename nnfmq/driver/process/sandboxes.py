@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from collections.abc import Iterable
 from contextlib import suppress
 
+from msgspec.structs import replace
+
+from nnfmq.base import settings
 from nnfmq.base.paths import cache_directory, make_cache_directory, make_work_directory, state_directory, work_directory
+from nnfmq.base.processes import allowed_cpus
 from nnfmq.base.sandbox.sandbox import Sandbox, prepare
 from nnfmq.driver.cache.files import find_or_create_key, has_given_key
 from nnfmq.driver.cache.programs import cache_limit_bytes
@@ -28,12 +33,14 @@ __all__ = [
 WORKER_OOM_SCORE = 200
 """Of 1000: if memory runs out, the kernel ends workers before other programs, and compile processes before workers."""
 COMPILE_OOM_SCORE = 500
+_OWN_THREADS, _CORE_THREADS = 64, 8
+"""Threads of a worker, and for each core, that no limit counts: of the session, of the engine, and of runtimes."""
 _log = logging.getLogger("nnfmq.sandbox")
 _ERRORS = (NnfmqError, OSError, RuntimeError)  # RuntimeError: the user has no home directory
 
 
-def worker_sandbox(devices: Iterable[DeviceBase]) -> Sandbox:
-    """Return the sandbox of a worker with these devices.
+def worker_sandbox(devices: Iterable[DeviceBase], *, has_own_uid: bool = False) -> Sandbox:
+    """Return the sandbox of a worker with these devices. With a uid of its own the kernel limits its threads, too.
 
     Creates what a worker uses and may not create later: its private folder if a device needs one, and the key and the
     directory of the cache.
@@ -42,7 +49,11 @@ def worker_sandbox(devices: Iterable[DeviceBase]) -> Sandbox:
     writes: tuple[str, ...] = ()
     if any(need.has_private_folder for need in needs):
         writes = _private_folder()
-    return _sandbox_for(needs, writes, _cache_paths())
+    found = _sandbox_for(needs, writes, _cache_paths())
+    if not has_own_uid:
+        return found  # the kernel would count all programs of the driver's user
+    threads = settings.CLIENT_THREADS.value() + _OWN_THREADS + _CORE_THREADS * allowed_cpus()
+    return replace(found, limits=((resource.RLIMIT_NPROC, threads),))
 
 
 def _sandbox_for(needs: Iterable[SandboxNeeds], writes: tuple[str, ...], cache: tuple[str, ...]) -> Sandbox:

@@ -40,7 +40,7 @@ from nnfmq.base.service_manager import ServiceManager
 from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
 from nnfmq.driver.execution.turns import CoreShares
-from nnfmq.driver.memory.quota import MemoryShares, total_limit_bytes, user_limit_bytes
+from nnfmq.driver.memory.quota import MemoryShares, SharedCount, total_limit_bytes, user_limit_bytes
 from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, AdmittedClient, user_clients, why_full
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.hand_over import Predecessor, Successor
@@ -439,7 +439,9 @@ def _prepare_workers(
     clients_max = CLIENTS_MAX if uids is None else min(CLIENTS_MAX, uids.size)
     limits = None if uids is None else UserLimits(user_limit_bytes(), user_clients(clients_max))
     shares = stack.enter_context(
-        MemoryShares(total_limit_bytes(), PLACES, None if limits is None else limits.memory_bytes)
+        MemoryShares(total_limit_bytes(), PLACES)
+        if limits is None
+        else MemoryShares(total_limit_bytes(), PLACES, limits.memory_bytes, _user_counts())
     )
     cores = stack.enter_context(CoreShares(PLACES))
     statistics = stack.enter_context(
@@ -459,6 +461,11 @@ def _prepare_workers(
     trim_memory()
     gc.freeze()  # the collector would write to pages that workers share
     return workers
+
+
+def _user_counts() -> dict[SharedCount, int]:
+    """Return how many objects the clients of one user may have."""
+    return {SharedCount.MODELS: settings.USER_MODELS.value(), SharedCount.THREADS: settings.USER_THREADS.value()}
 
 
 def _build() -> str:

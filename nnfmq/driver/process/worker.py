@@ -148,12 +148,12 @@ def main(
     status = Memory.adopt(fds.status, protection=status_access)  # until the process exits
     devices.share_status(status.view)
     all_shares = Memory.adopt(fds.shares, protection=Protection.READ)
-    share = MemoryShare(shares.own_word(slot), all_shares, quota_limit_bytes(), slot)
+    share = MemoryShare(shares.own_words(slot), all_shares, quota_limit_bytes(), slot)
     assert setup.options.supervisor_pid is not None  # this is not the embedded driver
     turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
     divide_cores(turns.division)
     channel, order = Channel.adopt(fds.control), ClientOrder(turns)
-    sandbox = worker_sandbox(devices.values())
+    sandbox = worker_sandbox(devices.values(), has_own_uid=fds.uid_lock >= 0)
     statistics.use_page(Memory.adopt(fds.page))  # until the process exits
     enter_sandbox = partial(enter, sandbox)
     run_session(

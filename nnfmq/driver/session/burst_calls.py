@@ -11,6 +11,7 @@ from functools import partial
 from nnfmq.base.channel import close_all
 from nnfmq.driver.execution.aidl_burst import AidlBurstServer
 from nnfmq.driver.execution.burst import BurstServer
+from nnfmq.driver.memory.object_limits import return_threads, take_threads
 from nnfmq.driver.memory.quota import ReceivedMemory
 from nnfmq.driver.session.execution_calls import result_message
 from nnfmq.driver.session.session import OpenBurst, SentMemories, Session, complete
@@ -23,6 +24,7 @@ from nnfmq.hal.errors import (
     error_for_status,
 )
 from nnfmq.hal.timing import from_limit_field
+from nnfmq.observe.statistics_writer import BurstRow
 from nnfmq.observe.trace_layout import request_base
 from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
 from nnfmq.serialize import messages
@@ -110,12 +112,19 @@ def configure_burst(session: Session, message: messages.ConfigureBurst, fds: lis
         callback = _ClientCallback(session, burst_id)
         counted = session.statistics.burst(burst_id, message.model_id, prepared.recorder)
         undo.callback(session.statistics.close_burst, counted)
+        take_threads(1)
+        undo.callback(return_threads, 1)
         server = BurstServer.create(callback.get_memories, requests, results, prepared, statistics=counted)
         server.trace_base = request_base(os.getpid(), burst_id)
         undo.pop_all()
-    forget_row = partial(session.statistics.close_burst, counted)
-    session.bursts.insert(OpenBurst(server, callback.cancel, forget_row), burst_id)
+    forget = partial(_forget, session, counted)
+    session.bursts.insert(OpenBurst(server, callback.cancel, forget), burst_id)
     session.send(messages.BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
+
+
+def _forget(session: Session, counted: BurstRow) -> None:
+    session.statistics.close_burst(counted)
+    return_threads(1)
 
 
 def _descriptor(data: messages.MQDescriptorData) -> MQDescriptor:

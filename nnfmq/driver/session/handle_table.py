@@ -1,8 +1,4 @@
-"""Table of the objects that a client created in this driver, by id.
-
-An object costs the driver memory that the memory quota does not count, so the number of objects of each kind is
-limited for each client.
-"""
+"""Table of the objects that a client created in this driver, by id, and within a limit of their number."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from nnfmq.base import settings
-from nnfmq.base.settings import Setting
-from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedTransient
+from nnfmq.driver.memory.object_limits import ObjectLimit
+from nnfmq.hal.errors import InvalidArgument
 
 T = TypeVar("T")
 
@@ -26,15 +22,12 @@ class HandleTable(Generic[T]):
     Args:
         kind: The kind of object in error messages, in the singular.
         ids: The source of new ids, which several tables may share; by default the table counts from 1.
-        setting: How many objects the client may have; read when the table is made.
+        limit: How many objects the client may have; by default $NNFMQ_CLIENT_OBJECTS.
     """
 
-    def __init__(
-        self, kind: str, ids: Iterator[int] | None = None, setting: Setting[int] = settings.CLIENT_OBJECTS
-    ) -> None:
+    def __init__(self, kind: str, ids: Iterator[int] | None = None, limit: ObjectLimit | None = None) -> None:
         self._kind = kind
-        self._limit = setting.value()
-        self._variable = setting.variable
+        self._limit = ObjectLimit(kind, settings.CLIENT_OBJECTS) if limit is None else limit
         self._ids = itertools.count(1) if ids is None else ids
         self._objects: dict[int, T] = {}
         self._lock = threading.Lock()
@@ -49,19 +42,16 @@ class HandleTable(Generic[T]):
         Objects that other threads create between this check and their `insert` may exceed the limit by a few.
 
         Raises:
-            ResourceExhaustedTransient: If the client has as many objects as it may have.
+            ResourceExhaustedTransient: If the client, or its user, has as many objects as it may have.
         """
-        if len(self._objects) >= self._limit:
-            raise ResourceExhaustedTransient(
-                f"this client has {self._limit} {self._kind}s already, the limit that ${self._variable} of the driver "
-                "sets; release some"
-            )
+        self._limit.require()
 
     def insert(self, value: T, object_id: int | None = None) -> int:
         """Insert an object under `object_id`, by default a new id, and return the id."""
         object_id = self.next_id() if object_id is None else object_id
         with self._lock:
             self._objects[object_id] = value
+        self._limit.add(1)
         return object_id
 
     def get(self, object_id: int) -> T | None:
@@ -89,12 +79,14 @@ class HandleTable(Generic[T]):
             found = self._objects.pop(object_id, None)
         if found is None:
             raise self._unknown(object_id)
+        self._limit.add(-1)
         return found
 
     def pop_all(self) -> list[T]:
         """Remove all objects and return them."""
         with self._lock:
             objects, self._objects = self._objects, {}
+        self._limit.add(-len(objects))
         return list(objects.values())
 
     def values(self) -> list[T]:

@@ -52,7 +52,8 @@ from nnfmq.driver.execution.prepared_model import DriverPreparedModel
 from nnfmq.driver.execution.reusable import DriverExecution
 from nnfmq.driver.execution.watchdog import WATCHDOG
 from nnfmq.driver.memory.buffers import ManagedBuffers
-from nnfmq.driver.memory.quota import MemoryQuota, MemoryShare, QuotaCharge, limit_private_memory
+from nnfmq.driver.memory.object_limits import ObjectLimit, use_thread_limit
+from nnfmq.driver.memory.quota import MemoryQuota, MemoryShare, QuotaCharge, SharedCount, limit_private_memory
 from nnfmq.driver.process.children import ClientProcess
 from nnfmq.driver.process.statistics_area import StatisticsArea
 from nnfmq.driver.process.trace import recorded_call
@@ -144,7 +145,7 @@ class OpenBurst:
     Args:
         server: The server.
         cancel: Ends a wait for the client's reply. Idempotent.
-        forget: Frees the burst's row in the client's statistics.
+        forget: Frees the burst's row in the client's statistics, and its thread's place.
     """
 
     def __init__(self, server: BurstServer, cancel: Callable[[], None], forget: Callable[[], None]) -> None:
@@ -195,6 +196,7 @@ class Session:
         fenced_callbacks: Fenced executions whose callback the client has not released.
         launched: Fenced executions that are not complete.
         buffers: Managed buffers.
+        threads: The number of threads that the client's bursts and open files have.
         unfinished: The compilations that go on in a process of their own if the client leaves.
         pending_calls: The driver's calls to the client, by call id.
         client_uid: The uid of the client process.
@@ -229,8 +231,16 @@ class Session:
         self.connection_state = ConnectionState()
         self.interface = InterfaceVersion(FeatureLevel.AIDL_V4)
         ids = itertools.count(1)  # shared by all tables, so that the id of one kind of object is unknown as another
-        self.models: HandleTable[DriverPreparedModel] = HandleTable("model", ids, settings.CLIENT_MODELS)
-        self.bursts: HandleTable[OpenBurst] = HandleTable("burst", ids, settings.CLIENT_BURSTS)
+        counts = self.statistics
+        models = ObjectLimit(
+            "model", settings.CLIENT_MODELS, share, SharedCount.MODELS, settings.USER_MODELS, counts.set_models
+        )
+        bursts = ObjectLimit("burst", settings.CLIENT_BURSTS, on_change=counts.set_bursts)
+        self.threads = ObjectLimit(
+            "thread", settings.CLIENT_THREADS, share, SharedCount.THREADS, settings.USER_THREADS, counts.set_threads
+        )
+        self.models: HandleTable[DriverPreparedModel] = HandleTable("model", ids, models)
+        self.bursts: HandleTable[OpenBurst] = HandleTable("burst", ids, bursts)
         self.aidl_bursts: HandleTable[AidlBurstServer] = HandleTable("burst", ids)
         self.executions: HandleTable[DriverExecution] = HandleTable("execution", ids)
         self.fenced_callbacks: HandleTable[DriverFencedExecution] = HandleTable("fenced execution", ids)
@@ -702,6 +712,7 @@ def run_session(session: Session) -> NoReturn:
     threading.excepthook = lambda args: abort_on_internal_error(args.exc_value)
     limit_private_memory(session.quota.limit_bytes)
     memory.use_budget(session.quota)
+    use_thread_limit(session.threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.terminate())
     signal.signal(LEAVE, lambda _number, _frame: session.request_leave())
