@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nnfmq.base import settings
 from nnfmq.cli.console import at_least_one
+from nnfmq.cli.service_units import UNITS, unit_text
 
 EXAMPLES = """\
 examples:
@@ -18,6 +19,7 @@ examples:
   nnfmq serve --models ~/models           # serve ~/models/NAME/VERSION/model.tflite by name
   nnfmq serve --user nnfmq --worker-uids 60000-60063 --allow-group video
   nnfmq serve --replace                   # in place of the driver that runs; its clients move here
+  nnfmq serve --print-unit service > ~/.config/systemd/user/nnfmq.service
 
 SIGTERM and Ctrl-C let what is in progress end; a second one does not wait.
 """
@@ -117,6 +119,12 @@ def _add_process_arguments(parser: argparse.ArgumentParser) -> None:
         help="take the place of the driver that listens there",
     )
     parser.add_argument(
+        "--print-unit",
+        metavar="UNIT",
+        choices=UNITS,
+        help=f"print a unit of systemd and exit: {' or '.join(UNITS)}",
+    )
+    parser.add_argument(
         "--exit-with",
         metavar="PID",
         type=at_least_one,
@@ -131,6 +139,9 @@ def _add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives; return the exit status."""
+    if arguments.print_unit is not None:
+        print(unit_text(arguments.print_unit, arguments), end="")
+        return 0
     from nnfmq.base import logs
     from nnfmq.base.processes import set_name, use_one_blas_thread
 
