@@ -96,6 +96,15 @@ def driver_that_executes(folder: PageFolder) -> Iterator[None]:
             thread.join()
 
 
+@contextmanager
+def serving_digits_to_triton_s_clients(folder: PageFolder) -> Iterator[None]:
+    """Run a driver that serves the digits, where its page can serve them to others."""
+    for package in ("uvicorn", "grpc", "tritonclient.grpc"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    with serving("digits", _DIGITS)(folder):
+        yield
+
+
 def onnx_classifier_and_photo(folder: PageFolder) -> AbstractContextManager[None]:
     """Make an ONNX file that classifies images of 8 × 8, and one such image."""
     onnx = pytest.importorskip("onnx", reason="ONNX is not installed")
@@ -158,7 +167,7 @@ SETUPS: dict[str, Setup] = {
     "docs/how-to/set-up-your-shell.md": tools,
     "docs/how-to/trace.md": driver_that_executes,
     "docs/how-to/tune-latency.md": copies(mobilenet__tflite=_DIGITS, photo__jpg=EXAMPLE_DATA / "astronaut.jpg"),
-    "docs/reference/inference-protocol.md": serving("digits", _DIGITS),
+    "docs/reference/inference-protocol.md": serving_digits_to_triton_s_clients,
     "docs/reference/model-formats.md": copies(voice__tflite=EXAMPLE_DATA / "voice.tflite"),
 }
 

@@ -565,6 +565,14 @@ HTTP_HEADER_S: Setting[float] = Setting(
     "NNFMQ_HTTP_HEADER_S", seconds(86400), 10.0, reader="server",
     meaning="how long a connection of HTTP may take for the header of a request; with `LimitedConnection`",
 )  # fmt: skip
+REQUESTS_MIB: Setting[int] = Setting(
+    "NNFMQ_REQUESTS_MIB", integer(1, 1 << 20, "MiB"), 1024, reader="gateway",
+    meaning="memory that the requests in progress of a gateway may take, for each of its protocols",
+)  # fmt: skip
+GRPC_CALLS: Setting[int] = Setting(
+    "NNFMQ_GRPC_CALLS", integer(1, 1 << 20, "calls"), 64, reader="gateway",
+    meaning="how many calls of gRPC a gateway serves at a time; each may send a message of its share of `requests_mib`",
+)  # fmt: skip
 USER: Setting[str | None] = Setting(
     "NNFMQ_USER", TEXT._replace(name="account", allowed="the name of an account", toml_example='"nnfmq"'), None,
     reader="driver", meaning="the account to which a driver changes that root has started",

@@ -36,6 +36,7 @@ COMMANDS = {
     "record": "run an application and write its executions to a file",
     "replay": "run recorded executions again and compare them",
     "serve": "run the driver in the foreground",
+    "gateway": "serve a driver's models to other machines: HTTP and gRPC",
     "status": "show a running driver: clients, models, memory, caches",
     "client": "list the clients of a running driver; change their classes",
     "top": "watch the clients, models and bursts of a running driver",

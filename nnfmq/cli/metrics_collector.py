@@ -20,8 +20,9 @@ from nnfmq.observe.driver_statistics import TIMES, ModelCounts, ModelKey
 
 if TYPE_CHECKING:
     from nnfmq.observe.driver_statistics import ClientStatistics
+    from nnfmq.serving.request_counts import RequestCounts
 
-__all__ = ["DriverCollector"]
+__all__ = ["DriverCollector", "RequestCollector"]
 
 _CLIENT = ("client",)
 _MODEL = ("client", "model", "version", "device")
@@ -167,14 +168,13 @@ def _served_metrics(sample: DriverSample) -> Iterator[Metric]:
     """Yield the states of the models that the driver serves by name, if it does."""
     states = GaugeMetricFamily("nnfmq_model_state", "1 for the state of a served model", labels=("model", "state"))
     versions = GaugeMetricFamily("nnfmq_model_version", "The version that is served, 0 for none", labels=("model",))
-    labels = ("model", "version", "reason")
-    failed = GaugeMetricFamily("nnfmq_model_failed_version", "A version that could not be prepared", labels=labels)
+    meaning = "The version that could not be prepared, 0 for none; `nnfmq status` has the reason"
+    failed = GaugeMetricFamily("nnfmq_model_failed_version", meaning, labels=("model",))
     for entry in sample.served.entries or ():
         for state in type(entry.state):
             states.add_metric((entry.name, state.value), int(state is entry.state))
         versions.add_metric((entry.name,), entry.version)
-        if entry.failed_version:
-            failed.add_metric((entry.name, str(entry.failed_version), entry.reason), 1)
+        failed.add_metric((entry.name,), entry.failed_version)
     yield from (states, versions, failed)
 
 
@@ -202,3 +202,24 @@ def _client_metrics(sample: DriverSample) -> Iterator[Metric]:
 def _resident(sample: DriverSample, client: ClientStatistics) -> int | None:
     usage = sample.usage.get(client.worker_pid)
     return None if usage is None else usage.resident_bytes
+
+
+class RequestCollector:
+    """A collector of the requests that a gateway has served, by model and version. `counts` are its server's."""
+
+    def __init__(self, counts: RequestCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        labels = ("model", "version")
+        requests = CounterMetricFamily("nnfmq_gateway_requests", "Requests to models", labels=(*labels, "result"))
+        seconds = CounterMetricFamily("nnfmq_gateway_request_seconds", "Time of requests that succeeded", labels=labels)
+        waits = CounterMetricFamily("nnfmq_gateway_wait_seconds", "The part of it before executions", labels=labels)
+        for model, version in self._counts.keys():  # noqa: SIM118  (no mapping)
+            counts, values = self._counts.of(model, version), (model, str(version))
+            requests.add_metric((*values, "success"), counts.successes)
+            requests.add_metric((*values, "failure"), counts.failures)
+            seconds.add_metric(values, counts.success_ns / 1e9)
+            waits.add_metric(values, counts.wait_ns / 1e9)
+        yield from (requests, seconds, waits)

@@ -6,7 +6,6 @@ has the counts and times since the driver started, and no rates.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -73,7 +72,8 @@ class DriverSample:
 def take_sample(client: Client, timeout: float = DEFAULT_TIMEOUT_S) -> DriverSample:
     """Return what the client's driver counts now, without this client itself; blocks up to `timeout` seconds."""
     statistics = client.statistics(timeout=timeout)
-    others = tuple(other for other in statistics.clients if other.pid != os.getpid() or client.is_embedded)
+    own_pid = 0 if client.is_embedded else client.worker_pid
+    others = tuple(other for other in statistics.clients if other.worker_pid != own_pid)
     statistics = replace(statistics, clients=others)
     pids = [statistics.pid, statistics.compile_server_pid, *(other.worker_pid for other in others)]
     usage = {pid: used for pid in pids if pid and (used := process_usage(pid)) is not None}

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -154,8 +154,12 @@ async def _any_driver(_deadline_ns: int | None) -> None:
     """Leave it to the burst whether its driver lives."""
 
 
-Result: TypeAlias = tuple[tuple[Array, ...], int]
-"""The outputs of a request, and the version of the model that computed them."""
+class Result(NamedTuple):
+    """The outputs of a request, the version of the model that computed them, and the wait until that began."""
+
+    outputs: tuple[Array, ...]
+    version: int
+    wait_ns: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,7 +167,7 @@ class _WaitingRequest:
     arrays: Sequence[Array]
     rows: int
     deadline_ns: int | None
-    arrived_s: float
+    arrived_ns: int
     result: asyncio.Future[Result]
 
 
@@ -201,7 +205,7 @@ class RowBatcher:
         if len(self._waiting) >= self._max_waiting:
             raise ResourceExhaustedTransient(f"{len(self._waiting)} requests wait already for this model; retry later")
         result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        request = _WaitingRequest(arrays, len(arrays[0]), deadline_ns, time.monotonic(), result)
+        request = _WaitingRequest(arrays, len(arrays[0]), deadline_ns, time.monotonic_ns(), result)
         self._waiting.append(request)
         self._arrival.set()
         if self._dispatcher is None:
@@ -241,7 +245,7 @@ class RowBatcher:
     async def _wait_for_rows(self) -> None:
         """Wait until the batch is full, or its oldest request has waited long enough."""
         while self._waiting and sum(request.rows for request in self._waiting) < self._model.batch:
-            left_s = self._waiting[0].arrived_s + self._max_wait_s - time.monotonic()
+            left_s = (self._waiting[0].arrived_ns - time.monotonic_ns()) / 1e9 + self._max_wait_s
             if left_s <= 0:
                 return
             self._arrival.clear()
@@ -266,10 +270,11 @@ class RowBatcher:
         is_late = True
         try:
             await self._require_driver(_latest_ns(requests))
+            begin_ns = time.monotonic_ns()
             self._copy_in(burst, requests)
             outputs = await burst.execute_async(out=burst.outputs, timeout=remaining_s(_latest_ns(requests)))
             is_late = False
-            self._copy_out(outputs, requests, self._model.version_of(burst))
+            self._copy_out(outputs, requests, self._model.version_of(burst), begin_ns)
         except NnfmqError as error:
             _fail(requests, error)
         except BaseException as bug:
@@ -286,12 +291,15 @@ class RowBatcher:
                 begin += request.rows
             target[begin:] = 0
 
-    def _copy_out(self, outputs: Sequence[Array], requests: Sequence[_WaitingRequest], version: int) -> None:
+    def _copy_out(
+        self, outputs: Sequence[Array], requests: Sequence[_WaitingRequest], version: int, begin_ns: int
+    ) -> None:
         begin = 0
         for request in requests:
             end = begin + request.rows
             if not request.result.done():
-                request.result.set_result((tuple(output[begin:end].copy() for output in outputs), version))
+                rows = tuple([output[begin:end].copy() for output in outputs])
+                request.result.set_result(Result(rows, version, begin_ns - request.arrived_ns))
             begin = end
 
 
@@ -433,6 +441,7 @@ class ExecutableModel:
         batcher: RowBatcher | None,
         blocking: BlockingWait | None,
         require_driver: RequireDriver,
+        max_batch_wait_s: float,
     ) -> None:
         self.name = name
         self._require_driver = require_driver
@@ -441,6 +450,9 @@ class ExecutableModel:
         self._inputs = model.prepared.inputs
         self._arrays = RequestArrays(self._inputs, model.prepared.outputs, model.batch)
         self._bfloat16 = frozenset(info.name for info in model.prepared.outputs if info.is_bfloat16)
+        self._max_batch_wait_s = max_batch_wait_s
+        self.version = 0
+        """The version that the last request executed; before the first one that which was opened."""
         self._resources = ExitStack()
 
     @classmethod
@@ -477,7 +489,8 @@ class ExecutableModel:
                 batcher = RowBatcher(model, shared, max_waiting, max_batch_wait_s, require_driver)
             else:
                 shared = BurstLanes(bursts, max_waiting)
-            opened = cls(name, model, shared, batcher, blocking, require_driver)
+            opened = cls(name, model, shared, batcher, blocking, require_driver, max_batch_wait_s)
+            opened.version = model.version_of(bursts[0])
             opened._resources = resources.pop_all()
         return opened
 
@@ -498,27 +511,38 @@ class ExecutableModel:
 
     def metadata(self, versions: tuple[str, ...]) -> InferenceModelMetadata:
         """Return what the model's inputs and outputs are."""
-        return InferenceModelMetadata(self.name, versions, *self._arrays.metadata())
+        inputs, outputs = self._arrays.metadata()
+        if self._batcher is None:
+            return InferenceModelMetadata(self.name, versions, inputs, outputs)
+        batch = self._model.batch
+        return InferenceModelMetadata(
+            self.name, versions, inputs, outputs, max_batch=batch, max_batch_wait_s=self._max_batch_wait_s
+        )
 
     async def infer(self, request: InferRequest, deadline_ns: int | None) -> InferResponse:
         """Execute a request, once. Raises as `InferenceService.infer`."""
         arrays = self._arrays.ordered(request.inputs)
         wanted = self._arrays.output_indexes(request.outputs)
         if self._batcher is not None:
-            outputs, version = await self._batcher.execute(arrays, deadline_ns)
+            result, rows = await self._batcher.execute(arrays, deadline_ns), len(arrays[0])
         else:
-            outputs, version = await self._execute(arrays, deadline_ns)
-        named = {name: outputs[index] for name, index in wanted.items()}
-        return InferResponse(request.model, str(version), named, request.id, self._bfloat16)
+            result, rows = await self._execute(arrays, deadline_ns), 1
+        self.version = result.version
+        named = {name: result.outputs[index] for name, index in wanted.items()}
+        return InferResponse(
+            request.model, str(result.version), named, request.id, self._bfloat16, rows, result.wait_ns
+        )
 
-    async def _execute(self, arrays: Sequence[Array], deadline_ns: int | None) -> tuple[tuple[Array, ...], int]:
+    async def _execute(self, arrays: Sequence[Array], deadline_ns: int | None) -> Result:
+        arrived_ns = time.monotonic_ns()
         burst = await self._lanes.take(deadline_ns)
         is_late = True  # if this task is cancelled
         try:
             await self._require_driver(deadline_ns)
+            wait_ns = time.monotonic_ns() - arrived_ns
             outputs = await burst.execute_async(*arrays, timeout=remaining_s(deadline_ns), blocking=self._blocking)
             is_late = False
-            return outputs, self._model.version_of(burst)
+            return Result(outputs, self._model.version_of(burst), wait_ns)
         finally:
             self._lanes.put_back(burst, is_late=is_late)
 

@@ -13,14 +13,17 @@ from msgspec import Struct, field
 
 __all__ = [
     "Array",
+    "CountedTime",
     "InferRequest",
     "InferResponse",
     "InferenceModelMetadata",
     "InferenceService",
+    "InferenceStatistics",
     "InferenceTensorMetadata",
     "ModelIndex",
     "ModelIndexEntry",
     "ServerMetadata",
+    "StatisticsSource",
 ]
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -41,13 +44,56 @@ class InferenceTensorMetadata(Struct, frozen=True):
 
 
 class InferenceModelMetadata(Struct, frozen=True):
-    """A model, the versions of it that are served, and its inputs and outputs."""
+    """A model, the versions of it that are served, and its inputs and outputs.
+
+    `max_batch` is how many rows, of several requests, one execution computes at most; 0 if the model does not compute
+    batches. A request waits up to `max_batch_wait_s` for others.
+    """
 
     name: str
     versions: tuple[str, ...]
     inputs: tuple[InferenceTensorMetadata, ...]
     outputs: tuple[InferenceTensorMetadata, ...]
     platform: str = "nnfmq"
+    max_batch: int = 0
+    max_batch_wait_s: float = 0.0
+
+
+class CountedTime(Struct, frozen=True):
+    """How many requests or executions there were, and how long they took together."""
+
+    count: int = 0
+    ns: int = 0
+
+
+class InferenceStatistics(Struct, frozen=True):
+    """What was requested of one version of a model, and what was executed for it.
+
+    Args:
+        name: The model.
+        version: The version.
+        rows: The rows that successful requests had; a request to a model that does not compute batches has one.
+        executions: Executions of the model that succeeded.
+        success: Requests that succeeded, from their arrival at the service to their outputs.
+        fail: Requests that ended with an error; those of a model that could not be opened are not counted.
+        queue: The waits of successful requests: for a burst or a batch, and between this process and the driver.
+        compute_input: The time of executions in the driver before and after the engine, its queue for cores included.
+        compute_infer: The time of executions in the engine.
+        compute_output: Nobody measures it; its count is that of the executions.
+        last_request_ms: When the last request ended, in milliseconds since 1970; 0 if there was none.
+    """
+
+    name: str
+    version: str
+    rows: int = 0
+    executions: int = 0
+    success: CountedTime = CountedTime()
+    fail: CountedTime = CountedTime()
+    queue: CountedTime = CountedTime()
+    compute_input: CountedTime = CountedTime()
+    compute_infer: CountedTime = CountedTime()
+    compute_output: CountedTime = CountedTime()
+    last_request_ms: int = 0
 
 
 class ServerMetadata(Struct, frozen=True):
@@ -87,7 +133,8 @@ class InferRequest(Struct, frozen=True):
 class InferResponse(Struct, frozen=True):
     """The result of a request: arrays by output name, in order, and the version that computed them.
 
-    `bfloat16` are the names of outputs whose arrays have the bits of bfloat16, as uint16.
+    `bfloat16` are the names of outputs whose arrays have the bits of bfloat16, as uint16. `rows` is the number of rows
+    of a request to a model that computes batches; `wait_ns` is how long the request waited for its execution to begin.
     """
 
     model: str
@@ -95,6 +142,8 @@ class InferResponse(Struct, frozen=True):
     outputs: Mapping[str, Array]
     id: str = ""
     bfloat16: frozenset[str] = frozenset()
+    rows: int = 1
+    wait_ns: int = 0
 
     def dtype_of(self, name: str) -> np.dtype[Any] | str:
         """Return the dtype of an output, or "bfloat16"."""
@@ -147,4 +196,17 @@ class ModelIndex(Protocol):
 
     async def model_index(self) -> Sequence[ModelIndexEntry]:
         """Return an entry for each model of the repository, served or not."""
+        ...
+
+
+@runtime_checkable
+class StatisticsSource(Protocol):
+    """What an InferenceService has in addition if it counts its requests."""
+
+    async def model_statistics(self, model: str = "", version: str = "") -> Sequence[InferenceStatistics]:
+        """Return an entry for each version of a model that was executed or is served; of all open models without name.
+
+        Raises:
+            ModelNotFound: If there is no such model or version.
+        """
         ...

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -25,16 +26,21 @@ from msgspec import Struct
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.packages import installed_version
 from nnfmq.client.connection.connect import connect
-from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError
+from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, ModelNotFound, NnfmqError
+from nnfmq.hal.summaries import clipped
+from nnfmq.observe.driver_statistics import DriverStatistics, ModelCounts
 from nnfmq.serving.execution import ExecutableModel, LoopBlocking, ModelBlocking
 from nnfmq.serving.inference_service import (
+    CountedTime,
     InferenceModelMetadata,
+    InferenceStatistics,
     InferRequest,
     InferResponse,
     ModelIndexEntry,
     ServerMetadata,
 )
 from nnfmq.serving.providers import ModelProvider, RepositoryModels, to_version
+from nnfmq.serving.request_counts import RequestCounts, VersionCounts
 
 if TYPE_CHECKING:
     from nnfmq.client.connection.client import Client
@@ -85,6 +91,8 @@ class ModelServer:
         self._client, self._provider = client, provider
         self._options = options or ServerOptions()
         self._blocking = LoopBlocking()
+        self.counts = RequestCounts()
+        """The requests that this server has served."""
         self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="nnfmq-server")
         self._models: dict[tuple[str, int], asyncio.Task[ExecutableModel]] = {}
         self._versions: dict[str, int] = {}  # that the provider served when it was last asked, by model
@@ -192,11 +200,11 @@ class ModelServer:
     # ------------------------------------------------------------------------------------------------ metadata
 
     async def server_metadata(self) -> ServerMetadata:
-        """Return the server's name and release.
+        """Return the server's name, release and extensions.
 
-        It has no extension: Triton's `model_repository` requires to load and unload models, beside `model_index`.
+        Triton's `model_repository` is not among these: it requires to load and unload models, beside `model_index`.
         """
-        return ServerMetadata("nnfmq", installed_version("nnfmq") or "")
+        return ServerMetadata("nnfmq", installed_version("nnfmq") or "", ("model_configuration", "statistics"))
 
     async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
         """Return a model's versions, inputs and outputs. Opens the model; one that is open needs no driver.
@@ -216,6 +224,39 @@ class ModelServer:
         opened = await self._open_model(model, version, deadline_after(self._options.open_timeout_s))
         return opened.input_names
 
+    # ------------------------------------------------------------------------------------------------ statistics
+
+    async def model_statistics(self, model: str = "", version: str = "") -> list[InferenceStatistics]:
+        """Return what was requested of each version of a model, and executed; of all that had requests without a name.
+
+        Requests are those of this server since it was made. Executions and their times are the driver's since it
+        started, of all clients whose program has the name of this one.
+
+        Raises:
+            ModelNotFound: If there is no such model or version.
+            DeviceUnavailable: If no driver listens.
+            GeneralFailure: If this process's user may not read the driver's statistics.
+        """
+        await self._require_driver(deadline_after(self._options.open_timeout_s))
+        keys = await self._counted_versions(model, to_version(version)) if model else self.counts.keys()
+        statistics = await asyncio.to_thread(self._client.statistics)
+        program = _program_of(statistics, self._client.worker_pid)
+        return [
+            _statistics_of(name, number, self.counts.of(name, number), _executions(statistics, program, name, number))
+            for name, number in sorted(keys)
+        ]
+
+    async def _counted_versions(self, model: str, version: int) -> set[tuple[str, int]]:
+        """Return the versions of a model that had requests, and the one that is served; only `version` if it is one."""
+        found = {key for key in self.counts.keys() if key[0] == model}  # noqa: SIM118  (no mapping)
+        if current := await self._current_version(model):
+            found.add((model, current))
+        wanted = {key for key in found if version in (_CURRENT, key[1])}
+        if not wanted:
+            text = f" of version {version}" if version else ""
+            raise ModelNotFound(f"there are no statistics of a model {clipped(repr(model))}{text}")
+        return wanted
+
     # ------------------------------------------------------------------------------------------------ requests
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -230,13 +271,20 @@ class ModelServer:
             DeadObject: If the driver dies, or the server is closed.
             NnfmqError: The error of the execution.
         """
-        deadline_ns = deadline_after(request.timeout_s)
+        begin_ns, deadline_ns = time.monotonic_ns(), deadline_after(request.timeout_s)
+        model = None
         self._blocking.enter()
         try:
             model = await self._open_model(request.model, request.version, deadline_ns)
-            return await model.infer(request, deadline_ns)
+            response = await model.infer(request, deadline_ns)
+        except BaseException:
+            if model is not None:
+                self.counts.add_failure(request.model, model.version, begin_ns)
+            raise
         finally:
             self._blocking.leave()
+        self.counts.add_success(request.model, model.version, begin_ns, response.wait_ns, response.rows)
+        return response
 
     async def infer_all(self, requests: Sequence[InferRequest]) -> list[InferResponse | NnfmqError]:
         """Execute requests, each once, and return for each its result or its error.
@@ -346,6 +394,37 @@ class ModelServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _program_of(statistics: DriverStatistics, worker_pid: int) -> str | None:
+    """Return the name that the driver has for the program of a worker's client; None if it does not know the worker."""
+    return next((each.program for each in statistics.clients if each.worker_pid == worker_pid), None)
+
+
+def _executions(statistics: DriverStatistics, program: str | None, model: str, version: int) -> ModelCounts:
+    """Return what a program's clients have executed of a version; a model that is no version of a repository has 0."""
+    found = ModelCounts()
+    for key, counts in statistics.totals().items():
+        if (key.program, key.name) == (program, model) and key.version in (0, version):
+            found = found + counts
+    return found
+
+
+def _statistics_of(model: str, version: int, requests: VersionCounts, executed: ModelCounts) -> InferenceStatistics:
+    count, inside_ns = executed.executions, executed.driver_ns - executed.engine_ns
+    return InferenceStatistics(
+        model,
+        str(version),
+        rows=requests.rows,
+        executions=count,
+        success=CountedTime(requests.successes, requests.success_ns),
+        fail=CountedTime(requests.failures, requests.failure_ns),
+        queue=CountedTime(requests.successes, requests.wait_ns + executed.queue_ns),
+        compute_input=CountedTime(count, max(inside_ns, 0)),
+        compute_infer=CountedTime(count, executed.engine_ns),
+        compute_output=CountedTime(count, 0),
+        last_request_ms=requests.last_ms,
+    )
 
 
 def _retrieve_error(attempt: asyncio.Task[None]) -> None:

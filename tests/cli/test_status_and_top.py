@@ -114,7 +114,9 @@ def test_a_burst_of_a_released_model_is_shown_with_its_id() -> None:
 
 
 def test_the_reader_itself_is_no_client_of_the_driver() -> None:
-    assert activity(driver(client(1, pid=os.getpid()), client(2))).times[0].counts.executions == 2
+    other_client_of_this_process = client(2, pid=os.getpid())
+    found = activity(driver(client(1, worker_pid=FakeClient.worker_pid), other_client_of_this_process))
+    assert found.times[0].counts.executions == 2
 
 
 def test_cpu_and_memory_of_a_worker_come_from_proc() -> None:

@@ -77,7 +77,10 @@ def test_requests_that_arrive_together_are_one_execution_and_the_rest_of_the_mem
         burst = DoublingBurst()
         executor = batcher(burst)
         results = await asyncio.gather(executor.execute(rows(1), None), executor.execute(rows(2, 3), None))
-        assert [(outputs[0].tolist(), version) for outputs, version in results] == [(doubled(1), 7), (doubled(2, 3), 7)]
+        assert [(outputs[0].tolist(), version) for outputs, version, _wait_ns in results] == [
+            (doubled(1), 7),
+            (doubled(2, 3), 7),
+        ]
         assert [call[:, 0].tolist() for call in burst.executed] == [[1, 2, 3, 0]]
 
     run(main())
@@ -86,7 +89,7 @@ def test_requests_that_arrive_together_are_one_execution_and_the_rest_of_the_mem
 def test_results_are_copies_that_the_next_execution_does_not_change() -> None:
     async def main() -> None:
         executor = batcher(DoublingBurst())
-        (first,), _ = await executor.execute(rows(1), None)
+        (first,), *_ = await executor.execute(rows(1), None)
         await executor.execute(rows(5), None)
         assert first.tolist() == doubled(1)
 
@@ -98,7 +101,7 @@ def test_a_request_that_does_not_fit_begins_the_next_execution_in_order() -> Non
         burst = DoublingBurst()
         executor = batcher(burst)
         results = await asyncio.gather(*(executor.execute(rows(*given), None) for given in ((1, 2, 3), (4, 5), (6,))))
-        assert [outputs[0].tolist() for outputs, _ in results] == [doubled(1, 2, 3), doubled(4, 5), doubled(6)]
+        assert [outputs[0].tolist() for outputs, *_ in results] == [doubled(1, 2, 3), doubled(4, 5), doubled(6)]
         assert [call[:, 0].tolist() for call in burst.executed] == [[1, 2, 3, 0], [4, 5, 6, 0]]
 
     run(main())
@@ -120,7 +123,7 @@ def test_a_batch_that_is_not_full_waits_for_more_rows_while_a_burst_is_free() ->
 
 def test_a_batch_that_is_not_full_is_executed_when_its_oldest_request_has_waited_long_enough() -> None:
     async def main() -> None:
-        (outputs, _version) = await batcher(DoublingBurst(), max_wait_s=0.001).execute(rows(1), None)
+        (outputs, *_) = await batcher(DoublingBurst(), max_wait_s=0.001).execute(rows(1), None)
         assert outputs[0].tolist() == doubled(1)
 
     run(main())

@@ -267,7 +267,8 @@ def test_metadata_name_the_tensors_with_their_quantization(client: nnfmq.Client)
         assert found.inputs == (InferenceTensorMetadata(info.name, info.dtype, info.shape, quantization),)
         assert found.versions == ("1",)
         release = importlib.metadata.version("nnfmq")
-        assert await server.server_metadata() == ServerMetadata("nnfmq", release)  # `model_repository` has more parts
+        extensions = "model_configuration", "statistics"  # `model_repository` has more parts
+        assert await server.server_metadata() == ServerMetadata("nnfmq", release, extensions)
         assert [(entry.name, entry.version, entry.state) for entry in await server.model_index()] == [
             ("digits", "1", "READY")
         ]

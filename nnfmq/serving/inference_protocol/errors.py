@@ -33,6 +33,7 @@ __all__ = [
     "ProtocolStatus",
     "RequestTooLarge",
     "ServerOverloaded",
+    "Unauthenticated",
     "UploadTooSlow",
     "error_text",
     "listed_models",
@@ -43,6 +44,10 @@ __all__ = [
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Errors of a request that only a network protocol has; each has its own status.
+
+
+class Unauthenticated(InvalidArgument):
+    """The request has no token, or one that the server does not accept."""
 
 
 class RequestTooLarge(InvalidArgument):
@@ -111,6 +116,7 @@ MAPPING: dict[type[BaseException], ProtocolStatus] = {
     EndpointMissing: ProtocolStatus(404, "UNIMPLEMENTED"),
     MethodNotAllowed: ProtocolStatus(405, "UNIMPLEMENTED"),
     CompressedBody: ProtocolStatus(415, "UNIMPLEMENTED"),
+    Unauthenticated: ProtocolStatus(401, "UNAUTHENTICATED"),
     RequestTooLarge: ProtocolStatus(413, "RESOURCE_EXHAUSTED"),
     UploadTooSlow: ProtocolStatus(408, "DEADLINE_EXCEEDED"),
     ServerOverloaded: ProtocolStatus(503, "RESOURCE_EXHAUSTED", RETRY_AFTER_S),

@@ -12,11 +12,20 @@ from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.serving.inference_protocol.errors import RequestTooLarge, error_text, listed_models, protocol_status, quoted
+from nnfmq.serving.inference_protocol.access import BearerTokens
+from nnfmq.serving.inference_protocol.errors import (
+    RequestTooLarge,
+    Unauthenticated,
+    error_text,
+    listed_models,
+    protocol_status,
+    quoted,
+)
+from nnfmq.serving.inference_protocol.model_details import listed_statistics, model_configuration
 from nnfmq.serving.inference_protocol.tensors import (
     DATATYPES,
     MAX_TENSORS,
@@ -46,10 +55,10 @@ from nnfmq.serving.inference_service import (
 __all__ = [
     "PACKAGE",
     "SERVICE",
-    "STREAMS_MAX",
     "GrpcInferenceService",
     "Separated",
     "SerializedMessage",
+    "TokenInterceptor",
     "add_to_server",
     "bytes_field",
     "decode_infer_message",
@@ -78,6 +87,7 @@ _FILE = "nnfmq_open_inference.proto"
 _ONEOF = "parameter_choice"
 
 # Each field is "number name type": type* is repeated, type{} a map from strings, type| a member of the message's oneof.
+# DataType is Triton's enumeration. Of its ModelConfig and ModelStatistics here is what this server has.
 _PARAMETERS = "parameters InferParameter{}"
 _MESSAGES: Mapping[str, str] = {
     "ServerLiveRequest": "",
@@ -110,8 +120,28 @@ _MESSAGES: Mapping[str, str] = {
     "RepositoryIndexRequest": "1 repository_name string, 2 ready bool",
     "RepositoryIndexResponse": "1 models ModelIndex*",
     "ModelIndex": "1 name string, 2 version string, 3 state string, 4 reason string",
+    "ModelConfigRequest": "1 name string, 2 version string",
+    "ModelConfigResponse": "1 config ModelConfig",
+    "ModelConfig": "1 name string, 2 platform string, 4 max_batch_size int32, 5 input ModelInput*,"
+    "6 output ModelOutput*, 11 dynamic_batching ModelDynamicBatching, 17 backend string",
+    "ModelInput": "1 name string, 2 data_type DataType, 4 dims int64*",
+    "ModelOutput": "1 name string, 2 data_type DataType, 3 dims int64*",
+    "ModelDynamicBatching": "2 max_queue_delay_microseconds uint64",
+    "ModelStatisticsRequest": "1 name string, 2 version string",
+    "ModelStatisticsResponse": "1 model_stats ModelStatistics*",
+    "ModelStatistics": "1 name string, 2 version string, 3 last_inference uint64, 4 inference_count uint64,"
+    "5 execution_count uint64, 6 inference_stats InferStatistics",
+    "InferStatistics": "1 success StatisticDuration, 2 fail StatisticDuration, 3 queue StatisticDuration,"
+    "4 compute_input StatisticDuration, 5 compute_infer StatisticDuration, 6 compute_output StatisticDuration,"
+    "7 cache_hit StatisticDuration, 8 cache_miss StatisticDuration",
+    "StatisticDuration": "1 count uint64, 2 ns uint64",
 }
-_FIELD = re.compile(r"(?P<number>\d) (?P<name>\w+) (?P<type>\w+)(?P<mark>\*|\{\}|\||)")
+_ENUM = "DataType"
+_ENUM_NAMES = (
+    "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64",
+    "STRING", "BF16",
+)  # fmt: skip
+_FIELD = re.compile(r"(?P<number>\d+) (?P<name>\w+) (?P<type>\w+)(?P<mark>\*|\{\}|\||)")
 
 
 @cache
@@ -119,6 +149,9 @@ def message_classes() -> Mapping[str, Any]:
     """Return the class of each message, by name without the package."""
     pool = descriptor_pool.DescriptorPool()
     file = descriptor_pb2.FileDescriptorProto(name=_FILE, package=PACKAGE, syntax="proto3")
+    enum = file.enum_type.add(name=_ENUM)
+    for number, name in enumerate(_ENUM_NAMES):
+        enum.value.add(name=f"TYPE_{name}", number=number)
     for name, fields in _MESSAGES.items():
         _describe(file.message_type.add(name=name), fields)
     pool.Add(file)
@@ -136,7 +169,7 @@ def _describe(message: Any, fields: str) -> None:
             entry = "".join(part.capitalize() for part in name.split("_")) + "Entry"
             _describe_entry(message.nested_type.add(name=entry), kind)
             field.type_name = f".{PACKAGE}.{message.name}.{entry}"
-        elif kind in _MESSAGES:
+        elif kind in _MESSAGES or kind == _ENUM:
             field.type_name = f".{PACKAGE}.{kind}"
         else:
             field.type = getattr(descriptor_pb2.FieldDescriptorProto, f"TYPE_{kind.upper()}")
@@ -415,6 +448,11 @@ def encode_model_index(entries: Sequence[ModelIndexEntry]) -> Any:
     return message_classes()["RepositoryIndexResponse"](models=models)
 
 
+def _message_of(name: str, values: Mapping[str, Any]) -> Any:
+    """Return a message with values in the form of JSON."""
+    return json_format.ParseDict(values, message_classes()[name]())
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The protocol's gRPC service, for a server of grpc.aio and for Ray Serve's gRPC proxies.
 
@@ -428,6 +466,8 @@ _UNARY = (
     "ModelReady",
     "ServerMetadata",
     "ModelMetadata",
+    "ModelConfig",
+    "ModelStatistics",
     "ModelInfer",
     "RepositoryIndex",
 )
@@ -464,6 +504,14 @@ class GrpcInferenceService:
     async def ModelMetadata(self, request: bytes, grpc_context: Any) -> Any:
         """Return a model's versions, inputs and outputs."""
         return await _response_or_code(grpc_context, "ModelMetadataResponse", self._model_metadata(request))
+
+    async def ModelConfig(self, request: bytes, grpc_context: Any) -> Any:
+        """Return a model's configuration, as Triton has it."""
+        return await _response_or_code(grpc_context, "ModelConfigResponse", self._model_config(request))
+
+    async def ModelStatistics(self, request: bytes, grpc_context: Any) -> Any:
+        """Return how many requests and executions of a model there were, and how long they took."""
+        return await _response_or_code(grpc_context, "ModelStatisticsResponse", self._model_statistics(request))
 
     async def ModelInfer(self, request: bytes, grpc_context: Any) -> Any:
         """Execute a request, once."""
@@ -503,6 +551,17 @@ class GrpcInferenceService:
     async def _model_metadata(self, data: bytes) -> Any:
         wanted = self._parsed("ModelMetadataRequest", data)
         return encode_model_metadata(await self._service.model_metadata(wanted.name, wanted.version))
+
+    async def _model_config(self, data: bytes) -> Any:
+        wanted = self._parsed("ModelConfigRequest", data)
+        config = model_configuration(await self._service.model_metadata(wanted.name, wanted.version))
+        return _message_of("ModelConfigResponse", {"config": config})
+
+    async def _model_statistics(self, data: bytes) -> Any:
+        wanted = self._parsed("ModelStatisticsRequest", data)
+        return _message_of(
+            "ModelStatisticsResponse", await listed_statistics(self._service, wanted.name, wanted.version)
+        )
 
     async def _infer(self, data: bytes, time_left_s: float | None) -> Any:
         request = decode_infer_message(data, self._limits, time_left_s)
@@ -555,20 +614,52 @@ def _serialized(message: Any) -> bytes:
     return data
 
 
-STREAMS_MAX = 64
-"""The calls of one connection at a time."""
+class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped
+    """Ends calls that have none of the tokens before their messages are received, but those for the server's health."""
+
+    def __init__(self, tokens: BearerTokens) -> None:
+        self._tokens = tokens
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Return the handler of a call, or one that ends it with UNAUTHENTICATED."""
+        if handler_call_details.method not in _WITHOUT_TOKEN:
+            metadata = handler_call_details.invocation_metadata or ()
+            given = [value for key, value in metadata if key == "authorization"]
+            try:
+                self._tokens.require(given[0] if len(given) == 1 else None)
+            except Unauthenticated as error:
+                return _ending_handler(protocol_status(error).grpc, error_text(error))
+        return await continuation(handler_call_details)
+
+
+_WITHOUT_TOKEN = (f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
+
+
+def _ending_handler(code: str, details: str) -> Any:
+    """Return a handler that ends a call of any kind. It reads no message."""
+
+    async def end(_requests: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode[code], details)
+
+    return grpc.stream_stream_rpc_method_handler(end)
+
+
 _IDLE_MS, _HANDSHAKE_MS = 300_000, 10_000
 
 
 def server_options(limits: RequestLimits | None = None) -> list[tuple[str, int]]:
     """Return the options of a server of grpc.aio for these limits: gRPC's own limit of a message is 4 MiB.
 
-    Together with `maximum_concurrent_rpcs` of the server they bound what clients can make it keep.
+    gRPC receives a message before anybody can reject it. So a message may have the share of one call in the memory of
+    all; the server needs `maximum_concurrent_rpcs=limits.max_calls` beside the options. One port has one server: with
+    gRPC's default, SO_REUSEPORT, a second one would get half of the connections.
     """
+    found = limits or RequestLimits()
     return [
-        ("grpc.max_concurrent_streams", STREAMS_MAX),
+        ("grpc.max_concurrent_streams", found.max_calls),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-        ("grpc.max_receive_message_length", (limits or RequestLimits()).max_body_bytes),
+        ("grpc.max_receive_message_length", found.max_message_bytes),
         ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
     ]

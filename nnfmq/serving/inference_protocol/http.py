@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
+from nnfmq.serving.inference_protocol.access import BearerTokens
 from nnfmq.serving.inference_protocol.errors import (
     ClientLeft,
     CompressedBody,
@@ -25,12 +26,14 @@ from nnfmq.serving.inference_protocol.errors import (
     MethodNotAllowed,
     RequestTooLarge,
     ServerOverloaded,
+    Unauthenticated,
     UploadTooSlow,
     error_text,
     listed_models,
     protocol_status,
     quoted,
 )
+from nnfmq.serving.inference_protocol.model_details import listed_statistics, model_configuration
 from nnfmq.serving.inference_protocol.tensors import (
     BFLOAT16,
     MAX_DIMENSION,
@@ -62,6 +65,7 @@ __all__ = [
     "BodyMemory",
     "HttpReply",
     "InferenceApp",
+    "MetricsReader",
     "OutputFormats",
     "Receive",
     "RestEndpoint",
@@ -123,6 +127,8 @@ def error_reply(error: BaseException) -> HttpReply:
         return reply._replace(headers=(*reply.headers, (b"retry-after", str(status.retry_after_s).encode())))
     if isinstance(error, MethodNotAllowed):
         return reply._replace(headers=(*reply.headers, (b"allow", error.allowed.encode())))
+    if isinstance(error, Unauthenticated):
+        return reply._replace(headers=(*reply.headers, (b"www-authenticate", b"Bearer")))
     return reply
 
 
@@ -223,8 +229,11 @@ class RestEndpoint(Enum):
     SERVER_READY = ("ready", "GET")
     SERVER_METADATA = ("metadata", "GET")
     REPOSITORY_INDEX = ("index", "POST")
+    METRICS = ("metrics", "GET")
     MODEL_READY = ("model ready", "GET")
     MODEL_METADATA = ("model metadata", "GET")
+    MODEL_CONFIGURATION = ("model configuration", "GET")
+    MODEL_STATISTICS = ("model statistics", "GET")
     MODEL_INFER = ("model infer", "POST")
 
     @property
@@ -246,23 +255,30 @@ _SERVER: dict[tuple[str, ...], RestEndpoint] = {
     ("health", "live"): RestEndpoint.SERVER_LIVE,
     ("health", "ready"): RestEndpoint.SERVER_READY,
     ("repository", "index"): RestEndpoint.REPOSITORY_INDEX,
+    ("models", "stats"): RestEndpoint.MODEL_STATISTICS,
 }
 _MODEL: dict[tuple[str, ...], RestEndpoint] = {
     (): RestEndpoint.MODEL_METADATA,
     ("ready",): RestEndpoint.MODEL_READY,
     ("infer",): RestEndpoint.MODEL_INFER,
+    ("config",): RestEndpoint.MODEL_CONFIGURATION,
+    ("stats",): RestEndpoint.MODEL_STATISTICS,
 }
 
 
 def find_route(path: str) -> Route | None:
     """Return the route of a path such as `/v2/models/NAME/infer`; None if there is no such endpoint."""
     match path.strip("/").split("/"):
+        case ["v2", "models", "stats"]:  # Triton's path of all models; one of that name has a path with its version
+            return _route(_SERVER, ["models", "stats"])
         case ["v2", "models", model, "versions", version, *rest] if model and version:
             return _route(_MODEL, rest, model, version)
         case ["v2", "models", model, *rest] if model:
             return _route(_MODEL, rest, model)
         case ["v2", *rest]:
             return _route(_SERVER, rest)
+        case ["metrics"]:
+            return Route(RestEndpoint.METRICS)
     return None
 
 
@@ -544,9 +560,12 @@ def encode_infer_response(response: InferResponse, formats: OutputFormats) -> Re
 
 
 ServiceOpener: TypeAlias = Callable[[], AbstractAsyncContextManager[InferenceService]]
+MetricsReader: TypeAlias = Callable[[], tuple[bytes, str]]
+"""Returns metrics in the text format of Prometheus, and their content type; blocks."""
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _EXTENSION = "binary_tensor_data"
+_WITHOUT_TOKEN = (RestEndpoint.SERVER_LIVE, RestEndpoint.SERVER_READY)
 _LARGE_JSON_BYTES = 1 << 18  # takes 0.7 to 2.6 ms, and a thread for it 0.2 ms
 
 
@@ -558,20 +577,30 @@ class InferenceApp:
     """An ASGI application over an InferenceService.
 
     Pass the service, or with `opened_by` a function that opens it: the server then opens it in each of its processes
-    when it starts, on the event loop that serves requests, and closes it when it ends.
+    when it starts, on the event loop that serves requests, and closes it when it ends. With `tokens`, all requests need
+    one but those for the health of the server. `metrics` is called on a thread for `GET /metrics`.
     """
 
-    def __init__(self, service: InferenceService | None = None, *, limits: RequestLimits | None = None) -> None:
-        self._service = service
+    def __init__(
+        self,
+        service: InferenceService | None = None,
+        *,
+        limits: RequestLimits | None = None,
+        tokens: BearerTokens | None = None,
+        metrics: MetricsReader | None = None,
+    ) -> None:
+        self._service, self._tokens, self._metrics = service, tokens, metrics
         self._limits = limits or RequestLimits()
         self._memory = BodyMemory(self._limits.max_total_bytes)
         self._open: ServiceOpener | None = None
         self._large_json = asyncio.Lock()  # one at a time: parsing takes up to thirty times as much memory as the text
 
     @classmethod
-    def opened_by(cls, opener: ServiceOpener, *, limits: RequestLimits | None = None) -> InferenceApp:
+    def opened_by(
+        cls, opener: ServiceOpener, *, limits: RequestLimits | None = None, tokens: BearerTokens | None = None
+    ) -> InferenceApp:
         """Return an application whose service is opened at the start of the server."""
-        app = cls(limits=limits)
+        app = cls(limits=limits, tokens=tokens)
         app._open = opener
         return app
 
@@ -609,11 +638,15 @@ class InferenceApp:
     async def _reply(self, scope: Scope, receive: Receive) -> HttpReply:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         route = find_route(path)
+        if self._tokens is not None and (route is None or route.endpoint not in _WITHOUT_TOKEN):
+            self._tokens.require(header(scope, b"authorization"))
         if route is None:
             raise EndpointMissing(f"this server has no {quoted(path)}")
         allowed = route.endpoint.method
         if scope["method"] != allowed:
             raise MethodNotAllowed(f"{quoted(path)} takes {allowed} only", allowed)
+        if route.endpoint is RestEndpoint.METRICS:
+            return await self._metrics_reply()
         if self._service is None:
             raise DeviceUnavailable("the server is starting")
         if allowed == "GET":
@@ -626,6 +659,12 @@ class InferenceApp:
             if route.endpoint is RestEndpoint.REPOSITORY_INDEX:
                 return await _index(self._service, body)
             return await self._infer(self._service, route, body, _header_length(scope))
+
+    async def _metrics_reply(self) -> HttpReply:
+        if self._metrics is None:
+            raise EndpointMissing("this server has no metrics; `nnfmq metrics` has those of its driver")
+        body, content_type = await asyncio.to_thread(self._metrics)
+        return HttpReply(200, body, ((b"content-type", content_type.encode("latin-1")),))
 
     async def _infer(self, service: InferenceService, route: Route, body: Body, header_length: int | None) -> HttpReply:
         request, formats = await self._decoded(route, body, header_length)
@@ -668,6 +707,10 @@ async def _get(service: InferenceService, route: Route) -> HttpReply:
         return json_reply({"name": route.model, "ready": ready}, 200 if ready else 503)
     if route.endpoint is RestEndpoint.MODEL_METADATA:
         return json_reply(_model_json(await service.model_metadata(route.model, route.version)))
+    if route.endpoint is RestEndpoint.MODEL_CONFIGURATION:
+        return json_reply(model_configuration(await service.model_metadata(route.model, route.version)))
+    if route.endpoint is RestEndpoint.MODEL_STATISTICS:
+        return json_reply(await listed_statistics(service, route.model, route.version))
     server = await service.server_metadata()
     extensions = dict.fromkeys([*server.extensions, _EXTENSION])
     return json_reply({"name": server.name, "version": server.version, "extensions": list(extensions)})

@@ -128,13 +128,20 @@ class RequestLimits(Struct, frozen=True):
     `max_body_bytes` limits all of it. `max_header_bytes` limits what is parsed: JSON, with tensors that are in it, or
     a gRPC message without its raw contents. Parsing takes up to about thirty times as much memory as the text.
     `max_total_bytes` limits the bodies of all requests of HTTP that a server's process has received, also in part, and
-    not yet answered; `max_upload_s` is how long a body may take to arrive.
+    not yet answered, and likewise the messages of gRPC, of which there are `max_calls` at a time. `max_upload_s` is how
+    long a body of HTTP may take to arrive.
     """
 
     max_body_bytes: int = 256 << 20
     max_header_bytes: int = 16 << 20
     max_total_bytes: int = 1 << 30
     max_upload_s: float = 60.0
+    max_calls: int = 64
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message of gRPC: one of each call at a time must fit into `max_total_bytes`."""
+        return min(self.max_body_bytes, self.max_total_bytes // self.max_calls)
 
 
 def element_count(name: str, shape: Sequence[int]) -> int:

@@ -67,6 +67,7 @@ class FakeClient:
     """A client whose readings are given; an error among them is raised. The last one is repeated."""
 
     is_embedded = False
+    worker_pid = NO_PID + 3
 
     def __init__(self, *readings: DriverStatistics | NnfmqError) -> None:
         self.readings = list(readings)

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 from nnfmq.hal.errors import ModelNotFound
 from nnfmq.serving.inference_protocol.tensors import RequestLimits
 from nnfmq.serving.inference_service import (
+    CountedTime,
     InferenceModelMetadata,
+    InferenceStatistics,
     InferenceTensorMetadata,
     InferRequest,
     InferResponse,
@@ -31,6 +33,7 @@ INDEX = (
     ModelIndexEntry("new", "", "LOADING"),
     ModelIndexEntry("broken", "", "UNAVAILABLE", "no operator 12"),
 )
+TIMES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 _START_S = 30
 
 
@@ -63,7 +66,9 @@ class ComputingService:
         if not await self.is_model_ready(model, version):
             raise ModelNotFound(f"there is no model {model!r}")
         quantized = InferenceTensorMetadata("y", "uint8", (-1, 3), {"scale": 0.5, "zero_point": 7})
-        return InferenceModelMetadata(model, ("3",), (InferenceTensorMetadata("x", "float32", (-1, 3)),), (quantized,))
+        given = InferenceTensorMetadata("x", "float32", (-1, 3))
+        batch, wait_s = (8, 0.002) if model == "add" else (0, 0.0)
+        return InferenceModelMetadata(model, ("3",), (given,), (quantized,), max_batch=batch, max_batch_wait_s=wait_s)
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Compute by the model's name."""
@@ -84,6 +89,13 @@ class ListingService(ComputingService):
         """Return three models, one of them ready."""
         return INDEX
 
+    async def model_statistics(self, model: str = "", version: str = "") -> Sequence[InferenceStatistics]:
+        """Return numbers, each another one, of the model `add`."""
+        if model and not await self.is_model_ready(model, version):
+            raise ModelNotFound(f"there is no model {model!r}")
+        times = {name: CountedTime(10 * place, 10 * place + 1) for place, name in enumerate(TIMES, start=1)}
+        return [InferenceStatistics("add", "3", rows=2**40, executions=5, last_request_ms=7, **times)]
+
 
 class Addresses(NamedTuple):
     """Where the servers listen."""
@@ -93,41 +105,30 @@ class Addresses(NamedTuple):
 
 
 @asynccontextmanager
-async def protocol_servers(app: Any, service: Any, limits: RequestLimits | None = None) -> AsyncIterator[Addresses]:
-    """Serve an ASGI application with uvicorn, and a service with grpc.aio, on the running event loop."""
-    import grpc
-    import uvicorn
+async def protocol_servers(
+    app: Any, service: Any, limits: RequestLimits | None = None, **options: Any
+) -> AsyncIterator[Addresses]:
+    """Serve an ASGI application and a service at free ports, on the running event loop.
 
-    from nnfmq.serving.inference_protocol.grpc import GrpcInferenceService, add_to_server, server_options
-    from nnfmq.serving.inference_protocol.web_connections import LimitedConnection
+    `options` are `tls` and `tokens`; those of HTTP are the application's.
+    """
+    from nnfmq.serving.inference_protocol.listeners import grpc_server, http_server
 
-    rpc = grpc.aio.server(options=server_options(limits))
-    add_to_server(GrpcInferenceService(service, limits=limits), rpc)
-    rpc_port = rpc.add_insecure_port("127.0.0.1:0")
-    await rpc.start()
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, http=LimitedConnection, ws="none", lifespan="on", log_config=None
-    )
-    web = uvicorn.Server(config)
-    serving = asyncio.create_task(web.serve())
-    try:
-        while not web.started and not serving.done():
-            await asyncio.sleep(0)
-        web_port = web.servers[0].sockets[0].getsockname()[1]
-        yield Addresses(f"127.0.0.1:{web_port}", f"127.0.0.1:{rpc_port}")
-    finally:
-        web.should_exit = True
-        await serving
-        await rpc.stop(None)
+    host = "localhost" if options.get("tls") else "127.0.0.1"
+    async with (
+        http_server(app, "127.0.0.1", 0, tls=options.get("tls")) as web,
+        grpc_server(service, "127.0.0.1", 0, limits=limits, **options) as rpc,
+    ):
+        yield Addresses(f"{host}:{web}", f"{host}:{rpc}")
 
 
 @contextmanager
-def served(app: Any, service: Any, limits: RequestLimits | None = None) -> Iterator[Addresses]:
+def served(app: Any, service: Any, limits: RequestLimits | None = None, **options: Any) -> Iterator[Addresses]:
     """Serve as `protocol_servers`, from a thread of its own."""
     started: queue.SimpleQueue[tuple[Addresses, asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
 
     async def serve() -> None:
-        async with protocol_servers(app, service, limits) as addresses:
+        async with protocol_servers(app, service, limits, **options) as addresses:
             stop = asyncio.Event()
             started.put((addresses, asyncio.get_running_loop(), stop))
             await stop.wait()

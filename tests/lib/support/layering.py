@@ -97,8 +97,15 @@ EXPLAINED = ("client", "nnapi", "planning", "model_builder")
 
 DOORS: dict[str, tuple[str, ...]] = {
     # The control channel; the stream socket of a collector of telemetry, which speaks JSON lines and no protocol; an
-    # HTTP server on loopback, in a process of its own; the datagrams of the service manager's protocol.
-    "socket": ("base.channel", "base.service_manager", "telemetry.sinks", "cli.metrics_endpoint"),
+    # HTTP server on loopback, in a process of its own; the datagrams of the service manager's protocol; the listening
+    # socket of a gateway, which uvicorn takes.
+    "socket": (
+        "base.channel",
+        "base.service_manager",
+        "telemetry.sinks",
+        "cli.metrics_endpoint",
+        "serving.inference_protocol.listeners",
+    ),
     "socketserver": (),
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
     "mmap": ("base.memory", "engines.compiled.guard_pages", "engines.compiled.object_code"),

@@ -33,7 +33,7 @@ from support.plugins import add_example
 
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
 LIMIT_S = 120
-PORTS = ("8000", "8001", "9464")  # of servers on pages; a test uses free ones instead
+PORTS = ("8000", "8001", "8002", "8003", "9464")  # of servers on pages; a test uses free ones instead
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>not run|ci|until stopped): (?P<text>[^\n]+?) -->\n)?"

@@ -74,7 +74,7 @@ class ModelsInMemory:
         if name not in self._models or version not in (0, 1, 2):
             raise ModelNotFound(f"there is no model {name!r} of version {version}")
         found = self._models[name]
-        prepared = self._client.device("reference").prepare(found.model, timeout=timeout)
+        prepared = self._client.device("reference").prepare(found.model, timeout=timeout, name=name)
         return ProvidedModel(prepared, found.batch, lambda _burst: version or 2)
 
     def entries(self) -> list[ModelIndexEntry]:

@@ -18,7 +18,6 @@ from support.inference_services import ComputingService, ListingService
 
 from nnfmq.hal.errors import MissedDeadlineTransient
 from nnfmq.serving.inference_protocol.grpc import (
-    STREAMS_MAX,
     GrpcInferenceService,
     add_to_server,
     message_classes,
@@ -174,11 +173,20 @@ def test_registration_needs_no_method_of_the_servicer() -> None:
 
 
 def test_the_options_of_a_server_are_those_of_the_limits() -> None:
-    assert dict(server_options(RequestLimits(max_body_bytes=77))) == {
-        "grpc.max_concurrent_streams": STREAMS_MAX,
+    assert dict(server_options(RequestLimits(max_body_bytes=77, max_calls=5))) == {
+        "grpc.max_concurrent_streams": 5,
         "grpc.max_connection_idle_ms": 300_000,
         "grpc.server_handshake_timeout_ms": 10_000,
         "grpc.max_receive_message_length": 77,
         "grpc.max_send_message_length": -1,
+        "grpc.so_reuseport": 0,
     }
-    assert dict(server_options())["grpc.max_receive_message_length"] == 256 << 20
+
+
+@pytest.mark.parametrize(("calls", "total", "message"), [(64, 1 << 30, 16 << 20), (4, 1 << 30, 256 << 20)])
+def test_the_largest_messages_of_all_calls_fit_into_the_memory_of_all_requests(
+    calls: int, total: int, message: int
+) -> None:
+    limits = RequestLimits(max_total_bytes=total, max_calls=calls)
+    assert dict(server_options(limits))["grpc.max_receive_message_length"] == message
+    assert message * calls <= total

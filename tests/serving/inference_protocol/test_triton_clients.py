@@ -21,7 +21,9 @@ import tritonclient.grpc as rpc
 import tritonclient.grpc.aio as aio_rpc
 import tritonclient.http as http
 import tritonclient.http.aio as aio_http
-from support.inference_services import Addresses, ListingService, served
+from google.protobuf import json_format
+from support.inference_services import TIMES, Addresses, ComputingService, ListingService, served
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import InferenceServerException
 
 from nnfmq.hal.errors import MissedDeadlinePersistent, ResourceExhaustedTransient
@@ -91,6 +93,63 @@ def test_http_health_metadata_and_list_of_models(addresses: Addresses, service: 
         service.ready = False
         assert not client.is_server_live()
         assert not client.is_server_ready()
+
+
+def test_the_configuration_of_a_model_is_the_same_over_both_protocols(addresses: Addresses) -> None:
+    """The shapes are without the rows, of which a request may have up to `max_batch_size`."""
+    expected = {
+        "name": "add",
+        "platform": "nnfmq",
+        "backend": "nnfmq",
+        "max_batch_size": 8,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["3"]}],
+        "output": [{"name": "y", "data_type": "TYPE_UINT8", "dims": ["3"]}],
+        "dynamic_batching": {"max_queue_delay_microseconds": "2000"},
+    }
+    with http.InferenceServerClient(addresses.http) as client:
+        over_http = client.get_model_config("add")
+        without_batches = client.get_model_config("echo", "3")
+        with pytest.raises(InferenceServerException, match="no model 'other'"):
+            client.get_model_config("other")
+    with rpc.InferenceServerClient(addresses.grpc) as client:
+        assert client.get_model_config("add", as_json=True) == {"config": expected}
+        with pytest.raises(InferenceServerException, match="no model 'other'"):
+            client.get_model_config("other")
+    message = json_format.ParseDict(over_http, ModelConfig())  # as Triton has it
+    assert json_format.MessageToDict(message, preserving_proto_field_name=True) == expected
+    assert (without_batches["max_batch_size"], "dynamic_batching" in without_batches) == (0, False)
+    assert without_batches["input"][0]["dims"] == [-1, 3]
+
+
+def test_the_statistics_of_a_model_are_the_same_over_both_protocols(addresses: Addresses) -> None:
+    with http.InferenceServerClient(addresses.http) as client:
+        found = client.get_inference_statistics("add", "3")
+        assert client.get_inference_statistics() == found
+        with pytest.raises(InferenceServerException, match="no model 'other'"):
+            client.get_inference_statistics("other")
+    with rpc.InferenceServerClient(addresses.grpc) as client:
+        message = client.get_inference_statistics("add", "3")
+        with pytest.raises(InferenceServerException, match="no model 'other'"):
+            client.get_inference_statistics("other")
+    assert json_format.ParseDict(found, type(message)()) == message
+    (row,) = found["model_stats"]
+    assert (row["name"], row["version"], row["inference_count"], row["execution_count"]) == ("add", "3", 2**40, 5)
+    times = {name: {"count": 10 * place, "ns": 10 * place + 1} for place, name in enumerate(TIMES, start=1)}
+    none = {"count": 0, "ns": 0}
+    assert row["inference_stats"] == {**times, "cache_hit": none, "cache_miss": none}
+
+
+def test_a_server_without_statistics_has_no_such_endpoint() -> None:
+    service = ComputingService()
+    with served(InferenceApp(service), service) as addresses:
+        with http.InferenceServerClient(addresses.http) as client:
+            with pytest.raises(InferenceServerException, match="no statistics of its models") as raised:
+                client.get_inference_statistics("add")
+            assert raised.value.status() == "404"
+        with rpc.InferenceServerClient(addresses.grpc) as client:
+            with pytest.raises(InferenceServerException, match="no statistics of its models") as raised:
+                client.get_inference_statistics("add")
+            assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
 @pytest.mark.parametrize("binary", [True, False])
