@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnfmq.base.onnx_fields import external_files
+from nnfmq.base.onnx_fields import external_files, with_external_data
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import is_file_name
 from nnfmq.importers.file_format import FileContent, ModelSource, read_source
 
-__all__ = ["companion_files", "external_names"]
+__all__ = ["companion_files", "external_names", "in_one_file"]
 
 
 def companion_files(format: str, file: ModelSource) -> Mapping[str, FileContent]:
@@ -28,6 +28,17 @@ def companion_files(format: str, file: ModelSource) -> Mapping[str, FileContent]
 def external_names(file: ModelSource) -> tuple[str, ...]:
     """Return the names of the files that have tensors of an ONNX model. Raises InvalidArgument if it is corrupt."""
     return external_files(memoryview(file.data).cast("B"))
+
+
+def in_one_file(file: ModelSource) -> bytes | memoryview:
+    """Return an ONNX model with the tensors that it has in other files.
+
+    Raises:
+        InvalidArgument: If it is corrupt, or names a file outside its folder.
+        OSError: If a file cannot be read.
+    """
+    files = {name: memoryview(content).cast("B") for name, content in _external_data(file).items()}
+    return with_external_data(memoryview(file.data).cast("B"), files)
 
 
 def _external_data(file: ModelSource) -> Mapping[str, FileContent]:

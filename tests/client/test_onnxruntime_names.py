@@ -130,10 +130,6 @@ def test_modules_that_are_not_available_say_why() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: ours.SessionOptions().add_initializer("x", None),
-        lambda: ours.SessionOptions().add_external_initializers([], []),
-        lambda: ours.SessionOptions().add_external_initializers_from_files_in_memory([], [], []),
-        lambda: ours.SessionOptions().add_free_dimension_override_by_denotation("x", 1),
         lambda: ours.SessionOptions().set_ep_context_data_read_func(print, 1),
         lambda: ours.RunOptions().add_active_adapter(None),
         lambda: ours.register_execution_provider_library("x", "y"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,28 @@ def test_a_driver_that_hosts_no_onnx_runtime_has_the_cpu_s_provider(monkeypatch:
         wait_for_closers()
 
 
+def _made_with(*providers: Any, has_fallback: bool = True) -> Script:
+    """Return the session's providers, and what is warned of and printed, if these are given."""
+
+    def run(ort: Any) -> Any:
+        with warnings.catch_warnings(record=True) as caught, redirect_stdout(StringIO()) as printed:
+            warnings.simplefilter("always")
+            made = ort.InferenceSession(symbolic_model(), None, list(providers), enable_fallback=int(has_fallback))
+        return [made.get_providers(), [str(warning.message) for warning in caught], printed.getvalue()]
+
+    return run
+
+
+def _in_options(name: str) -> Script:
+    def run(ort: Any) -> Any:
+        options = ort.SessionOptions()
+        before = options.has_providers()
+        options.add_provider(name, {})
+        return [before, options.has_providers(), ort.InferenceSession(symbolic_model(), options).get_providers()]
+
+    return run
+
+
 def _with_providers(*providers: Any, options: Any = None) -> Script:
     def run(ort: Any) -> Any:
         made = session(ort)
@@ -141,6 +165,14 @@ PROVIDERS: dict[str, Script] = {
     "one without operators of its own": _with_providers(AZURE, CPU),
     "options of another length": _with_providers(CPU, options=[{}, {}]),
     "a number": _with_providers(7),
+    "a name of none": _with_providers("FooExecutionProvider"),
+    "made with a name of none": _made_with("FooExecutionProvider", CPU),
+    "made with a name of none alone": _made_with("cpu"),
+    "made with a name of none, without fallback": _made_with("FooExecutionProvider", has_fallback=False),
+    "made with one that is not there": _made_with(CUDA, CPU),
+    "made with the CPU's": _made_with(CPU),
+    "added to the options": _in_options(CPU),
+    "a name of none in the options": _in_options("FooExecutionProvider"),
 }
 
 
@@ -209,6 +241,141 @@ def test_a_model_given_as_bytes_finds_its_tensors_where_onnx_runtime_does(
     assert_same(*(_external(content)(ort) for ort in (ours, runtime)))
 
 
+PLACES = {"another folder": "../other/weights.bin", "none": "none.bin", "nothing": "", "a folder": "sub"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("operator", ["Neg", "Unique"])
+def test_a_model_given_by_path_reads_tensors_of_its_own_folder_only(tmp_path: Path, operator: str, place: str) -> None:
+    write_external(tmp_path / "other", operator)
+    content = write_external(tmp_path / "data", operator, PLACES[place])
+    (tmp_path / "data" / "sub").mkdir()
+    for path in (tmp_path / "data" / "escaping.onnx", Path("data/escaping.onnx")):
+        path.write_bytes(content)
+        kinds = [outcome(lambda ort, path=path: ort.InferenceSession(path), ort) for ort in (ours, runtime)]
+        assert kinds[0] == kinds[1] and kinds[0][0] == "Fail"
+    absolute = write_external(tmp_path / "more", operator, str(tmp_path / "other" / "weights.bin"))
+    (tmp_path / "more" / "absolute.onnx").write_bytes(absolute)
+    kinds = [outcome(lambda ort: ort.InferenceSession("more/absolute.onnx"), ort) for ort in (ours, runtime)]
+    assert kinds[0] == kinds[1] and kinds[0][0] == "Fail"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Initializers that the application gives in place of the file's.
+
+
+def constant_model(operator: str = "Neg") -> bytes:
+    """Return a model with y = z + w, z = -x (or another operator's result); w is a constant.
+
+    A constant that only constants are computed with keeps its value in ONNX Runtime, which has folded it before.
+    """
+    return file_of([NODE(operator, ["x"], ["z"]), NODE("Add", ["z", "w"], ["y"])], {"x": W}, ["y"], {"w": W})
+
+
+def given(name: str, array: Any, *, operator: str = "Neg", is_twice: bool = False) -> Script:
+    def run(ort: Any) -> Any:
+        options, value = ort.SessionOptions(), ort.OrtValue.ortvalue_from_numpy(array)
+        for _ in range(1 + is_twice):
+            options.add_initializer(name, value)
+        return ort.InferenceSession(constant_model(operator), options).run(None, {"x": X})
+
+    return run
+
+
+def in_place_of_files(
+    name: str, array: Any, place: str = "weights.bin", *, operator: str = "Neg", more: tuple[str, ...] = ()
+) -> Script:
+    """Return the result with a tensor in place of one that the file says is elsewhere."""
+
+    def run(ort: Any) -> Any:
+        content = write_external(Path(f"data-{ort.__name__}"), operator, place)
+        options, value = ort.SessionOptions(), ort.OrtValue.ortvalue_from_numpy(array)
+        options.add_external_initializers([name, *more], [value])
+        return ort.InferenceSession(content, options).run(None, {"x": WIDE})
+
+    return run
+
+
+def in_memory(operator: str, *, length: int = WIDE.nbytes) -> Script:
+    def run(ort: Any) -> Any:
+        content = write_external(Path(f"data-{ort.__name__}"), operator)
+        options, data = ort.SessionOptions(), (3 * WIDE).tobytes()
+        options.add_external_initializers_from_files_in_memory(["weights.bin"], [data], [length])
+        return ort.InferenceSession(content, options).run(None, {"x": WIDE})
+
+    return run
+
+
+def _not_external(ort: Any) -> Any:
+    options, value = ort.SessionOptions(), ort.OrtValue.ortvalue_from_numpy(X)
+    options.add_external_initializers(["w"], [value])
+    return ort.InferenceSession(constant_model(), options)
+
+
+INITIALIZERS: dict[str, Script] = {
+    "another value": given("w", X),
+    "another value on a hosted runtime": given("w", X, operator="Unique"),
+    "another value twice": given("w", X, is_twice=True),
+    "of no initializer": given("q", X),
+    "an array": lambda ort: ort.SessionOptions().add_initializer("w", X),
+    "in place of a file": in_place_of_files("w", 2 * WIDE),
+    "in place of a file that is not there": in_place_of_files("w", 2 * WIDE, "none.bin"),
+    "in place of a file on a hosted runtime": in_place_of_files("w", 2 * WIDE, "none.bin", operator="Unique"),
+    "in place of no file": _not_external,
+    "in place of a tensor that is not there": in_place_of_files("q", WIDE),
+    "of another shape": in_place_of_files("w", WIDE[0]),
+    "of another type": in_place_of_files("w", WIDE.astype(np.float64)),
+    "names without tensors": in_place_of_files("w", WIDE, more=("v",)),
+    "a file in memory": in_memory("Neg"),
+    "a file in memory on a hosted runtime": in_memory("Unique"),
+    "a file in memory that is too short": in_memory("Neg", length=8),
+}
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_initializers_are_replaced_as_with_onnx_runtime(name: str) -> None:
+    assert_same(*(outcome(INITIALIZERS[name], ort) for ort in (ours, runtime)))
+
+
+@pytest.mark.parametrize("array", [X[0], X.astype(np.float64)])
+def test_an_initializer_of_another_shape_or_type_is_an_error(array: Any) -> None:
+    """ONNX Runtime 1.32 computes with memory that it reads as if it had the file's."""
+    with pytest.raises(ours.onnxruntime_pybind11_state.InvalidArgument, match=r"do(es)? not match"):
+        given("w", array)(ours)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The file of the optimized model.
+
+
+@pytest.mark.parametrize("operator", ["Neg", "Unique"])
+def test_the_file_of_the_optimized_model_computes_the_same_without_other_files(
+    tmp_path: Path, operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_external(tmp_path / "data", operator)
+    found = []
+    for ort in (ours, runtime):
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.optimized_model_filepath = f"{ort.__name__}.onnx"
+        ort.InferenceSession("data/m.onnx", options)
+        (tmp_path / ort.__name__).mkdir()
+        monkeypatch.chdir(tmp_path / ort.__name__)
+        found.append(runtime.InferenceSession(f"../{ort.__name__}.onnx").run(None, {"x": WIDE}))
+        monkeypatch.chdir(tmp_path)
+    assert_same(*found)
+
+
+def _in_no_folder(ort: Any) -> Any:
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = "none/optimized.onnx"
+    return ort.InferenceSession(symbolic_model(), options)
+
+
+def test_an_optimized_model_that_cannot_be_written_has_onnx_runtime_s_error() -> None:
+    assert outcome(_in_no_folder, ours) == outcome(_in_no_folder, runtime)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Errors.
 
@@ -232,6 +399,13 @@ FILES = {
     "a wrong attribute": model_of(NODE("Softmax", ["x"], ["y"], axis=7)),
     "an unknown attribute": model_of(NODE("Softmax", ["x"], ["y"], extent=7)),
     "no such output": model_of(NODE("Neg", ["x"], ["z"])),
+    "a later version of the format": default_model(ir_version=99),
+    "two nodes with one output": model_of(NODE("Neg", ["x"], ["y"]), NODE("Abs", ["x"], ["y"])),
+    "one node with one output twice": model_of(NODE("Split", ["x"], ["y", "y"], axis=1, num_outputs=2)),
+    "an output that is an input": model_of(NODE("Neg", ["x"], ["x"]), NODE("Abs", ["x"], ["y"])),
+    "an output that is a constant": default_model(NODE("Add", ["x", "w"], ["w"]), NODE("Neg", ["w"], ["y"])),
+    "two nodes of one name": model_of(NODE("Neg", ["x"], ["a"], name="n"), NODE("Abs", ["a"], ["y"], name="n")),
+    "an output of another type": model_of(NODE("Cast", ["x"], ["y"], to=7)),
 }
 
 

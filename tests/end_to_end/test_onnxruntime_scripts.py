@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,133 @@ except NoSuchFile as error:
     print(type(error).__name__)
 """
 
+OFFLINE = """
+import os
+import numpy as np
+import onnxruntime as rt
+
+sess_options = rt.SessionOptions()
+sess_options.graph_optimization_level = rt.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+sess_options.optimized_model_filepath = "optimized.onnx"
+rt.InferenceSession("classifier.onnx", sess_options, providers=["CPUExecutionProvider"])
+print(os.path.exists("optimized.onnx"))
+
+sess_options = rt.SessionOptions()
+sess_options.graph_optimization_level = rt.GraphOptimizationLevel.ORT_DISABLE_ALL
+session = rt.InferenceSession("optimized.onnx", sess_options, providers=["CPUExecutionProvider"])
+x = np.load("image.npy").astype(np.float32).transpose(2, 0, 1)[None] / 255
+print(np.round(session.run(None, {session.get_inputs()[0].name: x})[0], 3).tolist())
+os.remove("optimized.onnx")
+"""
+
+SHARED_WEIGHTS = """
+import numpy as np
+import onnxruntime as ort
+
+weights = np.full((6, 5), 0.25, dtype=np.float32)
+value = ort.OrtValue.ortvalue_from_numpy(weights)
+options = ort.SessionOptions()
+options.add_initializer("v", value)
+x = np.load("image.npy").astype(np.float32).transpose(2, 0, 1)[None] / 255
+for each in (ort.SessionOptions(), options):
+    session = ort.InferenceSession("classifier.onnx", sess_options=each, providers=["CPUExecutionProvider"])
+    print([round(float(value), 3) for value in session.run(["y"], {"x": x})[0][0]])
+"""
+
+STATES = """
+import numpy as np
+import onnxruntime as ort
+
+session = ort.InferenceSession("streaming.onnx", providers=["CPUExecutionProvider"])
+state = ort.OrtValue.ortvalue_from_shape_and_type([2, 1, 8], np.float32)
+state.update_inplace(np.zeros((2, 1, 8), np.float32))
+rate = ort.OrtValue.ortvalue_from_numpy(np.array(16000, dtype=np.int64))
+for frame in np.load("audio.npy").reshape(-1, 1, 16):
+    feed = {"input": ort.OrtValue.ortvalue_from_numpy(frame), "state": state, "rate": rate}
+    probability, state = session.run_with_ort_values(["probability", "new_state"], feed)
+    print(probability.shape(), probability.data_type(), state.device_name(), round(float(probability.numpy()[0, 0]), 3))
+"""
+
+THREADS = """
+import numpy as np
+import onnxruntime as ort
+from concurrent.futures import ThreadPoolExecutor
+
+opts = ort.SessionOptions()
+opts.inter_op_num_threads = 1
+opts.intra_op_num_threads = 1
+opts.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+opts.add_session_config_entry("session.intra_op.allow_spinning", "0")
+session = ort.InferenceSession("classifier.onnx", opts, providers=["CPUExecutionProvider"])
+name = session.get_inputs()[0].name
+
+def predict(seed):
+    x = np.random.default_rng(seed).random((1 + seed % 2, 3, 8, 8), dtype=np.float32)
+    return session.run(None, {name: x})[0].argmax(axis=1).tolist()
+
+with ThreadPoolExecutor(4) as pool:
+    print(list(pool.map(predict, range(8))))
+print(session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning"))
+"""
+
+DESCRIPTION = """
+import onnxruntime
+
+for path in ("classifier.onnx", "streaming.onnx", "embedding.onnx"):
+    session = onnxruntime.InferenceSession(path, None)
+    for kind, nodes in (("input", session.get_inputs()), ("output", session.get_outputs())):
+        for index, node in enumerate(nodes):
+            print(f"{kind}[{index}] name={node.name}, type={node.type}, shape={node.shape}")
+    meta = session.get_modelmeta()
+    print(meta.producer_name, meta.graph_name, meta.domain, meta.version, meta.custom_metadata_map)
+    print(session.get_providers(), session.get_provider_options())
+"""
+
+FALLBACK = """
+import warnings
+import numpy as np
+import onnxruntime as ort
+
+wanted = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+providers = [name for name in wanted if name in ort.get_available_providers()]
+print(ort.get_device(), providers)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    session = ort.InferenceSession("classifier.onnx", providers=wanted)
+    print(session.get_providers())
+    session = ort.InferenceSession("classifier.onnx", providers=["CudaExecutionProvider", ("CPUExecutionProvider", {})])
+print(session.get_providers(), session.run(None, {"x": np.zeros((1, 3, 8, 8), np.float32)})[0].shape)
+"""
+
+CALLBACK = """
+import threading
+import numpy as np
+import onnxruntime as ort
+
+session = ort.InferenceSession("classifier.onnx", providers=["CPUExecutionProvider"])
+done = threading.Event()
+
+def callback(results, user_data, error):
+    user_data.append((None if error else np.round(results[0], 3).tolist(), bool(error)))
+    done.set()
+
+collected = []
+for shape in ((1, 3, 8, 8), (1, 3, 9, 9)):
+    done.clear()
+    session.run_async(["y"], {"x": np.ones(shape, np.float32)}, callback, collected)
+    done.wait()
+print(collected[0])
+print(collected[1][1])
+"""
+
 SCRIPTS = {
+    "offline": OFFLINE,
+    "shared weights": SHARED_WEIGHTS,
+    "states": STATES,
+    "threads": THREADS,
+    "description": DESCRIPTION,
+    "fallback": FALLBACK,
+    "callback": CALLBACK,
     "classification": CLASSIFICATION,
     "streaming": STREAMING,
     "embedding": EMBEDDING,
@@ -195,6 +322,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _use_daemon(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
     yield
+    gc.collect()  # a function of a script refers to the script's variables
     wait_for_closers()
 
 

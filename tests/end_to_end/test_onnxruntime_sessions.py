@@ -99,6 +99,23 @@ def _metadata(ort: Any) -> Any:
     return [[getattr(made, name) for name in names], made.custom_metadata_map]
 
 
+def _assigned(ort: Any, **values: Any) -> Any:
+    options = ort.SessionOptions()
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def _denoted(ort: Any, denotation: str) -> Any:
+    """Return the shape of an input whose first dimension is a batch's, with a size for a denotation."""
+    model = onnx.ModelProto.FromString(symbolic_model())
+    model.graph.input[0].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
+    options = ort.SessionOptions()
+    options.add_free_dimension_override_by_denotation(denotation, 2)
+    made = ort.InferenceSession(model.SerializeToString(), options)
+    return [made.get_inputs()[0].shape, made.run(["z"], FED)]
+
+
 RUNS: dict[str, Script] = {
     "all outputs": lambda ort: session(ort).run(None, FED),
     "no names": run(),
@@ -153,6 +170,31 @@ RUNS: dict[str, Script] = {
     "a bytearray": lambda ort: ort.InferenceSession(bytearray(symbolic_model())),
     "an unknown configuration entry": lambda ort: ort.SessionOptions().get_session_config_entry("none"),
     "an unknown run entry": lambda ort: ort.RunOptions().get_run_config_entry("none"),
+    "an empty configuration key": lambda ort: ort.SessionOptions().add_session_config_entry("", "1"),
+    "a long configuration key": lambda ort: ort.SessionOptions().add_session_config_entry("k" * 1025, "1"),
+    "a long configuration value": lambda ort: ort.SessionOptions().add_session_config_entry("k", "v" * 8193),
+    "a number as configuration value": lambda ort: ort.SessionOptions().add_session_config_entry("k", 1),
+    "an empty run key": lambda ort: ort.RunOptions().add_run_config_entry("", "1"),
+    "a number as flag": lambda ort: _assigned(ort, enable_profiling=1).enable_profiling,
+    "None as flag": lambda ort: _assigned(ort, enable_mem_reuse=None).enable_mem_reuse,
+    "text as flag": lambda ort: _assigned(ort, enable_mem_reuse="yes"),
+    "a number as level": lambda ort: _assigned(ort, graph_optimization_level=1),
+    "levels beside numbers": lambda ort: [
+        ort.GraphOptimizationLevel.ORT_ENABLE_ALL == 99,
+        ort.ExecutionMode.ORT_PARALLEL != 1,
+        {1: "parallel"}[ort.ExecutionMode.ORT_PARALLEL],
+        ort.ExecutionMode.ORT_PARALLEL == ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    ],
+    "a dictionary as options": lambda ort: ort.InferenceSession(symbolic_model(), {"a": 1}),
+    "a dictionary as run options": lambda ort: session(ort).run(None, FED, {"a": 1}),
+    "a number as output name": lambda ort: session(ort).run([0], FED),
+    "a list as OrtValue": lambda ort: ort.OrtValue.ortvalue_from_numpy([1.0]),
+    "a scalar as OrtValue": lambda ort: ort.OrtValue.ortvalue_from_numpy(np.float32(1)),
+    "an OrtValue of a negative size": lambda ort: ort.OrtValue.ortvalue_from_shape_and_type([-1], np.float32),
+    "an OrtValue of no type": lambda ort: ort.OrtValue.ortvalue_from_shape_and_type([1], "nonsense"),
+    "an OrtValue that gets another size": lambda ort: ort.OrtValue.ortvalue_from_numpy(X).update_inplace(X[0]),
+    "a dimension by its denotation": lambda ort: _denoted(ort, "DATA_BATCH"),
+    "a dimension by another denotation": lambda ort: _denoted(ort, "DATA_CHANNEL"),
 }
 
 

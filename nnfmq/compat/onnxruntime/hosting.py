@@ -16,7 +16,7 @@ import numpy as np
 
 from nnfmq.compat.onnxruntime.interface import NodeArg
 from nnfmq.compat.onnxruntime.options import SessionOptions
-from nnfmq.compat.onnxruntime.providers import CPU, Provider, available_providers, is_accelerator
+from nnfmq.compat.onnxruntime.providers import CPU, Provider, available_providers, is_accelerator, require_known
 from nnfmq.compat.onnxruntime.shape_plans import Array, ModelBursts
 from nnfmq.compat.onnxruntime.types import BFLOAT16, dtype_of_type, type_name
 from nnfmq.compat.shared_client import DriverShare
@@ -126,15 +126,16 @@ class SessionFile:
         """Return the model with the caller's execution providers; None if none of them is an accelerator; blocks.
 
         Those that ONNX Runtime in the driver does not have, or with which it does not open the file, are left out, with
-        a warning for each.
+        a warning for each. Raises UnknownProvider after that if there is no provider of one of the names.
         """
         if not any(map(is_accelerator, self.providers)):
             return None
-        available = available_providers(self._share)
+        given, available = self.providers, available_providers(self._share)
         listed = ", ".join(available)
         for name in [name for name, _ in self.providers if name not in available]:
             text = f"Specified provider '{name}' is not in available provider names.Available providers: '{listed}'"
             self._ignore(name, text)
+        require_known(given)
         while accelerators := [provider[0] for provider in self.providers if is_accelerator(provider)]:
             try:
                 return self._open(None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nnfmq.importers.file_format import ModelSource
     from nnfmq.importers.onnx.interface import OnnxInterface, OnnxValueType
 
-__all__ = ["NodeArg", "OrtModelMetadata", "check_shape", "open_model", "read_nodes"]
+__all__ = ["NodeArg", "OrtModelMetadata", "Replacements", "check_shape", "open_model", "read_nodes"]
 
 _NO_VERSION = 2**63 - 1  # ONNX Runtime's, for a model without one
 
@@ -116,15 +116,28 @@ def read_nodes(values: tuple[OnnxValueType, ...], sizes: Mapping[str, int]) -> l
     ]
 
 
+class Replacements(Protocol):
+    """Initializers of the application, in place of those of a file."""
+
+    def require_none(self) -> None:
+        """Raise NotImplemented if there are any."""
+        ...
+
+    def replace_in(self, proto: Any) -> bool:
+        """Put them into an onnx.ModelProto; return whether it has changed."""
+        ...
+
+
 def open_model(
-    path_or_bytes: str | bytes | os.PathLike[str] | ModelSource, data_folder: Path
+    path_or_bytes: str | bytes | os.PathLike[str] | ModelSource, data_folder: Path, given: Replacements
 ) -> tuple[ModelSource, OnnxInterface | None]:
     """Return a model's file, parsed, and its interface; without the package `onnx` the file alone.
 
-    The folder has the external data of a model that is given as bytes.
+    The folder has the external data of a model that is given as bytes. `given` replaces initializers in the result.
 
     Raises:
-        Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf, InvalidArgument, Fail; NotImplemented for .ort files.
+        Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf, InvalidArgument, Fail; NotImplemented for .ort files,
+            and for `given` without the package `onnx`.
         TypeError: If the argument is neither a path nor bytes.
     """
     from msgspec.structs import replace
@@ -145,14 +158,16 @@ def open_model(
             )
         if importer_of(source.data) != "nnfmq.importers.onnx.model":
             raise InvalidArgument("this is no ONNX model; nnfmq.load and nnfmq.compat.litert read .tflite files")
-        if isinstance(path_or_bytes, bytes):
-            source = _with_folder(source, data_folder)
         if find_spec("onnx") is None:
-            return source, None
+            given.require_none()
+            return _with_folder(source, path_or_bytes, data_folder), None
         from nnfmq.importers.onnx.file import parse
         from nnfmq.importers.onnx.interface import read_interface
 
         proto = parse(source)
+        if given.replace_in(proto):
+            source = replace(source, data=proto.SerializeToString())
+        source = _with_folder(source, path_or_bytes, data_folder)
         return replace(source, parsed=proto), read_interface(proto)
     except FileNotFoundError as error:
         raise ort_error("NoSuchFile", f"{place}Load model {path} failed. File doesn't exist") from error
@@ -161,8 +176,8 @@ def open_model(
         raise ort_error("InvalidProtobuf", f"{place}{text}") from error
 
 
-def _with_folder(source: ModelSource, folder: Path) -> ModelSource:
-    """Return a model that was given as bytes with the folder that has its external data, if it has some.
+def _with_folder(source: ModelSource, given: object, data_folder: Path) -> ModelSource:
+    """Return a model with the folder that has its external data, which is `data_folder` if it was given as bytes.
 
     Raises:
         Exception: Fail, as ONNX Runtime, if a file is missing, or would be outside the folder.
@@ -172,15 +187,28 @@ def _with_folder(source: ModelSource, folder: Path) -> ModelSource:
     from nnfmq.importers.companion_files import external_names
 
     names = external_names(source)
-    for name in names:
-        place = folder / name
-        if not place.resolve().is_relative_to(folder.resolve()):
-            _refuse_external(f"External data path escapes model directory. External data path: {str(place)!r}")
-        if not place.is_file():
-            _refuse_external(f"External data path does not exist: {str(place.resolve())!r}")
-    return replace(source, path=folder / "model.onnx") if names else source
+    if isinstance(given, bytes):
+        for name in names:
+            _require_within(data_folder, name, data_folder.resolve(), (data_folder / name).resolve())
+        return replace(source, path=data_folder / "model.onnx") if names else source
+    if source.path is not None:
+        folder = source.path.parent
+        for name in names:  # symbolic links may lead elsewhere, as those of download caches do
+            _require_within(folder, name, Path(os.path.abspath(folder)), Path(os.path.abspath(folder / name)))
+    return source
+
+
+def _require_within(folder: Path, name: str, root: Path, place: Path) -> None:
+    """Require that a file with external data exists, and is in the folder."""
+    if not name:
+        _refuse_external("External data location cannot be empty")
+    if os.path.isabs(name):
+        _refuse_external(f"Absolute path not allowed for external data location: {name!r:.200}")
+    if not place.is_relative_to(root):
+        _refuse_external(f"External data path escapes model directory. External data path: {str(folder / name)!r}")
+    if not place.is_file():
+        _refuse_external(f"External data path does not exist: {str(place)!r}")
 
 
 def _refuse_external(reason: str) -> NoReturn:
-    start = "External data path for model loaded from bytes escapes working directory."
-    raise ort_error("Fail", f"External data path validation failed. Error: {start} {reason}")
+    raise ort_error("Fail", f"External data path validation failed. Error: {reason}")

@@ -1,24 +1,30 @@
 """SessionOptions and RunOptions of ONNX Runtime: what has an effect, what is accepted without one, what raises.
 
-Effective: free dimensions by name, profiling, `terminate`, whether a thread that waits polls, and libraries of custom
-operators. What only changes how ONNX Runtime computes is passed on to it if the driver hosts the model on it, and has
-no effect on nnfmq's own engine, because results do not depend on it (docs/how-to/move-an-onnx-runtime-script.md).
+Effective: free dimensions, initializers in place of the file's, the path of the optimized model, providers, profiling,
+`terminate`, whether a thread that waits polls, and libraries of custom operators. What only changes how ONNX Runtime
+computes is passed on to it if the driver hosts the model on it, and has no effect on nnfmq's own engine, because
+results do not depend on it (docs/how-to/move-an-onnx-runtime-script.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from nnfmq.compat.onnxruntime.errors import ort_error
+from nnfmq.compat.onnxruntime.initializers import GivenInitializers
+from nnfmq.compat.onnxruntime.providers import get_all_providers
 from nnfmq.compat.onnxruntime.types import (
     ExecutionMode,
     ExecutionOrder,
     GraphOptimizationLevel,
     OrtExecutionProviderDevicePolicy,
 )
+
+if TYPE_CHECKING:
+    from nnfmq.compat.onnxruntime.values import OrtValue
 
 __all__ = ["OrtRunOptions", "SessionOptions"]
 
@@ -36,9 +42,23 @@ class _Typed:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         kind = type(self._defaults[name])
         is_integer = kind is int and hasattr(value, "__index__")
-        if not isinstance(value, kind) and not is_integer:
+        is_truth = kind is bool and (value is None or hasattr(value, "__bool__"))
+        if not isinstance(value, kind) and not is_integer and not is_truth:
             raise TypeError(f"{name} is a {kind.__name__}, not a {type(value).__name__}")
-        object.__setattr__(self, name, int(value) if is_integer else value)
+        object.__setattr__(self, name, kind(value) if is_integer or is_truth else value)
+
+
+_KEY_MAX, _VALUE_MAX = 1024, 8192  # ONNX Runtime's
+
+
+def _require_entry(key: str, value: str) -> None:
+    """Raise as ONNX Runtime if a configuration entry is not one."""
+    if not isinstance(key, str) or not isinstance(value, str):
+        raise TypeError(f"a configuration entry has a str and a str, not {type(key).__name__}, {type(value).__name__}")
+    if not key or len(key.encode()) > _KEY_MAX:
+        raise RuntimeError(f"Config key is empty or longer than maximum length {_KEY_MAX}")
+    if len(value.encode()) > _VALUE_MAX:
+        raise RuntimeError(f"Config value is longer than maximum length: {_VALUE_MAX}")
 
 
 _COMPUTING = (
@@ -77,11 +97,20 @@ class SessionOptions(_Typed):
         object.__setattr__(self, "_entries", entries)
         libraries: list[str] = []
         object.__setattr__(self, "free_dimensions", dimensions)
+        object.__setattr__(self, "free_denotations", dict[str, int]())
+        object.__setattr__(self, "given_initializers", GivenInitializers())
+        object.__setattr__(self, "given_providers", list[tuple[str, dict[str, str]]]())
         object.__setattr__(self, "custom_op_libraries", libraries)
 
     _entries: dict[str, str]
     free_dimensions: dict[str, int]
     """The sizes of symbolic dimensions that `add_free_dimension_override_by_name` has fixed."""
+    free_denotations: dict[str, int]
+    """The sizes of dimensions with a denotation that `add_free_dimension_override_by_denotation` has fixed."""
+    given_initializers: GivenInitializers
+    """The values that are used in place of those of the file."""
+    given_providers: list[tuple[str, dict[str, str]]]
+    """The providers of sessions that are made without others."""
     custom_op_libraries: list[str]
     """The paths that `register_custom_ops_library` got."""
 
@@ -116,13 +145,18 @@ class SessionOptions(_Typed):
         return Path(self._entries.get("session.model_external_initializers_file_folder_path", ""))
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Store a configuration entry. On nnfmq's own engine only "session.intra_op.allow_spinning" has an effect."""
+        """Store a configuration entry. On nnfmq's own engine only "session.intra_op.allow_spinning" has an effect.
+
+        Raises:
+            RuntimeError: If the key is empty, or one of them is too long.
+        """
+        _require_entry(key, value)
         self._entries[key] = value
 
     def get_session_config_entry(self, key: str) -> str:
         """Return a configuration entry. Raises RuntimeError if there is none."""
         if key not in self._entries:
-            raise RuntimeError(f"the session options have no entry {key!r}")
+            raise RuntimeError(f"SessionOptions does not have configuration with key: {key}")
         return self._entries[key]
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
@@ -139,11 +173,18 @@ class SessionOptions(_Typed):
         self.custom_op_libraries.append(str(path))
 
     def has_providers(self) -> bool:
-        """Return False: the only provider is that of `get_available_providers`."""
-        return False
+        """Return whether `add_provider` was called."""
+        return bool(self.given_providers)
 
     def add_provider(self, name: str, options: dict[str, str]) -> None:
-        """Accept a provider; without effect."""
+        """Add a provider, for sessions that are made without any.
+
+        Raises:
+            RuntimeError: If ONNX Runtime has no code for it.
+        """
+        if name not in get_all_providers():
+            raise RuntimeError(f"Unknown Provider Type: {name}")
+        self.given_providers.append((name, dict(options)))
 
     def add_provider_for_devices(self, devices: Any, options: dict[str, str]) -> None:
         """Accept devices; without effect."""
@@ -160,21 +201,27 @@ class SessionOptions(_Typed):
     def clear_ep_context_data_read_func(self) -> None:
         """Do nothing: there is no such function."""
 
-    def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> NoReturn:
-        """Raise NotImplemented."""
-        raise _refused("add_free_dimension_override_by_denotation", "dimensions are known by their names only")
+    def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
+        """Fix the size of the model's symbolic dimensions that have a denotation, such as "DATA_BATCH"."""
+        self.free_denotations[denotation] = int(size)
 
-    def add_initializer(self, name: str, value: Any) -> NoReturn:
-        """Raise NotImplemented."""
-        raise _refused("add_initializer", "constants are read from the model and its files")
+    def add_initializer(self, name: str, value: OrtValue) -> None:
+        """Use a tensor in place of the initializer that the file has under this name; none: without effect.
 
-    def add_external_initializers(self, names: list[str], values: list[Any]) -> NoReturn:
-        """Raise NotImplemented."""
-        raise _refused("add_external_initializers", "constants are read from the model and its files")
+        Raises:
+            RuntimeError: If the name has a tensor already, or this is no OrtValue.
+        """
+        self.given_initializers.add(name, value)
 
-    def add_external_initializers_from_files_in_memory(self, names: Any, buffers: Any, lengths: Any) -> NoReturn:
-        """Raise NotImplemented."""
-        raise _refused("add_external_initializers_from_files_in_memory", "external data are read from files")
+    def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
+        """Use tensors in place of those that the model has in other files. Raises RuntimeError as `add_initializer`."""
+        self.given_initializers.add_external(names, values)
+
+    def add_external_initializers_from_files_in_memory(
+        self, names: Sequence[str], buffers: Sequence[Any], lengths: Sequence[int]
+    ) -> None:
+        """Use contents in place of files that have tensors of the model. Raises RuntimeError if some are missing."""
+        self.given_initializers.add_files(names, buffers, lengths)
 
     def set_ep_context_data_read_func(self, read_func: Any, max_data_size: int) -> NoReturn:
         """Raise NotImplemented."""
@@ -201,13 +248,14 @@ class OrtRunOptions(_Typed):
     _entries: dict[str, str]
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        """Store a configuration entry; without effect."""
+        """Store a configuration entry; without effect. Raises RuntimeError as that of a session."""
+        _require_entry(key, value)
         self._entries[key] = value
 
     def get_run_config_entry(self, key: str) -> str:
         """Return a configuration entry. Raises RuntimeError if there is none."""
         if key not in self._entries:
-            raise RuntimeError(f"the run options have no entry {key!r}")
+            raise RuntimeError(f"RunOptions does not have configuration with key: {key}")
         return self._entries[key]
 
     def add_active_adapter(self, adapter: Any) -> NoReturn:

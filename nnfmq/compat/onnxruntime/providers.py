@@ -13,11 +13,13 @@ from nnfmq.hal.errors import NnfmqError
 __all__ = [
     "CPU",
     "Provider",
+    "UnknownProvider",
     "available_providers",
     "checked_providers",
     "get_all_providers",
     "get_available_providers",
     "is_accelerator",
+    "require_known",
 ]
 
 CPU = "CPUExecutionProvider"
@@ -60,6 +62,17 @@ def available_providers(share: DriverShare) -> list[str]:
     with suppress(NnfmqError):  # the driver does not host ONNX Runtime, or cannot be reached
         found = share.client().device("onnxruntime").describe(_MODEL).providers
     return list(found) or [CPU]
+
+
+class UnknownProvider(RuntimeError):
+    """A provider for which ONNX Runtime has no code; the text is ONNX Runtime's."""
+
+
+def require_known(providers: Sequence[Provider]) -> None:
+    """Raise UnknownProvider if ONNX Runtime has no code for one."""
+    for name, _ in providers:
+        if name not in get_all_providers():
+            raise UnknownProvider(f"Unknown Provider Type: {name}")
 
 
 def is_accelerator(provider: Provider) -> bool:

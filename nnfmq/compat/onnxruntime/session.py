@@ -25,8 +25,9 @@ from nnfmq.compat.onnxruntime.environment import OrtMemoryInfo
 from nnfmq.compat.onnxruntime.errors import bare_message, ort_error, translated
 from nnfmq.compat.onnxruntime.hosting import HostedPlan, SessionFile
 from nnfmq.compat.onnxruntime.interface import NodeArg, OrtModelMetadata, open_model, read_nodes
+from nnfmq.compat.onnxruntime.model_rules import refusal_of
 from nnfmq.compat.onnxruntime.options import OrtRunOptions, SessionOptions
-from nnfmq.compat.onnxruntime.providers import CPU, Provider, checked_providers
+from nnfmq.compat.onnxruntime.providers import CPU, Provider, UnknownProvider, checked_providers
 from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlan, ShapePlans, bindings
 from nnfmq.compat.onnxruntime.types import BFLOAT16
 from nnfmq.compat.onnxruntime.values import IOBinding, OrtValue, require_cpu, require_numpy_type
@@ -95,23 +96,36 @@ class InferenceSession:
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Open a model; blocks. `kwargs` are ignored; a ModelSource is what a session has read.
+        """Open a model; blocks. Of `kwargs`, `enable_fallback` is read; a ModelSource is what a session has read.
 
         Providers other than the CPU's are those of ONNX Runtime in the driver, if that has them; otherwise a warning
-        says that they are ignored.
+        says that they are ignored. With a name that no provider has, the CPU's is used instead of all, and a text
+        printed; without `enable_fallback` that is an error.
 
         Raises:
+            TypeError: If `sess_options` are none.
+            RuntimeError: If no provider has one of the names.
             Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf; its own error if it rejects a model in the driver;
                 NotImplemented with all nodes that are not supported if the driver does not host it; EPFail if no driver
                 can be reached.
         """
+        if sess_options is not None and not isinstance(sess_options, SessionOptions):
+            raise TypeError(f"sess_options are SessionOptions, not {type(sess_options).__name__}")
         self._options = sess_options if sess_options is not None else SessionOptions()
         self._profile = RunProfile(self._options.profile_file_prefix) if self._options.enable_profiling else None
-        wanted = checked_providers(providers, provider_options)
+        wanted = checked_providers(providers, provider_options) or list(self._options.given_providers)
         share = DriverShare(self)
         try:
             share.connect_early(path_or_bytes)
-            self._open(path_or_bytes, share, wanted)
+            try:
+                self._open(path_or_bytes, share, wanted)
+            except UnknownProvider as error:
+                if not kwargs.get("enable_fallback", True):
+                    raise RuntimeError(str(error)) from None
+                _print_fallback(error, providers)
+                self._open(path_or_bytes, share, [(CPU, {})])
+            if self._options.optimized_model_filepath:
+                self._write_model(Path(self._options.optimized_model_filepath))
         except BaseException:
             share.abandon()
             raise
@@ -124,8 +138,11 @@ class InferenceSession:
         share: DriverShare,
         wanted: Sequence[Provider],
     ) -> None:
-        source, interface = open_model(path_or_bytes, self._options.external_data_folder)
-        sizes = self._options.free_dimensions
+        options = self._options
+        source, interface = open_model(path_or_bytes, options.external_data_folder, options.given_initializers)
+        sizes = options.free_dimensions
+        if options.free_denotations and interface is not None:
+            sizes = {**sizes, **_denoted_sizes(source.parsed, options.free_denotations)}
         self._declared_inputs = read_nodes(interface.inputs, sizes) if interface is not None else []
         self._declared_outputs = read_nodes(interface.outputs, sizes) if interface is not None else []
         self._overridable = read_nodes(interface.overridable, sizes) if interface is not None else []
@@ -166,8 +183,11 @@ class InferenceSession:
         A model that needs values of inputs is prepared by the first run.
         """
         wide = next((node.name for node in (*self._inputs, *self._outputs) if node.dtype == BFLOAT16), None)
+        refusal = None if source.parsed is None else refusal_of(source.parsed)
         if wide is not None:
-            self._host(InvalidArgument(f"{wide!r} has elements of bfloat16, with which it would compute as float32"))
+            refusal = InvalidArgument(f"{wide!r} has elements of bfloat16, with which it would compute as float32")
+        if refusal is not None:
+            self._host(refusal)
             return
         examples = [_example(node) for node in self._inputs] if all(node.is_static for node in self._inputs) else None
         try:
@@ -178,6 +198,15 @@ class InferenceSession:
         except (InvalidArgument, GeneralFailure) as error:
             if not (examples and isinstance(error, UnsupportedModel) and bindings(examples)):
                 self._host(error)
+
+    def _write_model(self, path: Path) -> None:
+        """Write the model, with all its tensors, where ONNX Runtime writes an optimized one that computes the same."""
+        from nnfmq.importers.companion_files import in_one_file  # most sessions write none
+
+        try:
+            path.write_bytes(in_one_file(self._hosting.source))
+        except OSError as error:
+            raise ort_error("InvalidArgument", f"SystemError : {error.errno}") from error
 
     def _host(self, refusal: InvalidArgument | GeneralFailure) -> HostedPlan:
         """Return the model on ONNX Runtime in the driver, after nnfmq's own engine has refused it; blocks."""
@@ -226,8 +255,12 @@ class InferenceSession:
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """Use other execution providers from now on: the model is prepared again. Blocks; raises as the constructor."""
         wanted = checked_providers(providers, provider_options)
-        plans, hosted = self._plans, self._hosted
-        self._start(self._hosting.source, wanted)
+        plans, hosted, hosting = self._plans, self._hosted, self._hosting
+        try:
+            self._start(self._hosting.source, wanted)
+        except UnknownProvider as error:
+            self._plans, self._hosted, self._hosting = plans, hosted, hosting
+            raise RuntimeError(str(error)) from None
         plans.retire()
         if hosted is not None:
             hosted.retire()
@@ -324,6 +357,8 @@ class InferenceSession:
     def _run(
         self, places: Sequence[int], feed: Mapping[str, Any], run_options: OrtRunOptions | None, is_last: bool = False
     ) -> list[Array]:
+        if run_options is not None and not isinstance(run_options, OrtRunOptions):
+            raise TypeError(f"run_options are RunOptions, not {type(run_options).__name__}")
         if run_options is not None and run_options.terminate:
             raise ort_error("Fail", "Exiting due to terminate flag being set to true.")
         begin_ns = time.monotonic_ns()
@@ -375,8 +410,8 @@ class InferenceSession:
     def _places_of(self, names: Sequence[str] | None) -> Sequence[int]:
         if not names:
             return self._all_places
-        if isinstance(names, str):
-            raise TypeError("run(): output_names is a list of names, not a str")
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise TypeError("run(): output_names is a list of names")
         try:
             return [self._places[name] for name in names]
         except KeyError as error:
@@ -484,6 +519,27 @@ class _Importer:
         shapes: dict[str | int, Sequence[int]] = {names[place]: inputs[place].shape for place in free}
         values = {names[place]: inputs[place] for place in bound}
         return load_source(replace(self.source, shapes=shapes, values=values))
+
+
+def _print_fallback(error: UnknownProvider, providers: object) -> None:
+    """Print what ONNX Runtime prints when it uses the CPU's provider instead of others."""
+    print("*************** EP Error ***************")
+    print(f"EP Error {error} when using {providers}")
+    print(f"Falling back to {[CPU]} and retrying.")
+    print("****************************************")
+
+
+def _denoted_sizes(proto: Any, denotations: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of the symbols of dimensions that have one of the denotations.
+
+    Raises:
+        Exception: NotImplemented if such a dimension has no symbol.
+    """
+    shapes = [info.type.tensor_type.shape.dim for info in proto.graph.input]
+    found = [each for shape in shapes for each in shape if each.denotation in denotations and not each.dim_value]
+    if any(not each.dim_param for each in found):
+        raise ort_error("NotImplemented", "a dimension with a denotation has no name: fix it by its input's shape")
+    return {each.dim_param: denotations[each.denotation] for each in found}
 
 
 def _require_operators(source: ModelSource) -> None:

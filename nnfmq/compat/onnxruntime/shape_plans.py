@@ -97,6 +97,7 @@ class ShapePlan(ModelBursts):
         forms: Sequence[OutputForm],
         polling_window_us: float | None,
     ) -> None:
+        _require_kinds(loaded, forms)
         super().__init__(share, share.client().prepare(loaded), polling_window_us)
         self._forms = forms
         self._kept = tuple(kept)  # places of the inputs that are not bound by value
@@ -121,6 +122,18 @@ class ShapePlan(ModelBursts):
             return [self._forms[index].copy(found[index]) for index in outputs]
         finally:
             self._release(burst)
+
+
+def _require_kinds(loaded: LoadedModel, forms: Sequence[OutputForm]) -> None:
+    """Require that no output is declared as integers and computed as floats, or the other way round.
+
+    Raises:
+        InvalidArgument: If one is: the file is invalid.
+    """
+    for info, form in zip(loaded.outputs, forms, strict=True):
+        kinds = {np.dtype(info.dtype).kind, "V" if form.dtype is None else form.dtype.kind}
+        if "f" in kinds and not kinds.isdisjoint("iub"):
+            raise InvalidArgument(f"output {info.name!r} is declared as {form.dtype}, and computed as {info.dtype}")
 
 
 def _narrowed(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -76,7 +76,13 @@ def element_dtype(element_type: npt.DTypeLike | int) -> np.dtype[Any]:
 
 
 class _OrtEnum(Enum):
-    """An enumeration that converts to an integer, as pybind11's do, but does not equal one."""
+    """An enumeration that converts to an integer and equals it, as pybind11's do."""
+
+    def __eq__(self, other: object) -> bool:
+        return hasattr(other, "__index__") and bool(self.value == int(other))
+
+    def __hash__(self) -> int:
+        return hash(self.value)
 
     def __int__(self) -> int:
         return int(self.value)

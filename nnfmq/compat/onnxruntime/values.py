@@ -78,8 +78,8 @@ class OrtValue:
             RuntimeError: If the device is not the CPU, or the array has strings.
         """
         require_cpu(device_type, device_id, vendor_id)
-        if numpy_obj.dtype.name not in ELEMENT_NUMBERS:
-            raise RuntimeError("an OrtValue is made of an array of numbers, not of strings")
+        if not isinstance(numpy_obj, np.ndarray) or numpy_obj.dtype.name not in ELEMENT_NUMBERS:
+            raise RuntimeError("Creation of OrtValues is currently only supported from non-string numpy arrays")
         return cls(np.ascontiguousarray(numpy_obj).reshape(numpy_obj.shape))
 
     @classmethod
@@ -103,7 +103,13 @@ class OrtValue:
                 "device_type, device_id, and vendor_id are ignored when memory_info is provided.", stacklevel=2
             )
         require_cpu(device_type, device_id, vendor_id)
-        return cls(np.empty(tuple(shape), element_dtype(element_type)))
+        if any(size < 0 for size in shape):
+            raise RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : the shape {list(shape)} has a negative size")
+        try:
+            dtype = element_dtype(element_type)
+        except TypeError:
+            raise RuntimeError("Not a valid numpy type") from None
+        return cls(np.empty(tuple(shape), dtype))
 
     @classmethod
     def ort_value_from_sparse_tensor(cls, sparse_tensor: Any) -> NoReturn:
@@ -193,7 +199,7 @@ class OrtValue:
             raise TypeError(f"data is a {type(data).__name__}: it must be an array or an OrtValue")
         array = data.elements if isinstance(data, OrtValue) else data
         if array.size != self._array.size:
-            raise RuntimeError("the array has another size than the OrtValue")
+            raise RuntimeError("The input size of numpy arrays does not match the size of the OrtValue.")
         self._array[...] = array.reshape(self._array.shape)
 
 
