@@ -336,20 +336,28 @@ class HostedDevice(DescribedDevice):
                 if entry is not None:
                     entry.remove()
         opened = self.open(file, replace(options, saves=entry is not None))
-        return opened if entry is None else self._stored(opened, file, options, entry)
+        packed = () if entry is None else self._stored(opened, entry)
+        if not (packed and self.reopens):
+            return opened
+        del opened  # two would take twice the memory
+        try:
+            return self._open_packed(file, options, packed)
+        except Exception as error:  # noqa: BLE001  the runtime's own; without it, the error is that of the file
+            _log.warning("%s does not open what it saved, but the file: %s", self.name, str(error) or repr(error))
+            return self.open(file, options)
 
     def _open_packed(self, file: HostedFile, options: OpenOptions, packed: PackedConstants) -> HostedModel:
         return self.open(file, replace(options, saved=packed[0][0].tobytes()))
 
-    def _stored(self, opened: HostedModel, file: HostedFile, options: OpenOptions, entry: CacheEntry) -> HostedModel:
-        """Store what the runtime saves of an open file; return that, or the file opened again if the device reopens."""
+    def _stored(self, opened: HostedModel, entry: CacheEntry) -> PackedConstants:
+        """Store what the runtime saves of an open file, and return it; nothing if that fails, which is logged."""
         try:
             if packed := _packed(opened.save()):
                 entry.store(packed)
-                return self._open_packed(file, options, packed) if self.reopens else opened
+            return packed
         except Exception as error:  # noqa: BLE001  the runtime's own; the file is open
             _log.warning("%s does not save what it opened: %s", self.name, str(error) or repr(error))
-        return opened
+            return ()
 
     def _entry(self, file: HostedFile, options: OpenOptions) -> CacheEntry | None:
         """Return the entry of the driver's cache for a file that is opened with these options."""

@@ -15,7 +15,9 @@ from support.drivers import Daemon, Process, running_daemon, short_folder
 import nnfmq
 from nnfmq.base.memory import Memory, write_all
 from nnfmq.driver.cache import mapped_files
+from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.hal.errors import GeneralFailure
+from nnfmq.hal.hosted import FileParts, HostedCall
 from nnfmq.hosted.device import HostedFile, OpenOptions
 from nnfmq.hosted.onnxruntime import OnnxRuntimeDevice
 
@@ -163,6 +165,16 @@ def test_a_client_whose_limit_does_not_allow_the_copy_gets_its_model(
     model = OnnxRuntimeDevice().open(opened, OpenOptions(saves=True))
     assert model.save() is None
     assert [tensor.name for tensor in model.description.outputs] == ["y"]
+
+
+def test_a_file_whose_weights_vanish_before_it_is_opened_again_is_open(
+    cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nnfmq.hosted.optimized_onnx.store_file", lambda memory: "0" * 64)
+    call = HostedCall("onnx", (FileParts("model.onnx", 1),))
+    for _ in range(2):  # made, then found in the cache
+        description = OnnxRuntimeDevice().describe_file(call, [ConstantPool(file.read_bytes())])
+        assert [tensor.name for tensor in description.outputs] == ["y"]
 
 
 def test_the_embedded_driver_stores_and_maps_weights(cache: Path, file: Path) -> None:
