@@ -7,9 +7,9 @@ operation's rule, or the first one's, is called again with arguments that descri
     a result with activation NONE,       its fused activation
     then RELU, RELU1 or RELU6
     elementwise operations of one shape  one operator of both
-    a float32 CONV_2D or                 its epilogue
-    FULLY_CONNECTED, then an
-    elementwise operation
+    a CONV_2D or FULLY_CONNECTED         its epilogue
+    with results of float32, then
+    an elementwise operation
 """
 
 from __future__ import annotations
@@ -38,8 +38,16 @@ from nnfmq.engines.compiled.kernels.elementwise import (
     plan_elementwise,
 )
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
-from nnfmq.engines.compiled.lowering import Constant, KernelLaunch, LoweredOp, RuleCall, elementwise
+from nnfmq.engines.compiled.lowering import (
+    Constant,
+    KernelLaunch,
+    KernelSequence,
+    LoweredOp,
+    RuleCall,
+    elementwise,
+)
 from nnfmq.engines.compiled.target import Target
+from nnfmq.hal.extensions import Scheme, extended_code
 from nnfmq.hal.types import CLAMPS, FusedActivationFunc, OperationType
 from nnfmq.operations.declaration import Tensor
 from nnfmq.operations.preparation import TO_NHWC
@@ -253,18 +261,32 @@ def _epilogue_input(tensor: Tensor | None, result: Tensor) -> EpilogueInput | No
 
 def _lower_with_operator(
     call: RuleCall, operator: EpilogueOperator, constants: tuple[Constant, ...], *_: Tensor, **__: Any
-) -> KernelLaunch | None:
-    """Return the launch of `call` with the operator, or None if its kernel takes none.
+) -> KernelLaunch | KernelSequence | None:
+    """Return the launches of `call` with the operator in the last one, or None if its kernel takes none.
 
     An epilogue reads whole vectors of arrays: rows of the output must be whole panels.
     """
-    launch = call.lower()
+    lowered = call.lower()
+    launch = lowered.last if isinstance(lowered, KernelSequence) else lowered
     if not isinstance(launch, KernelLaunch) or not isinstance(launch.kernel, GemmKernel):
         return None
     if operator.reads_arrays and launch.kernel.nr_remainder:
         return None
     kernel = dataclasses.replace(launch.kernel, operator=operator)
-    return KernelLaunch(kernel, (*launch.constants, *constants), launch.estimated_ns)
+    finished = KernelLaunch(kernel, (*launch.constants, *constants), launch.estimated_ns)
+    return (
+        _with_operands(lowered, finished, operator.operand_count) if isinstance(lowered, KernelSequence) else finished
+    )
+
+
+def _with_operands(lowered: KernelSequence, last: KernelLaunch, count: int) -> KernelSequence:
+    """Return a sequence of one input with another last launch, which reads `count` more inputs of the operation."""
+
+    def renumbered(inputs: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(number + count if number else 0 for number in inputs)
+
+    parts = tuple(dataclasses.replace(one, inputs=renumbered(one.inputs)) for one in lowered.intermediates)
+    return KernelSequence(parts, last, (*renumbered(lowered.inputs), *range(1, 1 + count)))
 
 
 # -- patterns ----------------------------------------------------------------------------------------------------------
@@ -278,12 +300,21 @@ _ACTIVATED = _CONVOLUTIONS | {
     OperationType.MUL,
     OperationType.DIV,
 }
-_PRODUCTS = frozenset({OperationType.CONV_2D, OperationType.GROUPED_CONV_2D, OperationType.FULLY_CONNECTED})
+_QUANTIZED_AT_RUN_TIME = frozenset(
+    extended_code(code, scheme)
+    for code in (OperationType.CONV_2D, OperationType.FULLY_CONNECTED)
+    for scheme in (Scheme.DYNAMIC, Scheme.HYBRID)
+)
+_PRODUCTS = _QUANTIZED_AT_RUN_TIME | {
+    OperationType.CONV_2D,
+    OperationType.GROUPED_CONV_2D,
+    OperationType.FULLY_CONNECTED,
+}
 _ELEMENTWISE = frozenset({None, *elementwise.RULES})
 _PATTERNS: Sequence[Sequence[_Pattern]] = (
     (
         _Pattern(frozenset({OperationType.PAD, OperationType.PAD_V2}), _CONVOLUTIONS, _padded_convolution),
-        _Pattern(_ACTIVATED, frozenset(CLAMPS), _activated),
+        _Pattern(_ACTIVATED | _QUANTIZED_AT_RUN_TIME, frozenset(CLAMPS), _activated),
         _Pattern(_ELEMENTWISE, _ELEMENTWISE, _one_loop),
     ),
     (_Pattern(_PRODUCTS, _ELEMENTWISE, _with_operator),),

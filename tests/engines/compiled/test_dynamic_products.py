@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.chains import kernels_of, model_of
 from support.compiled import assert_kernels_agree_on
 from support.small_models import graph, one_operation, scalar, with_operand
 
@@ -19,7 +20,16 @@ from nnfmq.engines.compiled.lowering.products import WeightedOp, rows_shape
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.target import TARGETS
 from nnfmq.hal.extensions import NAME, PREFIX, TfliteOperation, operation_code
-from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, LifeTime, Model, Operand, OperandType, Operation
+from nnfmq.hal.types import (
+    ChannelQuant,
+    ExtensionNameAndPrefix,
+    LifeTime,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+)
 from nnfmq.operations.declaration import Tensor
 
 pytestmark = pytest.mark.instruction_sets
@@ -186,6 +196,22 @@ def test_products_of_one_input_quantize_it_once() -> None:
     names = [type(launch.kernel).__name__ for launch in step.function.plan.source_launches]
     assert names == ["RangeKernel", "StepsKernel", "GemmKernel", "GemmKernel"]
     assert_kernels_agree_on(found, inputs(random, 3, 40), tolerance=0)
+
+
+@pytest.mark.parametrize("scheme", ["DYNAMIC", "HYBRID"])
+@pytest.mark.parametrize("second", ["RELU6", "ADD", "MUL"])
+def test_an_epilogue_applies_what_follows_a_product(second: str, scheme: str) -> None:
+    """A clamp, a residual and a factor: its channels are whole panels."""
+    random, x, units = np.random.default_rng(12), Operand(F32, (1, 6, 7, 32)), 32
+    filter = weights(random, "symmetric int8", units, 1, 1, 32)
+    window: list[Any] = [0, 0, 0, 0, 1, 1] if scheme == "DYNAMIC" else [1, 1, 1]
+    conv = [[-1], filter, floats(random, units), *window, 0, False, 1, 1, scheme == "HYBRID"]
+    more: list[Any] = {"RELU6": [[0]], "ADD": [[0], [-1], 0], "MUL": [[0], floats(random, 1), 0]}[second]
+    code, result = operation_code(TfliteOperation[f"{scheme}_CONV_2D"]), Operand(F32, (1, 6, 7, units))
+    found = model_of(x, [(code, conv, result), (OperationType[second], more, result)])
+    found = replace(found, extensions=EXTENSIONS)
+    assert kernels_of(found) == ["RangeKernel", "StepsKernel", "GemmKernel"]
+    assert_kernels_agree_on(found, inputs(random, *x.dimensions))
 
 
 # -- recurrent operations of rows with scales of their own -------------------------------------------------------------
