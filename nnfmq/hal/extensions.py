@@ -365,7 +365,7 @@ class TfliteOperation(IntEnum):
     Q8_FULLY_CONNECTED = 254
     Q8_LEAKY_RELU = 255
 
-    # 256 to 287: operations for weights of 8 bits and inputs of floats. HYBRID_X is the HAL's X
+    # 256 to 287: operations for weights of 8 bits and inputs of floats, or results of INT32. HYBRID_X is the HAL's X
     DYNAMIC_QUANTIZE = 256
     HYBRID_LSTM = 257
     HYBRID_UNIDIRECTIONAL_SEQUENCE_LSTM = 258
@@ -381,6 +381,8 @@ class TfliteOperation(IntEnum):
     HYBRID_CONV_2D = 268
     HYBRID_SVDF = 269
     DYNAMIC_QUANTIZE_LINEAR = 270
+    EXACT_FULLY_CONNECTED = 271
+    EXACT_CONV_2D = 272
 
     # 288 to 299: functions of real numbers that ONNX has
     TAN = 288
@@ -440,10 +442,11 @@ class Scheme(Enum):
     TO_SIXTEEN_BITS = "{}_TO_Q16"  # from 8-bit tensors to TENSOR_QUANT16_SYMM
     HYBRID = "HYBRID_{}"  # floats with weights of 8 bits, as TFLite computes them
     DYNAMIC = "DYNAMIC_{}"  # the same as ONNX Runtime computes it
+    EXACT = "EXACT_{}"  # sums of products of 8-bit values, as INT32
 
 
 MAX_DYNAMIC_PRODUCTS = (1 << 30) // 255**2
-"""The most products of a sum of 8-bit values that are quantized at run time: its magnitude is at most 2³⁰."""
+"""The most products of a sum of 8-bit values that is not requantized: its magnitude is at most 2³⁰."""
 
 
 @cache

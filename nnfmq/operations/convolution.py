@@ -28,7 +28,14 @@ from numpy.lib.stride_tricks import as_strided
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Plan, Run, Shape, Tensor
-from nnfmq.operations.dynamic_matmul import DynamicMatmul, dynamic, hybrid, require_symmetric
+from nnfmq.operations.dynamic_matmul import (
+    DynamicMatmul,
+    dynamic,
+    exact,
+    exact_matmul,
+    hybrid,
+    require_symmetric,
+)
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.packed_matmul import (
     PackedMatmul,
@@ -396,7 +403,7 @@ def _by_group(pixels: Array, groups: int) -> Array:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # DYNAMIC_CONV_2D and HYBRID_CONV_2D: weights of 8 bits, and images that are quantized at run time. Those of the second
-# operation have scales of their own. Padding is 0.
+# operation have scales of their own. Padding is 0. EXACT_CONV_2D has an image of bytes, and returns the sums.
 
 
 def _dynamic_shape(input: Shape, filter: Shape, bias: Shape, *, rounds_bias: bool, **attributes: int) -> Shape:
@@ -445,6 +452,16 @@ def _plan_hybrid(
     return partial(product.run, convolve(product.matmul, input, rows, columns, filter.shape[0], 0))
 
 
+def _plan_exact(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **conv_params: int
+) -> Run:
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    matmul = exact_matmul(input, filter, bias, activation, columns.count)
+    return convolve(matmul, input, rows, columns, filter.shape[0], input.zero_point)
+
+
+_EXACT = op.overload(*(*OPERANDS, *EXPLICIT, op.attribute("activation"), *LAYOUT, *_DILATION), level=op.V1_2)
+
 _DYNAMIC = op.overload(
     *(*OPERANDS, *EXPLICIT, op.attribute("activation"), *LAYOUT, *_DILATION, op.attribute("rounds_bias", op.BOOL)),
     level=op.V1_2,
@@ -472,6 +489,7 @@ DECLARATIONS = (
         extended=(
             op.sixteen_bits(*sixteen_bit_variants(partial(plan_convolution, sixteen_bit_matmul))),
             dynamic(_plan_dynamic, overloads=(_DYNAMIC,), shape=_dynamic_shape),
+            exact(_plan_exact, overloads=(_EXACT,)),
             hybrid(_plan_hybrid, overloads=(_HYBRID,), shape=_hybrid_shape),
         ),
     ),

@@ -8,8 +8,11 @@ added to the sums.
 The weights of TFLite's operators with a float input ("hybrid") have no zero point. Each row, or each image of a
 convolution, has a scale of its own, and a zero point if the file says so. The rest is the same.
 
+The sums themselves, of an input that is given as bytes, are what MatMulInteger and ConvInteger return.
+
     C1 a sum has at most 16,512 products, so that 32 bits have all sums
     C2 TFLite's weights have the zero point 0
+    C3 sums have no activation
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from msgspec import Struct
 from nnfmq.hal.extensions import MAX_DYNAMIC_PRODUCTS, Scheme
 from nnfmq.operations import declaration as op
 from nnfmq.operations.declaration import Array, Plan, Run, Tensor
-from nnfmq.operations.packed_matmul import PackedMatmul, bound_accumulator
+from nnfmq.operations.fixed_point import ints
+from nnfmq.operations.packed_matmul import PackedMatmul, bound_accumulator, pack_exact_matrix
 from nnfmq.operations.quantization import float_activation_range, linear_steps
 from nnfmq.operations.shapes import require
 
@@ -32,6 +36,8 @@ __all__ = [
     "DynamicWeights",
     "Quantize",
     "dynamic",
+    "exact",
+    "exact_matmul",
     "hybrid",
     "packed_weights",
     "product_of_rows",
@@ -162,6 +168,25 @@ def dynamic(plan: Plan, **changes: Any) -> op.Extended:
         op.Variant({"T": op.F32, "F": weights, "B": op.F32}, op.V1_2, plan) for weights in (op.Q8, op.Q8S, op.PC)
     )
     return op.Extended(Scheme.DYNAMIC, variants, changes=changes)
+
+
+def exact_matmul(input: Tensor, filter: Tensor, bias: Tensor, activation: int, row: int) -> PackedMatmul:
+    """Pack a filter, whose first dimension is the output channels, for sums of products as INT32, plus a bias."""
+    require(activation == 0, "C3", f"activation code {activation}")
+    matrix, sums, _ = pack_exact_matrix(filter.array.reshape(filter.shape[0], -1).T, filter.zero_point, input)
+    require(len(matrix) <= MAX_DYNAMIC_PRODUCTS, "C1", f"sums of {len(matrix)} products")
+    addend = np.tile(ints(bias.array) - input.zero_point * sums, row)
+
+    def store(found: Array, out: Array) -> None:
+        np.copyto(out, found.astype(np.int64) + addend, casting="unsafe")
+
+    return PackedMatmul(matrix, store, np.dtype(np.int32), row)
+
+
+def exact(plan: Plan, **changes: Any) -> op.Extended:
+    """Declare sums of products of bytes as INT32."""
+    variants = tuple(op.Variant({"T": op.Q8, "F": weights, "B": op.I32}, op.V1_2, plan) for weights in (op.Q8, op.Q8S))
+    return op.Extended(Scheme.EXACT, variants, changes={"outputs": ("B",), **changes})
 
 
 def hybrid(plan: Plan, **changes: Any) -> op.Extended:

@@ -15,7 +15,14 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations import declaration as op
 from nnfmq.operations.convolution import require_channel_dim, sixteen_bit_variants
 from nnfmq.operations.declaration import Array, Run, Shape, Tensor
-from nnfmq.operations.dynamic_matmul import DynamicMatmul, dynamic, hybrid, require_symmetric
+from nnfmq.operations.dynamic_matmul import (
+    DynamicMatmul,
+    dynamic,
+    exact,
+    exact_matmul,
+    hybrid,
+    require_symmetric,
+)
 from nnfmq.operations.fixed_point import ints, rounded
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.packed_matmul import PackedMatmul, PackMatmul, float_matmul, pack_exact_matrix, quantized_matmul
@@ -98,6 +105,18 @@ def _plan_hybrid(
     return _quantized_product(DynamicMatmul.of(weights, bias, activation, 1, quantize=quantize))
 
 
+def _plan_exact(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan the product of bytes, as INT32."""
+    matmul = exact_matmul(input, weights, bias, activation, 1)
+
+    def run(rows: Array) -> Array:
+        out = np.empty(output.shape, np.int32)
+        matmul.store(rows.reshape(-1, len(matmul.matrix)), out)
+        return out
+
+    return run
+
+
 def _quantized_product(product: DynamicMatmul) -> Run:
     matrix = product.matmul.matrix
 
@@ -145,6 +164,7 @@ DECLARATIONS = (
             ),
             op.sixteen_bits(*sixteen_bit_variants(partial(plan_product, _rounded_once)), overloads=_OF_WEIGHTS),
             dynamic(_plan_dynamic, overloads=_OF_WEIGHTS),
+            exact(_plan_exact, overloads=_OF_WEIGHTS),
             hybrid(_plan_hybrid, overloads=_HYBRID, shape=_hybrid_shape),
         ),
     ),

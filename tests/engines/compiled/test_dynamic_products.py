@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.chains import kernels_of, model_of
-from support.compiled import assert_kernels_agree_on
+from support.compiled import assert_kernels_agree_on, outputs_of
 from support.small_models import graph, one_operation, scalar, with_operand
 
 from nnfmq.engines.compiled.executor import CompiledPartition
@@ -19,7 +19,7 @@ from nnfmq.engines.compiled.lowering.dynamic import dynamic_gemm
 from nnfmq.engines.compiled.lowering.products import WeightedOp, rows_shape
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.target import TARGETS
-from nnfmq.hal.extensions import NAME, PREFIX, TfliteOperation, operation_code
+from nnfmq.hal.extensions import NAME, PREFIX, Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.types import (
     ChannelQuant,
     ExtensionNameAndPrefix,
@@ -196,6 +196,56 @@ def test_products_of_one_input_quantize_it_once() -> None:
     names = [type(launch.kernel).__name__ for launch in step.function.plan.source_launches]
     assert names == ["RangeKernel", "StepsKernel", "GemmKernel", "GemmKernel"]
     assert_kernels_agree_on(found, inputs(random, 3, 40), tolerance=0)
+
+
+def exact(name: str, arguments: list[Any], shape: tuple[int, ...]) -> Model:
+    code = operation_code(TfliteOperation[f"EXACT_{name}"])
+    return replace(one_operation(code, arguments, Operand(OperandType.TENSOR_INT32, shape)), extensions=EXTENSIONS)
+
+
+def bytes_of(random: np.random.Generator, *shape: int) -> list[list[Any]]:
+    return [[random.integers(0, 256, shape).astype(np.uint8)], *([np.full(shape, end, np.uint8)] for end in (0, 255))]
+
+
+def integers(random: np.random.Generator, count: int) -> Any:
+    array = random.integers(-1000, 1000, count).astype("<i4")
+    return Operand(OperandType.TENSOR_INT32, (count,)), array.tobytes()
+
+
+@pytest.mark.parametrize("zero_point", [0, 3, 255])
+@pytest.mark.parametrize("size", [(1, 64, 32), (7, 33, 5), (40, 130, 70), (2, 1, 1)])
+@pytest.mark.parametrize("kind", ["uint8 around the middle", "uint8 beyond int8", "int8"])
+def test_sums_of_products_of_bytes_are_exact(kind: str, size: tuple[int, int, int], zero_point: int) -> None:
+    random, (rows, k, units) = np.random.default_rng(13), size
+    x = Operand(BYTES, (rows, k), 1.0, zero_point)
+    found = exact("FULLY_CONNECTED", [x, weights(random, kind, units, k), integers(random, units), 0], (rows, units))
+    assert_kernels_agree_on(found, bytes_of(random, rows, k), tolerance=0)
+
+
+@pytest.mark.parametrize("filter", [(3, 3, 1), (1, 1, 2), (2, 5, 1)])
+@pytest.mark.parametrize("kind", ["uint8 around the middle", "uint8 beyond int8", "int8"])
+def test_convolutions_of_bytes_are_exact(kind: str, filter: tuple[int, int, int]) -> None:
+    """Padding is the zero point."""
+    random, (height, width, stride) = np.random.default_rng(14), filter
+    channels, pads = 5 if width == 5 else 12, (width // 2, 0, height // 2, 0)
+    operands = weights(random, kind, 21, height, width, channels), integers(random, 21)
+    x = Operand(BYTES, (2, 9, 11, channels), 1.0, 77)
+    counts = [
+        (size + pad - window) // stride + 1 for size, pad, window in ((9, height // 2, height), (11, width // 2, width))
+    ]
+    arguments = [x, *operands, *pads, stride, stride, 0, False, 1, 1]
+    found = exact("CONV_2D", arguments, (2, *counts, 21))
+    assert_kernels_agree_on(found, bytes_of(random, 2, 9, 11, channels), tolerance=0)
+
+
+def test_bytes_are_the_low_bits_of_integers() -> None:
+    values = np.arange(-600, 601, 7, np.int32).reshape(1, -1)
+    code, x = extended_code(OperationType.CAST, Scheme.WIDER), Operand(OperandType.TENSOR_INT32, values.shape)
+    found = replace(one_operation(code, [x], Operand(BYTES, values.shape, 1.0, 3)), extensions=EXTENSIONS)
+    assert_kernels_agree_on(found, [[values]], tolerance=0)
+    truth = one_operation(code, [x], Operand(OperandType.TENSOR_BOOL8, values.shape))
+    (result,) = outputs_of(prepare(replace(truth, extensions=EXTENSIONS)), truth, [values])
+    np.testing.assert_array_equal(result, values != 0)
 
 
 @pytest.mark.parametrize("scheme", ["DYNAMIC", "HYBRID"])

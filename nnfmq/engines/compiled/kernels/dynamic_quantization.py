@@ -32,6 +32,7 @@ from nnfmq.operations.quantization import SMALLEST_RANGE
 __all__ = [
     "HEADER_BYTES",
     "Dequantization",
+    "ExactSums",
     "RangeKernel",
     "RowDequantization",
     "RowStepsKernel",
@@ -449,6 +450,41 @@ class Dequantization:
         """Return a function that loads a row of the vector of channels that begins at `channel`."""
         first = kb.at(kb.at(constants, HEADER_BYTES), kb.mul(channel, 4 * _ROWS))
         return lambda number: kb.load(vector(I32, lanes), first, 4 * lanes * number)
+
+
+@dataclass(frozen=True, slots=True)
+class ExactSums:
+    """Products of bytes with int8 weights as int32, plus biases in which the input's zero point is folded.
+
+    Constants are a header with both zero points, then a bias for each channel.
+    """
+
+    output_bytes = 4
+    input_offset = 0
+    weight_prescale = 1
+    is_short = True
+
+    def constants(self, biases: Array, weight_zero_point: int, input_zero_point: int) -> bytes:
+        """Return the constant, for channels that fill whole vectors; the input's zero point is of bytes as read."""
+        header = np.zeros(HEADER_BYTES // 4, np.int32)
+        header[:2] = weight_zero_point, input_zero_point
+        return header.tobytes() + biases.astype(np.int64).astype(np.int32).tobytes()
+
+    def weight_zero_point(self, kb: KernelBuilder, constants: Value) -> Value:
+        """Load the residual zero point of the weights."""
+        return kb.load(I32, constants)
+
+    def input_zero_point(self, kb: KernelBuilder, constants: Value) -> Value:
+        """Load the zero point of the bytes as they are read."""
+        return kb.load(I32, constants, 4)
+
+    def bias(self, kb: KernelBuilder, constants: Value, channel: Value, lanes: int) -> Value:
+        """Load the biases."""
+        return kb.load(vector(I32, lanes), kb.at(constants, HEADER_BYTES), kb.mul(channel, 4))
+
+    def requantize(self, kb: KernelBuilder, accs: Sequence[Value], constants: Value, channel: Value) -> list[Value]:
+        """Return the accumulators."""
+        return list(accs)
 
 
 # -- products of rows that have scales of their own --------------------------------------------------------------------

@@ -237,7 +237,7 @@ class Int32Binary(ElementwiseOperator):
 class Cast:
     """CAST between float32 and INT32, uint8 or float16. Integers saturate, and NaN becomes 0, unless `is_truncated`.
 
-    Then numbers that INT32 does not have become its minimum.
+    Then numbers that INT32 does not have become its minimum, and bytes are the low bits of INT32.
     """
 
     input_type: str
@@ -269,8 +269,9 @@ class Cast:
         elif self.input_type == "u1":
             value = kb.ir.zext(value, vector(I32, lanes))
         if self.output_type == "u1":
-            saturated = kb.clamp(value, kb.splat(I32, 0, lanes), kb.splat(I32, 255, lanes))
-            return kb.ir.trunc(saturated, vector(I8, lanes))
+            if not self.is_truncated:
+                value = kb.clamp(value, kb.splat(I32, 0, lanes), kb.splat(I32, 255, lanes))
+            return kb.ir.trunc(value, vector(I8, lanes))
         return value if self.output_type == "i4" else kb.ir.sitofp(value, vector(F32, lanes))
 
 

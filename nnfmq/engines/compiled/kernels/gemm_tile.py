@@ -15,9 +15,16 @@ from llvmlite import ir
 
 from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.dynamic_quantization import Dequantization
 from nnfmq.engines.compiled.kernels.elementwise import EmitOperator
-from nnfmq.engines.compiled.kernels.micro_kernels import TILE_ROWS, Amx, AmxS8S8x64, Dot4, MicroKernel, exchange_halves
+from nnfmq.engines.compiled.kernels.micro_kernels import (
+    TILE_ROWS,
+    Amx,
+    AmxS8S8x64,
+    Dot4,
+    Epilogue,
+    MicroKernel,
+    exchange_halves,
+)
 from nnfmq.engines.compiled.kernels.packing import GROUP_LIST_ALIGNMENT
 from nnfmq.engines.compiled.kernels.requantize import PANEL_VECTORS, Requantization
 
@@ -359,7 +366,7 @@ class AmxTileBuilder(TileBuilder):
     def init_accumulators(self, place: TilePlace) -> Sequence[Value]:
         """Load the biases into the accumulators: a distance of 0 gives all rows the same ones.
 
-        Those of a product that is quantized at run time are not in memory: its epilogue adds them to the sums.
+        Those of a product that is not requantized may not be in memory: its epilogue adds them to the sums.
         """
         k, kb, requantization = self.tile, self.kb, self._requantization
         for row, v in itertools.product(self._tile_rows, range(k.nr_vectors)):
@@ -373,7 +380,7 @@ class AmxTileBuilder(TileBuilder):
         return []
 
     @property
-    def _requantization(self) -> Requantization | Dequantization:
+    def _requantization(self) -> Epilogue:
         assert isinstance(self.micro_kernel, Amx), "no other micro-kernel has tiles"
         return self.micro_kernel.requantization
 
@@ -428,10 +435,10 @@ class AmxTileBuilder(TileBuilder):
         if isinstance(requantization, Requantization):
             self._requantize_rows(requantization, memory, place)
         else:
-            self._dequantize_rows(memory, place)
+            self._finish_rows(memory, place)
 
-    def _dequantize_rows(self, memory: Value, place: TilePlace) -> None:
-        """Emit a loop that makes floats of the sums of a row, and adds the biases before that."""
+    def _finish_rows(self, memory: Value, place: TilePlace) -> None:
+        """Emit a loop that adds the biases to the sums of a row, and makes results of them."""
         k, kb, kind = self.tile, self.kb, vector(I32, self.tile.lanes)
         biases = self.biases(place.channel)
         with kb.for_each_stored_row(memory, kind, k.mr, k.nr_vectors, self.n.out_stride) as (number, offset, sums):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import F32, I1, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dynamic_quantization import Dequantization
+from nnfmq.engines.compiled.kernels.dynamic_quantization import Dequantization, ExactSums
 from nnfmq.engines.compiled.kernels.packing import ACC16_KR, InputConverter, pack_group_lists
 from nnfmq.engines.compiled.kernels.requantize import Requantization
 from nnfmq.engines.compiled.kernels.vector_math import fmuladd
@@ -140,6 +140,9 @@ def madd_acc16(kb: KernelBuilder, acc: Value, lhs: tuple[Value, Value], weights:
 
 
 Array = npt.NDArray[Any]
+
+Epilogue: TypeAlias = Requantization | Dequantization | ExactSums
+"""What makes results of the sums of integers."""
 
 
 def madd_signed(kb: KernelBuilder, acc: Value, magnitudes: Value, lhs: Value, weights: Value) -> Value:
@@ -339,7 +342,7 @@ class DotS16x2:
     """8-bit values minus their zero points, as int16, multiplied in pairs (dot2)."""
 
     is_signed: bool
-    requantization: Requantization | Dequantization
+    requantization: Epilogue
 
     item_bytes = 1
     lhs_bytes = 2
@@ -445,7 +448,7 @@ class _S8Weights:
     """8-bit inputs times s8 weights. The bias contains -LHS zero point * (sum of the channel's weights)."""
 
     is_signed: bool
-    requantization: Requantization | Dequantization
+    requantization: Epilogue
 
     item_bytes = lhs_bytes = 1
     kr = 4
@@ -694,7 +697,7 @@ def s8_micro_kernel(
     shape: ConvShape,
     is_signed: bool,
     has_weight_zero_point: bool,
-    requantization: Requantization | Dequantization,
+    requantization: Epilogue,
 ) -> Dot4 | MaddU8S8Acc16:
     """Return the target's micro-kernel with int8 weights, for int8 or uint8 inputs.
 

@@ -1,4 +1,6 @@
-"""Lowering rules of operations whose input is quantized at run time: DYNAMIC_ and HYBRID_FULLY_CONNECTED and _CONV_2D.
+"""Lowering rules of sums of bytes that are not requantized: DYNAMIC_, HYBRID_ and EXACT_FULLY_CONNECTED and _CONV_2D.
+
+The input of the first two is quantized at run time; the last one's is given as bytes, and its results are the sums.
 
 One or two kernels make bytes of the input, then a GEMM of the same micro-kernels as those of quantized models
 multiplies them with the weights, which stay bytes. Its results are floats. If several rows have scales of their own,
@@ -18,6 +20,7 @@ from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dynamic_quantization import (
     HEADER_BYTES,
     Dequantization,
+    ExactSums,
     RangeKernel,
     RowDequantization,
     RowStepsKernel,
@@ -200,23 +203,69 @@ def dynamic_gemm(op: WeightedOp, rounds_bias: bool, keeps_sums: bool = False) ->
     return KernelLaunch(kernel, constants, estimate_ns(kernel.shape, 128 if op.target.has_dot4 else 32, 1))
 
 
+def _exact_gemm(op: WeightedOp) -> KernelLaunch:
+    """Return the launch that multiplies bytes by the weights; its results are the sums plus the bias."""
+    epilogue, weight_zero_point = ExactSums(), weight_zero_point_of(op.filter) if op.target.has_dot4 else 0
+    planned, chosen = _planned(op, weight_zero_point != 0, epilogue)
+    kernel = replace(planned, micro_kernel=replace(chosen, requantization=epilogue))
+    channels, subtracts = kernel.packed_channel_map, isinstance(chosen, DotS16x2)  # the zero point, from each byte
+    is_signed = not isinstance(chosen, DotS16x2) and chosen.lhs_is_signed
+    zero_point = op.input.zero_point - (128 if is_signed else 0)
+
+    def constant() -> bytes:
+        sums = op.weight_rows().sum(axis=1, dtype=np.int64) * (not subtracts)
+        biases = (op.bias.array.astype(np.int64) - zero_point * sums)[channels]
+        return epilogue.constants(biases, weight_zero_point, zero_point)
+
+    constants = (lambda: kernel.pack(op.weights() - np.int16(weight_zero_point)), constant, kernel.params())
+    return KernelLaunch(kernel, constants, estimate_ns(kernel.shape, 128 if op.target.has_dot4 else 32, 1))
+
+
+def _exact_fully_connected(
+    input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int
+) -> KernelLaunch | None:
+    """EXACT_FULLY_CONNECTED."""
+    if 0 in input.shape:
+        return None
+    units, k = weights.shape
+    shape = rows_shape(math.prod(input.shape) // k, k, units)
+    return _exact_gemm(WeightedOp(shape, input, weights, bias, output, target, activation))
+
+
+def _exact_convolution(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    target: Target,
+    activation: int,
+    **conv_params: int,
+) -> KernelLaunch | None:
+    """EXACT_CONV_2D."""
+    if 0 in input.shape:
+        return None
+    shape = _conv_shape(input, filter, conv_params)
+    return _exact_gemm(WeightedOp(shape, input, filter, bias, output, target, activation))
+
+
 def _planned(
-    op: WeightedOp, has_weight_zero_point: bool, dequantization: Dequantization
+    op: WeightedOp, has_weight_zero_point: bool, epilogue: Dequantization | ExactSums
 ) -> tuple[GemmKernel, Dot4 | MaddU8S8Acc16 | DotS16x2]:
     """Return a GEMM and its micro-kernel."""
     target = op.target
     chosen: Dot4 | MaddU8S8Acc16 | DotS16x2
-    chosen = s8_micro_kernel(target, op.conv_shape, False, has_weight_zero_point, dequantization)
+    chosen = s8_micro_kernel(target, op.conv_shape, False, has_weight_zero_point, epilogue)
     if target.has_dot4:
         return plan_gemm(op.conv_shape, chosen, target), chosen
     low, high = weight_range(op.filter)
     if target.psign is not None and max(-low, high) <= _MAX_MAGNITUDE:
-        chosen = MaddS8S8(False, dequantization, False)
+        chosen = MaddS8S8(False, epilogue, False)
         return plan_gemm(op.conv_shape, chosen, target), chosen
     best = best_acc16_kernel(op)
     if best is not None:
         return best, chosen
-    chosen = DotS16x2(False, dequantization)
+    chosen = DotS16x2(False, epilogue)
     return plan_gemm(op.conv_shape, chosen, target), chosen
 
 
@@ -274,7 +323,9 @@ class ByteGates:
 RULES: Mapping[OperationType, LoweringRule] = {
     operation_code(TfliteOperation.DYNAMIC_QUANTIZE_LINEAR): _quantize_linearly,
     extended_code(OperationType.CONV_2D, Scheme.DYNAMIC): convolution,
+    extended_code(OperationType.CONV_2D, Scheme.EXACT): _exact_convolution,
     extended_code(OperationType.CONV_2D, Scheme.HYBRID): _hybrid_convolution,
     extended_code(OperationType.FULLY_CONNECTED, Scheme.DYNAMIC): fully_connected,
+    extended_code(OperationType.FULLY_CONNECTED, Scheme.EXACT): _exact_fully_connected,
     extended_code(OperationType.FULLY_CONNECTED, Scheme.HYBRID): _hybrid_fully_connected,
 }

@@ -266,10 +266,12 @@ def _cast(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | Vi
 
 
 def _truncating_cast(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
-    """Lower the extension's CAST of float32 to INT32."""
-    if input.dtype != _FLOAT or output.dtype != _INT32:
-        return None
-    return _launch(Cast("f4", "i4", is_truncated=True), output, (input,), target)
+    """Lower the extension's CAST of float32 to INT32, and of INT32 to 8 bits, which have a scale if not BOOL8."""
+    if (input.dtype, output.dtype) == (_FLOAT, _INT32):
+        return _launch(Cast("f4", "i4", is_truncated=True), output, (input,), target)
+    if input.dtype == _INT32 and _are_quantized(output) and output.scale:
+        return _launch(Cast("i4", "u1", is_truncated=True), output, (input,), target)
+    return None
 
 
 # -- functions of one element -----------------------------------------------------------------------------------------

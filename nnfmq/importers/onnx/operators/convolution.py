@@ -179,11 +179,13 @@ def convolve(
     quantization: tuple[float, int] | None = None,
     operation: Op = Op.CONV_2D,
     more: Sequence[int] = (),
+    kind: OperandType | None = None,
 ) -> None:
     """Convert a convolution. `filter` returns the weights as an operand, given their shape and a permutation of it.
 
     `quantization`: scale and zero point of the result of a quantized convolution. `operation` computes a convolution
-    without groups, and has the operands `more` after those of CONV_2D.
+    without groups, and has the operands `more` after those of CONV_2D. `kind` is the type of the result, if it is not
+    the image's.
     """
     image, rank = image_of(node, node.operand(0))
     weights, groups = node.value(1), node.attribute("group", 1)
@@ -207,7 +209,7 @@ def convolve(
         raise InvalidArgument("a dilated convolution in groups is not supported")
     elif groups > 1:
         operation, tail = Op.GROUPED_CONV_2D, [node.builder.int32(groups), *tail[:2]]
-    finish_image(node, node.emit(operation, [*arguments, *tail], quantization=quantization), rank)
+    finish_image(node, node.emit(operation, [*arguments, *tail], kind, quantization), rank)
 
 
 CONVERTERS: dict[str, Callable[[Node], Any]] = {"Conv": _conv}

@@ -31,7 +31,8 @@ __all__ = ["CONVERTERS", "dynamically_quantized", "without_zero_point"]
 
 Array: TypeAlias = npt.NDArray[Any]
 _LAST_AXIS_OPSET = 13
-_BYTE, _FLOAT = np.dtype(np.uint8), np.dtype(np.float32)
+_BYTE, _INT32, _FLOAT = (np.dtype(kind) for kind in (np.uint8, np.int32, np.float32))
+_MIDDLE = 128  # of uint8, less that of int8
 _HIGHEST = 255
 _EXACT = 1 << 24  # float32 has all integers up to this one
 _DIGIT = 32
@@ -171,8 +172,45 @@ def dynamically_quantized(node: Node, x: Value) -> tuple[Value, Value, Value]:
 # -- products of integers ----------------------------------------------------------------------------------------------
 
 
+def _exact_operands(node: Node, channel_axis: int) -> tuple[int, ByteWeights] | None:
+    """Return the first input as bytes, and constant weights; None if the extension has no such product."""
+    zeros = [node.value(position).array if node.given(position) else np.zeros(1, int) for position in (2, 3)]
+    given, ones = node.value(0), np.ones(1, np.float32)
+    if zeros[0] is None or zeros[1] is None or zeros[0].size != 1 or given.array is not None:
+        return None
+    filter = ByteWeights.of(node.value(1).array, ones, zeros[1], channel_axis)
+    x = node.operand(0)
+    if filter is None or node.builder[x].type not in (OperandType.TENSOR_INT32, OperandType.TENSOR_FLOAT32):
+        return None
+    zero_point = int(zeros[0].reshape(-1)[0])
+    if given.dtype == np.int8:
+        middle = node.filled(node.builder[x].type, _MIDDLE)
+        x, zero_point = node.emit(Op.ADD, [x, middle, node.builder.int32(0)]), zero_point + _MIDDLE
+    found, begin = Operand(OperandType.TENSOR_QUANT8_ASYMM, (), 1.0, zero_point), node.builder.operation_count
+    bytes_ = node.builder.operand(found)
+    node.builder.operation(Op.CAST, [x], bytes_)
+    node.builder.infer_shapes(begin)
+    return bytes_, filter
+
+
 def _matmul_integer(node: Node) -> None:
-    """Convert a product of matrices of 8 bits, in parts whose sums float32 has exactly."""
+    """Convert a product of matrices of 8 bits; unless the second is constant, in parts that float32 has exactly."""
+    exact, shape = _exact_operands(node, 1), node.value(0).shape
+    if exact is not None and shape and shape[-1] == len(exact[1].array):
+        x, filter = exact
+        length, count = filter.array.shape
+        rows, none = node.reshaped(x, (math.prod(shape[:-1]), length)), node.builder.int32(0)
+        operands = [rows, filter.operand(node.builder, filter.array.T), _no_bias(node, count), none]
+        found = node.emit(extended_code(Op.FULLY_CONNECTED, Scheme.EXACT), operands, OperandType.TENSOR_INT32)
+        return node.result(found, (*shape[:-1], count), _INT32)
+    return _matmul_of_floats(node)
+
+
+def _no_bias(node: Node, count: int) -> int:
+    return node.add_constant(np.zeros(count, np.int32))
+
+
+def _matmul_of_floats(node: Node) -> None:
     first, second = (without_zero_point(node, position, position + 2) for position in (0, 1))
     count, compose = first.shape[-1], Composition(node)
     parts = -(-_bound(second, -2 if len(second.shape) > 1 else 0) // _EXACT)
@@ -187,7 +225,23 @@ def _matmul_integer(node: Node) -> None:
 
 
 def _conv_integer(node: Node) -> None:
-    """Convert a convolution of 8 bits; weights are divided into digits if float32 may not have its sums exactly."""
+    """Convert a convolution of 8 bits."""
+    exact = _exact_operands(node, 0) if node.attribute("group", 1) == 1 else None
+    if exact is None:
+        return _conv_of_floats(node)
+    x, filter = exact
+    # The results have the type of the first input.
+    node.inputs = [Value(node.value(0).shape, _INT32, x), *node.inputs[1:]]
+
+    def operand(shape: tuple[int, ...], permutation: tuple[int, ...]) -> int:
+        return filter.operand(node.builder, filter.array.reshape(shape).transpose(permutation))
+
+    code, kind = extended_code(Op.CONV_2D, Scheme.EXACT), OperandType.TENSOR_INT32
+    return convolution.convolve(node, operand, _no_bias(node, len(filter.array)), operation=code, kind=kind)
+
+
+def _conv_of_floats(node: Node) -> None:
+    """Convert it in float; weights are divided into digits if float32 may not have its sums exactly."""
     image, filters = (without_zero_point(node, position, position + 2) for position in (0, 1))
     bound = _bound(filters, tuple(range(1, len(filters.shape))))
     if bound <= _EXACT:
