@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
+from types import MappingProxyType
 from typing import Any
 
 __all__ = [
@@ -41,6 +42,9 @@ svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; 
 """
 
 
+_NO_STYLES: Mapping[str, str] = MappingProxyType({})
+
+
 def html_page(title: str, parts: Iterable[str], style: str = "") -> str:
     """Return a page. The title, which is also its heading, is text; the parts of the body are HTML.
 
@@ -56,11 +60,18 @@ def html_page(title: str, parts: Iterable[str], style: str = "") -> str:
     )
 
 
-def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, ends_with_words: bool = False) -> str:
-    """Return a table that scrolls by itself on a narrow screen. The lines of a last column of words are broken."""
+def html_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, ends_with_words: bool = False,
+    styles: Mapping[str, str] = _NO_STYLES,
+) -> str:  # fmt: skip
+    """Return a table that scrolls by itself on a narrow screen. The lines of a last column of words are broken.
+
+    `styles` has the class of cells with certain texts.
+    """
 
     def cells(tag: str, texts: Sequence[str]) -> str:
-        parts = [f"<{tag}>{escape(text)}</{tag}>" for text in texts]
+        classes = [f' class="{styles[text]}"' if text in styles else "" for text in texts]
+        parts = [f"<{tag}{each}>{escape(text)}</{tag}>" for each, text in zip(classes, texts, strict=True)]
         if ends_with_words:
             parts[-1] = f'<{tag} class="text">{escape(texts[-1])}</{tag}>'
         return "".join(parts)

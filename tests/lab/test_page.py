@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from nnfmq.lab.page import html_page
+from nnfmq.lab.page import html_page, html_table
 
 
 class Elements(HTMLParser):
@@ -53,3 +53,9 @@ def test_a_page_fits_phones_follows_the_colour_scheme_and_loads_nothing() -> Non
     assert "color-scheme: light dark" in elements.texts["style"]
     assert not any({"src", "href"} & attributes.keys() for _, attributes in elements.found)
     assert "url(" not in elements.texts["style"]
+
+
+def test_cells_with_certain_texts_have_a_class() -> None:
+    table = html_table(("a", "passed"), [["passed", "<x>"]], styles={"passed": "good"})
+    cells = [(tag, attributes) for tag, attributes in Elements(table).found if tag in ("th", "td")]
+    assert cells == [("th", {}), ("th", {"class": "good"}), ("td", {"class": "good"}), ("td", {})]

@@ -169,11 +169,11 @@ def _blocks(trial: LoadResult, count: int) -> list[dict[str, float]]:
     return found
 
 
-def timeline_of(trials: Sequence[LoadResult]) -> list[dict[str, float]]:
+def timeline_of(trials: Sequence[LoadResult], count_of_points: int = _POINTS) -> list[dict[str, float]]:
     """Return p50, p99 and max by time; the trials follow each other without the time between them."""
     points, begin_ns, total_ns = [], 0, sum(trial.wall_ns for trial in trials)
     for trial in trials:
-        count = max(1, round(_POINTS * trial.wall_ns / total_ns))
+        count = max(1, round(count_of_points * trial.wall_ns / total_ns))
         width_ns = trial.wall_ns / count
         edges = [*np.searchsorted(trial.intended, [width_ns * n for n in range(count)]).tolist(), trial.intended.size]
         for number, (first, end) in enumerate(pairwise(edges)):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from nnfmq.client.connection.connect import connect
 from nnfmq.lab.bench.loops import intended_starts, open_loop
 from nnfmq.lab.bench.runner import BACKLOG_S, READY_S, TRIAL_LIMIT_S, Load, RunnerJob, Trial, opened
 from nnfmq.lab.bench.steps import Array
-from nnfmq.lab.child_processes import FunctionProcess, started_child
+from nnfmq.lab.child_processes import BenchmarkFailed, FunctionProcess, started_child
 
 __all__ = [
     "QUIET",
@@ -37,11 +38,12 @@ __all__ = [
 
 Tick = Callable[[], object]
 Times = npt.NDArray[np.int64]
-OwnStep = Callable[[Sequence[Array]], Sequence[Array] | None]
+OwnStep = Callable[[Sequence[Array]], Any]
 OwnClient = Callable[[Client, Path], OwnStep]
 """Gets a client of the driver and the model's path; returns the function that is called for each request.
 
-That gets the inputs, and returns outputs, which are compared with its first ones, or None. May be a closure.
+That gets the inputs, and returns outputs (arrays in a sequence or a dict, or one array), which are compared with its
+first ones, or None. May be a closure.
 """
 Details = dict[str, str | int | float]
 QUIET = {settings.COMPILE_NOTICE.variable: "0"}
@@ -181,8 +183,23 @@ def _opened(job: SuiteJob) -> Iterator[_OpenClient]:
             yield _OpenClient(runner.step, runner.pids, runner.details)
         return
     with connect(job.runner.connect, recover=False) as client:
-        step = job.own(client, job.runner.model)
-        yield _OpenClient(step, [os.getpid(), client.worker_pid, client.driver_pid], {})
+        step = _reporting(job.own)(client, job.runner.model)
+        if not callable(step):
+            raise BenchmarkFailed(f"the client function returned {step!r}, not a function to call for each request")
+        yield _OpenClient(_reporting(step), [os.getpid(), client.worker_pid, client.driver_pid], {})
+
+
+def _reporting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the user whose exceptions are printed with their traceback, and reported to the parent."""
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            traceback.print_exc()
+            raise BenchmarkFailed(f"the client function raised {type(error).__name__}: {error}") from error
+
+    return call
 
 
 class OutputComparison:
@@ -193,7 +210,7 @@ class OutputComparison:
         self._inputs = inputs
         self._last: Sequence[Array] | None = None
         first = step(inputs)
-        self._expected = None if first is None or not is_compared else [np.array(output) for output in first]
+        self._expected = None if first is None or not is_compared else [np.array(output) for output in _arrays(first)]
         self._wrong = 0
 
     @property
@@ -221,11 +238,19 @@ class OutputComparison:
         self._compare()
 
     def _compare(self) -> None:
-        outputs, self._last = self._last, None
-        if self._expected is None or outputs is None:
+        last, self._last = self._last, None
+        if self._expected is None or last is None:
             return
+        outputs = _arrays(last)
         is_equal = len(outputs) == len(self._expected) and all(map(_is_same, outputs, self._expected))
         self._wrong += not is_equal
+
+
+def _arrays(outputs: Any) -> Sequence[Any]:
+    """Return outputs of a function of the user as a sequence: it may return one array, or a dict of them."""
+    if isinstance(outputs, Mapping):
+        return list(outputs.values())
+    return outputs if isinstance(outputs, Sequence) else [outputs]
 
 
 def _is_same(output: Array, expected: Array) -> bool:

@@ -48,8 +48,9 @@ __all__ = [
     "suite_report",
 ]
 
-_BLOCKS_MAX, _BLOCK_REQUESTS = 20, 100  # a block has so many requests at least, for its p99
+_BLOCKS_MAX, _BLOCK_REQUESTS = 20, 100  # a block has so many requests at least, for its p99; as many a point of time
 BLOCKS_MIN = 5
+_POINTS_MIN, _POINTS_MAX = 10, 100
 
 
 # ---- the dict
@@ -124,7 +125,7 @@ def _measured(requests: SuiteRequests, record: ScenarioRecord, deadline_ms: floa
         "latency_ns": summary(latencies),
         "blocks": _parts(latencies, min(_BLOCKS_MAX, count // _BLOCK_REQUESTS)),
         "percentiles": [list(step) for step in percentile_steps(latencies)],
-        "timeline": timeline_of([load]),
+        "timeline": timeline_of([load], max(_POINTS_MIN, min(_POINTS_MAX, count // _BLOCK_REQUESTS))),
     }
 
 
@@ -269,7 +270,8 @@ def _xml_text(text: str) -> str:
 
 
 _COLUMNS = ("p50", "p99", "p99.9", "max")
-_STYLES = {PASSED: "good", FAILED: "bad", ERROR: "bad"}
+_STYLES = {PASSED: "good", FAILED: "bad", ERROR: "bad", "regression": "bad", "improvement": "good"}
+"""Outcome → class of its cell."""
 
 
 def render_suite_page(report: Mapping[str, Any]) -> str:
@@ -277,34 +279,21 @@ def render_suite_page(report: Mapping[str, Any]) -> str:
     title = f"{report['outcome'].capitalize()}: {os.path.basename(report['model'])} on {report['conditions']['host']}"
     measured = [result for result in report["scenarios"] if result["requests"]]
     parts = [*_scenario_table(report), *_notes(report), *_baseline_table(report), *_charts(measured)]
+    parts += [*_threshold_table(report), *_meanings(report)]
     load = {f"load: {name}": value for name, value in report["load"].items()}
     parts += conditions_list({"client": report["client"], **load, **report["conditions"]})
     return latency_page(title, parts)
 
 
 def _scenario_table(report: Mapping[str, Any]) -> Iterator[str]:
-    heads = ("scenario", "outcome", "requests", *_COLUMNS, "missed", "wrong", "thresholds", "beside the clients")
     load = report["load"]
     yield (
         f"<p>{load['rate']:g} requests/s, {escape(load['arrivals'])} arrivals. Latencies in ms, from the scheduled "
         f"time of each request; its deadline is {load['deadline_ms']:g} ms later.</p>"
     )
-    rows = "".join(f"<tr>{''.join(_cells(result))}</tr>" for result in report["scenarios"])
-    words = ' class="text"'
-    head = "".join(f"<th{words * (name in _WORDS)}>{escape(name)}</th>" for name in heads)
-    yield f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-
-
-_WORDS = ("thresholds", "beside the clients")
-
-
-def _cells(result: Mapping[str, Any]) -> Iterator[str]:
-    yield f"<td>{escape(result['scenario'])}</td>"
-    yield f'<td class="{_STYLES.get(result["outcome"], "")}">{escape(result["outcome"])}</td>'
-    for text in scenario_numbers(result, _COLUMNS):
-        yield f"<td>{escape(text)}</td>"
-    limits = ", ".join(f"{check['text']} {check['limit']:g} {check['unit']}".strip() for check in result["checks"])
-    yield f'<td class="text">{escape(limits)}</td><td class="text">{escape(result["beside"])}</td>'
+    heads = ("scenario", "outcome", "requests", *_COLUMNS, "missed", "wrong")
+    rows = [[each["scenario"], each["outcome"], *scenario_numbers(each, _COLUMNS)] for each in report["scenarios"]]
+    yield html_table(heads, rows, styles=_STYLES)
 
 
 def scenario_numbers(result: Mapping[str, Any], names: Sequence[str]) -> list[str]:
@@ -322,11 +311,37 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"<ul>{found}</ul>"
 
 
+def _threshold_table(report: Mapping[str, Any]) -> Iterator[str]:
+    rows = [
+        [
+            f"{result['scenario']}: {check['text']}",
+            f"{check['limit']:g} {check['unit']}",
+            _measured_text(check),
+            check["outcome"],
+        ]
+        for result in report["scenarios"]
+        for check in result["checks"]
+    ]
+    if rows:
+        yield "<h2>Thresholds</h2>"
+        yield html_table(("", "at most", "measured", ""), rows, styles=_STYLES)
+
+
+def _measured_text(check: Mapping[str, Any]) -> str:
+    return "-" if check["value"] is None else f"{_number(check['value'])} {check['unit']}"
+
+
+def _meanings(report: Mapping[str, Any]) -> Iterator[str]:
+    yield "<h2>Beside the measured clients</h2>"
+    rows = (f"<dt>{escape(each['scenario'])}</dt><dd>{escape(each['beside'])}</dd>" for each in report["scenarios"])
+    yield f"<dl>{''.join(rows)}</dl>"
+
+
 def _baseline_table(report: Mapping[str, Any]) -> Iterator[str]:
     rows = baseline_rows(report)
     if rows:
         yield "<h2>Beside the baseline</h2>"
-        yield html_table(("", "ratio", "95 % interval from", "to", ""), rows)
+        yield html_table(("", "ratio", "95 % interval from", "to", ""), rows, styles=_STYLES)
 
 
 def baseline_rows(report: Mapping[str, Any]) -> list[list[str]]:

@@ -41,10 +41,7 @@ def requests(daemon: Daemon, own: OwnClient | None = None, count: int = 1, load:
 # ---- outputs
 
 
-Outputs = Sequence[np.ndarray[Any, Any]] | None
-
-
-def wrong(*outputs: Outputs, is_compared: bool = True) -> int | None:
+def wrong(*outputs: Any, is_compared: bool = True) -> int | None:
     """Return how many of the outputs after the first ones are found to differ."""
     following = iter(outputs)
     comparison = OutputComparison(lambda inputs: next(following), [], is_compared=is_compared)
@@ -83,6 +80,11 @@ def test_the_first_outputs_are_kept_if_their_memory_is_used_again() -> None:
     comparison.step([])
     comparison.finish()
     assert comparison.wrong == 1
+
+
+def test_one_array_or_a_dict_of_arrays_is_compared_too() -> None:
+    assert wrong(array(1, 2), array(1, 2), array(1, 3)) == 1
+    assert wrong({"a": array(1)}, {"a": array(1)}, {"a": array(2)}) == 1
 
 
 def test_what_cannot_be_compared_is_not() -> None:
@@ -161,9 +163,20 @@ def test_a_closure_of_the_user_is_called_for_each_request_with_a_client_of_the_d
     assert found.wrong == 10
 
 
-def test_an_error_of_the_function_is_reported(daemon: Daemon) -> None:
+def test_an_exception_of_the_function_is_reported_and_its_traceback_is_printed(
+    daemon: Daemon, capfd: pytest.CaptureFixture[str]
+) -> None:
     def own(client: nnfmq.Client, path: Path) -> Any:
-        raise ValueError("no such camera")
+        labels: dict[str, str] = {}
+        return lambda inputs: labels["no such label"]
 
-    with pytest.raises(BenchmarkFailed, match="a measured client: no such camera"):
+    with pytest.raises(
+        BenchmarkFailed, match="a measured client: the client function raised KeyError: 'no such label'"
+    ):
         requests(daemon, own)
+    assert 'return lambda inputs: labels["no such label"]' in capfd.readouterr().err
+
+
+def test_a_function_that_returns_none_to_call_is_reported(daemon: Daemon) -> None:
+    with pytest.raises(BenchmarkFailed, match="the client function returned 3, not a function to call"):
+        requests(daemon, lambda client, path: 3)  # type: ignore[arg-type, return-value]

@@ -12,7 +12,7 @@ import pytest
 from support.drivers import Process, short_folder
 
 import nnfmq
-from nnfmq.base.processes import allowed_cpus, descendants
+from nnfmq.base.processes import allowed_cpus, children, descendants
 from nnfmq.lab.suite.report import suite_report
 from nnfmq.lab.suite.run import ScenarioRecord, SuitePlan, SuiteProgress, run_suite
 from nnfmq.lab.suite.scenarios import SCENARIOS
@@ -65,11 +65,12 @@ def interrupt() -> None:
 
 
 class Counting(Acting):
-    """Counts the processes while the load of each scenario runs."""
+    """Counts the processes while the load of each scenario runs, and this process's children after it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.processes: dict[str, int] = {}
+        self.children_after: list[set[int]] = []
 
     def update(self, text: str, share: float) -> None:
         super().update(text, share)
@@ -78,11 +79,16 @@ class Counting(Acting):
             count = len(descendants(os.getpid()))
             self.processes[scenario[1]] = max(count, self.processes.get(scenario[1], 0))
 
+    def finished(self, record: ScenarioRecord) -> None:
+        super().finished(record)
+        self.children_after.append(set(children(os.getpid())))
+
 
 @pytest.mark.full
 def test_every_scenario_is_measured_with_its_load_and_its_deaths() -> None:
     of_all = plan(*SCENARIOS, limits={"wrong_outputs": 0, "max_ms": 1e6, "growth_mib": 1e6})
     progress = Counting()
+    before = set(children(os.getpid()))
     report = suite_report(run_suite(of_all, progress))
     assert {
         result["scenario"]: (result["outcome"], result["reason"]) for result in report["scenarios"]
@@ -104,6 +110,7 @@ def test_every_scenario_is_measured_with_its_load_and_its_deaths() -> None:
         "peer-death": 2,
     }
     assert all(progress.processes[name] >= progress.processes["idle"] + count for name, count in more.items())
+    assert all(len(after - before) == 1 for after in progress.children_after)  # the one that has the driver
     assert progress.shares == sorted(progress.shares) and 0.5 < progress.shares[-1] <= 1
 
 
