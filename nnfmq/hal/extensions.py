@@ -383,6 +383,7 @@ class TfliteOperation(IntEnum):
     DYNAMIC_QUANTIZE_LINEAR = 270
     EXACT_FULLY_CONNECTED = 271
     EXACT_CONV_2D = 272
+    HYBRID_DEPTHWISE_CONV_2D = 273
 
     # 288 to 299: functions of real numbers that ONNX has
     TAN = 288

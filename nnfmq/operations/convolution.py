@@ -444,12 +444,40 @@ def _plan_hybrid(
     require_symmetric(filter)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
 
-    def quantize(images: Array) -> tuple[Array, Array]:
-        steps, scales = row_steps(images.reshape(len(images), math.prod(images.shape[1:])), bool(asymmetric))
-        return steps.reshape(images.shape), scales.reshape(-1, 1, 1, 1)
-
+    quantize = partial(_quantized_images, asymmetric=bool(asymmetric))
     product = DynamicMatmul.of(filter, bias, activation, columns.count, quantize=quantize)
     return partial(product.run, convolve(product.matmul, input, rows, columns, filter.shape[0], 0))
+
+
+def _quantized_images(images: Array, asymmetric: bool) -> tuple[Array, Array]:
+    """Return the steps of images that have scales of their own, and the scales."""
+    steps, scales = row_steps(images.reshape(len(images), math.prod(images.shape[1:])), asymmetric)
+    return steps.reshape(images.shape), scales.reshape(-1, 1, 1, 1)
+
+
+def _plan_hybrid_depthwise(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    depth_multiplier: int,
+    activation: int,
+    asymmetric: bool,
+    **conv_params: int,
+) -> Run:
+    require_channel_dim(filter, 3)
+    require_symmetric(filter)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    quantize = partial(_quantized_images, asymmetric=bool(asymmetric))
+    product = DynamicMatmul.of(filter, bias, activation, 1, quantize=quantize, is_depthwise=True)
+    taps, store = product.matmul.matrix.reshape(filter.shape[1:]), product.matmul.epilogue
+    sums = accumulate_taps(taps, store, output, input, rows, columns, depth_multiplier, 0)
+    return partial(product.run, sums)
+
+
+def _hybrid_depthwise_shape(input: Shape, filter: Shape, bias: Shape, *, asymmetric: bool, **attributes: int) -> Shape:
+    return depthwise_shape(input, filter, bias, **attributes)
 
 
 def _plan_exact(
@@ -467,8 +495,10 @@ _DYNAMIC = op.overload(
     level=op.V1_2,
 )
 
-_HYBRID = op.overload(
-    *(*OPERANDS, *IMPLICIT, op.attribute("activation"), *LAYOUT, *_DILATION, op.attribute("asymmetric", op.BOOL)),
+_ACTIVATION, _ASYMMETRIC = op.attribute("activation"), op.attribute("asymmetric", op.BOOL)
+_HYBRID = op.overload(*(*OPERANDS, *IMPLICIT, _ACTIVATION, *LAYOUT, *_DILATION, _ASYMMETRIC), level=op.V1_2)
+_HYBRID_DEPTHWISE = op.overload(
+    *(*OPERANDS, *IMPLICIT, op.attribute("depth_multiplier"), _ACTIVATION, *LAYOUT, *_DILATION, _ASYMMETRIC),
     level=op.V1_2,
 )
 
@@ -502,7 +532,10 @@ DECLARATIONS = (
         images=("input",),
         zero_sized=True,
         level=output_scale_level,
-        extended=(op.sixteen_bits(*sixteen_bit_variants(plan_sixteen_bit_depthwise)),),
+        extended=(
+            op.sixteen_bits(*sixteen_bit_variants(plan_sixteen_bit_depthwise)),
+            hybrid(_plan_hybrid_depthwise, overloads=(_HYBRID_DEPTHWISE,), shape=_hybrid_depthwise_shape),
+        ),
     ),
     op.Declaration(
         OperationType.GROUPED_CONV_2D,

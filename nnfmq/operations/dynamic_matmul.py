@@ -71,9 +71,16 @@ class DynamicMatmul(Struct, frozen=True):
         row: int,
         rounds_bias: bool = False,
         quantize: Quantize = linear_steps,
+        is_depthwise: bool = False,
     ) -> DynamicMatmul:
-        """Pack a filter, whose first dimension is the output channels; `row` is the count of positions of a row."""
-        weights = filter.array.reshape(filter.shape[0], -1).T.astype(np.int64) - filter.zero_point
+        """Pack a filter, whose first dimension is the output channels, and the last one if it `is_depthwise`.
+
+        `row` is the count of positions of a row.
+        """
+        rows = (
+            filter.array.reshape(-1, filter.shape[-1]).T if is_depthwise else filter.array.reshape(filter.shape[0], -1)
+        )
+        weights = rows.T.astype(np.int64) - filter.zero_point
         require(len(weights) <= MAX_DYNAMIC_PRODUCTS, "C1", f"sums of {len(weights)} products")
         _, exact = bound_accumulator(weights, _HIGHEST)
         matrix = np.ascontiguousarray(weights, dtype=exact)

@@ -198,6 +198,26 @@ def test_products_of_one_input_quantize_it_once() -> None:
     assert_kernels_agree_on(found, inputs(random, 3, 40), tolerance=0)
 
 
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize(
+    "form", [(12, 1, 3, 3, 1), (130, 1, 3, 3, 2), (64, 1, 5, 5, 1), (24, 2, 3, 2, 1), (3, 1, 1, 7, 1), (96, 1, 2, 1, 2)]
+)
+@pytest.mark.parametrize("kind", SYMMETRIC)
+def test_depthwise_convolutions_of_an_image_match_the_interpreter(
+    kind: str, form: tuple[int, int, int, int, int], asymmetric: bool
+) -> None:
+    random, (channels, multiplier, height, width, stride) = np.random.default_rng(15), form
+    count = channels * multiplier
+    filter, data = weights(random, kind, count, height, width, 1)
+    data = np.frombuffer(data, np.int8).reshape(count, height, width).transpose(1, 2, 0).tobytes()
+    quant = None if filter.channel_quant is None else replace(filter.channel_quant, channel_dim=3)
+    filter = replace(filter, dimensions=(1, height, width, count), channel_quant=quant)
+    window = [1, stride, stride, multiplier, 1, False, 1, 1, asymmetric]
+    arguments = [Operand(F32, (1, 9, 11, channels)), (filter, data), floats(random, count), *window]
+    found = model("HYBRID_DEPTHWISE_CONV_2D", arguments, (1, -(-9 // stride), -(-11 // stride), count))
+    assert_kernels_agree_on(found, inputs(random, 1, 9, 11, channels), tolerance=0)
+
+
 def exact(name: str, arguments: list[Any], shape: tuple[int, ...]) -> Model:
     code = operation_code(TfliteOperation[f"EXACT_{name}"])
     return replace(one_operation(code, arguments, Operand(OperandType.TENSOR_INT32, shape)), extensions=EXTENSIONS)

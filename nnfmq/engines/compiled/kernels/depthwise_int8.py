@@ -1,5 +1,7 @@
 """Depthwise convolution of 8-bit inputs: sums in integers, of input rows that are interleaved in groups.
 
+Results have 8 bits, or are floats if the input is quantized at run time.
+
 A work item is a block of output rows times a block of panels; a panel is one vector of bytes of channels. For the
 output rows of a tile, and for each panel, the rows under them are interleaved in groups of `RowDot.rows`, as uint8 or
 int8 and with padding; then one dot instruction multiplies a column of taps:
@@ -31,6 +33,7 @@ import numpy as np
 from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import I64, KernelBuilder, Value, load_params, pack_params
 from nnfmq.engines.compiled.kernels.depthwise import DwConvShape
+from nnfmq.engines.compiled.kernels.dynamic_quantization import Dequantization
 from nnfmq.engines.compiled.kernels.interleaving import DwConvInt8Params, RowDot, RowInterleaver, TapGroups
 from nnfmq.engines.compiled.kernels.micro_kernels import Array, SignFlipped
 from nnfmq.engines.compiled.kernels.packing import (
@@ -175,6 +178,11 @@ class DwConvInt8Kernel(DwConvShape):
         return self.shape[0] * self.row_blocks * self._panel_blocks
 
     @property
+    def output_bytes(self) -> int:
+        """Bytes of an output element."""
+        return self.dot.requantization.output_bytes
+
+    @property
     def _panel_blocks(self) -> int:
         return math.ceil(self.panels / self.block_panels)
 
@@ -293,14 +301,14 @@ class DwConvInt8Kernel(DwConvShape):
             input_row_bytes=width * input_channels,
             input_rows=height,
             padding_top=self.rows.padding_low,
-            output_row_bytes=self.columns.count * self.channels,
+            output_row_bytes=self.columns.count * self.channels * self.output_bytes,
             tiles=count // self.mr if self.uses_registers else math.ceil(count / (self.mr * group)),
             tail=count % self.mr,
             last_pixel=count - self.mr * group,
             tile_pixels=self.mr * group,
             tile_input_stride=self.columns.stride * self.pixel_bytes,
             pixel_channels=self.channels,
-            out_stride=group * self.channels,
+            out_stride=group * self.channels * self.output_bytes,
             last_channel=max(self.channels * group - self.panel_channels, 0),
             panel_weight_bytes=self._panel_weight_bytes,
             vector_weight_bytes=self.columns.size * self.column_bytes,
@@ -326,7 +334,7 @@ class DwConvInt8Kernel(DwConvShape):
         converter = SignFlipped(self.dot.is_signed != self.dot.lhs_is_signed(kb.target), zero_point)
         interleaver = RowInterleaver(kb, n, self.dot, self.taps, self.nr, self.pixel_bytes, self.row_tiles, converter)
         builder = _DwConvInt8Builder(self, kb, n, buffer, interleaver, weights, epilogue)
-        builder.emit_work_items(image, out)
+        builder.emit_work_items(kb.at(image, self.dot.requantization.input_offset), out)
         kb.return_void()
 
 
@@ -367,7 +375,7 @@ class _DwConvInt8Builder:
             row_out, rows_left = kb.at(out, kb.ir.mul(row, n.output_row_bytes)), kb.ir.sub(output_rows, row)
             with kb.loop(*panels) as panel:
                 channel = kb.intrinsic("llvm.smin", kb.mul(panel, k.panel_channels), n.last_channel)
-                panel_out = kb.at(row_out, channel)
+                panel_out = kb.at(row_out, kb.mul(channel, k.output_bytes))
                 if self.buffer is not None:
                     self.interleaver.emit_copied(self.interleaver.copied_rows(self.buffer, row, channel))
                     self._emit_rows(panel_out, panel, rows_left)
@@ -443,7 +451,8 @@ class _DwConvInt8Builder:
             pixel = kb.intrinsic("llvm.smin", kb.ir.mul(tile, n.tile_pixels), n.last_pixel)
             lhs = kb.at(self.interleaver.target, kb.ir.mul(pixel, n.tile_input_stride))
             results = self._packed(partial(self._rounded, lhs, weights, terms, channel))
-            self._store_rows(results, kb.at(out, kb.ir.mul(pixel, n.pixel_channels)), rows_left)
+            pixel_bytes = kb.mul(n.pixel_channels, k.output_bytes)
+            self._store_rows(results, kb.at(out, kb.ir.mul(pixel, pixel_bytes)), rows_left)
 
     def _store_rows(self, results: Sequence[Value], target: Value, rows_left: Value) -> None:
         """Emit the storing of the results of a tile's first row, then of the next row.
@@ -460,23 +469,31 @@ class _DwConvInt8Builder:
             self._store(results[tile_row * positions : (tile_row + 1) * positions], part, kb.at(target, offset))
 
     def _store(self, results: Sequence[Value], part: int, target: Value) -> None:
-        """Emit the storing of the bytes that row tile `part` has in each of `results`."""
+        """Emit the storing of the elements that row tile `part` has in each of `results`."""
         kb, size = self.kb, self.kernel.panel_channels
         for position, values in enumerate(results):
             row = kb.shuffle(values, values, range(part * size, (part + 1) * size))
             kb.store_partial(row, self.kernel.partial_panel or size, target, kb.mul(self.n.out_stride, position))
 
     def _packed(self, rounded: Callable[[int], list[Value]]) -> list[Value]:
-        """Return the bytes of all positions of a tile's first row, then of the next row.
+        """Return the results of all positions of a tile's first row, then of the next row.
 
-        `rounded` returns the requantized sums of one of the vectors of channels.
+        `rounded` returns the requantized sums, or their floats, of one of the vectors of channels.
         """
         kb, requantization, constants = self.kb, self.kernel.dot.requantization, self.epilogue
+        if isinstance(requantization, Dequantization):
+            return [self._in_order(parts) for parts in zip(*map(rounded, range(PANEL_VECTORS)), strict=True)]
         words = []
         for v in range(0, PANEL_VECTORS, 2):
             pairs = zip(rounded(v), rounded(v + 1), strict=True)
             words.append([requantization.narrow_subvectors(kb, low, high, constants) for low, high in pairs])
         return [requantization.clamp_subvectors(kb, low, high, constants) for low, high in zip(*words, strict=True)]
+
+    def _in_order(self, parts: Sequence[Value]) -> Value:
+        """Return the vectors of a panel's channels as one, with the channels in their order."""
+        kb = self.kb
+        joined = kb.concat(kb.concat(*parts[:2]), kb.concat(*parts[2:]))
+        return kb.shuffle(joined, joined, np.argsort(subvector_order(self.kernel.lanes)).tolist())
 
     def _biases(self, channel: Value) -> list[Value]:
         """Return the biases of the panel that begins at packed channel `channel`."""
@@ -485,8 +502,10 @@ class _DwConvInt8Builder:
         return [requantization.bias(self.kb, self.epilogue, first, lanes) for first in firsts]
 
     def _requantized(self, sums: Sequence[Value], channel: Value, v: int) -> list[Value]:
-        first = self.kb.add(channel, v * self.kernel.lanes)
-        return [self.kernel.dot.requantization.rounded(self.kb, acc, self.epilogue, first) for acc in sums]
+        first, requantization = self.kb.add(channel, v * self.kernel.lanes), self.kernel.dot.requantization
+        if isinstance(requantization, Dequantization):
+            return [requantization.finished(self.kb, acc, self.epilogue, first) for acc in sums]
+        return [requantization.rounded(self.kb, acc, self.epilogue, first) for acc in sums]
 
     def _rounded(self, lhs: Value, weights: Value, terms: Value, channel: Value, v: int) -> list[Value]:
         """Return the requantized sums of one vector of channels, for all rows and positions of a tile."""

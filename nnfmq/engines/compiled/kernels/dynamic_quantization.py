@@ -466,9 +466,10 @@ class Dequantization:
         """Return adjacent vectors of accumulators, the first at `channel`, as floats."""
         if self.keeps_sums:
             return list(accs)
-        return [self._finished(kb, acc, constants, kb.add(channel, n * acc.type.count)) for n, acc in enumerate(accs)]
+        return [self.finished(kb, acc, constants, kb.add(channel, n * acc.type.count)) for n, acc in enumerate(accs)]
 
-    def _finished(self, kb: KernelBuilder, acc: Value, constants: Value, channel: Value) -> Value:
+    def finished(self, kb: KernelBuilder, acc: Value, constants: Value, channel: Value) -> Value:
+        """Return a vector of accumulators, the first at `channel`, as floats."""
         lanes = acc.type.count
         row = self._rows(kb, constants, channel, lanes)
         value = kb.ir.fmul(kb.ir.sitofp(acc, vector(F32, lanes)), self._factors(kb, row, lanes))

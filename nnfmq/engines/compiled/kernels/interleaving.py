@@ -9,6 +9,7 @@ import numpy as np
 
 from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import I8, I16, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.dynamic_quantization import Dequantization
 from nnfmq.engines.compiled.kernels.micro_kernels import Array, SignFlipped, dot2, dot4, dot4_signed
 from nnfmq.engines.compiled.kernels.packing import RowBufferParams
 from nnfmq.engines.compiled.kernels.requantize import Requantization, unpack_subvectors
@@ -42,11 +43,15 @@ class RowDot:
     rows: int
     terms: int
     is_signed: bool
-    requantization: Requantization
+    requantization: Requantization | Dequantization
 
     @classmethod
     def of(
-        cls, target: Target, weight_range: tuple[int, int], is_signed: bool, requantization: Requantization
+        cls,
+        target: Target,
+        weight_range: tuple[int, int],
+        is_signed: bool,
+        requantization: Requantization | Dequantization,
     ) -> RowDot:
         """Return the one that sums the most products per instruction."""
         low, high = weight_range

@@ -17,6 +17,7 @@ import numpy as np
 
 from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
+from nnfmq.engines.compiled.kernels.depthwise_int8 import plan_dwconv_int8
 from nnfmq.engines.compiled.kernels.dynamic_quantization import (
     HEADER_BYTES,
     Dequantization,
@@ -30,6 +31,7 @@ from nnfmq.engines.compiled.kernels.dynamic_quantization import (
 from nnfmq.engines.compiled.kernels.dynamic_recurrent import DynamicGateGemv
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
+from nnfmq.engines.compiled.kernels.interleaving import RowDot
 from nnfmq.engines.compiled.kernels.micro_kernels import Dot4, DotS16x2, MaddS8S8, MaddU8S8Acc16, s8_micro_kernel
 from nnfmq.engines.compiled.kernels.recurrent import GateGemv
 from nnfmq.engines.compiled.lowering import Constant, Intermediate, KernelLaunch, KernelSequence, LoweringRule
@@ -145,6 +147,39 @@ def _hybrid_convolution(
     shape = _conv_shape(input, filter, conv_params)
     op = WeightedOp(shape, input, filter, bias, output, target, activation)
     return _lowered(op, False, rule_of(asymmetric))
+
+
+def _hybrid_depthwise(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    target: Target,
+    depth_multiplier: int,
+    activation: int,
+    asymmetric: bool,
+    **conv_params: int,
+) -> KernelSequence | None:
+    """HYBRID_DEPTHWISE_CONV_2D of one image."""
+    if 0 in input.shape or input.shape[0] > 1:
+        return None
+    batch, height, width, channels, rows, columns = image_and_windows(input, filter, conv_params)
+    epilogue = Dequantization(*float_activation_range(activation), rounds_bias=False, lhs_is_signed=False)
+    dot = RowDot.of(target, weight_range(filter), False, epilogue)
+    epilogue = replace(epilogue, lhs_is_signed=dot.lhs_is_signed(target))
+    dot, image = replace(dot, requantization=epilogue), (batch, height, width, channels)
+    kernel = plan_dwconv_int8(image, depth_multiplier, rows, columns, dot, target)
+    weights, packed = filter.array[0].astype(np.int16), kernel.packed_channel_map
+
+    def constant() -> bytes:
+        scales, sums = weight_scales(filter), weights.sum(axis=(0, 1), dtype=np.int64)
+        return epilogue.constants(sums[packed], scales[packed % len(scales)], bias.array[packed], 0, target.lanes)
+
+    taps = weights.reshape(rows.size, columns.size, -1)
+    last = KernelLaunch(kernel, (lambda: kernel.pack(taps), constant, kernel.params()), kernel.macs // 32)
+    steps = quantized_input(math.prod(input.shape), _INPUT, _RANGES, rule_of(asymmetric))
+    return KernelSequence(steps, last, (_STEPS,))
 
 
 def _conv_shape(input: Tensor, filter: Tensor, conv_params: Mapping[str, int]) -> ConvShape:
@@ -325,6 +360,7 @@ RULES: Mapping[OperationType, LoweringRule] = {
     extended_code(OperationType.CONV_2D, Scheme.DYNAMIC): convolution,
     extended_code(OperationType.CONV_2D, Scheme.EXACT): _exact_convolution,
     extended_code(OperationType.CONV_2D, Scheme.HYBRID): _hybrid_convolution,
+    extended_code(OperationType.DEPTHWISE_CONV_2D, Scheme.HYBRID): _hybrid_depthwise,
     extended_code(OperationType.FULLY_CONNECTED, Scheme.DYNAMIC): fully_connected,
     extended_code(OperationType.FULLY_CONNECTED, Scheme.EXACT): _exact_fully_connected,
     extended_code(OperationType.FULLY_CONNECTED, Scheme.HYBRID): _hybrid_fully_connected,

@@ -75,10 +75,10 @@ class _WeightedOp(Struct, frozen=True):
         return self.hybrid and _is_multiplied_as_bytes(self.weights, self.weights.shape[1:])
 
 
-def _is_multiplied_as_bytes(weights: TfliteTensor, products: Sequence[int]) -> bool:
+def _is_multiplied_as_bytes(weights: TfliteTensor, products: Sequence[int], channel_dim: int = 0) -> bool:
     """Return whether the extension has products by such weights; `products` multiply to those of a sum."""
     quant, count = weights.channel_quant, math.prod(products)
-    is_symmetric = weights.type in _FILTER_TYPES[1] and (quant is None or quant.channel_dim == 0)
+    is_symmetric = weights.type in _FILTER_TYPES[1] and (quant is None or quant.channel_dim == channel_dim)
     return is_symmetric and weights.zero_point == 0 and 0 < count <= MAX_DYNAMIC_PRODUCTS
 
 
@@ -163,8 +163,8 @@ def _conv_2d(context: ConversionContext, operator: TfliteOperator) -> None:
     op = _weighted_op(context, operator, 4)
     groups, quant = _groups(op), op.weights.channel_quant
     is_per_channel = quant is not None and len(set(quant.scales)) > 1  # LiteRT takes equal scales as one
-    if groups == 1 and op.keeps_bytes and len(op.x.shape) == 4 and 0 < op.x.shape[0] <= _MAX_IMAGES:
-        return _hybrid_conv_2d(context, operator, op, is_per_channel)
+    if groups == 1 and op.keeps_bytes and _has_few_images(op):
+        return _hybrid_conv_2d(context, operator, op, OperationType.CONV_2D, asymmetric=is_per_channel)
     arguments = _operands(context, operator, op, op.weights.shape[0], asymmetric=is_per_channel)
     arguments += [padding(context, operator), *strides(context, operator)]
     dilated = dilation(context, operator)
@@ -176,18 +176,31 @@ def _conv_2d(context: ConversionContext, operator: TfliteOperator) -> None:
     return context.emit(OperationType.GROUPED_CONV_2D, operator, *arguments, *rest)
 
 
-def _hybrid_conv_2d(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp, asymmetric: bool) -> None:
+def _has_few_images(op: _WeightedOp) -> bool:
+    return len(op.x.shape) == 4 and 0 < op.x.shape[0] <= _MAX_IMAGES
+
+
+def _hybrid_conv_2d(
+    context: ConversionContext,
+    operator: TfliteOperator,
+    op: _WeightedOp,
+    operation: OperationType,
+    more: Sequence[int] = (),
+    *,
+    asymmetric: bool,
+) -> None:
     """Write convolutions of images of floats, which are quantized at each execution, with weights of 8 bits.
 
-    Each image has a scale of its own, so several are convolved one by one.
+    Each image has a scale of its own, so several are convolved one by one. The operation has `more` after the strides.
     """
     builder, options = context.builder, operator.options
-    arguments = [context.value(op.weights.index), _bias(context, operator, op, op.weights.shape[0])]
+    channels = op.weights.shape[3 if operation == OperationType.DEPTHWISE_CONV_2D else 0]
+    arguments = [context.value(op.weights.index), _bias(context, operator, op, channels)]
     arguments += [padding(context, operator)]
-    arguments += [*strides(context, operator), activation(context, operator), builder.boolean(False)]
+    arguments += [*strides(context, operator), *more, activation(context, operator), builder.boolean(False)]
     arguments += positive(context, dilation_w=options.DilationWFactor(), dilation_h=options.DilationHFactor())
     arguments += [builder.boolean(asymmetric)]
-    code, count = extended_code(OperationType.CONV_2D, Scheme.HYBRID), op.x.shape[0]
+    code, count = extended_code(operation, Scheme.HYBRID), op.x.shape[0]
     if count == 1:
         return context.emit(code, operator, context.value(op.x.index), *arguments)
     y = context.file.tensor(operator.outputs[0])
@@ -213,9 +226,11 @@ def _groups(op: _WeightedOp) -> int:
 def _depthwise_conv_2d(context: ConversionContext, operator: TfliteOperator) -> None:
     op = _weighted_op(context, operator, 4)
     multiplier = positive(context, depth_multiplier=_depth_multiplier(operator, op))
+    if op.hybrid and _is_multiplied_as_bytes(op.weights, op.weights.shape[1:3], 3) and _has_few_images(op):
+        return _hybrid_conv_2d(context, operator, op, OperationType.DEPTHWISE_CONV_2D, multiplier, asymmetric=True)
     arguments = _operands(context, operator, op, op.weights.shape[3], asymmetric=True)
     arguments += [padding(context, operator), *strides(context, operator), *multiplier, activation(context, operator)]
-    context.emit(OperationType.DEPTHWISE_CONV_2D, operator, *arguments, *dilation(context, operator))
+    return context.emit(OperationType.DEPTHWISE_CONV_2D, operator, *arguments, *dilation(context, operator))
 
 
 def _depth_multiplier(operator: TfliteOperator, op: _WeightedOp) -> int:
