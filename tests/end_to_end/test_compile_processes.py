@@ -130,11 +130,22 @@ def test_compile_processes_have_a_lower_priority_than_workers(
     call.wait()
 
 
-def test_the_session_of_the_compile_processes_has_a_lower_priority(server: Process) -> None:
-    group = Path(f"/proc/{server.pid}/autogroup")
-    if not group.exists() or os.geteuid():
+def group_nice(pid: int) -> int:
+    """Return the value of a process's session: see sched(7)."""
+    return int(Path(f"/proc/{pid}/autogroup").read_text().rpartition(" nice ")[2])
+
+
+@pytest.mark.parametrize(("preference", "nicer"), [(SUSTAINED, 5), (FAST, 10)], ids=["foreground", "background"])
+def test_the_session_of_the_compile_processes_has_a_lower_priority(
+    client: nnfmq.Client, worker: Process, server: Process, preference: ExecutionPreference, nicer: int
+) -> None:
+    if not Path("/proc/self/autogroup").exists() or os.geteuid():
         pytest.skip("the kernel has no autogroups, or lets users change one session in 0.1 s")
-    assert group.read_text().rpartition(" nice ")[2] == "5\n"  # see sched(7)
+    call = InThread.start(lambda: prepare(client, ENDLESS, preference=preference))
+    with compile_processes(server):
+        until(lambda: group_nice(server.pid) - group_nice(worker.pid) == nicer, "the session has its value")
+    client.close()
+    call.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=lambda number: number.name)

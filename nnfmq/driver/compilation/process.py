@@ -56,8 +56,8 @@ __all__ = [
     "describe_death",
     "error_of_death",
     "lower_priority",
-    "lower_session_priority",
     "processes_max",
+    "set_session_priority",
 ]
 
 
@@ -66,15 +66,16 @@ __all__ = [
 #
 # A process lowers its priority before it compiles, and keeps it: raising it again needs CAP_SYS_NICE. The kernel weighs
 # processes by their nice value within one scheduling group. With autogroups (CONFIG_SCHED_AUTOGROUP) each session is a
-# group of its own, and the groups are weighed by values of their own; so the compile server lowers that of its session,
-# too. See docs/explanation/scheduling.md for the values.
+# group of its own, and the groups are weighed by values of their own; so the compile server sets that of its session as
+# the processes in it need it. See docs/explanation/scheduling.md for the values.
 
 
 FOREGROUND_NICE: Final = 5
 """How much a process is nicer than the driver while a caller waits for the compilation: a third of the weight."""
 BACKGROUND_NICE: Final = 10
 """The same if the model executes meanwhile on its baseline program: a ninth of the weight."""
-_AUTOGROUP = Path("/proc/self/autogroup")
+_NICE_MAX = 19
+_PROC = Path("/proc")
 
 
 def lower_priority(is_background: bool) -> None:
@@ -82,13 +83,16 @@ def lower_priority(is_background: bool) -> None:
     os.nice(BACKGROUND_NICE if is_background else FOREGROUND_NICE)
 
 
-def lower_session_priority() -> bool:
-    """Lower the priority of this process's session; return False if a later call may succeed.
+def set_session_priority(is_background: bool) -> bool:
+    """Make this process's session nicer than that of its parent, which starts it; return False if a later call may.
 
-    For users without CAP_SYS_ADMIN the kernel changes one session in 0.1 s.
+    As much nicer as the processes in it are, which are all in the background, or not. Every user may change the value
+    back. For users without CAP_SYS_ADMIN the kernel changes one session in 0.1 s.
     """
+    nicer = BACKGROUND_NICE if is_background else FOREGROUND_NICE
     try:
-        _AUTOGROUP.write_text(str(FOREGROUND_NICE))
+        parent = (_PROC / str(os.getppid()) / "autogroup").read_text()
+        (_PROC / "self" / "autogroup").write_text(str(min(int(parent.rpartition(" ")[2]) + nicer, _NICE_MAX)))
     except OSError as error:  # a kernel without autogroups, or a sandbox
         return error.errno != errno.EAGAIN
     return True

@@ -59,8 +59,8 @@ from nnfmq.driver.compilation.process import (
     TURN_IS_OVER,
     CompileProcess,
     describe_death,
-    lower_session_priority,
     processes_max,
+    set_session_priority,
 )
 from nnfmq.driver.compilation.process_queue import Claim, ProcessQueue
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
@@ -239,7 +239,8 @@ class _Server:
     def __init__(self, channel: Channel, reports: bool, client_pidfd: int | None) -> None:
         self._channel = channel
         self._reports = reports
-        self._has_lowered_session = self._has_forked = False
+        self._has_forked = False
+        self._is_background: bool | None = None  # what the session's priority is for; None: it has its first one
         self._queue = ProcessQueue(processes_max())
         self._compilations: dict[Claim, _Compilation] = {}
         self._timer: Timer | None = None
@@ -311,7 +312,7 @@ class _Server:
         self._timer = None if next_ns is None else self._loop.call_at(next_ns / 1e9, self._take_turns)
 
     def _start(self, compilation: _Compilation) -> None:
-        self._has_lowered_session = self._has_lowered_session or lower_session_priority()
+        self._set_priority(compilation.claim)
         try:
             compilation.start_process()
         except (OSError, ResourceExhaustedTransient) as error:
@@ -325,11 +326,19 @@ class _Server:
             self._looks = True
             self._loop.call_at(time.monotonic() + _MEMORY_LOOK_S, self._look_at_memory)
 
+    def _set_priority(self, *starting: Claim) -> None:
+        """Give the session the priority that its processes need, and those that start now."""
+        claims = [*starting, *(claim for claim, each in self._compilations.items() if each.process is not None)]
+        is_background = all(claim.is_background for claim in claims)
+        if claims and is_background != self._is_background and set_session_priority(is_background):
+            self._is_background = is_background
+
     def _look_at_memory(self) -> None:
         """Look at the memory of all processes, and again soon while there are any."""
         running = [compilation for compilation in self._compilations.values() if compilation.process is not None]
         for compilation in running:
             compilation.end_if_without_memory()
+        self._set_priority()
         self._looks = bool(running)
         if running:
             self._loop.call_at(time.monotonic() + _MEMORY_LOOK_S, self._look_at_memory)
@@ -337,6 +346,7 @@ class _Server:
     def _on_exit(self, compilation: _Compilation) -> None:
         self._forget(compilation)
         self._take_turns()
+        self._set_priority()
 
     def _on_unwanted(self, compilation: _Compilation) -> None:
         if compilation.process is None:

@@ -35,7 +35,7 @@ from nnfmq.base.sandbox.sandbox import enter
 from nnfmq.driver.cache.programs import cache_limit_bytes
 from nnfmq.driver.cache.shared import shared_cache
 from nnfmq.driver.compilation.jobs import PrepareContext, current_prepare_context, prepare_context
-from nnfmq.driver.compilation.process import lower_priority, lower_session_priority
+from nnfmq.driver.compilation.process import lower_priority, set_session_priority
 from nnfmq.driver.devices.builtin import CompiledDevice
 from nnfmq.driver.devices.configuration import DeviceEntry
 from nnfmq.driver.memory.private import copy_constant_pools
@@ -180,7 +180,7 @@ def main(words: Sequence[str]) -> int:
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     os.chdir("/")  # keep no file system in use
     lower_priority(is_background=True)
-    lower_session_priority()
+    set_session_priority(is_background=True)
     limit_private_memory(quota_limit_bytes())
     enter(detached_sandbox())
     deadline_ns = time.monotonic_ns() + int(limit_s * 1e9)
