@@ -234,7 +234,9 @@ def become(uid: int) -> None:
 
 
 def as_owner(uid: int | None, act: Callable[[], None]) -> None:
-    """Call `act`, which sends a signal to a child, or schedules it; it runs under `uid`, or will soon; None: as this.
+    """Call `act`, which needs the uid of a child: a signal to it, its scheduling, a file of its own.
+
+    The child runs under `uid`, or will soon; None: as this process.
 
     Raises:
         PermissionError: If the child runs under another uid.

@@ -182,6 +182,11 @@ def _make(directory: Path) -> Path:
     return directory
 
 
+def perf_map_path(pid: int) -> str:
+    """Return where perf(1) looks for the names of functions that a process has generated, whatever $TMPDIR says."""
+    return f"/tmp/perf-{pid}.map"
+
+
 def default_socket() -> Path:
     """Return the path at which this user's driver listens. There may be no driver."""
     named = settings.SOCKET.value()

@@ -726,6 +726,11 @@ LOG_FORMAT: Setting[str | None] = Setting(
     meaning="the form of the lines that a driver logs",
     default_text="`text` on a terminal, in systemd's journal, and of an embedded driver; otherwise `json`",
 )  # fmt: skip
+PERF_MAP: Setting[bool] = Setting(
+    "NNFMQ_PERF_MAP", SWITCH, False, reader="driver", default_text="0", reloads="for new clients",
+    meaning="1: each worker writes the names and addresses of its compiled kernels to `/tmp/perf-PID.map`, where perf "
+    "looks for them, until it ends",
+)  # fmt: skip
 
 TRACE: Setting[str | None] = Setting(
     "NNFMQ_TRACE", _VARIABLE_PATH._replace(allowed="any path, in which %p is the pid, or `socket:PATH`"), None,

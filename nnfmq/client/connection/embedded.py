@@ -12,8 +12,11 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 
+from nnfmq.base import settings
 from nnfmq.base.channel import Channel
+from nnfmq.base.paths import perf_map_path
 from nnfmq.base.processes import child_environment
 
 END_SECONDS = 2.0
@@ -46,6 +49,9 @@ def end_embedded_driver(process: subprocess.Popen[bytes], has_started: bool = Tr
     if not has_started or not _exits_in_time(process):
         process.kill()  # one that has not started does not read its connection yet
     process.wait()
+    if settings.PERF_MAP.value():
+        with suppress(OSError):  # it has none, or has removed it
+            os.unlink(perf_map_path(process.pid))
 
 
 def _exits_in_time(process: subprocess.Popen[bytes]) -> bool:

@@ -17,6 +17,7 @@ from nnfmq.driver.devices.registry import make_devices
 from nnfmq.driver.process.statistics_area import StatisticsArea
 from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session, run_session
+from nnfmq.engines.compiled.perf_map import open_perf_map
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.serialize import control_protocol, messages
@@ -37,6 +38,7 @@ def serve(channel: Channel) -> NoReturn:
         with suppress(NnfmqError):  # the client may have exited
             channel.send(rejection, (), NO_WAIT)
         sys.exit(1)
+    open_perf_map()
     gc.freeze()  # a collection during a burst need not look at what has been imported
     gc.enable()
     statistics = StatisticsArea(Memory.create(layout.PAGE_BYTES, layout.PAGE))  # until the process exits

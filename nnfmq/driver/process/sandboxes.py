@@ -62,7 +62,7 @@ def _sandbox_for(needs: Iterable[SandboxNeeds], writes: tuple[str, ...], cache: 
         reads=(*cache, *(path for need in needs for path in need.reads)),
         writes=writes,
         nodes=tuple(path for need in needs for path in need.nodes),
-        generates_code=any(need.generates_code for need in needs),
+        generates_code=settings.PERF_MAP.value() or any(need.generates_code for need in needs),
         oom_score=WORKER_OOM_SCORE,
     )
 

@@ -39,6 +39,7 @@ from nnfmq.driver.process.statistics_area import SharedStatistics, WorkerStatist
 from nnfmq.driver.process.trace import WORKER_TRACE, TraceArea
 from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session, run_session
+from nnfmq.engines.compiled.perf_map import open_perf_map
 from nnfmq.engines.compiled.thread_pool import divide_cores
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.types import Protection
@@ -155,6 +156,7 @@ def main(
     channel, order = Channel.adopt(fds.control), ClientOrder(turns)
     sandbox = worker_sandbox(devices.values(), has_own_uid=fds.uid_lock >= 0)
     statistics.use_page(Memory.adopt(fds.page))  # until the process exits
+    open_perf_map()
     enter_sandbox = partial(enter, sandbox)
     run_session(
         Session(channel, "nnfmq", HANDLERS, devices, setup.options, hello, share, order, own_statistics, enter_sandbox)

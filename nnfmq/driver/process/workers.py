@@ -22,10 +22,12 @@ from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
-from nnfmq.base.accounts import UidPool, give_up_capabilities
+from nnfmq.base import settings
+from nnfmq.base.accounts import UidPool, as_owner, give_up_capabilities
 from nnfmq.base.channel import Channel, Credentials, Listener
 from nnfmq.base.logs import LoggedClient, about, rate_limited
 from nnfmq.base.memory import Memory
+from nnfmq.base.paths import perf_map_path
 from nnfmq.base.processes import child_environment, command_name
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.cache import programs
@@ -93,6 +95,7 @@ class _Worker:
         self.client_class = client_class
         self.is_monitor = self.was_killed = self.client_has_exited = False
         self.has_compiled = False
+        self.has_perf_map = settings.PERF_MAP.value()
 
 
 class WorkerProcesses:
@@ -372,6 +375,9 @@ class WorkerProcesses:
         self._shares.release(ended.slot)
         uid = ended.process.uid
         self._requests.remove_folder(private_folder_of(ended.process.pid, uid), uid)
+        if ended.has_perf_map:
+            with suppress(OSError):  # it has none, or another user has a file of this name
+                as_owner(uid, partial(os.unlink, perf_map_path(ended.process.pid)))
         if self._uids is not None and uid is not None:
             self._uids.release(uid)
         status = ended.process.reap()

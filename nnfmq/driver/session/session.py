@@ -60,6 +60,7 @@ from nnfmq.driver.process.trace import recorded_call
 from nnfmq.driver.session.error_translation import memory_shortage
 from nnfmq.driver.session.handle_table import HandleTable
 from nnfmq.engines import memory
+from nnfmq.engines.compiled.perf_map import PERF_MAP
 from nnfmq.engines.execution import TieredProgram
 from nnfmq.engines.memory import trim_memory, use_one_heap
 from nnfmq.hal.errors import (
@@ -718,4 +719,5 @@ def run_session(session: Session) -> NoReturn:
     signal.signal(LEAVE, lambda _number, _frame: session.request_leave())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SESSION_SIGNALS)  # what a supervisor has sent before is handled now
     session.run()
+    PERF_MAP.close()
     os._exit(0)  # without waiting for threads: nobody needs the result of work that is still running

@@ -2,7 +2,8 @@
 
 It is linked in private memory and written to a memfd, which is sealed against writing and then mapped: what is
 executable was never writable in this address space, and is a file's. So a process may be kept from making other memory
-executable (`base.sandbox`). It is unmapped with the last reference to its `LoadedCode`.
+executable (`base.sandbox`). For perf alone it is anonymous memory (`perf_map`). It is unmapped with the last reference
+to its `LoadedCode`.
 
 LLVM has a loader of its own, but a process that imports it has 40 MiB more resident memory, 5 MiB of them private. A
 driver has a worker process for each client, which only loads what compile processes have compiled.
@@ -25,6 +26,7 @@ from msgspec import Struct
 
 from nnfmq.base.memory import Memory, write_all
 from nnfmq.engines import memory
+from nnfmq.engines.compiled.perf_map import PERF_MAP
 from nnfmq.hal.errors import GeneralFailure
 
 __all__ = [
@@ -78,11 +80,15 @@ class Section(Struct, frozen=True):
 
 
 class Symbol(Struct, frozen=True):
-    """A name for byte `value` of the loaded section number `section`. None: the file does not define it there."""
+    """A name for `size` bytes from byte `value` of section number `section` on, which is loaded.
+
+    None: the file does not define it there.
+    """
 
     name: str
     section: int | None
     value: int
+    size: int
     is_global: bool
     is_function: bool
 
@@ -192,13 +198,14 @@ class _Parser:
         return tables[0], [self._symbol(header.link, fields) for fields in self._entries(header, _SYMBOL)]
 
     def _symbol(self, names: int, fields: Sequence[int]) -> Symbol:
-        name, info, _, index, value, _ = fields
+        name, info, _, index, value, size = fields
         section = self.sections.get(index)
         # A symbol may be the end of its section.
         if section is not None and value > section.size:
             raise _malformed(f"a symbol is byte {value} of section {index}, which has {section.size}")
         is_global, is_function = info >> 4 != _LOCAL, info & 15 == _FUNCTION
-        return Symbol(self._string(names, name), None if section is None else index, value, is_global, is_function)
+        number = None if section is None else index
+        return Symbol(self._string(names, name), number, value, size, is_global, is_function)
 
     def relocations(self) -> Iterator[Relocation]:
         """Yield the relocations of the loaded sections."""
@@ -320,10 +327,10 @@ class Linker:
                     end = start + section.size
         return end
 
-    def functions(self) -> dict[str, int]:
-        """Return the offset of each global function in the block."""
+    def functions(self) -> dict[str, tuple[int, int]]:
+        """Return the offset and the size of each global function in the block."""
         return {
-            name: self._starts[number, symbol.section] + symbol.value
+            name: (self._starts[number, symbol.section] + symbol.value, symbol.size)
             for name, (number, symbol) in self._definitions.items()
             if symbol.is_function and symbol.section is not None
         }
@@ -503,6 +510,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 _libc.mmap.restype = ctypes.c_size_t
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MAP_FIXED, _MAP_FAILED = 0x10, 2 ** (8 * ctypes.sizeof(ctypes.c_size_t)) - 1
 
 
@@ -530,9 +538,10 @@ class LoadedCode:
         # The block has no address inside it: library functions are reached by their own ones.
         linker.write(memoryview(block), 0, addresses)
         self._charge = memory.charge(len(block))  # RLIMIT_DATA counts no memfds
-        self._base = _mapped(block, linker.code_bytes)
+        self._base = (_mapped_for_perf if PERF_MAP.is_open else _mapped)(block, linker.code_bytes)
         weakref.finalize(self, _libc.munmap, self._base, len(block)).atexit = False
-        self._offsets = linker.functions()
+        self._functions = linker.functions()
+        PERF_MAP.add((self._base + offset, size, name) for name, (offset, size) in self._functions.items())
 
     def address(self, name: str) -> int:
         """Return the address of a function.
@@ -540,9 +549,9 @@ class LoadedCode:
         Raises:
             GeneralFailure: If the object code does not define it.
         """
-        if name not in self._offsets:
+        if name not in self._functions:
             raise GeneralFailure(f"object code cannot be loaded: nothing defines {name!r}")
-        return self._base + self._offsets[name]
+        return self._base + self._functions[name][0]
 
 
 @cache
@@ -573,6 +582,24 @@ def _mapped(block: bytearray, code_bytes: int) -> int:
         except GeneralFailure:
             _libc.munmap(base, len(block))
             raise
+    return base
+
+
+def _mapped_for_perf(block: bytearray, code_bytes: int) -> int:
+    """Map a copy of `block` as `_mapped` does, in anonymous memory: only there perf looks for names in its map.
+
+    So it is writable before it is executable, which the sandbox allows while the setting is on.
+    """
+    base = _map(None, len(block), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    ctypes.memmove(base, bytes(block), len(block))
+    for address, size, protection in (
+        (base, code_bytes, mmap.PROT_READ | mmap.PROT_EXEC),
+        (base + code_bytes, len(block) - code_bytes, mmap.PROT_READ),
+    ):
+        if size and _libc.mprotect(address, size, protection):
+            number = ctypes.get_errno()
+            _libc.munmap(base, len(block))
+            raise GeneralFailure(f"machine code cannot be loaded: mprotect(2): {os.strerror(number)}")
     return base
 
 

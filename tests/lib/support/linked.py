@@ -29,4 +29,4 @@ def link(code: tuple[bytes, ...], base: int, outside: Mapping[str, int]) -> Imag
     linker = Linker(code)
     data = bytearray(linker.size_bytes)
     linker.write(memoryview(data), base, outside)
-    return Image(base, bytes(data), {name: base + offset for name, offset in linker.functions().items()})
+    return Image(base, bytes(data), {name: base + offset for name, (offset, _) in linker.functions().items()})
