@@ -57,7 +57,6 @@ _SHOWN = ("p50", "p90", "p95", "p99", "p99.9", "max")
 _FEW_SHOWN = ("p50", "p99", "max")
 _WIDE = 72  # columns for all of them
 _UNCERTAIN = 3  # the exit status
-_SUSTAINED = 0.95  # of the rate; with less a runner is overloaded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -414,7 +413,7 @@ _Named = tuple[str, Mapping[str, Any]]
 
 def print_report(screen: Console, report: Mapping[str, Any]) -> None:
     """Print the report on a console; with fewer columns there are fewer percentiles."""
-    from nnfmq.lab.bench.report import result_names
+    from nnfmq.lab.bench.report import notes, result_names
 
     results = list(zip(result_names(report["results"]), report["results"], strict=True))
     screen.print(_latencies(results, _SHOWN if screen.width >= _WIDE else _FEW_SHOWN))
@@ -422,7 +421,7 @@ def print_report(screen: Console, report: Mapping[str, Any]) -> None:
     for key, title in (("ratios", "beside the first runner"), ("baseline", "beside the baseline")):
         if report.get(key):
             screen.print(_ratios(report[key], title))
-    for line in _notes(report, results):
+    for line in notes(report):
         screen.print(line)
 
 
@@ -463,45 +462,3 @@ def _ratios(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
         interval = f"{ratio_text(row['low'])}–{ratio_text(row['high'])}"
         listing.add_row(f"{name}: {row['metric']}", ratio_text(row["ratio"]), interval, row.get("outcome", ""))
     return listing
-
-
-def _notes(report: Mapping[str, Any], results: Sequence[_Named]) -> Iterator[str]:
-    from nnfmq.lab.bench.report import CANNOT_TELL
-
-    for runner, reason in report["missing"].items():
-        yield f"{runner} is missing: {reason}"
-    for name, result in results:
-        if result["is_stable"] is False:
-            yield f"{name}: not stable after {len(result['warm_up'])} windows of warm-up."
-        if result["rate"] is not None and result["throughput_per_s"] < _SUSTAINED * result["rate"]:
-            done, wanted = result["throughput_per_s"], result["rate"]
-            yield f"{name}: overloaded, {done:,.0f} of {wanted:g} requests/s; its latency grows with the duration."
-        if result["unsent"]:
-            yield f"{name}: {result['unsent']:,} requests were not sent, and are not in the percentiles."
-    if any(row["outcome"] == CANNOT_TELL for row in report.get("baseline", ())):
-        yield f"{CANNOT_TELL}: a run was not stable, or on another CPU; measure both on an idle machine."
-    if report["threshold"] is not None:
-        yield _threshold(report["threshold"])
-    yield f"{_load(report)}; {report['conditions']['core']} core; {report['conditions']['cpu']}."
-
-
-def _load(report: Mapping[str, Any]) -> str:
-    """Return the load in words; numbers that differ among the results are part of their names."""
-    load, results = report["load"], report["results"]
-    clients, rates = ({result[name] for result in results} for name in ("clients", "rate"))
-    rate = f"{next(iter(rates)):g}/s, " if len(rates) == 1 and None not in rates else ""
-    loop = "closed loop" if rates == {None} else f"open loop, {rate}{load['distribution']} arrivals"
-    count = ", ".join(f"{number}" for number in sorted(clients))
-    amount = f"{load['seconds']:g} s" if load["count"] is None else f"{load['count']:,} requests"
-    parts = f" in {load['rounds']} parts" if load["rounds"] > 1 else ""
-    return f"Clients: {count}, {loop}; {amount}{parts}"
-
-
-def _threshold(threshold: Mapping[str, Any]) -> str:
-    limit = f"{threshold['percentile']} of at most {threshold['limit_ns'] / 1e6:g} ms"
-    within = threshold["within"]
-    if within is None:
-        return f"No load has a {limit}."
-    clients = "1 client" if within["clients"] == 1 else f"{within['clients']} clients"
-    rate = "" if within["rate"] is None else f", {within['rate']:g} requests/s"
-    return f"The last load with a {limit}: {clients}{rate}."

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--window", metavar="US,...", type=_windows, default=(None,), help="polling windows of client and driver")
     add("--cpus", metavar="NAME,...", type=_among(_PLACEMENTS), default=("apart",),
         help="client and worker on CPUs: apart, same, free")  # fmt: skip
+    add("--rate", metavar="R", type=positive_number, help="open loop: requests per second of all clients")
     add("--duration", metavar="S", type=positive_number, default=2.0, help="seconds of each scenario (default: 2)")
     add("--slow", metavar="MS", type=positive_number, default=2.0,
         help="slow: this much above the usual (default: 2)")  # fmt: skip
@@ -156,23 +156,26 @@ def _job(arguments: argparse.Namespace) -> RunnerJob:
 
 
 def _stress(arguments: argparse.Namespace) -> int:
-    from nnfmq.lab.bench.report import machine
+    from nnfmq.lab.bench.report import machine, model_identity
     from nnfmq.lab.stress.attribution import Thresholds
     from nnfmq.lab.stress.report import scenario_report
     from nnfmq.lab.stress.trial import ScenarioPlan, run_scenarios
 
     plan = ScenarioPlan(
         _job(arguments), arguments.mode, arguments.clients, arguments.window, arguments.cpus, arguments.load,
-        arguments.duration, arguments.seed,
+        arguments.duration, arguments.seed, arguments.rate,
     )  # fmt: skip
-    conditions = machine() | {"seconds": plan.seconds, "slow_ms": arguments.slow, "seed": plan.seed}
+    conditions = machine() | {
+        "seconds": plan.seconds, "rate": plan.rate, "slow_ms": arguments.slow, "seed": plan.seed,
+    }  # fmt: skip
+    identity = model_identity(arguments.model)
     thresholds = Thresholds(excess=round(arguments.slow * 1e6))
     with shown_progress(arguments.no_color) as progress:
         scenarios = [
             scenario_report(scenario, found, arguments.worst, thresholds)
             for scenario, found in run_scenarios(plan, progress)
         ]
-    report = {"model": str(arguments.model), "conditions": conditions, "scenarios": scenarios}
+    report = identity | {"conditions": conditions, "scenarios": scenarios}
     _write(arguments, report)
     if arguments.json:
         print_json(report)
@@ -194,9 +197,15 @@ def _write(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
 
 
 def _self_test(arguments: argparse.Namespace) -> int:
-    load_before = round(os.getloadavg()[0], 2)
-    matrix = _tested(arguments)
-    report = matrix.report() | {"seed": arguments.seed, "runs_of_each": arguments.runs, "load_before": load_before}
+    import nnfmq
+    from nnfmq.lab.bench.report import machine, model_identity
+
+    arguments.model = arguments.model or nnfmq.example_path("digits.tflite")
+    conditions, matrix = machine(), _tested(arguments)
+    report = {
+        **model_identity(arguments.model), "conditions": conditions, **matrix.report(),
+        "seed": arguments.seed, "runs_of_each": arguments.runs,
+    }  # fmt: skip
     if arguments.json:
         print_json(report)
     else:
@@ -208,13 +217,11 @@ def _self_test(arguments: argparse.Namespace) -> int:
 
 def _tested(arguments: argparse.Namespace) -> ConfusionMatrix:
     """Run the self-test and return its matrix."""
-    import nnfmq
     from nnfmq.lab import placement
     from nnfmq.lab.stress.clients import started_clients
     from nnfmq.lab.stress.self_test import ConfusionMatrix, combinations_of, run_self_test, unavailable_causes
     from nnfmq.lab.stress.trial import TrialSetup, driver_socket
 
-    arguments.model = arguments.model or nnfmq.example_path("digits.tflite")
     matrix, job = ConfusionMatrix(), _job(arguments)
     with ExitStack() as stack:
         progress = stack.enter_context(shown_progress(arguments.no_color))
@@ -263,19 +270,13 @@ def _scenarios(scenarios: Sequence[Mapping[str, Any]], names: Sequence[str], *, 
 
 
 def _worst(scenario: Mapping[str, Any]) -> Iterator[str]:
-    if "reason" in scenario:
-        yield f"{scenario['scenario']} is missing: {scenario['reason']}"
-        return
-    causes = ", ".join(f"{name} {time / 1e6:,.0f} ms" for name, time in scenario["causes_ns"].items())
-    if scenario["worst"]:
-        others = f"; other programs used {scenario['others_cpu_ns'] / 1e6:,.0f} ms of CPU time"
-        yield f"{scenario['scenario']}: {causes or 'no cause'}{others if 'cpu-' in causes else ''}"
-    for request in scenario["worst"]:
-        stages = request["stages_ns"]
-        parts = "".join(f", {name} {time / 1e6:.1f}" for name, time in (stages or {}).items())
-        yield f"  {request['latency_ns'] / 1e6:,.1f} ms at {request['at_s']:.2f} s{parts}"
-        for cause in request["causes"] or ({"name": "unknown", "evidence": "no counter explains it"},):
-            yield f"    {cause['name']}: {cause['evidence']}"
+    from nnfmq.lab.stress.report import request_lines, scenario_lines
+
+    yield from scenario_lines(scenario)
+    for request in scenario.get("worst", ()):
+        first, *causes = request_lines(request)
+        yield f"  {first}"
+        yield from (f"    {line}" for line in causes)
 
 
 def print_matrix(screen: Console, report: Mapping[str, Any]) -> None:

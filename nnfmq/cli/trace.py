@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nnfmq.cli.console import add_connect_argument, console, new_file, open_client, print_json, seconds, table
 
 if TYPE_CHECKING:
-    from nnfmq.observe.trace_analysis import PhaseTable
+    from nnfmq.observe.phase_table import PhaseTable
     from nnfmq.observe.trace_files import Trace
 
 EXAMPLES = """\
@@ -92,7 +92,7 @@ def _summary(trace: Trace, path: Path) -> str:
 
 def _print_table(arguments: argparse.Namespace) -> int:
     from nnfmq.cli.trace_collection import read_file
-    from nnfmq.observe.trace_analysis import phase_table
+    from nnfmq.observe.phase_table import phase_table
 
     found = phase_table(read_file(arguments.table))
     if arguments.json:
@@ -101,7 +101,7 @@ def _print_table(arguments: argparse.Namespace) -> int:
     if not found.counts:
         print(f"nnfmq: error: {arguments.table} has no slices with NNAPI's tags", file=sys.stderr)
         return 1
-    from nnfmq.observe.trace_analysis import LAYERS, PHASES
+    from nnfmq.observe.phase_table import LAYERS, PHASES
 
     screen = console(arguments.no_color)
     shown = table("layer", "phase", ">slices", ">ms", ">self ms")
@@ -123,7 +123,7 @@ def _ms(ns: int) -> str:
 
 def _rows(found: PhaseTable) -> list[dict[str, Any]]:
     """Return a row for each layer and phase with a time or a slice, in AOSP's order."""
-    from nnfmq.observe.trace_analysis import LAYERS, PHASES
+    from nnfmq.observe.phase_table import LAYERS, PHASES
 
     keys = [(layer, phase) for layer in LAYERS for phase in PHASES]
     return [

@@ -1,7 +1,8 @@
 """Collecting traces: of a command and all processes that it starts, or of a running driver.
 
 The rings are memory of the processes that are traced. They are read every 20 ms, so that a long trace loses nothing,
-and once more at the end: the memory of a process that was killed still has what it recorded.
+and once more at the end: the memory of a process that was killed still has what it recorded. Meanwhile a sampler looks
+who uses the CPUs, and whether the processes of a trace are stopped (`lab.machine_sampler`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from nnfmq.base import settings
 from nnfmq.base.channel import NO_WAIT, Channel, Listener
 from nnfmq.base.memory import Memory
 from nnfmq.cli.record import exit_status, signals_passed_to
-from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient, NnfmqError
+from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.types import Protection
-from nnfmq.observe.trace_files import RingReader, Trace, merged
+from nnfmq.lab.machine_sampler import MachineSampler
+from nnfmq.observe.trace_files import RingReader, Trace, current_epoch_ns, merged
 
 if TYPE_CHECKING:
     from nnfmq.client.connection.client import Client
@@ -64,14 +66,19 @@ def trace_command(command: Sequence[str]) -> tuple[Trace, int]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnfmq-trace-"))
         path = Path(folder, "s")
-        collector = stack.enter_context(_Collector(stack.enter_context(Listener.create(path))))
+        sampler = stack.enter_context(MachineSampler())
+        collector = stack.enter_context(_Collector(stack.enter_context(Listener.create(path)), sampler))
         environment = os.environ | {settings.TRACE.variable: f"{SOCKET_PREFIX}{path}"}
         with _started(command, environment) as process:
             pidfd = os.pidfd_open(process.pid)
             stack.callback(os.close, pidfd)
             collector.collect_until_exit(pidfd)
             status = process.wait()
-        return collector.trace(), exit_status(status)
+        sampler.stop()
+        trace = collector.trace()
+        if trace.slices:
+            trace.machine, trace.epoch_ns = sampler.record, current_epoch_ns()
+        return trace, exit_status(status)
 
 
 @contextmanager
@@ -88,10 +95,14 @@ def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
 
 
 class _Collector:
-    """Receives rings over connections to a listener, and reads them. Close it, or use `with`."""
+    """Receives rings over connections to a listener, and reads them; lets `sampler` watch the processes that write.
 
-    def __init__(self, listener: Listener) -> None:
+    Close it, or use `with`. Borrows its arguments.
+    """
+
+    def __init__(self, listener: Listener, sampler: MachineSampler) -> None:
         self._listener = listener
+        self._sampler = sampler
         self._channels: dict[int, Channel] = {}
         self._rings: list[tuple[Memory, RingReader]] = []
         self._poll = select.poll()
@@ -114,6 +125,7 @@ class _Collector:
     def _read(self) -> None:
         for _, reader in self._rings:
             reader.poll()
+        self._sampler.watch({reader.pid for _, reader in self._rings} - {0})
 
     def _receive(self, fd: int) -> None:
         if fd == self._listener.fileno():
@@ -165,13 +177,26 @@ def trace_driver(client: Client, seconds: float) -> Trace:
     Raises what `traced_driver` raises.
     """
     begin_ns = time.monotonic_ns()
-    with traced_driver(client) as rings:
+    with traced_driver(client) as rings, MachineSampler() as sampler:
         with suppress(KeyboardInterrupt):
             while client.connection.is_open and time.monotonic_ns() < begin_ns + seconds * 1e9:
                 rings.read()
+                sampler.watch(rings.workers())
                 time.sleep(min(_PERIOD_MS / 1000, seconds))
         rings.read()
-        return rings.trace()
+        sampler.stop()
+        trace = rings.trace()
+        trace.machine, trace.epoch_ns = sampler.record, current_epoch_ns()
+        _name_clients(trace, client)
+        return trace
+
+
+def _name_clients(trace: Trace, client: Client) -> None:
+    """Add to the names of workers whose clients these are, as far as this user may know."""
+    with suppress(GeneralFailure, DeadObject):
+        for each in client.statistics().clients:
+            if each.worker_pid in trace.machine.processes:
+                trace.machine.processes[each.worker_pid] += f" of {each.program or 'a client'}"
 
 
 @contextmanager
@@ -224,11 +249,15 @@ class WorkerRings:
                 reader = self._current[slot] = RingReader(self._view[offset : offset + AREA_RING_BYTES])
             reader.poll()
 
+    def workers(self) -> set[int]:
+        """Return the pids of the workers that record."""
+        return {reader.pid for reader in self._current.values()} - {0}
+
     def trace(self) -> Trace:
         """Return what was read. Slices of earlier traces are left out."""
         trace = merged(reader.trace() for reader in (*self._ended, *self._current.values()))
         trace.slices = [one for one in trace.slices if one.end_ns >= self._begin_ns]
-        trace.waits = [wait for wait in trace.waits if wait.end_ns >= self._begin_ns]
+        trace.times = [times for times in trace.times if times.end_ns >= self._begin_ns]
         return trace
 
     def release(self) -> None:

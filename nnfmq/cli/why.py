@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from nnfmq.cli.console import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nnfmq.observe.trace_analysis import Explanation, Stage
+    from nnfmq.observe.slow_requests import Explanation, Stage, ThreadEvidence
     from nnfmq.observe.trace_files import Trace
 
 _WIDE = 60
@@ -31,10 +32,10 @@ EXAMPLES = """\
 examples:
   nnfmq trace -o out.json -- python app.py && nnfmq why out.json
   nnfmq why out.json -n 10 --json
-  nnfmq why --duration 5             # a running driver; its stages only
+  nnfmq why --duration 5             # a running driver
 
 * marks the stage that exceeds its median by most. Operations are indented
-below the engine.
+below the engine. "off CPU": the thread was stopped, paused, or had no CPU.
 """
 
 
@@ -53,7 +54,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if (arguments.file is None) == (arguments.duration is None):
         print("nnfmq: error: give either the file of a trace, or --duration S for a running driver", file=sys.stderr)
         return 2
-    from nnfmq.observe.trace_analysis import explain, requests_of
+    from nnfmq.observe.slow_requests import explain, requests_of
 
     trace = _trace(arguments)
     count, found = len(requests_of(trace)), explain(trace, arguments.count)
@@ -83,43 +84,55 @@ def _trace(arguments: argparse.Namespace) -> Trace:
 def _print(screen: Console, trace: Trace, number: int, one: Explanation) -> None:
     from nnfmq.observe.trace_layout import burst_of, packet_of, worker_of
 
-    request, worst = one.request, one.abnormal
+    request = one.request
+    clock = f" at {_wall_clock(trace, one):%Y-%m-%d %H:%M:%S.%f}" if trace.epoch_ns else ""
     screen.print(
-        f"\n{number}. {microseconds(request.total_ns)} µs: packet {packet_of(request.request)} of burst "
+        f"\n{number}. {microseconds(request.total_ns)} µs{clock}: packet {packet_of(request.request)} of burst "
         f"{burst_of(request.request)}, worker {worker_of(request.request)}, {_at_ms(trace, one):,.1f} ms after the "
-        f"begin.\n   {worst.name}: {microseconds(worst.duration_ns)} µs, typically {microseconds(worst.typical_ns)}"
+        "begin."
     )
-    is_wide = screen.width >= _WIDE
-    shown = table("stage", ">µs", *([">share"] if is_wide else []), ">typical")
+    for text in _outcome(one):
+        screen.print(f"   {text}")
+    min_ns = one.request.total_ns // 100
+    has_off_cpu = any(stage.off_cpu_ns > min_ns for stage in (*one.stages, *one.operations))
+    columns = [">share"] if screen.width >= _WIDE else []
+
+    def cells(stage: Stage) -> list[str]:
+        share = [f"{stage.share:.0%}"] if columns else []
+        off_cpu = microseconds(stage.off_cpu_ns) if stage.off_cpu_ns > min_ns else ""
+        times = microseconds(stage.duration_ns), *share, microseconds(stage.typical_ns)
+        return [*times, off_cpu] if has_off_cpu else [*times]
+
+    shown = table("stage", ">µs", *columns, ">typical", *([">off CPU"] if has_off_cpu else []))
     for stage in one.stages:
-        _add_row(shown, f"{stage.name}{' *' if stage is worst else ''}", stage, is_wide)
+        shown.add_row(f"{stage.name}{' *' if stage is one.abnormal else ''}", *cells(stage))
         if stage.name == "engine":
             for operation in one.operations:
-                _add_row(shown, f"  {operation.name}", operation, is_wide)
+                shown.add_row(f"  {operation.name}", *cells(operation))
     screen.print(shown)
-    for text in _waits(one):
-        screen.print(f"   {text}")
 
 
-def _add_row(shown: Any, name: str, stage: Stage, is_wide: bool) -> None:
-    share = [f"{stage.share:.0%}"] if is_wide else []
-    shown.add_row(name, microseconds(stage.duration_ns), *share, microseconds(stage.typical_ns))
+def _outcome(one: Explanation) -> Iterator[str]:
+    """Yield the causes with their evidence; without one, the stage that took longest beyond the usual."""
+    for cause in one.causes:
+        yield f"{cause.name}: {cause.evidence}"
+    if not one.causes:
+        worst = one.abnormal
+        text = f"{worst.name}: {microseconds(worst.duration_ns)} µs, typically {microseconds(worst.typical_ns)}"
+        yield f"{text}; nothing that was recorded explains it" if worst.excess_ns > worst.typical_ns else text
 
 
 def _at_ms(trace: Trace, one: Explanation) -> float:
     return (one.request.begin_ns - trace.slices[0].begin_ns) / 1e6
 
 
-def _waits(one: Explanation) -> Iterable[str]:
-    for wait in one.waits:
-        period_ns = wait.end_ns - wait.begin_ns
-        yield (
-            f"Thread {wait.thread} had no CPU for {microseconds(wait.waited_ns)} µs of the "
-            f"{microseconds(period_ns)} µs around."
-        )
+def _wall_clock(trace: Trace, one: Explanation) -> datetime:
+    """Return when a request began, in the time zone of this process."""
+    return datetime.fromtimestamp((trace.epoch_ns + one.request.begin_ns) / 1e9).astimezone()
 
 
 def _as_json(trace: Trace, one: Explanation) -> dict[str, Any]:
+    from nnfmq.observe.causes import UNKNOWN
     from nnfmq.observe.trace_layout import burst_of, packet_of, worker_of
 
     request = one.request
@@ -127,22 +140,40 @@ def _as_json(trace: Trace, one: Explanation) -> dict[str, Any]:
         "worker_pid": worker_of(request.request),
         "burst": burst_of(request.request),
         "packet": packet_of(request.request),
+        "date": _wall_clock(trace, one).isoformat() if trace.epoch_ns else None,
         "begin_ns": request.begin_ns,
         "total_ns": request.total_ns,
+        "excess_ns": one.excess_ns,
+        "cause": one.causes[0].name if one.causes else UNKNOWN,
+        "causes": [
+            {"name": cause.name, "explained_ns": cause.explained, "evidence": cause.evidence} for cause in one.causes
+        ],
         "abnormal": one.abnormal.name,
         "stages": [_stage_as_json(stage) for stage in one.stages],
         "operations": [_stage_as_json(operation) for operation in one.operations],
-        "cpu_waits": [
-            {
-                "pid": wait.pid,
-                "thread": wait.thread,
-                "period_ns": wait.end_ns - wait.begin_ns,
-                "waited_ns": wait.waited_ns,
-            }
-            for wait in one.waits
-        ],
+        "threads": [_thread_as_json(each) for each in one.threads],
     }
 
 
 def _stage_as_json(stage: Stage) -> dict[str, Any]:
-    return {"name": stage.name, "ns": stage.duration_ns, "share": stage.share, "typical_ns": stage.typical_ns}
+    return {
+        "name": stage.name,
+        "ns": stage.duration_ns,
+        "share": stage.share,
+        "typical_ns": stage.typical_ns,
+        "off_cpu_ns": stage.off_cpu_ns,
+    }
+
+
+def _thread_as_json(found: ThreadEvidence) -> dict[str, Any]:
+    pid, thread = found.thread
+    return {
+        "role": found.side,
+        "pid": pid,
+        "thread": thread,
+        "stopped_ns": found.stopped_ns,
+        "paused_ns": found.paused_ns,
+        "waited_ns": found.waited_ns,
+        "unknown_ns": found.unknown_ns,
+        "holders": [holder._asdict() for holder in found.holders],
+    }

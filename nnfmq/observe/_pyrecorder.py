@@ -19,11 +19,21 @@ from nnfmq.observe.statistics_layout import WORD_BYTES
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["BurstCalls", "BurstRecorder", "Calls", "ModelRecorder", "begin_change", "end_change", "snapshot"]
+__all__ = [
+    "BurstCalls",
+    "BurstRecorder",
+    "Calls",
+    "ModelRecorder",
+    "SendClock",
+    "begin_change",
+    "end_change",
+    "snapshot",
+]
 
 _WORD_MASK = 2**64 - 1
 REQUEST_RECEIVED, RESULT_SENT = 1, 5  # of `serialize.execution_stats`, which a test compares
 SAMPLED_BELOW_NS, SAMPLE = 16_000, 8
+SENT_WORD = 1  # of `serialize.packets`, likewise
 
 
 class ModelRecorder:
@@ -132,6 +142,29 @@ class BurstCalls:
 
     def close(self) -> None:
         """Release the words; nothing is counted any more. Idempotent."""
+        words, self._words = self._words, None
+        if words is not None:
+            words.release()
+
+
+class SendClock:
+    """Tells the driver of a burst when its client sends a request, which a trace of the driver begins with. Close it.
+
+    `words` are those beside the ring of the requests.
+    """
+
+    def __init__(self, words: Buffer) -> None:
+        self._words: memoryview | None = _words(words, SENT_WORD + 1)
+
+    def now(self) -> int:
+        """Return the time (CLOCK_MONOTONIC, ns), and store it."""
+        now_ns, words = monotonic_ns(), self._words
+        if words is not None:
+            words[SENT_WORD] = now_ns
+        return now_ns
+
+    def close(self) -> None:
+        """Release the words; `now` stores nothing any more. Idempotent."""
         words, self._words = self._words, None
         if words is not None:
             words.release()

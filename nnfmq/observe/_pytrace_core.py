@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["ExchangeTrace", "StepTrace", "TraceRing", "copy_names", "copy_records"]
 
 _REQUEST, _DECODE, _ENGINE, _EXECUTE, _WRITE, _WAIT, _READ = range(1, 8)
+_WAKE_UP = 11
+_WAKE_UP_MAX_NS = 1 << 36
 _NUMBER = (1 << 24) - 1
 _MASK = (1 << 64) - 1
 _RECORD = struct.Struct(RECORD)
@@ -96,9 +98,10 @@ class TraceRing:
         for number in range(min(len(ids), len(stamps) - 1)):
             self.slice(ids[number], 0, stamps[number], stamps[number + 1])
 
-    def burst_request(self, base: int, words: Buffer) -> bool:
+    def burst_request(self, base: int, words: Buffer, sent_ns: int = 0) -> bool:
         """Record a burst's request as its execution statistics describe it: `serialize.execution_stats`.
 
+        `sent_ns` is when its client says that it has sent it, 0 if that is not known. What cannot be is left out.
         Returns whether it is time for a sample of how long the thread has waited for a CPU.
 
         Raises:
@@ -109,12 +112,16 @@ class TraceRing:
             raise ValueError(f"{len(stats)} bytes of statistics; 48 are needed")
         sequence, received, ready, begin, end, sent = stats[:48].cast("Q")
         request = base | sequence & _NUMBER
+        begun = received
+        if 0 < sent_ns < received and received - sent_ns < _WAKE_UP_MAX_NS:
+            self._write(_WAKE_UP, request, sent_ns, received)
+            begun = sent_ns
         if ready > received:
             self._write(_DECODE, request, received, ready)
         if begin:
             self._write(_ENGINE, request, begin, end)
         self._write(_REQUEST, request, received, sent)
-        return self._is_sample_due(received, sent)
+        return self._is_sample_due(begun, sent)
 
     def _is_sample_due(self, begin_ns: int, end_ns: int) -> bool:
         if end_ns - begin_ns < SLOW_NS and end_ns - self._sampled_ns < SAMPLE_PERIOD_NS:

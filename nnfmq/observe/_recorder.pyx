@@ -98,6 +98,9 @@ cdef enum:  # words of `serialize.execution_stats`
     REQUEST_RECEIVED = 1
     RESULT_SENT = 5
 
+cdef enum:  # of `serialize.packets`
+    SENT_WORD = 1
+
 cdef enum:
     SAMPLED_BELOW_NS = 16000
     SAMPLE = 8
@@ -242,6 +245,30 @@ cdef class BurstCalls:
         cdef uint64_t driver = words[RESULT_SENT] - words[REQUEST_RECEIVED]
         cdef uint64_t latency = <uint64_t>latency_ns if latency_ns > 0 else 0
         self.calls.count_queue(latency - driver if driver < latency else 0, executions)
+
+    def close(self):
+        PyBuffer_Release(&self.words)  # sets `obj`, not `buf`, to NULL
+        self.words.buf = NULL
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.words)
+
+
+@cython.final
+@cython.no_gc
+cdef class SendClock:
+    """Tells the driver of a burst when its client sends a request."""
+
+    cdef Py_buffer words
+
+    def __cinit__(self, words):
+        map_words(&self.words, words, (SENT_WORD + 1) * 8, PyBUF_SIMPLE | PyBUF_WRITABLE)
+
+    def now(self):
+        cdef int64_t now_ns = nnfmq_monotonic_ns()
+        if self.words.buf is not NULL:
+            (<int64_t *>self.words.buf)[SENT_WORD] = now_ns
+        return now_ns
 
     def close(self):
         PyBuffer_Release(&self.words)  # sets `obj`, not `buf`, to NULL

@@ -37,9 +37,11 @@ cdef enum:
     WRITE = 5
     WAIT = 6
     READ = 7
+    WAKE_UP = 11
     RECORD_BYTES = 32
 
 cdef uint64_t NUMBER = 0xFFFFFF
+cdef uint64_t WAKE_UP_MAX_NS = <uint64_t>1 << 36
 cdef int64_t SLOW_NS = trace_layout.SLOW_NS
 cdef int64_t SAMPLE_PERIOD_NS = trace_layout.SAMPLE_PERIOD_NS
 
@@ -98,7 +100,8 @@ cdef class TraceRing:
             self.write(ids[number], 0, at[number], at[number + 1])
         PyBuffer_Release(&stamps)
 
-    def burst_request(self, uint64_t base, words):
+    def burst_request(self, uint64_t base, words, uint64_t sent_ns=0):
+        cdef uint64_t begun
         cdef Py_buffer stats
         cdef uint64_t copied[6]  # sequence, received, ready, begin, end, sent
         PyObject_GetBuffer(words, &stats, PyBUF_SIMPLE)
@@ -109,12 +112,16 @@ cdef class TraceRing:
         memcpy(copied, stats.buf, 48)
         PyBuffer_Release(&stats)
         base |= copied[0] & NUMBER
+        begun = copied[1]
+        if 0 < sent_ns < copied[1] and copied[1] - sent_ns < WAKE_UP_MAX_NS:
+            self.write(WAKE_UP, base, sent_ns, copied[1])
+            begun = sent_ns
         if copied[2] > copied[1]:
             self.write(DECODE, base, copied[1], copied[2])
         if copied[3]:
             self.write(ENGINE, base, copied[3], copied[4])
         self.write(REQUEST, base, copied[1], copied[5])
-        return self.is_sample_due(copied[1], copied[5])
+        return self.is_sample_due(begun, copied[5])
 
     cdef bint is_sample_due(self, int64_t begin_ns, int64_t end_ns) noexcept:
         if end_ns - begin_ns < SLOW_NS and end_ns - self.sampled_ns < SAMPLE_PERIOD_NS:

@@ -16,6 +16,7 @@ __all__ = [
     "BurstRecorder",
     "Calls",
     "ModelRecorder",
+    "SendClock",
     "begin_change",
     "end_change",
     "snapshot",
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
         BurstRecorder,
         Calls,
         ModelRecorder,
+        SendClock,
         begin_change,
         end_change,
         snapshot,
     )
 else:
     BurstCalls, Calls = _active.BurstCalls, _active.Calls
-    BurstRecorder, ModelRecorder = _active.BurstRecorder, _active.ModelRecorder
+    BurstRecorder, ModelRecorder, SendClock = _active.BurstRecorder, _active.ModelRecorder, _active.SendClock
     begin_change, end_change, snapshot = _active.begin_change, _active.end_change, _active.snapshot

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nnfmq.observe.machine_record import CpuUse, MachineRecord, Stop
 from nnfmq.observe.trace_core import copy_names, copy_records
 from nnfmq.observe.trace_layout import (
     LABEL,
     LABEL_BYTES,
     MAGIC,
     PID,
+    RAN,
     RECORD,
     RECORD_BYTES,
     STANDARD_NAMES,
@@ -26,7 +29,17 @@ from nnfmq.observe.trace_layout import (
     worker_of,
 )
 
-__all__ = ["CpuWait", "RingReader", "Slice", "Trace", "events", "merged", "read_trace", "write_trace"]
+__all__ = [
+    "RingReader",
+    "Slice",
+    "ThreadTimes",
+    "Trace",
+    "current_epoch_ns",
+    "events",
+    "merged",
+    "read_trace",
+    "write_trace",
+]
 
 _LAST_RECORDS = 1 << 18  # of each ring, in the memory of the reader
 
@@ -47,24 +60,36 @@ class Slice(NamedTuple):
         return self.end_ns - self.begin_ns
 
 
-class CpuWait(NamedTuple):
-    """From `begin_ns` to `end_ns` a thread was runnable but had no CPU for `waited_ns`, all in all."""
+class ThreadTimes(NamedTuple):
+    """From `begin_ns` to `end_ns` a thread ran for `ran_ns`, and was runnable without a CPU for `waited_ns`."""
 
     pid: int
     thread: int
     begin_ns: int
     end_ns: int
     waited_ns: int
+    ran_ns: int
 
 
 @dataclass(slots=True)
 class Trace:
-    """Slices in the order of their begin, an enclosing one first; labels of processes; how many slices were lost."""
+    """What was recorded.
+
+    Attributes:
+        slices: In the order of their begin, an enclosing one first.
+        processes: Labels of the processes that recorded.
+        times: What threads did between two samples.
+        lost: How many slices were lost.
+        machine: What the machine did beside them.
+        epoch_ns: When the clock of all times was 0, on that of time.time_ns; 0 if it is not known.
+    """
 
     slices: list[Slice] = field(default_factory=list)
     processes: dict[int, str] = field(default_factory=dict)
-    waits: list[CpuWait] = field(default_factory=list)
+    times: list[ThreadTimes] = field(default_factory=list)
     lost: int = 0
+    machine: MachineRecord = field(default_factory=MachineRecord)
+    epoch_ns: int = 0
 
     def sort(self) -> None:
         """Restore the order."""
@@ -121,10 +146,15 @@ class RingReader:
         """Return what `poll` has copied."""
         names, pid = list(_names(self._names)), self.pid
         trace = Trace(processes={pid: self._label} if pid else {}, lost=self.lost)
+        waited: dict[int, tuple[int, int]] = {}  # by thread: the end of the times, and for how long it waited
         for begin_ns, end_ns, request, name, thread in self._slices():
             text = names[name - 1] if 0 < name <= len(names) else "?"
             if text == WAITED:
-                trace.waits.append(CpuWait(pid, thread, begin_ns, end_ns, request))
+                waited[thread] = end_ns, request
+            elif text == RAN:
+                until_ns, waited_ns = waited.pop(thread, (0, 0))
+                if until_ns == end_ns:  # otherwise that record was lost
+                    trace.times.append(ThreadTimes(pid, thread, begin_ns, end_ns, waited_ns, request))
             elif begin_ns <= end_ns < 1 << 63:
                 trace.slices.append(Slice(pid, thread, begin_ns, end_ns, text, request))
         trace.sort()
@@ -143,12 +173,17 @@ def _names(data: bytes) -> Iterator[str]:
         at += 2 + size
 
 
+def current_epoch_ns() -> int:
+    """Return when the clock of slices was 0, on that of time.time_ns."""
+    return time.time_ns() - time.monotonic_ns()
+
+
 def merged(traces: Iterable[Trace]) -> Trace:
-    """Return one trace with everything of all."""
+    """Return one trace with everything that all of them have from rings."""
     result = Trace()
     for trace in traces:
         result.slices += trace.slices
-        result.waits += trace.waits
+        result.times += trace.times
         result.processes |= trace.processes
         result.lost += trace.lost
     result.sort()
@@ -159,13 +194,15 @@ def merged(traces: Iterable[Trace]) -> Trace:
 # Traces as files: Chrome's JSON, which ui.perfetto.dev and chrome://tracing open, and ftrace's text for reading.
 #
 # A slice becomes a complete event (`X`), a request's way from the client's slice `write` into the driver's slice
-# `request`, and back into `wait`, two flow arrows (`s`, `f`). Times are CLOCK_MONOTONIC in µs with three decimals. A
-# thread's wait for a CPU is an instant event with the interval in its arguments.
+# `request`, and back into `wait`, two flow arrows (`s`, `f`). Times are CLOCK_MONOTONIC in µs with three decimals.
+# What a thread did between two samples, and what a sampler saw of other processes, are instant events at the end of
+# their interval, whose begin is in their arguments: they would not nest with slices.
 
 
 _REQUEST, _WRITE, _WAIT = STANDARD_NAMES[0], STANDARD_NAMES[4], STANDARD_NAMES[5]
 _TAG = re.compile(r"\[NN_(L\w)_(P\w+)\]")
 _MARK = re.compile(r"-(\d+)\s.*?\s(\d+)\.(\d+): tracing_mark_write: ([BE])(?:\|(\d+))?(?:\|(.*))?$")
+_USED, _STOPPED = "used a CPU", "stopped"
 _NOT_A_TRACE = "is neither a Chrome JSON trace nor ftrace text with tracing_mark_write lines"
 
 
@@ -181,7 +218,16 @@ def write_trace(trace: Trace, path: Path) -> None:
     unfinished = path.with_name(f".{path.name}.unfinished")
     with open(unfinished, "w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ns","otherData":')
-        file.write(json.dumps({"clock": "CLOCK_MONOTONIC", "lost_slices": trace.lost}))
+        file.write(
+            json.dumps(
+                {
+                    "clock": "CLOCK_MONOTONIC",
+                    "lost_slices": trace.lost,
+                    "epoch_ns": trace.epoch_ns,
+                    "is_sampled": trace.machine.is_sampled,
+                }
+            )
+        )
         file.write(',"traceEvents":[\n')
         separator = ""
         for event in events(trace):
@@ -193,10 +239,9 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def events(trace: Trace) -> Iterator[str]:
-    """Yield each event as JSON: names of processes, slices in order, flows, waits for a CPU."""
+    """Yield each event as JSON: names, slices in order, flows, times of threads, and what the machine did."""
     for pid, label in sorted(trace.processes.items()):
-        arguments = json.dumps({"name": label}, ensure_ascii=False)
-        yield f'{{"ph":"M","name":"process_name","pid":{pid},"tid":0,"args":{arguments}}}'
+        yield _metadata("process_name", pid, 0, label)
     quoted: dict[str, str] = {}
     for one in trace.slices:
         head = quoted.get(one.name) or quoted.setdefault(one.name, _head(one.name))
@@ -206,12 +251,38 @@ def events(trace: Trace) -> Iterator[str]:
             f'"dur":{_us(one.duration_ns)}{arguments}}}'
         )
     yield from _flows(trace)
-    for wait in trace.waits:
-        arguments = json.dumps({"waited_ns": wait.waited_ns, "since": wait.begin_ns / 1000})
-        yield (
-            f'{{"ph":"i","s":"t","name":"{WAITED}","pid":{wait.pid},"tid":{wait.thread},"ts":{_us(wait.end_ns)},'
-            f'"args":{arguments}}}'
-        )
+    for times in trace.times:
+        both = {"waited_ns": times.waited_ns, "ran_ns": times.ran_ns}
+        yield _instant(WAITED, times.pid, times.thread, times.begin_ns, times.end_ns, both)
+    yield from _machine_events(trace)
+
+
+def _machine_events(trace: Trace) -> Iterator[str]:
+    machine = trace.machine
+    for pid, name in sorted(machine.processes.items()):
+        if pid in trace.processes:
+            yield _metadata("process_labels", pid, 0, name)
+        else:
+            yield _metadata("process_name", pid, 0, name, is_other=True)
+    for (pid, thread), name in sorted(machine.threads.items()):
+        yield _metadata("thread_name", pid, thread, name)
+    for use in machine.uses:
+        arguments = {"used_ns": use.used_ns, "cpus": list(use.cpus)}
+        yield _instant(_USED, use.pid, use.thread, use.begin_ns, use.end_ns, arguments)
+    for stop in machine.stops:
+        yield _instant(_STOPPED, stop.pid, stop.pid, stop.begin_ns, stop.end_ns, {"how": stop.how})
+
+
+def _metadata(kind: str, pid: int, thread: int, name: str, *, is_other: bool = False) -> str:
+    """Return the name of a process that records, `is_other` of another one, a thread, or another name of a process."""
+    key = "labels" if kind == "process_labels" else "name"
+    arguments = json.dumps({key: name} | ({"is_other": True} if is_other else {}), ensure_ascii=False)
+    return f'{{"ph":"M","name":"{kind}","pid":{pid},"tid":{thread},"args":{arguments}}}'
+
+
+def _instant(name: str, pid: int, thread: int, begin_ns: int, end_ns: int, arguments: dict[str, Any]) -> str:
+    text = json.dumps(arguments | {"since": begin_ns / 1000})
+    return f'{{"ph":"i","s":"t","name":"{name}","pid":{pid},"tid":{thread},"ts":{_us(end_ns)},"args":{text}}}'
 
 
 def _head(name: str) -> str:
@@ -273,7 +344,8 @@ def _from_json(path: Path, text: str) -> Trace:
         root = json.loads(text)
         found = root["traceEvents"] if isinstance(root, dict) else root
         other = root.get("otherData", {}) if isinstance(root, dict) else {}
-        trace = Trace(lost=int(other.get("lost_slices", 0)))
+        trace = Trace(lost=int(other.get("lost_slices", 0)), epoch_ns=int(other.get("epoch_ns", 0)))
+        trace.machine.is_sampled = bool(other.get("is_sampled", False))
         open_slices: dict[tuple[int, int], list[tuple[str, int]]] = {}
         for event in found:
             _add_event(trace, event, open_slices)
@@ -285,8 +357,7 @@ def _from_json(path: Path, text: str) -> Trace:
 def _add_event(trace: Trace, event: dict[str, Any], open_slices: dict[tuple[int, int], list[tuple[str, int]]]) -> None:
     phase, arguments = event["ph"], event.get("args") or {}
     if phase == "M":
-        if event["name"] == "process_name":
-            trace.processes[int(event["pid"])] = str(arguments["name"])
+        _add_name(trace, event, arguments)
         return
     if phase not in "XBEi":
         return
@@ -294,14 +365,36 @@ def _add_event(trace: Trace, event: dict[str, Any], open_slices: dict[tuple[int,
     if phase == "X":
         end_ns = at_ns + round(event["dur"] * 1000)
         trace.slices.append(Slice(pid, thread, at_ns, end_ns, str(event["name"]), _request_of(arguments)))
-    elif phase == "i" and event["name"] == WAITED:
-        begin_ns = round(arguments["since"] * 1000)
-        trace.waits.append(CpuWait(pid, thread, begin_ns, at_ns, int(arguments["waited_ns"])))
+    elif phase == "i" and "since" in arguments:
+        _add_interval(trace, event["name"], (pid, thread, round(arguments["since"] * 1000), at_ns), arguments)
     elif phase == "B":
         open_slices.setdefault((pid, thread), []).append((str(event["name"]), at_ns))
     elif phase == "E" and open_slices.get((pid, thread)):
         name, begin_ns = open_slices[pid, thread].pop()
         trace.slices.append(Slice(pid, thread, begin_ns, at_ns, name))
+
+
+def _add_name(trace: Trace, event: dict[str, Any], arguments: dict[str, Any]) -> None:
+    kind, pid = event["name"], int(event["pid"])
+    if kind == "process_name":
+        names = trace.machine.processes if arguments.get("is_other") else trace.processes
+        names[pid] = str(arguments["name"])
+    elif kind == "process_labels":
+        trace.machine.processes[pid] = str(arguments["labels"])
+    elif kind == "thread_name":
+        trace.machine.threads[pid, int(event.get("tid", 0))] = str(arguments["name"])
+
+
+def _add_interval(trace: Trace, name: str, place: tuple[int, int, int, int], arguments: dict[str, Any]) -> None:
+    """Add what `_instant` has written: pid, thread, begin and end are `place`."""
+    pid, _, begin_ns, end_ns = place
+    if name == WAITED:
+        trace.times.append(ThreadTimes(*place, int(arguments["waited_ns"]), int(arguments["ran_ns"])))
+    elif name == _USED:
+        cpus = tuple(map(int, arguments["cpus"]))
+        trace.machine.uses.append(CpuUse(*place, int(arguments["used_ns"]), cpus))
+    elif name == _STOPPED:
+        trace.machine.stops.append(Stop(pid, begin_ns, end_ns, str(arguments["how"])))
 
 
 def _request_of(arguments: dict[str, Any]) -> int:

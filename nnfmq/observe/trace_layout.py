@@ -30,7 +30,9 @@ __all__ = [
     "MAGIC",
     "NAMES",
     "NAMES_SIZE",
+    "PAUSED",
     "PID",
+    "RAN",
     "RECORD",
     "RECORDS",
     "RECORD_BYTES",
@@ -38,7 +40,9 @@ __all__ = [
     "SAMPLE_PERIOD_NS",
     "SLOW_NS",
     "STANDARD_NAMES",
+    "TURN",
     "WAITED",
+    "WAKE_UP",
     "burst_of",
     "capacity_of",
     "packet_of",
@@ -71,11 +75,22 @@ STANDARD_NAMES: Final = (
     "[NN_LR_PR]read",
     "[NN_LD_PIO]bind",
     "waited for a CPU",
+    "ran on a CPU",
+    "[NN_LI_PE]wake-up",
 )
-"""The names with the ids 1 to 9, which the cores write without looking them up."""
+"""The names with the ids 1 to 11, which are written without looking them up."""
 
 WAITED: Final = STANDARD_NAMES[8]
 """Not a slice: from `begin` to `end` the thread was runnable and had no CPU for `request` ns (schedstat)."""
+RAN: Final = STANDARD_NAMES[9]
+"""Not a slice: from `begin` to `end` the thread ran for `request` ns. It follows WAITED of the same times."""
+
+WAKE_UP: Final = STANDARD_NAMES[10]
+"""From when the client sent a request, as it says itself, until the driver had it: if only the driver is traced."""
+TURN: Final = "[NN_LD_PE]turn"
+"""The execution waited for its turn at the cores: others with deadlines, or of other users, were first."""
+PAUSED: Final = "[NN_LC_PE]paused"
+"""The engine paused, because workers of clients of a higher class used the cores."""
 
 SLOW_NS: Final = 1_000_000
 SAMPLE_PERIOD_NS: Final = 10_000_000

@@ -1,7 +1,7 @@
 """The trace points of this process: they write slices to one ring while `TRACING.recorder` is not None.
 
 Hot paths look at `TRACING.recorder`, which costs a few nanoseconds, and use its `ring`; others use `recorded`. A name
-is AOSP's tag, `[NN_<layer>_<phase>]`, and a detail; `trace_analysis` has the layers and the phases. (OBS-7)
+is AOSP's tag, `[NN_<layer>_<phase>]`, and a detail; `phase_table` has the layers and the phases. (OBS-7)
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import os
 import threading
 from array import array
 from collections.abc import Iterable
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING
 
-from nnfmq.observe.trace_layout import STANDARD_NAMES, WAITED
+from nnfmq.observe.trace_layout import RAN, STANDARD_NAMES, WAITED
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -37,7 +37,8 @@ class TraceRecorder:
         self.ring = TraceRing(region, os.getpid(), label.encode("utf-8", "replace"))
         self._ids = {name: number for number, name in enumerate(STANDARD_NAMES, 1)}
         self._lock = threading.Lock()
-        self._waits: dict[int, tuple[int, int]] = {}  # by thread: when it was sampled, and its wait until then
+        # By thread: when it was sampled, and for how long it had run and waited until then.
+        self._times: dict[int, tuple[int, int, int]] = {}
 
     def id_of(self, name: str) -> int:
         """Return the id of a name, a new one if the ring does not have it; 0 if it is full of names."""
@@ -61,18 +62,20 @@ class TraceRecorder:
         """Record a slice of this thread."""
         self.ring.slice(self.id_of(name), request, begin_ns, end_ns)
 
-    def sample_wait(self) -> None:
-        """Record for how long this thread has been runnable without a CPU since the last sample of it (schedstat)."""
+    def sample_times(self) -> None:
+        """Record for how long this thread has run, and waited for a CPU (schedstat), since the last sample of it."""
         try:
             with open(_SCHEDSTAT, "rb") as file:
                 waited_ns = int(file.read().split()[1])
         except (OSError, IndexError, ValueError):  # a kernel without CONFIG_SCHED_INFO
             return
-        thread, now_ns = threading.get_ident(), monotonic_ns()
-        then_ns, before_ns = self._waits.get(thread, (0, 0))
-        self._waits[thread] = now_ns, waited_ns
-        if then_ns and waited_ns > before_ns:
-            self.ring.slice(self._ids[WAITED], waited_ns - before_ns, then_ns, now_ns)
+        # Not from schedstat, which counts the time of a thread that runs up to the last tick only.
+        thread, now_ns, ran_ns = threading.get_ident(), monotonic_ns(), thread_time_ns()
+        then_ns, ran_before_ns, waited_before_ns = self._times.get(thread, (0, 0, 0))
+        self._times[thread] = now_ns, ran_ns, waited_ns
+        if then_ns:
+            self.ring.slice(self._ids[WAITED], waited_ns - waited_before_ns, then_ns, now_ns)
+            self.ring.slice(self._ids[RAN], ran_ns - ran_before_ns, then_ns, now_ns)
 
     def close(self) -> None:
         """Release the region. Idempotent."""

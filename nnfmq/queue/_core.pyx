@@ -899,17 +899,25 @@ cdef class Responder:
 
     cdef public RepeatedRequest last
     cdef public int64_t received
+    cdef public bint notes_sent
     cdef readonly int64_t received_ns
+    cdef readonly uint64_t sent_ns
     cdef Ring requests, results
-    cdef Py_buffer memory
+    cdef Py_buffer memory, sent_memory
     cdef int64_t *words
+    cdef uint64_t *sent
     cdef object bound_to, server, count
 
-    def __cinit__(self, Ring requests not None, Ring results not None, words, bound_to, server, count, /):
+    def __cinit__(self, Ring requests not None, Ring results not None, words, bound_to, server, count, sent=None, /):
         PyObject_GetBuffer(words, &self.memory, PyBUF_SIMPLE | PyBUF_WRITABLE)
         if self.memory.len < 48 or <uintptr_t>self.memory.buf % 8:
             raise InvalidArgument("a responder describes executions in six aligned words of 8 bytes")
         self.words = <int64_t *>self.memory.buf
+        if sent is not None:
+            PyObject_GetBuffer(sent, &self.sent_memory, PyBUF_SIMPLE)
+            if self.sent_memory.len < 16 or <uintptr_t>self.sent_memory.buf % 8:
+                raise InvalidArgument("a client says when it sent a request in the second of two aligned words")
+            self.sent = <uint64_t *>self.sent_memory.buf
         self.requests, self.results = requests, results
         self.bound_to, self.server, self.count = bound_to, server, count
 
@@ -920,6 +928,7 @@ cdef class Responder:
         cdef bytes packet = self.requests.receive_all(None, window_ns)
         cdef RepeatedRequest last = self.last
         self.received_ns = nnfmq_now()
+        self.sent_ns = self.sent[1] if self.notes_sent and self.sent is not NULL else 0
         self.received += 1
         if last is None or packet != last.packet or last.version != self.bound_to.version:
             return packet
@@ -956,7 +965,10 @@ cdef class Responder:
         """Release the words and the server. Idempotent."""
         self.last = self.server = self.bound_to = self.count = None
         self.words = NULL
+        self.sent = NULL
         PyBuffer_Release(&self.memory)
+        PyBuffer_Release(&self.sent_memory)
 
     def __dealloc__(self):
         PyBuffer_Release(&self.memory)
+        PyBuffer_Release(&self.sent_memory)

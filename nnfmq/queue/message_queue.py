@@ -457,7 +457,8 @@ class MessageQueue(Closable):
         self, results: MessageQueue, words: memoryview, bound_to: Any, server: Any, count: Callable[[int, int], object]
     ) -> Responder:
         """Return what answers the requests of this queue in `results`, a queue of the same core. See `Responder`."""
-        return self._core.Responder(self._open_ring(), results._open_ring(), words, bound_to, server, count)
+        rings = self._open_ring(), results._open_ring()
+        return self._core.Responder(*rings, words, bound_to, server, count, self.stats_view)
 
     # ---- coroutines, for tasks of asyncio: other tasks of the event loop run while one waits ----
 

@@ -105,12 +105,19 @@ class Responder:
         bound_to: What requests are bound to; its `version` decides whether one may be repeated.
         server: Does the rest.
         count: Called after each reply, with the times of the request here and in its execution, in ns.
+        sent: Two words or more beside the ring of the requests, of which the client writes the second: when it sent a
+            request. None: it does not say.
     """
 
     def __init__(
         self, requests: _Requests, results: _Results, words: memoryview, bound_to: _Versioned, server: _Server,
-        count: Callable[[int, int], object], /,
+        count: Callable[[int, int], object], sent: memoryview | None = None, /,
     ) -> None:  # fmt: skip
+        self.notes_sent = False
+        """Whether it reads when requests were sent, which takes long: the client's core has just written that."""
+        self.sent_ns = 0
+        """When the last request was sent, as the client says; 0: it was not read."""
+        self._sent = None if sent is None else sent.cast("B").cast("Q")
         self.last: RepeatedRequest | None = None
         """The request that equal ones repeat; None = no request is answered."""
         self.received = 0
@@ -129,6 +136,7 @@ class Responder:
         """Receive a request, answer it if it equals `last`, and return None; or return it. Blocks as `Ring.receive`."""
         packet = self._receive(None, window_ns)
         self.received_ns = monotonic_ns()
+        self.sent_ns = self._sent[1] if self.notes_sent and self._sent is not None else 0
         self.received += 1
         last = self.last
         if last is None or packet != last.packet or last.version != self._bound_to.version:
@@ -164,3 +172,5 @@ class Responder:
         """Release the words and the server. Idempotent."""
         self.last = self._server = None
         self._words.release()
+        if self._sent is not None:
+            self._sent.release()

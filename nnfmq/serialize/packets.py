@@ -160,6 +160,10 @@ def is_marked(packet: bytes) -> bool:
     return packet[MARK_OFFSET] == MARK
 
 
+SENT_WORD: Final = 1
+"""The word beside the ring of a request queue in which the client says when it sent the last packet, for traces."""
+
+
 class DeadlineWord:
     """The word: a u64 of CLOCK_MONOTONIC nanoseconds, 0 = none. Borrows the queue's memory, which must outlive it."""
 

@@ -18,7 +18,7 @@ from nnfmq.base.processes import descendants
 from nnfmq.cli import command_parser, main, stress
 from nnfmq.lab import placement
 from nnfmq.lab.stress import self_test
-from nnfmq.lab.stress.records import CAUSES
+from nnfmq.lab.stress.records import DISTURBANCES
 from nnfmq.lab.stress.self_test import ConfusionMatrix, NamedCause
 from nnfmq.lab.stress.trial import LOADS
 
@@ -38,7 +38,7 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_names_in_the_help_are_those_of_the_loads_and_causes() -> None:
     assert tuple(LOADS) == stress._LOADS
-    assert tuple(CAUSES) == stress._CAUSES
+    assert tuple(DISTURBANCES) == stress._CAUSES
     assert stress._PLACEMENTS == placement.PLACEMENTS
 
 

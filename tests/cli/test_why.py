@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from nnfmq.cli import main
-from nnfmq.observe.trace_files import CpuWait, Slice, Trace, write_trace
+from nnfmq.observe.machine_record import CpuUse, MachineRecord
+from nnfmq.observe.trace_files import Slice, ThreadTimes, Trace, read_trace, write_trace
 from nnfmq.observe.trace_layout import request_base
+
+EPOCH_NS = 1_790_000_000_000_000_000
 
 
 def request(number: int, at: int, wake: int) -> list[Slice]:
@@ -30,7 +34,10 @@ def request(number: int, at: int, wake: int) -> list[Slice]:
 def file(tmp_path: Path) -> Path:
     slices = [one for number in range(1, 6) for one in request(number, number * 10_000_000, 700)]
     slices += request(6, 100_000_000, 4_321_000)
-    trace = Trace(slices, {100: "application", 300: "driver"}, [CpuWait(300, 301, 99_000_000, 105_000_000, 4_000_000)])
+    times = [ThreadTimes(300, 301, 99_000_000, 105_000_000, 4_000_000, 20_000)]
+    uses = [CpuUse(50, 50, 100_000_000, 104_000_000, 3_900_000, (0,))]
+    machine = MachineRecord(uses, [], {50: "busy.py"}, is_sampled=True)
+    trace = Trace(slices, {100: "application", 300: "driver"}, times, machine=machine, epoch_ns=EPOCH_NS)
     trace.sort()
     write_trace(trace, tmp_path / "in.json")
     return tmp_path / "in.json"
@@ -42,13 +49,28 @@ def test_OBS_7_the_abnormal_stage_of_the_slowest_request_stands_out(
     assert main(["why", str(file), "-n", "1"]) == 0
     out = capsys.readouterr().out
     assert "The slowest 1 of 6 requests; typical is the median." in out
-    assert "1. 4,334.0 µs: packet 6 of burst 2, worker 300, 90.0 ms after the begin." in out
-    assert "request wake-up: 4,321.0 µs, typically 0.7" in out
+    flowed, clock = " ".join(out.split()), datetime.fromtimestamp((EPOCH_NS + 100_000_000) / 1e9).astimezone()
+    assert (
+        f"1. 4,334.0 µs at {clock:%Y-%m-%d %H:%M:%S.%f}: packet 6 of burst 2, worker 300, 90.0 ms after the begin."
+    ) in flowed
+    assert (
+        "cpu-worker: the worker's listener thread waited 4.0 ms for a CPU (schedstat); busy.py (50) had it for 3.9 ms"
+    ) in flowed
     rows = [line.split() for line in out.splitlines()]
-    assert ["request", "wake-up", "*", "4,321.0", "100%", "0.7"] in rows
+    assert ["request", "wake-up", "*", "4,321.0", "100%", "0.7", "4,000.0"] in rows
     assert ["engine", "7.5", "0%", "7.5"] in rows
     assert ["4", "CONV_2D", "6.4", "0%", "6.4"] in rows
-    assert "Thread 301 had no CPU for 4,000.0 µs of the 6,000.0 µs around." in out
+
+
+def test_a_request_without_a_cause_has_its_abnormal_stage(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = read_trace(file)
+    trace.times, trace.epoch_ns = [], 0
+    write_trace(trace, file)
+    assert main(["why", str(file), "-n", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "1. 4,334.0 µs: packet 6" in out
+    assert "request wake-up: 4,321.0 µs, typically 0.7; nothing that was recorded explains it" in " ".join(out.split())
+    assert "off CPU" not in out
 
 
 def test_it_fits_into_a_narrow_terminal(
@@ -64,10 +86,15 @@ def test_the_report_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     report = json.loads(capsys.readouterr().out)
     slow, other = report["slowest"]
     assert (report["requests"], slow["abnormal"], slow["packet"], slow["burst"]) == (6, "request wake-up", 6, 2)
-    assert slow["cpu_waits"] == [{"pid": 300, "thread": 301, "period_ns": 6_000_000, "waited_ns": 4_000_000}]
+    assert (slow["cause"], slow["causes"][0]["explained_ns"]) == ("cpu-worker", 4_000_000)
+    assert datetime.fromisoformat(slow["date"]).timestamp() == pytest.approx((EPOCH_NS + 100_000_000) / 1e9)
+    client, worker = slow["threads"]
+    assert (client["role"], client["thread"], client["waited_ns"]) == ("client", 100, 0)
+    assert (worker["role"], worker["thread"], worker["waited_ns"]) == ("worker", 301, 4_000_000)
+    assert worker["holders"] == [{"name": "busy.py (50)", "pid": 50, "thread": 50, "had_ns": 3_900_000}]
     assert {"name": "request wake-up", "ns": 4_321_000, "typical_ns": 700}.items() <= slow["stages"][1].items()
     assert [operation["name"] for operation in slow["operations"]] == ["4 CONV_2D"]
-    assert other["total_ns"] == 13_700
+    assert (other["total_ns"], other["cause"]) == (13_700, "unknown")
 
 
 @pytest.mark.parametrize("words", [[], ["x.json", "--duration", "1"]])

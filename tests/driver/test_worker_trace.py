@@ -76,7 +76,7 @@ def test_the_area_has_a_ring_for_each_slot_and_takes_no_memory_until_it_is_used(
 def test_a_worker_that_nobody_traces_records_nothing(area: TraceArea, trace: WorkerTrace) -> None:
     worker_in(area, trace, 2)
     assert trace.switch[0] == 0
-    trace.note_request(0, WORDS)
+    trace.note_request(0, WORDS, 0)
     assert trace.recorder() is None
     assert TRACING.recorder is None
     assert bytes(area.memory.view[:8]) == bytes(8)
@@ -86,23 +86,35 @@ def test_a_worker_records_in_its_ring_while_a_client_traces_the_driver(area: Tra
     worker_in(area, trace, 2).label = "driver of x"
     area.memory.view[OWNER] = 3  # the client of another worker
     assert trace.switch[0]
-    trace.note_request(7 << 42, WORDS)
+    trace.note_request(7 << 42, WORDS, 0)
     assert bytes(area.memory.view[ACTIVE + 1 : ACTIVE + 4]) == b"\0\1\0"
     assert [one.name for one in slices_of(area, 2)] == ["[NN_LD_PE]request", "[NN_LC_PE]engine"]
     assert AREA_RING_BYTES <= allocated_bytes(area.memory) < 2 * AREA_RING_BYTES
     area.memory.view[OWNER] = 0
-    trace.note_request(7 << 42, WORDS)
+    trace.note_request(7 << 42, WORDS, 0)
     assert TRACING.recorder is None
     assert len(slices_of(area, 2)) == 2
+
+
+def test_the_clients_time_is_of_use_while_only_the_driver_is_traced(area: TraceArea, trace: WorkerTrace) -> None:
+    worker_in(area, trace, 2)
+    area.memory.view[OWNER] = 3
+    assert trace.note_request(0, WORDS, 0) is True
+    received_ns = WORDS[1]
+    assert trace.note_request(0, WORDS, received_ns - 1 if received_ns else 0) is True
+    area.memory.view[OWNER] = 0
+    assert trace.note_request(0, WORDS, 0) is False
+    trace.record_to(Memory.create(ring_bytes(8)))
+    assert trace.note_request(0, WORDS, 0) is False  # the client records it itself
 
 
 def test_the_switch_is_on_until_the_request_that_ends_the_recording(area: TraceArea, trace: WorkerTrace) -> None:
     worker_in(area, trace, 2)
     area.memory.view[OWNER] = 3
-    trace.note_request(0, WORDS)
+    trace.note_request(0, WORDS, 0)
     area.memory.view[OWNER] = 0
     assert trace.switch[0]  # the next request ends the recording
-    trace.note_request(0, WORDS)
+    trace.note_request(0, WORDS, 0)
     assert not trace.switch[0]
     area.memory.view[OWNER] = 3
     assert trace.switch[0]
@@ -112,7 +124,7 @@ def test_the_switch_stays_on_in_a_worker_with_its_client_s_ring(trace: WorkerTra
     assert not trace.switch[0]
     trace.record_to(Memory.create(ring_bytes(8)))
     assert trace.switch[0]
-    trace.note_request(0, WORDS)
+    trace.note_request(0, WORDS, 0)
     assert trace.switch[0]
     trace.stop()
     assert not trace.switch[0]
@@ -122,7 +134,7 @@ def test_a_worker_records_again_in_a_second_trace(area: TraceArea, trace: Worker
     worker_in(area, trace, 1)
     for _ in range(2):
         area.memory.view[OWNER] = 2
-        trace.note_request(0, WORDS)
+        trace.note_request(0, WORDS, 0)
         assert len(slices_of(area, 1)) == 2
         area.memory.view[OWNER] = 0
         assert trace.recorder() is None
@@ -137,7 +149,7 @@ def test_without_memory_for_a_ring_requests_go_on(
     monkeypatch.setattr("nnfmq.driver.process.trace.allocate_pages", refuse)
     worker_in(area, trace, 1)
     area.memory.view[OWNER] = 2
-    trace.note_request(0, WORDS)
+    trace.note_request(0, WORDS, 0)
     assert TRACING.recorder is None
     assert area.memory.view[ACTIVE + 1] == 0
 
@@ -190,12 +202,12 @@ def test_a_client_gives_its_worker_a_ring(area: TraceArea, trace: WorkerTrace) -
     with Memory.create(ring_bytes(8)) as ring:
         trace.record_to(Memory.adopt(os.dup(ring.fileno())))
         area.memory.view[OWNER] = 2  # the client's ring comes first
-        trace.note_request(0, WORDS)
+        trace.note_request(0, WORDS, 0)
         assert len(slices_in(ring.view)) == 2
         assert area.memory.view[ACTIVE + 1] == 0
         with Memory.create(ring_bytes(8)) as second:
             trace.record_to(Memory.adopt(os.dup(second.fileno())))
-            trace.note_request(0, WORDS)
+            trace.note_request(0, WORDS, 0)
             assert (len(slices_in(ring.view)), len(slices_in(second.view))) == (2, 2)
         trace.stop()
 

@@ -55,7 +55,7 @@ def test_OBS_7_UTL_5_a_command_is_traced_with_its_driver(daemon: Daemon, tmp_pat
     assert {event["pid"] for event in trace_checks.named(events, "[NN_LD_PE]request")} == {worker}
     flows = Counter(event["ph"] for event in events if event["ph"] in "sf")
     assert flows == {"s": 2 * REQUESTS, "f": 2 * REQUESTS}
-    labels = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    labels = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     assert labels[worker].startswith("driver of pid ")
 
 

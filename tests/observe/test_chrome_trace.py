@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from support import trace_checks
 
-from nnfmq.observe.trace_files import CpuWait, Slice, Trace, read_trace, write_trace
+from nnfmq.observe.machine_record import CpuUse, MachineRecord, Stop
+from nnfmq.observe.trace_files import Slice, ThreadTimes, Trace, read_trace, write_trace
 from nnfmq.observe.trace_layout import request_base
 
 REQUEST = request_base(30, 2) | 7
@@ -24,8 +25,16 @@ def example() -> Trace:
             Slice(30, 31, 3_500, 7_000, 'no tag "quoted"'),
         ],
         {20: "application ä", 30: "driver"},
-        [CpuWait(30, 31, 100, 4_000, 77)],
+        [ThreadTimes(30, 31, 100, 4_000, 77, 3_000)],
         lost=3,
+        machine=MachineRecord(
+            uses=[CpuUse(40, 41, 200, 5_000, 4_000, (1,)), CpuUse(30, 0, 200, 5_000, 90)],
+            stops=[Stop(30, 300, 900, "stopped")],
+            processes={30: "nnfmq-worker", 40: "busy.py"},
+            threads={(40, 41): "spinner"},
+            is_sampled=True,
+        ),
+        epoch_ns=1_700_000_000_123_456_789,
     )
     trace.sort()
     return trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nnfmq.observe.trace_analysis import Tag, phase_table, tag_of
+from nnfmq.observe.phase_table import Tag, phase_table, tag_of
 from nnfmq.observe.trace_files import Slice, Trace
 
 Spec = tuple[str, int, int]

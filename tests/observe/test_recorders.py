@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.recorder_core import CORES
 from nnfmq.serialize import execution_stats
+from nnfmq.serialize.packets import SENT_WORD
 
 needs_compiled = pytest.mark.skipif("compiled" not in CORES.available(), reason="the compiled core is not built here")
 TIMES = st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
@@ -117,6 +118,23 @@ def test_every_eighth_short_execution_of_a_burst_stands_for_eight_in_the_queues(
         assert (sum(waited), counted[layout.CLIENT_NS]) == (number // 8 * 8 + number, number * 31_999)
     longer_ns = sum(16_000 - number * 100 for number in range(1, 18))
     assert counted[layout.QUEUE_NS] == longer_ns + 8 * (15_999 - 800) + 8 * (15_999 - 1_600)
+
+
+def test_the_clock_of_requests_tells_the_driver_the_time_until_it_is_closed(recorders: ModuleType) -> None:
+    beside = words(4)
+    clock = recorders.SendClock(beside)
+    before_ns = time.monotonic_ns()
+    now_ns = clock.now()
+    assert before_ns <= now_ns <= time.monotonic_ns()
+    expected = [0] * 4
+    expected[SENT_WORD] = now_ns
+    assert beside.cast("Q").tolist() == expected
+    clock.close()
+    clock.close()
+    assert clock.now() >= now_ns
+    assert beside.cast("Q").tolist() == expected
+    with pytest.raises(ValueError, match="1 words of statistics where 2 are needed"):
+        recorders.SendClock(words(1))
 
 
 @needs_compiled

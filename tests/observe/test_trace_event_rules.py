@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.trace_event_rules import violations
 
-from nnfmq.observe.trace_files import CpuWait, Slice, Trace, write_trace
+from nnfmq.observe.trace_files import Slice, ThreadTimes, Trace, write_trace
 from nnfmq.observe.trace_layout import request_base
 
 REQUEST = request_base(30, 2) | 7
@@ -26,7 +26,9 @@ def document(tmp_path: Path) -> dict[str, Any]:
         Slice(20, 21, 2_000, 8_500, "[NN_LI_PE]wait", REQUEST),
         Slice(30, 31, 3_001, 8_000, "[NN_LD_PE]request", REQUEST),
     ]
-    write_trace(Trace(slices, {20: "application"}, [CpuWait(30, 31, 100, 4_000, 77)], lost=3), tmp_path / "out.json")
+    write_trace(
+        Trace(slices, {20: "application"}, [ThreadTimes(30, 31, 100, 4_000, 77, 3_000)], lost=3), tmp_path / "out.json"
+    )
     found: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
     return found
 

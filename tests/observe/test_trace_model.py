@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 
 from nnfmq.observe.trace_core import TraceRing
-from nnfmq.observe.trace_files import CpuWait, RingReader, Slice, Trace, merged
-from nnfmq.observe.trace_layout import STANDARD_NAMES, WAITED, ring_bytes
+from nnfmq.observe.trace_files import RingReader, Slice, ThreadTimes, Trace, merged
+from nnfmq.observe.trace_layout import RAN, STANDARD_NAMES, WAITED, ring_bytes
 
-WAITED_ID = STANDARD_NAMES.index(WAITED) + 1
+WAITED_ID, RAN_ID = STANDARD_NAMES.index(WAITED) + 1, STANDARD_NAMES.index(RAN) + 1
 
 
 def ring_of(records: int) -> tuple[bytearray, TraceRing]:
@@ -65,14 +65,24 @@ def test_a_reader_keeps_the_last_slices_within_its_limit() -> None:
     assert reader.lost == 8
 
 
-def test_waits_for_a_cpu_are_no_slices() -> None:
+def test_the_times_of_threads_are_no_slices() -> None:
     memory, ring = ring_of(4)
     ring.slice(WAITED_ID, 250, 1000, 2000)
+    ring.slice(RAN_ID, 600, 1000, 2000)
     reader = RingReader(memoryview(memory))
     reader.poll()
     trace = reader.trace()
     assert trace.slices == []
-    assert [(wait.begin_ns, wait.end_ns, wait.waited_ns) for wait in trace.waits] == [(1000, 2000, 250)]
+    assert [(one.begin_ns, one.end_ns, one.waited_ns, one.ran_ns) for one in trace.times] == [(1000, 2000, 250, 600)]
+
+
+def test_times_of_which_one_half_was_overwritten_are_left_out() -> None:
+    memory, ring = ring_of(4)
+    ring.slice(RAN_ID, 600, 1000, 2000)
+    ring.slice(WAITED_ID, 250, 2000, 3000)
+    reader = RingReader(memoryview(memory))
+    reader.poll()
+    assert reader.trace().times == []
 
 
 def test_invalid_records_and_names_are_harmless() -> None:
@@ -97,8 +107,8 @@ def test_memory_that_is_no_ring_has_no_writer() -> None:
 
 
 def test_traces_are_merged_in_the_order_of_time() -> None:
-    first = Trace([Slice(1, 1, 10, 50, "a"), Slice(1, 1, 20, 30, "b")], {1: "x"}, [CpuWait(1, 1, 0, 1, 1)], 2)
+    first = Trace([Slice(1, 1, 10, 50, "a"), Slice(1, 1, 20, 30, "b")], {1: "x"}, [ThreadTimes(1, 1, 0, 1, 1, 0)], 2)
     second = Trace([Slice(2, 2, 10, 60, "c"), Slice(2, 2, 15, 16, "d")], {2: "y"}, [], 3)
     trace = merged([first, second])
     assert [one.name for one in trace.slices] == ["c", "a", "d", "b"]
-    assert (trace.processes, len(trace.waits), trace.lost) == ({1: "x", 2: "y"}, 1, 5)
+    assert (trace.processes, len(trace.times), trace.lost) == ({1: "x", 2: "y"}, 1, 5)

@@ -80,17 +80,19 @@ def test_a_forked_child_records_nothing(memory: bytearray, recorder: TraceRecord
     assert TRACING.recorder is recorder
 
 
-def test_a_wait_for_a_cpu_is_the_difference_of_two_samples(
+def test_the_times_of_a_thread_are_the_differences_of_two_samples(
     memory: bytearray, recorder: TraceRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedstat = tmp_path / "schedstat"
     monkeypatch.setattr(trace_points, "_SCHEDSTAT", str(schedstat))
+    clock = iter((100, 700, 800))
+    monkeypatch.setattr(trace_points, "thread_time_ns", lambda: next(clock))
     for text in ("5000 1000 3\n", "6000 1450 4\n", "7000 1450 5\n"):
         schedstat.write_text(text)
-        recorder.sample_wait()
-    (wait,) = trace_in(memory).waits
-    assert wait.waited_ns == 450
-    assert wait.begin_ns < wait.end_ns
+        recorder.sample_times()
+    first, second = trace_in(memory).times
+    assert [(one.waited_ns, one.ran_ns) for one in (first, second)] == [(450, 600), (0, 100)]
+    assert first.begin_ns < first.end_ns == second.begin_ns < second.end_ns
 
 
 @pytest.mark.parametrize("text", [None, "", "1 x 3"])
@@ -100,13 +102,13 @@ def test_a_kernel_without_schedstat_has_no_waits(
     monkeypatch.setattr(trace_points, "_SCHEDSTAT", str(tmp_path / "s"))
     if text is not None:
         (tmp_path / "s").write_text(text)
-    recorder.sample_wait()
-    recorder.sample_wait()
-    assert trace_in(memory).waits == []
+    recorder.sample_times()
+    recorder.sample_times()
+    assert trace_in(memory).times == []
 
 
 def test_this_kernel_has_schedstat(memory: bytearray, recorder: TraceRecorder) -> None:
     if not os.path.exists("/proc/thread-self/schedstat"):
         pytest.skip("the kernel has no /proc/thread-self/schedstat")
-    recorder.sample_wait()
-    assert recorder._waits
+    recorder.sample_times()
+    assert recorder._times

@@ -218,6 +218,28 @@ def test_a_request_is_recorded_as_its_statistics_say(
     assert {request for _, _, request, _, _ in written} == {(4711 << 42) | (9 << 24) | 5}
 
 
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [(40, [(40, 100, 11)]), (100, []), (101, []), (0, []), (2**64 - 1, [])],
+    ids=["before", "at once", "afterwards", "not known", "impossible"],
+)
+def test_the_wake_up_for_a_request_begins_when_its_client_says_that_it_sent_it(
+    core: ModuleType, memory: bytearray, sent: int, expected: list[tuple[int, int, int]]
+) -> None:
+    ring = core.TraceRing(memory, PID, LABEL)
+    ring.burst_request(0, statistics(5, 100, 100, 110, 190, 200), sent)
+    written = records(memory)[: ring.written]
+    assert [(begin, end, name) for begin, end, _, name, _ in written] == [*expected, (110, 190, 3), (100, 200, 1)]
+    assert trace_layout.STANDARD_NAMES[11 - 1] == trace_layout.WAKE_UP
+
+
+def test_a_request_that_waited_for_long_is_slow(core: ModuleType, memory: bytearray) -> None:
+    ring, ms = core.TraceRing(memory, PID, LABEL), 1_000_000
+    assert ring.burst_request(0, statistics(1, 100 * ms, 0, 1, 1, 100 * ms + 10), 0) is True  # the first one
+    assert ring.burst_request(0, statistics(1, 102 * ms, 0, 1, 1, 102 * ms + 10), 102 * ms - 5) is False
+    assert ring.burst_request(0, statistics(1, 103 * ms, 0, 1, 1, 103 * ms + 10), 102 * ms) is True
+
+
 def test_statistics_that_are_too_short_are_rejected(core: ModuleType, memory: bytearray) -> None:
     ring = core.TraceRing(memory, PID, LABEL)
     with pytest.raises(ValueError, match="40 bytes of statistics; 48 are needed"):

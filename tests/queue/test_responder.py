@@ -11,6 +11,7 @@ import pytest
 
 from nnfmq.hal.errors import BadState, QueueCorrupted
 from nnfmq.queue import MessageQueue
+from nnfmq.serialize.packets import SENT_WORD
 
 REQUEST, OTHER, REPLY = b"request.", b"another.", b"reply..."
 WINDOW_NS = 0
@@ -96,6 +97,21 @@ def test_equal_requests_are_answered_and_others_returned(server: Server) -> None
     assert (execution.runs, server.replies()) == (3, REPLY)
     assert server.calls == [("encode", "result")]
     assert server.responder.received == 4
+
+
+def test_when_a_request_was_sent_is_read_only_if_somebody_wants_to_know(server: Server) -> None:
+    beside = server.requests.stats_view
+    assert beside is not None
+    with beside.cast("B") as view, view.cast("Q") as words:
+        words[SENT_WORD] = 4711
+        server.serve(REQUEST)
+        assert server.responder.sent_ns == 0
+        server.responder.notes_sent = True
+        server.serve(REQUEST)
+        assert server.responder.sent_ns == 4711
+        server.responder.notes_sent = False
+        server.serve(REQUEST)
+        assert server.responder.sent_ns == 0
 
 
 def test_nothing_is_repeated_for_another_version_or_after_the_last_was_forgotten(server: Server) -> None:

@@ -29,7 +29,7 @@ from nnfmq.hal.types import (
     RequestArgument,
     TokenValuePair,
 )
-from nnfmq.observe.trace_analysis import tag_of
+from nnfmq.observe.phase_table import tag_of
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import REPLIES, ConnectionState, PeerRole, decode, encode, fd_count
 from nnfmq.serialize.messages import Message

@@ -555,7 +555,7 @@ class Burst(ModelBurst):
         state = arrays.state
         if state is not None:
             state.begin()
-        request, is_counted, begin_ns = arrays.prepared[kind], False, monotonic_ns()
+        request, is_counted, begin_ns = arrays.prepared[kind], False, channel.begin()
         reply = channel.exchange(request.packet, deadline_ns, begin_ns)
         if reply is None:
             arrays = self._execute_synchronously(self._model, arrays, request.is_measured, begin_ns, deadline_ns)
@@ -606,7 +606,7 @@ class Burst(ModelBurst):
         if deadline_ns is not None:
             kind += channel.store_deadline(deadline_ns)
         arrays = self._write_inputs(arrays, inputs)
-        request, begin_ns = arrays.prepared[kind], monotonic_ns()
+        request, begin_ns = arrays.prepared[kind], channel.begin()
         reply = await channel.exchange_in_task(request.packet, deadline_ns, begin_ns, blocking)
         if reply is None:
             arrays = await self._execute_over_control_channel(arrays, request.is_measured, begin_ns, deadline_ns)
@@ -794,7 +794,7 @@ class Burst(ModelBurst):
         if channel.store_deadline(deadline_ns):
             packet = marked(packet)
         self._keep_info()  # the driver's words are about to change
-        begin_ns = monotonic_ns()
+        begin_ns = channel.begin()
         reply = channel.exchange(packet, deadline_ns, begin_ns)
         if reply is None:
             return None

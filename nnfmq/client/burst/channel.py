@@ -42,7 +42,7 @@ from nnfmq.hal.errors import (
     error_for_status,
 )
 from nnfmq.hal.types import Pool
-from nnfmq.observe.recorder_core import BurstCalls
+from nnfmq.observe.recorder_core import BurstCalls, SendClock
 from nnfmq.queue import MessageQueue, PeerDeathFlag
 from nnfmq.serialize import messages
 from nnfmq.serialize.execution_stats import StatsArea
@@ -142,14 +142,14 @@ class BurstChannel(Closable):
     before `configure` and after `end`. `sent_ns` is when the last request was sent, 0 if it was not. `stats` describes
     the driver's last execution. `slots` are those of the burst, which keeps them when it makes another channel. `count`
     counts an execution that has ended, with its time from call to return, and that from sending the request to its
-    result. `finish` returns the time to the result, of a request that was sent at a given time, and counts it if the
-    call took no longer.
+    result. `begin` returns the time, and tells the driver that the next request is sent then. `finish` returns the time
+    to the result, of a request that was sent at a given time, and counts it if the call took no longer.
     """
 
     __slots__ = (
         "__weakref__", "_calls", "_deadline", "_received_bytes", "_resources", "_sent_bytes", "_slots", "_window_ns",
-        "burst_id", "connection", "count", "finish", "in_flight", "is_packet_lost", "peer", "requests", "results",
-        "sent_ns", "stats", "trace", "version",
+        "begin", "burst_id", "connection", "count", "finish", "in_flight", "is_packet_lost", "peer", "requests",
+        "results", "sent_ns", "stats", "trace", "version",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, slots: SlotAllocator, window_ns: int) -> None:
@@ -170,11 +170,20 @@ class BurstChannel(Closable):
             undo.callback(self._resources.close)
             self.requests = self._create_queue("nnfmq-requests", peer_death)
             self.results = self._create_queue("nnfmq-results", peer_death)
+            self.begin = self._send_clock()
             self._deadline = DeadlineWord(self.requests.stats_view)
             self._resources.callback(self._deadline.close)
             self.stats = StatsArea.over(self.results.stats_view)
             self._resources.callback(self.stats.close)
             undo.pop_all()
+
+    def _send_clock(self) -> Callable[[], int]:
+        words = self.requests.stats_view
+        if words is None:
+            return time.monotonic_ns
+        clock = SendClock(words)
+        self._resources.callback(clock.close)
+        return clock.now
 
     def _create_queue(self, label: str, peer_death: PeerDeathFlag) -> MessageQueue:
         queue = MessageQueue.create(DATUM_BYTES, QUEUE_RECORDS, label=label, peer_death=peer_death)

@@ -238,7 +238,7 @@ class OwnBurst(ClosedWhenDropped, Closable):
         request = self._packets[channel.store_deadline(deadline_ns)]
         # Nobody's wait for an asynchronous execution ends at its deadline, only the execution does.
         limit_ns = deadline_ns if mode is HalExecutionMode.SYNCHRONOUS else None
-        self._used_ns = begin_ns = monotonic_ns()
+        self._used_ns = begin_ns = channel.begin()
         reply = channel.exchange(request.packet, limit_ns, begin_ns)
         if reply is None:
             return None

@@ -78,12 +78,19 @@ class _Application:
         """Write the file, if there is to be one."""
         if self.file is None:
             return
-        from nnfmq.observe.trace_files import RingReader, merged, write_trace  # at the exit of few processes
+        from nnfmq.observe.trace_files import (
+            RingReader,
+            current_epoch_ns,
+            merged,
+            write_trace,
+        )  # at the exit of few processes
 
         readers = [RingReader(ring.view) for ring in self.rings]
         for reader in readers:
             reader.poll()
-        write_trace(merged(reader.trace() for reader in readers), self.file)
+        trace = merged(reader.trace() for reader in readers)
+        trace.epoch_ns = current_epoch_ns()
+        write_trace(trace, self.file)
 
     def close(self) -> None:
         """Release everything."""
@@ -203,4 +210,4 @@ def burst_trace(connection: WorkerConnection, burst_id: int, words: memoryview) 
     from nnfmq.observe.trace_core import ExchangeTrace  # few processes record
 
     base = request_base(connection.wait_until_ready().worker_pid, burst_id)
-    return ExchangeTrace(recorder.ring, base, words, recorder.sample_wait)
+    return ExchangeTrace(recorder.ring, base, words, recorder.sample_times)

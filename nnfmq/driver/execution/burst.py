@@ -415,7 +415,8 @@ class BurstServer(Closable):
             if packet is not None:
                 self._handle(packet)
             if WORKER_TRACE.switch[0]:  # after the reply
-                WORKER_TRACE.note_request(self.trace_base, self._stats.words)
+                responder = self._responder
+                responder.notes_sent = WORKER_TRACE.note_request(self.trace_base, self._stats.words, responder.sent_ns)
         except QueueCorrupted as error:  # of the request ring: all others are replied to
             self._reply_to_corrupted_ring(error)
         finally:

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from nnfmq.base.threads import Thread
 from nnfmq.driver.execution.turns import DUE_WITHOUT_DEADLINE_NS, CoreTurns, wait_limit_ns
 from nnfmq.hal.types import Priority
+from nnfmq.observe.trace_layout import TURN
+from nnfmq.observe.trace_points import recorded
 
 __all__ = ["LONG_NS", "ClientOrder", "PriorityThreadPool", "RunTimes"]
 
@@ -105,6 +107,10 @@ class ClientOrder:
 
     def _is_first(self, entry: _Entry) -> bool:
         """Wait in the queue. Return whether the entry has to wait for the worker's turn; False if it may run."""
+        with recorded(TURN):
+            return self._wait_for_gate(entry)
+
+    def _wait_for_gate(self, entry: _Entry) -> bool:
         begin_ns = monotonic_ns()
         while not entry.gate.acquire(timeout=_WAIT_S):
             with self._lock:
@@ -123,7 +129,8 @@ class ClientOrder:
     def _await_turn(self, entry: _Entry) -> None:
         """Wait for the worker's turn as its first execution. If a better one has come meanwhile, that has the turn."""
         if entry.has_deadline or self._turns.are_taken:
-            self._turns.take(entry.due_ns, entry.has_deadline, entry.expected_ns)
+            with recorded(TURN):
+                self._turns.take(entry.due_ns, entry.has_deadline, entry.expected_ns)
         else:
             self._turns.begin(entry.expected_ns)
         with self._lock:

@@ -152,13 +152,19 @@ class WorkerTrace:
         area.view[OWNER] = self._slot
         return fd
 
-    def note_request(self, base: int, words: memoryview) -> None:
-        """Record a burst's request, and begin or end to record in the area. Call it while `switch` says so."""
+    def note_request(self, base: int, words: memoryview, sent_ns: int) -> bool:
+        """Record a burst's request, and begin or end to record in the area. Call it while `switch` says so.
+
+        Returns whether it is of use to know when the client has sent the next one: it does not record that itself.
+        `sent_ns` is what it says of this one, 0 if that is not known.
+        """
         recorder = TRACING.recorder
         if recorder is None or (recorder is self._area_recorder and not self._driver_switch[0]):
             recorder = self.recorder()
-        if recorder is not None and recorder.ring.burst_request(base, words):
-            recorder.sample_wait()
+        is_of_area = recorder is not None and recorder is self._area_recorder
+        if recorder is not None and recorder.ring.burst_request(base, words, sent_ns if is_of_area else 0):
+            recorder.sample_times()
+        return is_of_area
 
     def recorder(self) -> TraceRecorder | None:
         """Return where to record now, after a look whether a client traces the driver."""

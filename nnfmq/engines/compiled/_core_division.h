@@ -36,6 +36,7 @@
 #define NNFMQ_PAUSE_CREDIT_NS 1000000000 /* what a process can save up for pauses */
 #define NNFMQ_PAUSE_STUCK_NS 1000000000
 #define NNFMQ_PAUSE_LOOK_NS 5000000
+#define NNFMQ_PAUSES_KEPT 64
 
 enum { NNFMQ_CLASS_BATCH = 1, NNFMQ_CLASS_NORMAL = 2, NNFMQ_CLASS_INTERACTIVE = 3 }; /* hal.client_class */
 
@@ -54,12 +55,19 @@ typedef struct {
     _Atomic uint32_t *resumed;       /* a futex word, which changes with each wake-up */
 } nnfmq_core_division;
 
+/* A pause, and the highest class for which the process paused. */
+typedef struct {
+    int64_t begin_ns, end_ns, for_class;
+} nnfmq_pause_times;
+
 /* What a process remembers of its pauses. Begins with zeros. */
 typedef struct {
     int64_t credit_ns; /* how long it may pause */
     int64_t counted_ns; /* until when its time is in the credit */
     int64_t stuck_ns;   /* since when it has found no core; 0: it has found one */
     uint32_t seen;      /* `resumed` then */
+    int64_t count;      /* of the last pauses, which whoever runs launches takes, for traces */
+    nnfmq_pause_times last[NNFMQ_PAUSES_KEPT];
 } nnfmq_pauses;
 
 static inline int64_t nnfmq_clock(void) {
@@ -160,6 +168,26 @@ static inline int64_t nnfmq_pause_ratio(int64_t own_class) {
     return own_class == NNFMQ_CLASS_BATCH ? 9 : own_class == NNFMQ_CLASS_NORMAL ? 1 : 0;
 }
 
+/* The highest class of the busy processes. */
+static inline int64_t nnfmq_highest_busy(const nnfmq_core_division *division) {
+    int64_t highest = NNFMQ_CLASS_BATCH;
+    for (int64_t word = 0; word < division->words; word++) {
+        const uint64_t found = nnfmq_busy(division, word);
+        const uint64_t classes = atomic_load_explicit(&division->classes[word], memory_order_relaxed);
+        if (found & nnfmq_of_class(classes, NNFMQ_CLASS_INTERACTIVE))
+            return NNFMQ_CLASS_INTERACTIVE;
+        if (found & nnfmq_of_class(classes, NNFMQ_CLASS_NORMAL))
+            highest = NNFMQ_CLASS_NORMAL;
+    }
+    return highest;
+}
+
+/* Keeps a pause, unless there are many already. */
+static inline void nnfmq_keep_pause(nnfmq_pauses *pauses, int64_t begin_ns, int64_t end_ns, int64_t for_class) {
+    if (pauses->count < NNFMQ_PAUSES_KEPT && end_ns > begin_ns)
+        pauses->last[pauses->count++] = (nnfmq_pause_times){begin_ns, end_ns, for_class};
+}
+
 static inline void nnfmq_sleep_paused(const nnfmq_core_division *division, uint32_t seen, int64_t at_most_ns) {
     const struct timespec timeout = {0, at_most_ns < NNFMQ_PAUSE_LOOK_NS ? at_most_ns : NNFMQ_PAUSE_LOOK_NS};
     syscall(SYS_futex, division->resumed, FUTEX_WAIT, seen, &timeout, NULL, 0); /* the caller looks again */
@@ -169,7 +197,8 @@ static inline void nnfmq_sleep_paused(const nnfmq_core_division *division, uint3
  * `nnfmq_share` is 0. */
 static inline int64_t nnfmq_wait_for_core(const nnfmq_core_division *division, nnfmq_pauses *pauses, int64_t most) {
     _Atomic uint8_t *const paused = division->paused + division->number;
-    int64_t now = nnfmq_clock(), share = 0;
+    const int64_t begin = nnfmq_clock(), for_class = nnfmq_highest_busy(division);
+    int64_t now = begin, share = 0;
     const int64_t earned = (now - pauses->counted_ns) * nnfmq_pause_ratio(nnfmq_class(division));
     pauses->credit_ns += earned < NNFMQ_PAUSE_CREDIT_NS ? earned : NNFMQ_PAUSE_CREDIT_NS;
     if (pauses->credit_ns > NNFMQ_PAUSE_CREDIT_NS)
@@ -192,6 +221,7 @@ static inline int64_t nnfmq_wait_for_core(const nnfmq_core_division *division, n
     }
     atomic_store_explicit(paused, 0, memory_order_relaxed);
     pauses->counted_ns = now;
+    nnfmq_keep_pause(pauses, begin, now, for_class);
     return share ? share : 1;
 }
 

@@ -27,8 +27,11 @@ cdef extern from "_thread_pool.h" nogil:
         uint8_t *uses
         uint8_t *paused
         uint32_t *resumed
+    ctypedef struct nnfmq_pause_times:
+        int64_t begin_ns, end_ns, for_class
     ctypedef struct nnfmq_pauses:
-        pass
+        int64_t count
+        nnfmq_pause_times *last
     const int NNFMQ_POOL_MAX_WORKERS
     nnfmq_pool *nnfmq_pool_new()
     void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, nnfmq_pauses *pauses,
@@ -93,6 +96,17 @@ cdef class LaunchCore:
         self.division.uses = <uint8_t *>uses
         self.division.paused = <uint8_t *>paused
         self.division.resumed = <uint32_t *>resumed
+
+    def take_pauses(self):
+        """Return the pauses since the last call: begin, end, and the class for which the process paused."""
+        cdef nnfmq_pause_times each
+        cdef int64_t number
+        found = []
+        for number in range(self.pauses.count):
+            each = self.pauses.last[number]
+            found.append((each.begin_ns, each.end_ns, each.for_class))
+        self.pauses.count = 0
+        return found
 
     def run(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch, int64_t stride,
             uintptr_t times=0):

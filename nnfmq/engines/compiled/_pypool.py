@@ -46,6 +46,13 @@ class LaunchCore:
         The arguments are the addresses of the arrays of `CorePauses`. Without workers the pool never pauses.
         """
 
+    def take_pauses(self) -> list[tuple[int, int, int]]:
+        """Return the pauses since the last call: begin, end, and the class for which the process paused.
+
+        At most 64 are kept. While another thread runs launches, they are of that run.
+        """
+        return []
+
     def run(self, launches: int, first: int, last: int, scratch: int, stride: int, times: int = 0) -> None:
         """Run the launch records from `first` to before `last` of those at address `launches`, with the workers.
 

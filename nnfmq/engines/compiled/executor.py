@@ -24,8 +24,10 @@ from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
 from nnfmq.engines.program import ExecutionFrame, OutputWriter
+from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import ResourceExhaustedTransient
 from nnfmq.hal.types import OutputShape
+from nnfmq.observe.trace_layout import PAUSED
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.operations.declaration import Array
 
@@ -107,7 +109,10 @@ class CompiledPartition:
     def _run_observed(self, context: ExecutionContext, options: RunOptions) -> None:
         """Run all launches; check the options meanwhile, and record a slice for each launch in a trace."""
         recorder = TRACING.recorder
-        times = 0 if recorder is None else context.times_address or context.allocate_times()
+        times = 0
+        if recorder is not None:
+            times = context.times_address or context.allocate_times()
+            self._pool.take_pauses()  # of runs that nobody recorded
         if options is DEFAULT_RUN_OPTIONS:
             self._pool.run(context.records, 0, self.launch_count, context.scratch, context.scratch_stride, times)
         else:
@@ -116,6 +121,8 @@ class CompiledPartition:
             if self._traced_by is not recorder:
                 self._add_trace_names(recorder)
             recorder.ring.launches(self._name_ids, context.times)
+            for begin_ns, end_ns, for_class in self._pool.take_pauses():
+                recorder.slice(f"{PAUSED} for {ClientClass(for_class).name.lower()} clients", begin_ns, end_ns)
 
     def _run_with_checks(self, context: ExecutionContext, options: RunOptions, times: int) -> None:
         """Run all launches; check the options before a launch if `_CHECK_PERIOD_NS` have passed since the last check.

@@ -159,6 +159,10 @@ class ThreadPool:
         finally:
             self._in_use.release()
 
+    def take_pauses(self) -> list[tuple[int, int, int]]:
+        """Return the pauses of the runs since the last call: begin, end, and the class for which the pool paused."""
+        return self._core.take_pauses()
+
     def divide(self, division: CoreDivision, cores: int) -> None:
         """Use no more than a share of `cores` from the next run on: `cores` divided by the number of busy processes.
 

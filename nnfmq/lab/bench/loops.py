@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DISTRIBUTIONS", "RequestTimes", "closed_loop", "intended_starts", "open_loop"]
+__all__ = ["DISTRIBUTIONS", "RequestTimes", "closed_loop", "intended_starts", "open_loop", "wait_until"]
 
 T = TypeVar("T")
 Clock = Callable[[], int]
@@ -83,6 +83,12 @@ def open_loop(
         intended_starts.append(due)
         started.append(begin)
     return times
+
+
+def wait_until(due: int) -> int:
+    """Block until it is `due`, on the monotonic clock in ns, and return the time; at once if it is due already."""
+    now = time.monotonic_ns()
+    return _wait(due, now, time.monotonic_ns, time.sleep) if now < due else now
 
 
 def _wait(due: int, now: int, clock: Clock, sleep: Callable[[float], object]) -> int:

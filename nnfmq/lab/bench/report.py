@@ -46,6 +46,7 @@ __all__ = [
     "machine",
     "model_identity",
     "named_parts",
+    "notes",
     "outcome_of",
     "profile_export",
     "ratio_text",
@@ -435,6 +436,54 @@ def compare_runners(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# What the terminal and the page say in words.
+
+
+_SUSTAINED = 0.95  # of the rate; with less a runner is overloaded
+
+
+def notes(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what there is to say of a report in words, on the terminal and on the page."""
+    for runner, reason in report["missing"].items():
+        yield f"{runner} is missing: {reason}"
+    for name, result in zip(result_names(report["results"]), report["results"], strict=True):
+        if result["is_stable"] is False:
+            yield f"{name}: not stable after {len(result['warm_up'])} windows of warm-up."
+        if result["rate"] is not None and result["throughput_per_s"] < _SUSTAINED * result["rate"]:
+            done, wanted = result["throughput_per_s"], result["rate"]
+            yield f"{name}: overloaded, {done:,.0f} of {wanted:g} requests/s; its latency grows with the duration."
+        if result["unsent"]:
+            yield f"{name}: {result['unsent']:,} requests were not sent, and are not in the percentiles."
+    if any(row["outcome"] == CANNOT_TELL for row in report.get("baseline", ())):
+        yield f"{CANNOT_TELL}: a run was not stable, or on another CPU; measure both on an idle machine."
+    if report["threshold"] is not None:
+        yield _threshold_text(report["threshold"])
+    yield f"{_load_text(report)}; {report['conditions']['core']} core; {report['conditions']['cpu']}."
+
+
+def _load_text(report: Mapping[str, Any]) -> str:
+    """Return the load in words; numbers that differ among the results are part of their names."""
+    load, results = report["load"], report["results"]
+    clients, rates = ({result[name] for result in results} for name in ("clients", "rate"))
+    rate = f"{next(iter(rates)):g}/s, " if len(rates) == 1 and None not in rates else ""
+    loop = "closed loop" if rates == {None} else f"open loop, {rate}{load['distribution']} arrivals"
+    count = ", ".join(f"{number}" for number in sorted(clients))
+    amount = f"{load['seconds']:g} s" if load["count"] is None else f"{load['count']:,} requests"
+    parts = f" in {load['rounds']} parts" if load["rounds"] > 1 else ""
+    return f"Clients: {count}, {loop}; {amount}{parts}"
+
+
+def _threshold_text(threshold: Mapping[str, Any]) -> str:
+    limit = f"{threshold['percentile']} of at most {threshold['limit_ns'] / 1e6:g} ms"
+    within = threshold["within"]
+    if within is None:
+        return f"No load has a {limit}."
+    clients = "1 client" if within["clients"] == 1 else f"{within['clients']} clients"
+    rate = "" if within["rate"] is None else f", {within['rate']:g} requests/s"
+    return f"The last load with a {limit}: {clients}{rate}."
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # The page.
 
 
@@ -446,7 +495,8 @@ _TIME_LINES = ("p50", "p99", "max")
 def render_page(report: Mapping[str, Any]) -> str:
     """Return the page of a report of `build_report`."""
     title = f"Latency of {report['model'].rsplit('/', 1)[-1]}"
-    parts = [*_result_table(report["results"]), *_ratio_tables(report), *_missing(report), *_charts(report["results"])]
+    results, paragraphs = report["results"], (f"<p>{escape(line)}</p>" for line in notes(report))
+    parts = [*_result_table(results), *_ratio_tables(report), *paragraphs, *_charts(results)]
     parts += conditions_list(
         {**report["conditions"], **{f"load: {key}": value for key, value in report["load"].items()}}
     )
@@ -476,11 +526,6 @@ def _ratio_tables(report: Mapping[str, Any]) -> Iterator[str]:
         if rows:
             yield f"<h2>{title}</h2>"
             yield html_table(("", "ratio", "95 % interval from", "to", ""), rows)
-
-
-def _missing(report: Mapping[str, Any]) -> Iterator[str]:
-    for runner, reason in report["missing"].items():
-        yield f"<p>{escape(runner)} is missing: {escape(reason)}</p>"
 
 
 def _charts(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -2,29 +2,29 @@
 
 The *usual* latency is the first decile: a disturbance that affects most requests would raise the median. A request is
 slow if it exceeds the usual latency by a factor and by an amount. What exceeds it is the *excess*. Evidence divides it
-among causes: time in state T, time throttled, CPU time of compile processes, time waiting for a CPU, time in the
-garbage collector, faults. Time counts once: a throttled thread also waits for a CPU, so the throttled time is
-subtracted from that wait. A cause is named if it explains a fifth of the excess. If none does, the request has no named
-cause.
+among causes (`observe.causes`): time stopped, time throttled, CPU time of compile processes, time waiting for a CPU,
+time in the garbage collector, faults. Time counts once: a throttled thread also waits for a CPU, so the throttled time
+is subtracted from that wait. If nothing explains a fifth of the excess, the request has no named cause.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 
 from nnfmq.lab.statistics import percentile
 from nnfmq.lab.stress.records import RequestRecord, StressSample
+from nnfmq.observe.causes import NAMED_SHARE, Cause, ms, named, stop_cause, wait_cause
 
 __all__ = [
     "NAMED_MIN_NS",
-    "Cause",
     "SlowRequest",
     "Thresholds",
+    "WhoHadCpu",
     "largest_part",
     "named_causes",
     "slow_requests",
@@ -39,7 +39,13 @@ NAMED_MIN_NS = 10_000_000
 """A cause is named for a load if it explains as much in total: every machine has requests that take longer."""
 _LOAD_SHARE = 1 / 30
 _TIME, _READ = attrgetter("time"), attrgetter("read")
-_FIRST_TOTAL = StressSample._fields.index("client_throttled")
+_TOTALS = StressSample._fields[StressSample._fields.index("client_throttled") :]
+WhoHadCpu = Callable[[str, RequestRecord, int], str]
+"""Says in words who had the CPU for which a side, `client` or `worker`, waited for so many ns in a request."""
+
+
+def _nobody_looked(_side: str, _record: RequestRecord, _waited_ns: int) -> str:
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +54,7 @@ class Thresholds:
 
     factor: float = 3.0
     excess: int = 2_000_000
-    share: float = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A cause of `records.CAUSES`, the part of the excess that it explains, in ns, and the numbers that show it."""
-
-    name: str
-    explained: int
-    evidence: str
+    share: float = NAMED_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +86,8 @@ class _Usual:
 class _Between:
     """What the sampler saw during a request."""
 
-    client_stopped: int = 0
-    worker_stopped: int = 0
+    client_stopped: Mapping[str, int] = field(default_factory=dict)
+    worker_stopped: Mapping[str, int] = field(default_factory=dict)
     client_throttled: int = 0
     worker_throttled: int = 0
     compiling: int = 0
@@ -100,7 +97,10 @@ class _Between:
 
 
 def slow_requests(
-    records: Sequence[RequestRecord], samples: Sequence[StressSample], thresholds: Thresholds | None = None
+    records: Sequence[RequestRecord],
+    samples: Sequence[StressSample],
+    thresholds: Thresholds | None = None,
+    who_had_cpu: WhoHadCpu = _nobody_looked,
 ) -> list[SlowRequest]:
     """Return the slow requests with their causes, in the order of `records`.
 
@@ -112,10 +112,8 @@ def slow_requests(
     for record in records:
         excess = round(record.latency - usual.latency)
         if record.latency > limits.factor * usual.latency and excess > limits.excess:
-            parts = _parts(record, _between(samples, record), usual, excess)
-            minimum = limits.share * excess
-            named = sorted((part for part in parts if part.explained >= minimum), key=lambda part: -part.explained)
-            found.append(SlowRequest(record, excess, tuple(named)))
+            parts = _parts(record, _between(samples, record), usual, excess, who_had_cpu)
+            found.append(SlowRequest(record, excess, named(parts, excess, limits.share)))
     return found
 
 
@@ -164,29 +162,32 @@ def _between(samples: Sequence[StressSample], record: RequestRecord) -> _Between
     before, after = samples[first], samples[last]
     during = samples[first : last + 1]
     return _Between(
-        _stopped(during, record, "is_client_stopped"),
-        _stopped(during, record, "is_worker_stopped"),
-        *(late - early for early, late in zip(before[_FIRST_TOTAL:], after[_FIRST_TOTAL:], strict=True)),
+        _stopped(during, record, "client_stop"),
+        _stopped(during, record, "worker_stop"),
+        *(getattr(after, name) - getattr(before, name) for name in _TOTALS),
     )
 
 
-def _stopped(during: Sequence[StressSample], record: RequestRecord, name: str) -> int:
-    """Return the time of the request between a sample in state T and the next sample."""
-    total = 0
+def _stopped(during: Sequence[StressSample], record: RequestRecord, name: str) -> Mapping[str, int]:
+    """Return the time of the request between a sample that saw a process stopped and the next sample, by how."""
+    found: Counter[str] = Counter()
     for sample, following in pairwise(during):
-        if getattr(sample, name):
-            total += max(0, min(following.time, record.end) - max(sample.time, record.begin))
-    return total
+        if how := getattr(sample, name):
+            found[how] += max(0, min(following.time, record.end) - max(sample.time, record.begin))
+    return +found
 
 
 # ---- the division of the excess
 
 
-def _parts(record: RequestRecord, seen: _Between, usual: _Usual, excess: int) -> Iterator[Cause]:
+def _parts(
+    record: RequestRecord, seen: _Between, usual: _Usual, excess: int, who_had_cpu: WhoHadCpu
+) -> Iterator[Cause]:
     found = [
+        *_backlog(record, excess),
         *_stops(seen, excess),
         *_throttling(seen, excess),
-        *_waits(record, seen, excess),
+        *_waits(record, seen, excess, who_had_cpu),
         *_collections(record, excess),
         *_page_faults(record, usual, excess),
     ]
@@ -195,25 +196,32 @@ def _parts(record: RequestRecord, seen: _Between, usual: _Usual, excess: int) ->
     yield from _memory(record, seen, max(0, rest))
 
 
+def _backlog(record: RequestRecord, excess: int) -> Iterator[Cause]:
+    if record.late:
+        yield Cause(
+            "backlog", min(excess, record.late), f"sent {ms(record.late)} late, when the request before had ended"
+        )
+
+
 def _stops(seen: _Between, excess: int) -> Iterator[Cause]:
-    total = seen.client_stopped + seen.worker_stopped
+    sides = {"client": seen.client_stopped, "worker": seen.worker_stopped}
+    total = sum(sum(times.values()) for times in sides.values())
     if total:
-        who = " and ".join(_who((seen.client_stopped, seen.worker_stopped)))
-        yield Cause("stops", min(excess, total), f"{who} in state T for {_ms(total)}")
+        yield stop_cause(sides, min(excess, total))
 
 
 def _throttling(seen: _Between, excess: int) -> Iterator[Cause]:
     total = seen.client_throttled + seen.worker_throttled
     if total:
         who = " and ".join(_who((seen.client_throttled, seen.worker_throttled)))
-        yield Cause("throttling", min(excess, total), f"{who}'s cgroup throttled for {_ms(total)} (cpu.stat)")
+        yield Cause("throttling", min(excess, total), f"{who}'s cgroup throttled for {ms(total)} (cpu.stat)")
 
 
 def _who(times: tuple[int, int]) -> Iterator[str]:
     yield from (name for name, time in zip(("client", "worker"), times, strict=True) if time)
 
 
-def _waits(record: RequestRecord, seen: _Between, excess: int) -> Iterator[Cause]:
+def _waits(record: RequestRecord, seen: _Between, excess: int, who_had_cpu: WhoHadCpu) -> Iterator[Cause]:
     """Divide the waits for a CPU among compile processes, up to their CPU time there, and other tasks.
 
     A stopped thread does not wait for a CPU, but a throttled one does, as the scheduler counts (Linux 6.18).
@@ -227,18 +235,17 @@ def _waits(record: RequestRecord, seen: _Between, excess: int) -> Iterator[Cause
         behind = min(waited, used)
         compiled += behind
         if behind:
-            details.append(f"{name} {_ms(waited)}")
+            details.append(f"{name} {ms(waited)}")
         if waited > behind:
-            text = f"{name} waited {_ms(delay)} for its CPU (schedstat)"
-            yield Cause(f"cpu-{name}", waited - behind, text)
+            yield wait_cause(name, waited, waited - behind, who_had_cpu(name, record, waited))
     if compiled:
-        text = f"compilations used {_ms(seen.compiling)} of CPU time; waits for a CPU: {', '.join(details)}"
+        text = f"compilations used {ms(seen.compiling)} of CPU time; waits for a CPU: {', '.join(details)}"
         yield Cause("compilation", min(excess, compiled), text)
 
 
 def _collections(record: RequestRecord, excess: int) -> Iterator[Cause]:
     if record.gc:
-        yield Cause("gc", min(excess, record.gc), f"{_ms(record.gc)} in the client's garbage collector (gc.callbacks)")
+        yield Cause("gc", min(excess, record.gc), f"{ms(record.gc)} in the client's garbage collector (gc.callbacks)")
 
 
 def _page_faults(record: RequestRecord, usual: _Usual, excess: int) -> Iterator[Cause]:
@@ -255,7 +262,7 @@ def _page_faults(record: RequestRecord, usual: _Usual, excess: int) -> Iterator[
     ):  # fmt: skip
         explained = round(min(cpu, max(system, page_faults * _MINOR_FAULT_NS), excess))
         if page_faults >= _PAGE_FAULTS_MIN and explained > 0:
-            yield Cause("page-faults", explained, f"{name}: {page_faults:,.0f} minor faults, {_ms(cpu)} more CPU time")
+            yield Cause("page-faults", explained, f"{name}: {page_faults:,.0f} minor faults, {ms(cpu)} more CPU time")
 
 
 def _memory(record: RequestRecord, seen: _Between, rest: int) -> Iterator[Cause]:
@@ -267,8 +274,4 @@ def _memory(record: RequestRecord, seen: _Between, rest: int) -> Iterator[Cause]
     stall = seen.memory_stall if seen.memory_stall >= _STALL_SHARE * record.latency else 0
     explained = min(rest, off_cpu if page_faults else min(stall, off_cpu))
     if explained > 0:
-        yield Cause("memory", explained, f"{page_faults:,} major faults, memory stalls (PSI) {_ms(seen.memory_stall)}")
-
-
-def _ms(duration_ns: float) -> str:
-    return f"{duration_ns / 1e6:,.1f} ms"
+        yield Cause("memory", explained, f"{page_faults:,} major faults, memory stalls (PSI) {ms(seen.memory_stall)}")

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.lab import placement
+from nnfmq.lab.bench.loops import wait_until
 from nnfmq.lab.bench.runner import READY_S, OpenRunner, RunnerJob, opened
 from nnfmq.lab.bench.steps import Array
 from nnfmq.lab.child_processes import FunctionProcess, started_child
@@ -38,13 +39,14 @@ class StressTrial:
     """What a client does in a trial: `seconds` of load on the given CPUs, and work within some of its requests.
 
     `work` is what the application does: time after the begin in ns, and a name of `disturbances.WORK`. Files for it are
-    made in `folder`.
+    made in `folder`. `starts` are the intended starts of an open loop in ns after the begin; None: a closed loop.
     """
 
     seconds: float
     cpus: Cpus
     work: Sequence[tuple[int, str]]
     folder: Path
+    starts: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ ROWS = 200_000  # 25 MB; a trial ends when it has so many requests
 _WARM_UP = 200
 _NO_STAGES = (-1, -1, -1, -1)
 _WORKER_DELAY = 6  # its place among the counters
+_COUNTERS_NS = 100_000  # before a request of an open loop: the counters are read
 
 
 class CollectorTime:
@@ -131,7 +134,7 @@ def _serve(connection: Any, job: RunnerJob) -> None:
 def _requests_of(
     connection: Any, runner: OpenRunner, inputs: Sequence[Array], trial: StressTrial
 ) -> npt.NDArray[np.int64]:
-    """Prepare, then record requests in a closed loop from the parent's begin on; return a row for each.
+    """Prepare, then record requests from the parent's begin on; return a row for each.
 
     Blocks until the last one is done.
     """
@@ -153,7 +156,8 @@ def _requests_of(
             work.begin(begin_ns)
             time.sleep(max(0, begin_ns - time.monotonic_ns()) / 1e9)
             until_ns = begin_ns + round(trial.seconds * 1e9)
-            count = _record(runner, inputs, work, counters, collector, rows, until_ns)
+            starts = None if trial.starts is None else (trial.starts + begin_ns).tolist()
+            count = _record(runner, inputs, work, counters, collector, rows, until_ns, starts)
     finally:
         gc.callbacks.remove(collector)
     return rows[:count]
@@ -161,15 +165,18 @@ def _requests_of(
 
 def _record(
     runner: OpenRunner, inputs: Sequence[Array], work: ApplicationWork, counters: RequestCounters,
-    collector: CollectorTime, rows: npt.NDArray[np.int64], until_ns: int,
+    collector: CollectorTime, rows: npt.NDArray[np.int64], until_ns: int, starts: list[int] | None,
 ) -> int:  # fmt: skip
     """Write a row for each request, and return their number."""
     clock, stages, parts = time.monotonic_ns, runner.stages, _NO_STAGES
-    for number in range(len(rows)):
+    for number in range(len(rows) if starts is None else min(len(rows), len(starts))):
+        if starts is not None:
+            wait_until(starts[number] - _COUNTERS_NS)
         due = work.next_due(clock())
         before, delays_before = counters.read()
-        collected, begin = collector.total_ns, clock()
-        if begin >= until_ns:
+        collected, sent = collector.total_ns, clock() if starts is None else wait_until(starts[number])
+        begin = sent if starts is None else min(sent, starts[number])
+        if sent >= until_ns:
             return number
         if due is not None:
             due()
@@ -182,5 +189,5 @@ def _record(
         deltas = [late - early for early, late in zip(before, after, strict=True)]
         delay = max(late - early for early, late in zip(delays_before, delays_after, strict=True))
         deltas.insert(_WORKER_DELAY, max(0, delay))
-        rows[number] = (begin, latency, *parts, *deltas, collector.total_ns - collected)
-    return len(rows)
+        rows[number] = (begin, latency, *parts, *deltas, collector.total_ns - collected, sent - begin)
+    return len(rows) if starts is None else min(len(rows), len(starts))

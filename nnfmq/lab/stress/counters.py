@@ -29,6 +29,7 @@ __all__ = [
     "ProcessState",
     "RequestCounters",
     "StatisticsArea",
+    "StopFiles",
     "ThreadUse",
     "UsageLog",
     "compilation_uses",
@@ -62,6 +63,50 @@ def read_state(fd: int) -> ProcessState:
     """
     fields = os.pread(fd, _BYTES, 0).rpartition(b")")[2].split()
     return ProcessState(fields[0].decode(), int(fields[_MINOR]), int(fields[_MAJOR]), int(fields[_CPU]))
+
+
+_STOP_STATES = {"T": "stopped", "t": "traced"}
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+class StopFiles:
+    """Tells how a process is kept from running: by a signal, a debugger, or its control group. Close it.
+
+    Owns the files that say so.
+
+    Raises:
+        OSError: If the process has exited.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        self._group = -1
+        with suppress(OSError):  # only version 2 tells, and not of its root
+            self._group = os.open(_GROUPS / _unified_group(pid) / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+
+    def how(self) -> str:
+        """Return how it is kept from running, a key of `machine_record.STOPS`; empty if it is not, or has exited."""
+        with suppress(OSError):
+            how = _STOP_STATES.get(read_state(self._stat).state, "")
+            if not how and self._group >= 0 and b"frozen 1" in os.pread(self._group, _BYTES, 0):
+                return "frozen"
+            return how
+        return ""
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        for fd in (self._stat, self._group):
+            if fd >= 0:
+                os.close(fd)
+        self._stat = self._group = -1
+
+
+def _unified_group(pid: int) -> str:
+    """Return the path of a process's group of version 2. Raises OSError if it has none, or the root."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        if line.startswith("0::/") and line != "0::/":
+            return line.removeprefix("0::/")
+    raise FileNotFoundError
 
 
 class RequestCounters:

@@ -8,27 +8,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CAUSES", "RequestRecord", "StressSample", "to_records"]
+__all__ = ["DISTURBANCES", "RequestRecord", "StressSample", "to_records"]
 
-CAUSES = {
-    "cpu-client": "other tasks on the client's CPU",
-    "cpu-worker": "other tasks on the worker's CPU",
-    "memory": "memory pressure",
-    "throttling": "a CPU limit (cpu.max)",
-    "compilation": "a compilation in the driver",
-    "gc": "garbage collection in the client",
-    "page-faults": "page faults of new memory",
-    "stops": "stopped by a signal",
-}
-"""Name → description."""
+DISTURBANCES = ("cpu-client", "cpu-worker", "memory", "throttling", "compilation", "gc", "page-faults", "stops")
+"""The causes of `observe.causes` that this package can bring about."""
 
 
 class RequestRecord(NamedTuple):
     """A request: begin on the monotonic clock, stages, and what the counters increased by.
 
-    `burst`, `queue`, `driver` and `engine` are those of `Burst.last`, -1 in other modes. The application's own time is
-    `latency - burst`. `client_...` is the thread that executes; `worker_delay` is that of the worker's thread that
-    waited longest for a CPU; the other counters of the worker are those of all its threads.
+    In an open loop `begin` is the intended start, and `late` the time from there until it was sent. `burst`, `queue`,
+    `driver` and `engine` are those of `Burst.last`, -1 in other modes. The application's own time is `latency - burst -
+    late`. `client_...` is the thread that executes; `worker_delay` is that of the worker's thread that waited longest
+    for a CPU; the other counters of the worker are those of all its threads.
     """
 
     begin: int
@@ -47,6 +39,7 @@ class RequestRecord(NamedTuple):
     worker_minor_faults: int = 0
     worker_major_faults: int = 0
     gc: int = 0
+    late: int = 0
 
     @property
     def end(self) -> int:
@@ -57,6 +50,7 @@ class RequestRecord(NamedTuple):
 class StressSample(NamedTuple):
     """The state of one client and its worker, read between two times.
 
+    `client_stop` and `worker_stop` say how they are kept from running, keys of `machine_record.STOPS`, or empty.
     `time` is before the first counter was read, `read` after the last one: with CPU hogs beside the sampler that may
     take milliseconds. All from `client_throttled` on are totals that only increase. `compiling` is CPU time of the
     driver's compilations (`CompilerUsage`), `compiling_client` and `compiling_worker` the part of it on the CPUs of the
@@ -65,8 +59,8 @@ class StressSample(NamedTuple):
 
     time: int
     read: int
-    is_client_stopped: bool = False
-    is_worker_stopped: bool = False
+    client_stop: str = ""
+    worker_stop: str = ""
     client_throttled: int = 0
     worker_throttled: int = 0
     compiling: int = 0

@@ -9,12 +9,11 @@ from typing import Any
 from nnfmq.lab.page import conditions_list, html_table, latency_page
 from nnfmq.lab.statistics import shown_percentiles, summary
 from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, named_causes, worst_requests
-from nnfmq.lab.stress.records import CAUSES, RequestRecord
+from nnfmq.lab.stress.records import RequestRecord
 from nnfmq.lab.stress.trial import Scenario, TrialRecords
+from nnfmq.observe.causes import CAUSES, UNKNOWN
 
-__all__ = ["UNKNOWN", "chrome_trace", "render_stress_page", "scenario_report"]
-
-UNKNOWN = "unknown"
+__all__ = ["chrome_trace", "render_stress_page", "request_lines", "scenario_lines", "scenario_report"]
 
 
 def scenario_report(
@@ -61,8 +60,34 @@ def _stages(record: RequestRecord) -> dict[str, int] | None:
     """Return the application's time and the stages of the burst; None in other modes."""
     if record.burst < 0:
         return None
+    late = {"late": record.late} if record.late else {}
     parts = {"queue": record.queue, "driver": record.driver, "engine": record.engine}
-    return {"application": record.latency - record.burst, **parts}
+    return {**late, "application": record.latency - record.burst - record.late, **parts}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the terminal and the page say in words.
+
+
+def scenario_lines(scenario: Mapping[str, Any]) -> list[str]:
+    """Return what there is to say of a scenario before its worst requests: the causes, or why it is missing."""
+    if "reason" in scenario:
+        return [f"{scenario['scenario']} is missing: {scenario['reason']}"]
+    if not scenario["worst"]:
+        return []
+    causes = ", ".join(f"{name} {time / 1e6:,.0f} ms" for name, time in scenario["causes_ns"].items())
+    others = f"; other programs used {scenario['others_cpu_ns'] / 1e6:,.0f} ms of CPU time" if "cpu-" in causes else ""
+    return [f"{scenario['scenario']}: {causes or 'no cause'}{others}"]
+
+
+def request_lines(request: Mapping[str, Any]) -> list[str]:
+    """Return a slow request in words, then a line for each cause with its evidence."""
+    stages = "".join(f", {name} {time / 1e6:.1f}" for name, time in (request["stages_ns"] or {}).items())
+    causes = request["causes"] or ({"name": UNKNOWN, "evidence": "no counter explains it"},)
+    return [
+        f"{request['latency_ns'] / 1e6:,.1f} ms at {request['at_s']:.2f} s{stages}",
+        *(f"{each['name']}: {each['evidence']}" for each in causes),
+    ]
 
 
 def chrome_trace(scenarios: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -128,17 +153,17 @@ def _worst(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         return
     yield "<h2>Worst requests</h2>"
     for each in found:
-        yield f"<h3>{escape(each['scenario'])}</h3>"
+        yield from (f"<h3>{escape(line)}</h3>" for line in scenario_lines(each))
         yield f"<ul>{''.join(map(_request, each['worst']))}</ul>"
     meanings = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in CAUSES.items())
     yield f"<dl>{''.join(meanings)}</dl>"
 
 
 def _request(request: Mapping[str, Any]) -> str:
-    stages = "".join(f", {name} {time / 1e6:.1f}" for name, time in (request["stages_ns"] or {}).items())
-    causes = [f"<b>{escape(each['name'])}</b>: {escape(each['evidence'])}" for each in request["causes"]]
-    lines = "".join(f"<br>{cause}" for cause in causes or (f"<b>{request['cause']}</b>: no counter explains it",))
-    return f"<li>{request['latency_ns'] / 1e6:,.1f} ms at {request['at_s']:.2f} s{stages}{lines}</li>"
+    first, *causes = request_lines(request)
+    pairs = (line.partition(": ") for line in causes)
+    named = (f"<br><b>{escape(name)}</b>: {escape(text)}" for name, _, text in pairs)
+    return f"<li>{escape(first)}{''.join(named)}</li>"
 
 
 def _conditions(report: Mapping[str, Any]) -> Iterator[str]:

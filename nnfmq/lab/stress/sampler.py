@@ -16,8 +16,8 @@ from nnfmq.lab.stress.counters import (
     MEMORY_STALLS,
     CompilerUsage,
     StatisticsArea,
+    StopFiles,
     memory_stall_ns,
-    read_state,
     throttle_files,
     throttled_ns,
 )
@@ -27,7 +27,6 @@ __all__ = ["Sampler", "Watched"]
 
 INTERVAL_S = 0.002
 _FIND_EVERY = 5  # samples; compile processes live for many milliseconds
-_STOPPED = ("T", "t")
 
 
 class Watched(NamedTuple):
@@ -41,15 +40,10 @@ class Watched(NamedTuple):
 
 @dataclass
 class _Files:
-    """Open files of a process: stat, and each cpu.stat that counts its throttling."""
+    """Open files of a process: those that tell how it is stopped, and each cpu.stat that counts its throttling."""
 
-    stat: int
+    stops: StopFiles
     throttling: list[int] = field(default_factory=list)
-
-    def is_stopped(self) -> bool:
-        with suppress(ProcessLookupError):
-            return read_state(self.stat).state in _STOPPED
-        return False
 
     def throttled_ns(self) -> int:
         return sum(throttled_ns(os.pread(fd, 4096, 0).decode()) for fd in self.throttling)
@@ -79,7 +73,8 @@ class Sampler:
                 self._stalls = self._open(stack, MEMORY_STALLS)
             for each in self._watched:
                 for pid in (each.client, each.worker):
-                    self._files[pid] = _Files(self._open(stack, Path(f"/proc/{pid}/stat")))
+                    self._files[pid] = _Files(StopFiles(pid))
+                    stack.callback(self._files[pid].stops.close)
                     self._files[pid].throttling = [self._open(stack, path) for path in throttle_files(pid)]
             self._resources = stack.pop_all()
         if gc.isenabled():
@@ -129,7 +124,7 @@ class Sampler:
         stall = 0 if self._stalls is None else memory_stall_ns(self._stalls)
         for each, samples in zip(self._watched, self.samples, strict=True):
             client, worker = self._files[each.client], self._files[each.worker]
-            stopped = client.is_stopped(), worker.is_stopped()
+            stopped = client.stops.how(), worker.stops.how()
             throttled = client.throttled_ns(), worker.throttled_ns()
             read_ns = time.monotonic_ns()
             samples.append(StressSample(begin_ns, read_ns, *stopped, *throttled, memory_stall=stall))

@@ -22,8 +22,8 @@ from nnfmq.lab.stress.attribution import NAMED_MIN_NS, SlowRequest, largest_part
 from nnfmq.lab.stress.clients import StressClient
 from nnfmq.lab.stress.counters import PERIOD_US, limited_group
 from nnfmq.lab.stress.disturbances import can_reclaim, draw_plan
-from nnfmq.lab.stress.records import CAUSES
 from nnfmq.lab.stress.trial import TrialRecords, TrialSetup, run_trial
+from nnfmq.observe.causes import CAUSES
 
 __all__ = ["ConfusionMatrix", "NamedCause", "combinations_of", "run_self_test", "unavailable_causes"]
 

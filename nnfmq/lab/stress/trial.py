@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,9 +18,11 @@ import numpy as np
 from nnfmq.base.settings import BURST_CONTROLLER_POLLING_WINDOW, BURST_SERVER_POLLING_WINDOW
 from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import GeneralFailure
+from nnfmq.lab.bench.loops import intended_starts
 from nnfmq.lab.bench.runner import RunnerJob
 from nnfmq.lab.child_processes import BenchmarkFailed
 from nnfmq.lab.listening_driver import started_daemon
+from nnfmq.lab.machine_sampler import MachineSampler
 from nnfmq.lab.placement import Cpus, choose
 from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, slow_requests
 from nnfmq.lab.stress.clients import StressClient, StressTrial, started_clients
@@ -29,6 +31,8 @@ from nnfmq.lab.stress.disturbances import DisturbancePlan, draw_plan, prepared_a
 from nnfmq.lab.stress.machine_load import started_loads
 from nnfmq.lab.stress.records import RequestRecord, StressSample
 from nnfmq.lab.stress.sampler import Sampler, Watched
+from nnfmq.observe.causes import holders_text
+from nnfmq.observe.machine_record import MachineRecord
 
 __all__ = [
     "LOADS",
@@ -57,13 +61,16 @@ class TrialSetup:
 class TrialRecords:
     """The requests of each client, and the samples of each client and its worker.
 
-    `others_ns` is the CPU time of processes that took no part in the trial.
+    `others_ns` is the CPU time of processes that took no part in the trial. `machine` has who used the CPUs meanwhile,
+    those of `watched`, among others: the processes and CPUs of each client.
     """
 
     begin_ns: int
     clients: Sequence[Sequence[RequestRecord]]
     samples: Sequence[Sequence[StressSample]]
     others_ns: int = 0
+    machine: MachineRecord = field(default_factory=MachineRecord)
+    watched: Sequence[Watched] = ()
 
     def latencies(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the latencies of all clients."""
@@ -73,14 +80,24 @@ class TrialRecords:
         """Return the slow requests of all clients with their causes; each client has its own usual latency."""
         return [
             request
-            for records, samples in zip(self.clients, self.samples, strict=True)
-            for request in slow_requests(records, samples, thresholds)
+            for number, (records, samples) in enumerate(zip(self.clients, self.samples, strict=True))
+            for request in slow_requests(records, samples, thresholds, partial(self._who_had_cpu, number))
         ]
+
+    def _who_had_cpu(self, number: int, side: str, record: RequestRecord, waited_ns: int) -> str:
+        """Say who had the CPU for which a side of a client waited in a request."""
+        if not self.watched:
+            return ""
+        each = self.watched[number]
+        pid, cpu = (each.client, each.client_cpu) if side == "client" else (each.worker, each.worker_cpu)
+        cpus = None if cpu is None else {cpu}
+        holders = self.machine.holders((pid, 0), record.begin, record.end, waited_ns, cpus)
+        return holders_text(holders, waited_ns, is_sampled=self.machine.is_sampled)
 
 
 def run_trial(
     clients: Sequence[StressClient], setup: TrialSetup, plan: DisturbancePlan, seconds: float, seed: int,
-    tick: Callable[[], object] = lambda: None,
+    tick: Callable[[], object] = lambda: None, rate: float | None = None,
 ) -> TrialRecords:  # fmt: skip
     """Run one trial; blocks until it is done. Stops and a CPU limit affect the first client or its worker.
 
@@ -95,20 +112,22 @@ def run_trial(
         statistics = _statistics_area(setup.socket, stack)
         loads = stack.enter_context(started_loads(plan.loads, setup.socket, seed))
         actions = stack.enter_context(prepared_actions(plan, clients[0].pid, clients[0].worker))
-        for client, cpus in zip(clients, setup.cpus, strict=True):
-            client.prepare(StressTrial(seconds, cpus, plan.work, setup.folder), tick)
+        for number, (client, cpus) in enumerate(zip(clients, setup.cpus, strict=True)):
+            starts = None if rate is None else intended_starts(rate, seconds, "constant", number, len(clients))
+            client.prepare(StressTrial(seconds, cpus, plan.work, setup.folder, starts), tick)
         begin_ns = time.monotonic_ns() + _LEAD_NS
         loads.begin(begin_ns)
         for client in clients:
             client.begin(begin_ns)
         others = OtherProcesses([clients[0].driver])
+        machine = stack.enter_context(MachineSampler())
         sampler = stack.enter_context(Sampler(watched, clients[0].driver, statistics))
         with running_actions(actions, begin_ns):
             found = [client.finish(seconds, tick) for client in clients]
         others_ns = others.used_ns()
     if not all(found):
         raise BenchmarkFailed(f"no request in {seconds:g} s; give a longer --duration")
-    return TrialRecords(begin_ns, found, sampler.samples, others_ns)
+    return TrialRecords(begin_ns, found, sampler.samples, others_ns, machine.record, watched)
 
 
 def _statistics_area(socket: str, stack: ExitStack) -> StatisticsArea:
@@ -160,7 +179,10 @@ class Scenario(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScenarioPlan:
-    """The job of the clients, and the values whose combinations are measured, `seconds` each."""
+    """The job of the clients, and the values whose combinations are measured, `seconds` each.
+
+    `rate` is how many requests per second all clients together begin; None: a closed loop.
+    """
 
     job: RunnerJob
     modes: Sequence[str]
@@ -170,6 +192,7 @@ class ScenarioPlan:
     loads: Sequence[str] = ("none",)
     seconds: float = 2.0
     seed: int = 0
+    rate: float | None = None
 
     def count(self) -> int:
         """Return the number of scenarios."""
@@ -235,9 +258,10 @@ def _trial(
     cpus = setup.cpus[0].client, setup.cpus[0].driver
     drawn = draw_plan(names, plan.seconds, cpus, random.Random(f"{plan.seed} {position}"))
     tick = partial(progress, f"{position + 1} of {plan.count()}: {scenario.text()}")
+    run = partial(run_trial, clients, setup, drawn, plan.seconds, position, tick, plan.rate)
     if "throttling" not in names:
-        return run_trial(clients, setup, drawn, plan.seconds, position, tick)
+        return run()
     try:
-        return run_trial(clients, setup, drawn, plan.seconds, position, tick)
+        return run()
     except BenchmarkFailed as reason:
         return str(reason)  # a CPU limit needs permissions

@@ -90,7 +90,7 @@ class Call(Message, frozen=True):
     call: U63
 
     trace_phase: ClassVar[str]
-    """The phase of a call in traces, of `trace_analysis.PHASES`. Each call declares its own; replies have none."""
+    """The phase of a call in traces, of `phase_table.PHASES`. Each call declares its own; replies have none."""
 
     @classmethod
     def trace_name(cls, layer: str) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from nnfmq.lab.stress.attribution import Cause, SlowRequest, Thresholds, named_causes, slow_requests, worst_requests
-from nnfmq.lab.stress.records import CAUSES, RequestRecord, StressSample
+from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, named_causes, slow_requests, worst_requests
+from nnfmq.lab.stress.records import DISTURBANCES, RequestRecord, StressSample
+from nnfmq.observe.causes import CAUSES, Cause
 
 MS = 1_000_000
 P50 = 10_000
@@ -79,13 +80,37 @@ def test_throttled_time_is_a_cpu_limit_and_not_a_wait_for_other_tasks(side: str)
 def test_time_in_state_t_is_a_stop(side: str) -> None:
     """Samples from 4 to 24 ms see state T, the one at 26 ms does not: 22 ms."""
     seen = [
-        sample._replace(**{f"is_{side}_stopped": 4 * MS <= sample.time - SLOW_AT <= 24 * MS}) for sample in samples(30)
+        sample._replace(**{f"{side}_stop": "stopped" if 4 * MS <= sample.time - SLOW_AT <= 24 * MS else ""})
+        for sample in samples(30)
     ]
     assert causes(slow(30), seen) == {"stops": 22 * MS}
 
 
+def test_a_request_that_was_sent_late_is_behind_the_one_before() -> None:
+    assert causes(slow(20, late=15 * MS)) == {"backlog": 15 * MS}
+
+
+def test_a_wait_for_a_cpu_says_who_had_it() -> None:
+    (found,) = slow_requests(
+        [*USUAL, slow(20, worker_delay=18 * MS)],
+        [],
+        None,
+        lambda side, record, waited: f"{side}: {waited // MS} of {len(record)}",
+    )
+    assert found.causes[0].evidence.endswith(f"(schedstat); worker: 18 of {len(RequestRecord._fields)}")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("stopped", "by a signal"), ("traced", "by a debugger"), ("frozen", "group")]
+)
+def test_a_stop_says_what_stopped_the_process(how: str, words: str) -> None:
+    seen = [sample._replace(client_stop=how) for sample in samples(20)]
+    (found,) = slow_requests([*USUAL, slow(20)], seen)
+    assert words in found.causes[0].evidence
+
+
 def test_a_stop_counts_only_within_the_request() -> None:
-    seen = [sample._replace(is_worker_stopped=True) for sample in samples(10)]
+    seen = [sample._replace(worker_stop="stopped") for sample in samples(10)]
     assert causes(slow(9), seen) == {"stops": 9 * MS - P50}
 
 
@@ -158,7 +183,7 @@ def test_two_causes_of_one_request_are_both_named(pair: tuple[str, str]) -> None
     counters = Counter(EVIDENCE[pair[0]][0]) + Counter(EVIDENCE[pair[1]][0])
     seen = samples(41, **{name: value for cause in pair for name, value in EVIDENCE[cause][1].items()})
     if "stops" in pair:
-        seen = [sample._replace(is_client_stopped=sample.time < SLOW_AT + 19 * MS) for sample in seen]
+        seen = [sample._replace(client_stop="stopped" if sample.time < SLOW_AT + 19 * MS else "") for sample in seen]
     found = causes(slow(41, **counters), seen)
     assert set(found) == set(pair)
     assert sum(found.values()) <= 41 * MS
@@ -245,4 +270,5 @@ def test_the_worst_requests_have_one_of_each_cause_and_of_none() -> None:
 
 
 def test_every_cause_that_is_named_has_a_description() -> None:
-    assert {*EVIDENCE, "compilation"} == set(CAUSES)
+    assert {*EVIDENCE, "compilation"} == set(DISTURBANCES)
+    assert set(DISTURBANCES) < set(CAUSES)

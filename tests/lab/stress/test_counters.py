@@ -37,7 +37,7 @@ from nnfmq.lab.stress.disturbances import (
 from nnfmq.lab.stress.records import RequestRecord
 from nnfmq.lab.stress.sampler import Sampler, Watched
 
-COUNTERS = [name for name in RequestRecord._fields[6:-1] if name != "worker_delay"]
+COUNTERS = [name for name in RequestRecord._fields[6:-2] if name != "worker_delay"]
 PAGES = 16_384  # of 4 KiB; more than malloc takes from its heap
 
 
@@ -139,11 +139,11 @@ def test_the_sampler_sees_a_stopped_process(child: Process) -> None:
     with Sampler([watched], os.getpid()) as sampler:
         until(lambda: len(sampler.samples[0]) > 1, "samples")
         child.stop()
-        until(lambda: sampler.samples[0][-1].is_worker_stopped, "the stop has been sampled")
+        until(lambda: sampler.samples[0][-1].worker_stop, "the stop has been sampled")
         child.resume()
-        until(lambda: not sampler.samples[0][-1].is_worker_stopped, "the end of the stop has been sampled")
+        until(lambda: not sampler.samples[0][-1].worker_stop, "the end of the stop has been sampled")
     found = sampler.samples[0]
-    assert not any(sample.is_client_stopped for sample in found)
+    assert not any(sample.client_stop for sample in found)
     assert all(early.time < late.time for early, late in pairwise(found))
 
 
@@ -156,7 +156,7 @@ def test_the_sampler_goes_on_when_a_process_has_exited() -> None:
         process.wait()
         count = len(sampler.samples[0])
         until(lambda: len(sampler.samples[0]) > count + 1, "samples after the exit")
-    assert not sampler.samples[0][-1].is_worker_stopped
+    assert not sampler.samples[0][-1].worker_stop
 
 
 # ---- disturbances

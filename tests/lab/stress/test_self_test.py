@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from nnfmq.lab.stress.disturbances import DisturbancePlan, draw_plan
-from nnfmq.lab.stress.records import CAUSES, RequestRecord
+from nnfmq.lab.stress.records import DISTURBANCES, RequestRecord
 from nnfmq.lab.stress.self_test import ConfusionMatrix, NamedCause, _undisturbed, combinations_of
 from nnfmq.lab.stress.trial import TrialRecords
 
@@ -26,8 +26,8 @@ def test_there_is_a_run_with_nothing_with_each_disturbance_and_with_each_pair() 
 
 
 def test_a_plan_follows_from_its_seed() -> None:
-    assert drawn(*CAUSES, seed=3) == drawn(*CAUSES, seed=3)
-    assert drawn(*CAUSES, seed=3) != drawn(*CAUSES, seed=4)
+    assert drawn(*DISTURBANCES, seed=3) == drawn(*DISTURBANCES, seed=3)
+    assert drawn(*DISTURBANCES, seed=3) != drawn(*DISTURBANCES, seed=4)
 
 
 def test_nothing_happens_in_a_plan_without_disturbances() -> None:
@@ -36,7 +36,7 @@ def test_nothing_happens_in_a_plan_without_disturbances() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_everything_happens_within_the_trial(seed: int) -> None:
-    plan = drawn(*CAUSES, "churn", seed=seed)
+    plan = drawn(*DISTURBANCES, "churn", seed=seed)
     assert {name for _, name in plan.work} == {"gc", "page-faults", "memory"}
     assert all(0 <= at_ns < SECONDS * 1e9 for at_ns, _ in plan.work)
     assert plan.stops

@@ -73,7 +73,7 @@ def test_the_samples_surround_the_requests(client: StressClient, setup: TrialSet
     found = trial(client, setup)
     samples = found.samples[0]
     assert samples[0].time < found.clients[0][0].begin
-    assert not any(sample.is_client_stopped or sample.is_worker_stopped for sample in samples)
+    assert not any(sample.client_stop or sample.worker_stop for sample in samples)
 
 
 def test_a_mode_without_stages_has_none(daemon: Daemon, setup: TrialSetup) -> None:
@@ -105,7 +105,7 @@ def test_new_frames_are_minor_faults_of_the_client(client: StressClient, setup: 
 def test_stops_are_sampled(client: StressClient, setup: TrialSetup) -> None:
     """Four stops of 15 ms and more, a sample every 2 ms."""
     found = trial(client, setup, "stops", seconds=0.5)
-    assert any(sample.is_client_stopped or sample.is_worker_stopped for sample in found.samples[0])
+    assert any(sample.client_stop or sample.worker_stop for sample in found.samples[0])
 
 
 def test_compilations_of_another_client_use_cpu_time(daemon: Daemon, setup: TrialSetup) -> None:

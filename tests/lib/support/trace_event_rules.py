@@ -16,7 +16,7 @@ __all__ = ["violations"]
 Event = Mapping[str, Any]
 _PHASES = ("X", "M", "i", "s", "f")
 """Those that nnfmq writes: complete events, metadata, instant events, begins and ends of flows."""
-_METADATA = {"process_name": "name", "thread_name": "name"}
+_METADATA = {"process_name": "name", "process_labels": "labels", "thread_name": "name"}
 
 
 def violations(document: Mapping[str, Any]) -> list[str]:
