@@ -46,10 +46,16 @@ def distribution(samples: Iterable[int]) -> dict[str, int]:
     return {name: percentile(ordered, percent) for name, percent in PERCENTILES.items()}
 
 
-def summary(samples: npt.NDArray[np.int64], percents: Mapping[str, float] = REPORTED) -> dict[str, float]:
-    """Return the percentiles, minimum, mean and standard deviation of `samples` (at least one), in their unit."""
-    ordered = np.sort(samples)
-    found: dict[str, Any] = {name: percentile(ordered, percent) for name, percent in percents.items()}
+def summary(samples: npt.NDArray[np.int64], percents: Mapping[str, float] = REPORTED) -> dict[str, float | None]:
+    """Return the percentiles, minimum, mean and standard deviation of `samples` (at least one), in their unit.
+
+    A percentile that they are too few for is None.
+    """
+    ordered, count = np.sort(samples), len(samples)
+    found: dict[str, Any] = {
+        name: percentile(ordered, percent) if supports(count, percent / 100) else None
+        for name, percent in percents.items()
+    }
     return found | {"min": int(ordered[0]), "mean": float(ordered.mean()), "std": float(ordered.std())}
 
 

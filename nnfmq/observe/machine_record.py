@@ -53,7 +53,10 @@ class Stop(NamedTuple):
 
 
 class CpuHolder(NamedTuple):
-    """For how long a thread had the CPU for which another one waited; `name` has its process and its role."""
+    """For how long a thread had the CPU for which another one waited; `name` has its process and its role.
+
+    `thread` is 0 for all threads of a process that have no name of their own.
+    """
 
     name: str
     pid: int
@@ -109,7 +112,8 @@ class MachineRecord:
             if is_own or (own and use.cpus and own.isdisjoint(use.cpus)):
                 continue
             inside_ns = min(end_ns, use.end_ns) - max(begin_ns, use.begin_ns)
-            used[use.pid, use.thread] += use.used_ns * inside_ns // max(use.end_ns - use.begin_ns, 1)
+            key = (use.pid, use.thread) if (use.pid, use.thread) in self.threads else (use.pid, 0)
+            used[key] += use.used_ns * inside_ns // max(use.end_ns - use.begin_ns, 1)
         share = min(1.0, waited_ns / max(sum(used.values()), 1))
         found = [(key, round(used_ns * share)) for key, used_ns in used.most_common()]
         return [CpuHolder(self.name_of(*key), *key, had) for key, had in found if had * 20 >= waited_ns > 0]

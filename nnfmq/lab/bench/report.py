@@ -243,7 +243,8 @@ def csv_text(results: Sequence[Mapping[str, Any]]) -> str:
     lines = [",".join(["Request Rate" if is_rate else "Concurrency", *_CSV_REST])]
     for result in results:
         first = f"{result['rate']:g}" if is_rate else str(result["clients"])
-        times = [f"{result['latency_ns'][name] / 1000:.1f}" for name in _PERCENTILES]
+        found = (result["latency_ns"][name] for name in _PERCENTILES)
+        times = ["" if value is None else f"{value / 1000:.1f}" for value in found]
         lines.append(",".join([first, f"{result['throughput_per_s']:.2f}", *_stage_cells(result["stages_ns"]), *times]))
     return "\n".join(lines) + "\n"
 

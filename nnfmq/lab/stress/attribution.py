@@ -184,7 +184,6 @@ def _parts(
     record: RequestRecord, seen: _Between, usual: _Usual, excess: int, who_had_cpu: WhoHadCpu
 ) -> Iterator[Cause]:
     found = [
-        *_backlog(record, excess),
         *_stops(seen, excess),
         *_throttling(seen, excess),
         *_waits(record, seen, excess, who_had_cpu),
@@ -192,14 +191,15 @@ def _parts(
         *_page_faults(record, usual, excess),
     ]
     yield from found
-    rest = excess - sum(part.explained for part in found)
-    yield from _memory(record, seen, max(0, rest))
+    rest = max(0, excess - sum(part.explained for part in found))
+    yield from _backlog(record, rest)  # what delayed the request before, and this one with it, is named already
+    yield from _memory(record, seen, max(0, rest - record.late))
 
 
-def _backlog(record: RequestRecord, excess: int) -> Iterator[Cause]:
-    if record.late:
+def _backlog(record: RequestRecord, rest: int) -> Iterator[Cause]:
+    if min(record.late, rest):
         yield Cause(
-            "backlog", min(excess, record.late), f"sent {ms(record.late)} late, when the request before had ended"
+            "backlog", min(rest, record.late), f"sent {ms(record.late)} late, when the request before had ended"
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nnfmq.base.processes import set_name
 from nnfmq.lab import placement
 from nnfmq.lab.bench.loops import wait_until
 from nnfmq.lab.bench.runner import READY_S, OpenRunner, RunnerJob, opened
@@ -125,6 +126,7 @@ class CollectorTime:
 
 
 def _serve(connection: Any, job: RunnerJob) -> None:
+    set_name("nnfmq-client")
     with opened(job) as runner:
         connection.send((runner.pids, runner.details))
         while True:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from nnfmq.base.processes import set_name
 from nnfmq.lab.child_processes import BenchmarkFailed, FunctionProcess, started_child
 
 __all__ = ["LoadGroup", "MachineLoad", "started_loads"]
@@ -82,6 +83,7 @@ def _wait_until_ready(process: FunctionProcess) -> None:
 
 
 def _load(connection: Any, load: MachineLoad, socket: str, seed: int) -> None:
+    set_name(f"nnfmq-{load.kind}")
     if load.cpu is not None:
         os.sched_setaffinity(0, {load.cpu})
     run = {"cpu": _compute, "churn": _churn, "fill": _fill}.get(load.kind) or _compilation(socket, seed)

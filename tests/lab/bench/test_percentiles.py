@@ -33,6 +33,14 @@ def test_a_summary_has_the_moments_too() -> None:
     assert found["std"] == pytest.approx(5**0.5)
 
 
+@pytest.mark.parametrize(("count", "unsupported"), [(1, 5), (10, 3), (99, 2), (100, 1), (999, 1), (1000, 0)])
+def test_a_summary_has_a_percentile_only_if_a_value_may_be_above_it(count: int, unsupported: int) -> None:
+    found = summary(np.arange(count, dtype=np.int64))
+    names = ["p50", "p90", "p95", "p99", "p99.9"]
+    assert [name for name in names if found[name] is None] == names[5 - unsupported :]
+    assert found["max"] == count - 1
+
+
 def test_each_step_halves_the_rest_in_fifths() -> None:
     steps = percentile_steps(np.arange(1, 10_001))
     shares = [round(share, 6) for share, _, _ in steps]

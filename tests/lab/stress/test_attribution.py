@@ -90,6 +90,11 @@ def test_a_request_that_was_sent_late_is_behind_the_one_before() -> None:
     assert causes(slow(20, late=15 * MS)) == {"backlog": 15 * MS}
 
 
+def test_what_delayed_a_request_before_it_was_sent_is_named_and_not_the_backlog() -> None:
+    seen = [sample._replace(worker_stop="stopped") for sample in samples(20)]
+    assert causes(slow(20, late=15 * MS), seen) == {"stops": round(20 * MS - P50)}
+
+
 def test_a_wait_for_a_cpu_says_who_had_it() -> None:
     (found,) = slow_requests(
         [*USUAL, slow(20, worker_delay=18 * MS)],

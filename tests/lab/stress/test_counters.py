@@ -15,6 +15,7 @@ from support.drivers import Process, until
 
 from nnfmq.lab.child_processes import started_child
 from nnfmq.lab.placement import cpu_ns
+from nnfmq.lab.stress import counters
 from nnfmq.lab.stress.clients import CollectorTime
 from nnfmq.lab.stress.counters import (
     MEMORY_STALLS,
@@ -132,6 +133,25 @@ def test_this_process_the_driver_and_what_they_have_started_take_part(child: Pro
 
 
 # ---- the sampler
+
+
+def test_a_process_whose_control_group_is_frozen_is_kept_from_running(
+    child: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counters, "_GROUPS", tmp_path)
+    monkeypatch.setattr(counters, "_unified_group", lambda pid: "a")
+    (tmp_path / "a").mkdir()
+    events = tmp_path / "a" / "cgroup.events"
+    events.write_text("populated 1\nfrozen 0\n")
+    files = counters.StopFiles(child.pid)
+    try:
+        assert files.how() == ""
+        events.write_text("populated 1\nfrozen 1\n")
+        assert files.how() == "frozen"
+        with child.stopped():
+            assert files.how() == "stopped"
+    finally:
+        files.close()
 
 
 def test_the_sampler_sees_a_stopped_process(child: Process) -> None:

@@ -76,6 +76,18 @@ def test_the_samples_surround_the_requests(client: StressClient, setup: TrialSet
     assert not any(sample.client_stop or sample.worker_stop for sample in samples)
 
 
+def test_requests_of_an_open_loop_begin_at_their_times_whatever_the_one_before_took(
+    client: StressClient, setup: TrialSetup
+) -> None:
+    plan = draw_plan((), 0.3, (None, None), random.Random(0))
+    found = run_trial([client], setup, plan, 0.3, 0, rate=100.0)
+    (records,) = found.clients
+    assert 1 <= len(records) <= 30
+    assert all((record.begin - found.begin_ns) % 10_000_000 == 0 for record in records)
+    assert all(record.latency >= record.burst + record.late >= record.late >= 0 for record in records)
+    assert found.machine.is_sampled and found.watched[0].worker == client.worker
+
+
 def test_a_mode_without_stages_has_none(daemon: Daemon, setup: TrialSetup) -> None:
     with started_clients(job(daemon, "sync"), 1) as (client,):
         (records,) = trial(client, setup).clients
