@@ -10,6 +10,8 @@ operation's rule, or the first one's, is called again with arguments that descri
     a CONV_2D or FULLY_CONNECTED         its epilogue
     with results of float32, then
     an elementwise operation
+    GATHERs that repeat rows, then       one that repeats both
+    the elements of rows
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from nnfmq.engines.compiled.lowering import (
     LoweredOp,
     RuleCall,
     elementwise,
+    movement,
 )
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.extensions import Scheme, extended_code
@@ -289,6 +292,30 @@ def _with_operands(lowered: KernelSequence, last: KernelLaunch, count: int) -> K
     return KernelSequence(parts, last, (*renumbered(lowered.inputs), *range(1, 1 + count)))
 
 
+# -- enlarged images ---------------------------------------------------------------------------------------------------
+
+
+def _enlarged(rows: LoweredOp, elements: LoweredOp, number: int) -> LoweredOp | None:
+    """Return the operation that repeats rows, then the elements of rows, as one."""
+    image, rank = rows.call.tensors[0], len(rows.call.output.shape)
+    if image is None or number or rank < 2 or True in (*rows.inputs_nchw, *elements.inputs_nchw):
+        return None
+    times = [_repetitions(op, image, axis) for op, axis in ((rows, rank - 2), (elements, rank - 1))]
+    if min(times) < 1:
+        return None
+    attributes = {"row_times": times[0], "times": times[1]}
+    call = replace(elements.call, rule=movement.repeated, tensors=(image,), attributes=attributes)
+    return replace(elements, call=call, inputs=rows.inputs)
+
+
+def _repetitions(gather: LoweredOp, image: Tensor, axis: int) -> int:
+    """Return how often a GATHER repeats each element along an axis; 0 if it does anything else."""
+    found, indices = gather.call.attributes.get("axis"), gather.call.attributes.get("indices")
+    if found is None or indices is None or found % len(image.shape) != axis:
+        return 0
+    return movement.repetitions(image, axis, indices)
+
+
 # -- patterns ----------------------------------------------------------------------------------------------------------
 
 _CONVOLUTIONS = frozenset({OperationType.CONV_2D, OperationType.GROUPED_CONV_2D, OperationType.DEPTHWISE_CONV_2D})
@@ -316,6 +343,7 @@ _PATTERNS: Sequence[Sequence[_Pattern]] = (
         _Pattern(frozenset({OperationType.PAD, OperationType.PAD_V2}), _CONVOLUTIONS, _padded_convolution),
         _Pattern(_ACTIVATED | _QUANTIZED_AT_RUN_TIME, frozenset(CLAMPS), _activated),
         _Pattern(_ELEMENTWISE, _ELEMENTWISE, _one_loop),
+        _Pattern(frozenset({OperationType.GATHER}), frozenset({OperationType.GATHER}), _enlarged),
     ),
     (_Pattern(_PRODUCTS, _ELEMENTWISE, _with_operator),),
 )

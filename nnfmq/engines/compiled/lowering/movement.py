@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from nnfmq.engines.compiled.kernels.movement import (
     plan_transpose,
 )
 from nnfmq.engines.compiled.kernels.one_hot import OneHot
+from nnfmq.engines.compiled.kernels.repetition import MAX_REPETITIONS, RepeatedElements
 from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, extended_operations, operation_code
@@ -34,7 +36,14 @@ from nnfmq.operations.reshape_concat import concat_requant_lut
 from nnfmq.operations.resizing import InterpolationTaps, nearest_positions
 from nnfmq.operations.slicing import slice_ranges
 
-__all__ = ["RULES", "interleave_subconvolutions", "lower_concatenation", "permute_axes"]
+__all__ = [
+    "RULES",
+    "interleave_subconvolutions",
+    "lower_concatenation",
+    "permute_axes",
+    "repeated",
+    "repetitions",
+]
 
 _ELEMENT_BYTES = (1, 2, 4, 8)
 _MAX_REGIONS = 64  # each has a separate loop nest in the code
@@ -369,7 +378,26 @@ def _block_positions(extent: int, padding: int, count: int, block: int) -> Ints:
 
 def _gather(input: Tensor, *, output: Tensor, target: Target, axis: int, indices: Array) -> KernelLaunch | None:
     """Lower GATHER. The indices are known, and were checked, at preparation."""
-    return _gather_axes(input, output, target, {axis % len(input.shape): indices.reshape(-1)})
+    axis %= len(input.shape)
+    if math.prod(input.shape[axis + 1 :]) == 1 and (times := repetitions(input, axis, indices)) > 1:
+        return repeated(input, output=output, target=target, times=times)
+    return _gather_axes(input, output, target, {axis: indices.reshape(-1)})
+
+
+def repetitions(input: Tensor, axis: int, indices: Array) -> int:
+    """Return how often indices repeat each element along an axis, one after the other; 0 if they do anything else."""
+    extent = input.shape[axis]
+    times = indices.size // extent if 0 not in input.shape else 0
+    is_known = times <= MAX_REPETITIONS and input.dtype.itemsize in _ELEMENT_BYTES
+    return times if is_known and np.array_equal(indices.reshape(-1), np.arange(extent).repeat(times)) else 0
+
+
+def repeated(input: Tensor, *, output: Tensor, target: Target, times: int, row_times: int = 1) -> KernelLaunch:
+    """Return the launch that repeats each element, and each row if `row_times` is not 1."""
+    kernel = RepeatedElements(math.prod(input.shape), input.dtype.itemsize, times)
+    if row_times > 1:
+        kernel = replace(kernel, row_times=row_times, length=input.shape[-1])
+    return KernelLaunch(kernel, (kernel.params(),), math.prod(output.shape) * input.dtype.itemsize // 16)
 
 
 def _embedding_lookup(values: Tensor, *, output: Tensor, target: Target, lookups: Array) -> KernelLaunch | None:
