@@ -16,9 +16,17 @@ import os
 import platform
 import struct
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-__all__ = ["Scheduling", "scheduling_of", "set_scheduling"]
+__all__ = [
+    "BACKGROUND_NICE",
+    "BATCH",
+    "FOREGROUND_NICE",
+    "Scheduling",
+    "lower_priority",
+    "scheduling_of",
+    "set_scheduling",
+]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -38,6 +46,26 @@ class Scheduling(NamedTuple):
 
     policy: int
     slice_ns: int = 0
+
+
+BATCH = Scheduling(os.SCHED_BATCH, 500_000)
+"""Of what computes while others wait for less. A short slice: the kernel lets a thread finish it, and a thread of an
+application or of a worker that wakes waits for that."""
+FOREGROUND_NICE: Final = 5
+"""How much a process is nicer than the driver while somebody waits for its result: a third of the weight."""
+BACKGROUND_NICE: Final = 10
+"""The same if nobody does: a ninth of the weight."""
+
+
+def lower_priority(is_background: bool) -> None:
+    """Let the calling thread, and the threads that it starts, compute beside executions without delaying them much.
+
+    Call it once, before it has started threads: the priority cannot be raised again. The niceness decides the share of
+    a CPU (docs/explanation/scheduling.md has the values), the slice how long an execution waits for its turn.
+    """
+    os.nice(BACKGROUND_NICE if is_background else FOREGROUND_NICE)
+    with suppress(OSError):  # a container may forbid the call
+        set_scheduling(os.getpid(), BATCH)
 
 
 def scheduling_of(thread: int) -> Scheduling:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nnfmq.base import logs
 from nnfmq.base.processes import set_name
+from nnfmq.base.scheduling import lower_priority
 
 
 def _start(arguments: list[str]) -> None:
@@ -26,6 +27,8 @@ def _start(arguments: list[str]) -> None:
         _, fd, directory, socket = arguments
         import_in_child(int(fd), Path(directory), Path(socket) if socket else None)
         return
+    # A start takes a second of a CPU, and its messages wait for executions rather than these for them.
+    lower_priority(is_background=False)
     from nnfmq.base.channel import Listener
     from nnfmq.repository.models import DriverModels, ModelDirectory
     from nnfmq.repository.repository import ModelRepository

@@ -37,6 +37,7 @@ from nnfmq.base.limits import data_bytes
 from nnfmq.base.memory import sealed_size
 from nnfmq.base.processes import child_environment, is_child_stopped, request_signal_at_parent_exit
 from nnfmq.base.sandbox import sandbox
+from nnfmq.base.scheduling import lower_priority
 from nnfmq.base.shared_constants import SharedConstants
 from nnfmq.hal.errors import (
     DeadObject,
@@ -278,6 +279,7 @@ def import_in_child(fd: int, folder: Path, socket: Path | None = None) -> None:
     The kernel kills this process when the parent's thread that started it exits.
     """
     request_signal_at_parent_exit(signal.SIGKILL)
+    lower_priority(is_background=False)
     sandbox.enter(_sandbox(folder, socket))
     with Channel.adopt(fd) as channel, suppress(DeadObject):
         if _has_hung_up(channel.fileno()):

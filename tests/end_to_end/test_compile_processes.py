@@ -23,6 +23,7 @@ from support.models import logistics_model
 import nnfmq
 from nnfmq.base import settings
 from nnfmq.base.processes import allowed_cpus
+from nnfmq.base.scheduling import BATCH, scheduling_of
 from nnfmq.driver.compilation.jobs import PROCESSES_MAX
 from nnfmq.driver.process.event_loop import STOP_GRACE_S
 from nnfmq.engines import interpreter
@@ -125,6 +126,7 @@ def test_compile_processes_have_a_lower_priority_than_workers(
     with compile_processes(server) as processes:
         # A process lowers its priority after it has closed the fds.
         until(lambda: {nice(process) - nice(worker) for process in processes} == {nicer}, "they have a lower priority")
+        until(lambda: {scheduling_of(process.pid) for process in processes} == {BATCH}, "they have a short slice")
         assert nice(server) == nice(worker)  # it answers immediately, and what it forks decides for itself
     client.close()
     call.wait()

@@ -30,6 +30,7 @@ from support.tflite_files import Tensor, single
 import nnfmq
 from nnfmq.base import settings
 from nnfmq.base.paths import models_socket
+from nnfmq.base.scheduling import BATCH, FOREGROUND_NICE, scheduling_of
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.serialize.repository_protocol import ListModels, ModelState, OpenModel, VersionChanged
 
@@ -307,6 +308,9 @@ def test_a_version_whose_import_is_killed_is_tried_three_times_while_others_are_
 def test_an_import_that_hangs_delays_no_other_model(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
     add_version(models, "hanging", 1, adder(1), file="hang")
     with running_repository(driver) as repository, importing(repository) as child:
+        assert scheduling_of(child.pid) == BATCH
+        nice = [os.getpriority(os.PRIO_PROCESS, process.pid) for process in (repository, child)]
+        assert nice[1] - nice[0] == FOREGROUND_NICE
         add_version(models, "adder", 1, adder(1))
         peer.wait_for("adder", version=1)
         assert peer.entries()["hanging"].state is LOADING

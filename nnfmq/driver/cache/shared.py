@@ -33,6 +33,7 @@ from nnfmq.base.memory import Memory, sealed_size
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import (
     DeadObject,
+    DeviceUnavailable,
     InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
@@ -326,10 +327,13 @@ class SharedCacheClient:
         """Let the supervisor give the client of a worker another class; 0 = this worker's. Blocks for some seconds.
 
         Return the reason why it stays as it was, for the client; empty if it was changed.
+
+        Raises:
+            DeviceUnavailable: If the supervisor does not reply: it may have been killed.
         """
         found = self._request(SetClass(next(self._ref_ids), worker_pid, client_class), _SET_CLASS_TIMEOUT_NS)
         if found is None or not isinstance(found[0], ClassChanged):
-            return "the supervisor of this driver does not respond"
+            raise DeviceUnavailable("the supervisor of this driver does not respond; connect to the driver again")
         return found[0].reason
 
     def open_statistics(self) -> int | None:

@@ -31,6 +31,7 @@ from nnfmq.base.channel import NO_WAIT, Channel
 from nnfmq.base.limits import data_bytes, limit_softly
 from nnfmq.base.processes import allowed_cpus
 from nnfmq.base.sandbox.sandbox import enter
+from nnfmq.base.scheduling import BACKGROUND_NICE, FOREGROUND_NICE, lower_priority
 from nnfmq.base.threads import Thread
 from nnfmq.driver.process.sandboxes import compile_sandbox
 from nnfmq.hal.errors import (
@@ -44,9 +45,7 @@ from nnfmq.hal.errors import (
 )
 
 __all__ = [
-    "BACKGROUND_NICE",
     "END_SIGNAL",
-    "FOREGROUND_NICE",
     "OUT_OF_MEMORY",
     "QUEUED",
     "READY",
@@ -55,7 +54,6 @@ __all__ = [
     "CompileResult",
     "describe_death",
     "error_of_death",
-    "lower_priority",
     "processes_max",
     "set_session_priority",
 ]
@@ -70,17 +68,8 @@ __all__ = [
 # the processes in it need it. See docs/explanation/scheduling.md for the values.
 
 
-FOREGROUND_NICE: Final = 5
-"""How much a process is nicer than the driver while a caller waits for the compilation: a third of the weight."""
-BACKGROUND_NICE: Final = 10
-"""The same if the model executes meanwhile on its baseline program: a ninth of the weight."""
 _NICE_MAX = 19
 _PROC = Path("/proc")
-
-
-def lower_priority(is_background: bool) -> None:
-    """Lower the priority of the calling thread, and of the threads that it starts. Call it once, before these."""
-    os.nice(BACKGROUND_NICE if is_background else FOREGROUND_NICE)
 
 
 def set_session_priority(is_background: bool) -> bool:

@@ -32,10 +32,11 @@ from nnfmq.base.memory import Memory, write_all
 from nnfmq.base.paths import make_cache_directory
 from nnfmq.base.processes import child_environment
 from nnfmq.base.sandbox.sandbox import enter
+from nnfmq.base.scheduling import lower_priority
 from nnfmq.driver.cache.programs import cache_limit_bytes
 from nnfmq.driver.cache.shared import shared_cache
 from nnfmq.driver.compilation.jobs import PrepareContext, current_prepare_context, prepare_context
-from nnfmq.driver.compilation.process import lower_priority, set_session_priority
+from nnfmq.driver.compilation.process import set_session_priority
 from nnfmq.driver.devices.builtin import CompiledDevice
 from nnfmq.driver.devices.configuration import DeviceEntry
 from nnfmq.driver.memory.private import copy_constant_pools

@@ -19,7 +19,7 @@ from nnfmq.base.accounts import as_owner
 from nnfmq.base.channel import Credentials
 from nnfmq.base.logs import rate_limited
 from nnfmq.base.processes import command_name
-from nnfmq.base.scheduling import Scheduling, set_scheduling
+from nnfmq.base.scheduling import BATCH, Scheduling, set_scheduling
 from nnfmq.driver.process.children import ChildProcess
 from nnfmq.hal.client_class import ClientClass
 
@@ -29,9 +29,7 @@ SCHEDULING = MappingProxyType(
     {
         ClientClass.INTERACTIVE: Scheduling(os.SCHED_OTHER, 300_000),
         ClientClass.NORMAL: Scheduling(os.SCHED_OTHER),
-        # Short: the kernel lets a thread finish its slice, and an application's own threads, which wake for the result
-        # of an interactive client, wait for it.
-        ClientClass.BATCH: Scheduling(os.SCHED_BATCH, 500_000),
+        ClientClass.BATCH: BATCH,
     }
 )
 """What the threads of a worker ask of the kernel's scheduler, by the class of its client."""

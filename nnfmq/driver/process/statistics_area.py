@@ -25,7 +25,7 @@ from typing import NamedTuple
 from nnfmq.base.memory import Memory, allocate_pages, write_all
 from nnfmq.base.ownership import Closable
 from nnfmq.driver.cache.shared import shared_cache
-from nnfmq.hal.errors import GeneralFailure
+from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.recorder_core import begin_change, end_change, snapshot
 from nnfmq.observe.statistics_layout import WORD_BYTES, text_to_words
@@ -144,12 +144,14 @@ class WorkerStatistics(StatisticsArea, Closable):
         """Return an fd of a copy of what the client may see, and its size. A worker waits for its supervisor.
 
         Raises:
-            GeneralFailure: If the supervisor does not reply.
+            DeviceUnavailable: If the supervisor does not reply: it may have been killed.
         """
         supervisor = shared_cache()
         fd = None if supervisor is None else supervisor.open_statistics()
         if fd is None:
-            raise GeneralFailure("the supervisor of this driver does not show its statistics; its log says why")
+            raise DeviceUnavailable(
+                "the supervisor of this driver does not show its statistics; its log says why, or it was killed"
+            )
         return fd, os.fstat(fd).st_size
 
     def use_page(self, page: Memory) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 
 from nnfmq.base.accounts import become, give_up_capabilities
 from nnfmq.base.logs import rate_limited
+from nnfmq.base.scheduling import lower_priority
 from nnfmq.driver.cache import programs
 from nnfmq.driver.cache.user_caches import cache_of
 from nnfmq.driver.compilation import unfinished
@@ -134,6 +135,7 @@ class DriverRequests:
 
 
 def _write(user: int | None, name: str, memory: int) -> None:
+    lower_priority(is_background=True)
     with cache_of(user):
         programs.copy_entry(name, memory)
 

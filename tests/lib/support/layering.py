@@ -149,7 +149,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "memfd_create": ("base.memory", "cli.doctor"),  # the doctor asks the kernel whether it can
     # The kernel's scheduler: compile processes yield to executions; the sampler of `nnfmq stress` goes before all load;
     # what the supervisor asks for workers by their clients' classes keeps the niceness.
-    "nice": ("driver.compilation.process",),
+    "nice": ("base.scheduling",),
     "set_scheduling": ("base.scheduling", "driver.process.client_classes"),
     "setpriority": ("lab.stress.sampler",),
     "sched_setscheduler": (),
