@@ -4,6 +4,7 @@
     python tools/chaos.py --events 1000 --resume FILE      # 1,000 more of a series that FILE has; sums of all of them
     python tools/chaos.py --events 0 --resume FILE --json  # the sums again
     python tools/chaos.py --first 4711 --events 1          # one event, by its number
+    python tools/chaos.py --users several                  # a driver for several users, with clients of two; as root
     python tools/chaos.py --steps                          # the steps
 
 An event: while a client runs a script, a process is killed or stopped, gets no more memory or descriptors, or the disk
@@ -37,7 +38,7 @@ from nnfmq.lab.child_processes import BenchmarkFailed
 
 if TYPE_CHECKING:
     from chaos_events import Event, Outcome
-    from chaos_place import Place
+    from chaos_place import Place, Users
     from chaos_steps import Page
 
 EVENTS_MAX = 1000
@@ -55,8 +56,11 @@ _KINDS = ("hang", "left behind", "wrong output", "neighbour", "status", "log", "
 class Series:
     """The events of one run, in a place that is replaced when an event has destroyed it."""
 
-    def __init__(self, seed: int, base: Path, page: Page, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, seed: int, base: Path, page: Page, say: Callable[[str], None], users: Users | None = None
+    ) -> None:
         self.seed = seed
+        self.users = users
         self._base = base
         self._page = page
         self._say = say
@@ -75,7 +79,7 @@ class Series:
 
         self._places += 1
         with tempfile.TemporaryDirectory(prefix=f"place{self._places}-", dir=self._base) as name, ExitStack() as stack:
-            place = Place(Path(name), self._page, stack)
+            place = Place(Path(name), self._page, stack, self.users)
             for script in SCRIPTS if not self.seconds else ("compilation",):
                 passed, calls, self.seconds[script] = record(place, script)
                 if texts(calls):
@@ -114,13 +118,15 @@ class Series:
 
     def report(self, first: int) -> dict[str, Any]:
         """Return the results of the run."""
-        from chaos_steps import steps
+        from chaos_steps import steps, steps_of_others
 
         outcomes = self.outcomes
-        missing = [step.name for number, step in enumerate(steps()) if number not in self.scripts_of]
+        passed = self.scripts_of.keys() | steps_of_others(self.users is not None)
+        missing = [step.name for number, step in enumerate(steps()) if number not in passed]
         during = [time for outcome in outcomes for time in outcome.neighbour_ns]
         return {
-            "first": first, "events": len(outcomes), "places": self._places, "load": round(os.getloadavg()[0], 1),
+            "first": first, "events": len(outcomes), "users": "one" if self.users is None else "several",
+            "places": self._places, "load": round(os.getloadavg()[0], 1),
             "reached": sum(outcome.was_reached for outcome in outcomes),
             "steps": sorted({outcome.event.step for outcome in outcomes if outcome.was_reached}),
             "actions": _count(outcomes, lambda event, _: event.action.value),
@@ -226,8 +232,14 @@ def print_sums(sums: Mapping[str, Any], no_color: bool) -> None:
 def run(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
     """Bring the events about; add the results of this run to `parts`, and write them to the file."""
     use_one_blas_thread()  # before NumPy is imported: a tool with threads could not fork its clients
+    from chaos_place import several_users
     from chaos_steps import Page, Role, install
 
+    if options.users == "several":
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
+        from support.other_users import open_the_way
+
+        open_the_way(*([] if options.resume is None else [options.resume.absolute().parent]))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a run that is ended removes its driver
     first = options.first if options.first is not None else sum(part["events"] for part in parts)
     before = list(parts)
@@ -243,7 +255,7 @@ def run(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory(prefix="nnfmq-chaos-") as name:
         page = Page(Path(name) / "page")
         install(page, Role.CLIENT)
-        series = Series(options.seed, Path(name), page, _say)
+        series = Series(options.seed, Path(name), page, _say, several_users() if options.users == "several" else None)
         series.run(range(first, first + options.events), save)
 
 
@@ -272,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--first", metavar="N", type=from_zero, help="the number of the first event (default: 0, or the next one)")
     add("--seed", metavar="N", type=from_zero, default=1, help="of what the events are (default: 1)")
     add("--resume", metavar="FILE", type=Path, help="add this run to those of the file, and print the sums")
+    add("--users", choices=("one", "several"), default="one", help="of the driver; several: as root (default: one)")
     add("--steps", action="store_true", help="print the steps")
     add("--json", action="store_true", help="print JSON")
     add("--no-color", action="store_true")
@@ -281,6 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.steps:
         print_steps()
         return 0
+    if options.users == "several" and os.getuid():
+        parser.error("--users several: only root starts a driver for several users")
     parts = _parts(parser, options)
     if options.events:
         try:

@@ -60,11 +60,22 @@ class Call(NamedTuple):
     end_ns: int
 
 
-class ChaosClient:
-    """One client's calls. `folder` is its own, `models` the directory of the driver's models."""
+class Account(NamedTuple):
+    """Whose a client is, and which driver it trusts, if the driver serves several users."""
 
-    def __init__(self, socket: str, folder: Path, models: Path, seed: int) -> None:
+    uid: int
+    server_uid: int
+
+
+class ChaosClient:
+    """One client's calls. `folder` is its own, `models` the directory of the driver's models.
+
+    `account` is None if the driver serves one user, who is the client's.
+    """
+
+    def __init__(self, socket: str, folder: Path, models: Path, seed: int, account: Account | None = None) -> None:
         self.socket = socket
+        self.account = account
         self.folder = folder
         self.models = models
         self.seed = seed
@@ -92,13 +103,32 @@ class ChaosClient:
     def connect(self, stack: ExitStack) -> nnfmq.Client:
         """Connect; `stack` disconnects."""
         with self.call("connect"):
-            client = nnfmq.connect(self.socket, timeout=CALL_S, recover=False)
+            client = self.connected()
         stack.callback(client.close)
         return client
+
+    def connected(self) -> nnfmq.Client:
+        """Return a new client of the driver."""
+        return connected(self.socket, self.account)
+
+    @contextmanager
+    def administering(self) -> Iterator[None]:
+        """Make a call that only an administrator of the driver may make: another user's is refused."""
+        try:
+            yield
+        except nnfmq.GeneralFailure as error:
+            if self.account is None or "does not administer this driver" not in str(error):
+                raise
 
     def array(self) -> Any:
         """Return a random input."""
         return self.numbers.standard_normal(_ELEMENTS, np.float32)
+
+
+def connected(socket: str, account: Account | None) -> nnfmq.Client:
+    """Return a new client of the driver, which trusts the driver's account."""
+    server_uid = None if account is None else account.server_uid
+    return nnfmq.connect(socket, timeout=CALL_S, recover=False, server_uid=server_uid)
 
 
 class ScriptEnded(Exception):
@@ -146,7 +176,8 @@ def executions(own: ChaosClient) -> None:
         with own.call("queries"):
             client.devices(timeout=CALL_S)
             client.statistics_memory(timeout=CALL_S).close()
-            client.set_device_status("reference", DeviceStatus.AVAILABLE, timeout=CALL_S)
+            with own.administering():
+                client.set_device_status("reference", DeviceStatus.AVAILABLE, timeout=CALL_S)
             client.set_client_class("normal", timeout=CALL_S)
         with own.call("prepare"):
             device, model = client.device("reference", timeout=CALL_S), sum_model()
@@ -203,7 +234,8 @@ def _rare_calls(own: ChaosClient, client: nnfmq.Client) -> None:
         start = messages.StartTrace(connection.next_call_id())
         connection.exchange(start, messages.Reply, [memory.fileno()], deadline_ns)
         trace = messages.TraceDriver(connection.next_call_id())
-        connection.exchange(trace, messages.DriverTraced, (), deadline_ns, on_fds=close_all)
+        with own.administering():
+            connection.exchange(trace, messages.DriverTraced, (), deadline_ns, on_fds=close_all)
         describe = messages.DescribeFile(connection.next_call_id(), "reference", -1, b"{}", ())
         connection.exchange(describe, messages.FileDescription, (), deadline_ns, on_fds=close_all)
 
@@ -289,7 +321,7 @@ def surplus(own: ChaosClient) -> None:
         clients = [own.connect(stack) for _ in range(SURPLUS)]
         with own.call("one too many"):
             try:
-                nnfmq.connect(own.socket, timeout=CALL_S, recover=False).close()
+                own.connected().close()
             except nnfmq.ResourceExhausted:
                 return
         with own.call("the others"):  # it may have the place of one whose worker has died
@@ -389,7 +421,7 @@ def run_script(name: str, own: ChaosClient) -> list[Call]:
 # The neighbour
 
 
-def run_neighbour(connection: Connection, socket: str) -> None:
+def run_neighbour(connection: Connection, socket: str, account: Account | None = None) -> None:
     """Execute over a burst until the tool closes its end, 1,000 times a second at most.
 
     For each message of the tool the times of the executions since the last one are sent, in ns, and what was wrong.
@@ -398,7 +430,7 @@ def run_neighbour(connection: Connection, socket: str) -> None:
     arrays = numbers.standard_normal((64, 2, _ELEMENTS), np.float32)
     times: list[int] = []
     wrong: list[str] = []
-    with nnfmq.connect(socket, timeout=CALL_S, recover=False) as client:
+    with connected(socket, account) as client:
         device = client.device("reference", timeout=CALL_S)
         with device.prepare(sum_model(), timeout=CALL_S) as prepared, prepared.burst(timeout=CALL_S) as burst:
             connection.send(client.worker_pid)

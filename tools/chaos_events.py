@@ -131,10 +131,16 @@ class _Running:
         self.others = [place.neighbour.pid, place.neighbour_worker, *self._of_repository()]
         self.folder = place.folder / f"client{event.number}"
         self.folder.mkdir()
-        own = ChaosClient(place.socket, self.folder, place.models, event.number)
+        account = place.account
+        if account is not None:
+            os.chown(self.folder, account.uid, account.uid)
+        own = ChaosClient(place.socket, self.folder, place.models, event.number, account)
         if event.step >= 0:
             place.page.arm(event.step, self.others)
-        self.client = fork(lambda connection: connection.send(run_script(event.script, own)), place.page, place.log)
+        uid = None if account is None else account.uid
+        self.client = fork(
+            lambda connection: connection.send(run_script(event.script, own)), place.page, place.log, uid
+        )
         self.undo = ExitStack()
         self.calls: list[Call] = []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import pwd
 import re
 import select
 import shutil
@@ -22,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from chaos_clients import CALL_S, SURPLUS, add_version, run_neighbour
+from chaos_clients import CALL_S, SURPLUS, Account, add_version, run_neighbour
 from chaos_program import PROGRAM_VARIABLE, write_program
 from chaos_steps import PAGE_VARIABLE, Page, Role
 
@@ -75,17 +76,20 @@ def exited(pidfd: int, wait_s: float = 0.0) -> bool:
     return bool(poll.poll(wait_s * 1000))
 
 
-def fork(run: Any, page: Page, log: Path) -> Fork:
-    """Fork a client, which calls `run(connection)`. Its traceback comes to `log` at SIGUSR1."""
+def fork(run: Any, page: Page, log: Path, uid: int | None = None) -> Fork:
+    """Fork a client, which calls `run(connection)` under `uid`, None: this process's.
+
+    Its traceback comes to `log` at SIGUSR1.
+    """
     parent_end, child_end = Pipe()
     pid = os.fork()
     if pid == 0:
-        _run_fork(run, child_end, page, log)
+        _run_fork(run, child_end, page, log, uid)
     child_end.close()
     return Fork(pid, parent_end)
 
 
-def _run_fork(run: Any, connection: Connection, page: Page, log: Path) -> NoReturn:
+def _run_fork(run: Any, connection: Connection, page: Page, log: Path, uid: int | None) -> NoReturn:
     status = 1
     try:
         os.closerange(3, connection.fileno())
@@ -93,6 +97,10 @@ def _run_fork(run: Any, connection: Connection, page: Page, log: Path) -> NoRetu
         errors = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(errors, 2)
         faulthandler.register(signal.SIGUSR1)
+        if uid is not None:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
         page.report_role(Role.CLIENT)
         run(connection)
         status = 0
@@ -152,10 +160,37 @@ def environment_has(pid: int, text: bytes) -> bool:
 # The place
 
 
-class Place:
-    """A driver and its neighbour, in an empty folder. `stack` ends everything that it has."""
+class Users(NamedTuple):
+    """The uids of a driver for several users: its account's, the clients' and the neighbour's, and those of workers."""
 
-    def __init__(self, folder: Path, page: Page, stack: ExitStack) -> None:
+    driver: int
+    client: int
+    neighbour: int
+    workers: range
+
+    @property
+    def options(self) -> list[str]:
+        """Return the options of such a driver."""
+        account = pwd.getpwuid(self.driver).pw_name
+        uids = f"{self.workers[0]}-{self.workers[-1]}"
+        allowed = [str(self.client), str(self.neighbour)]
+        return ["--user", account, "--worker-uids", uids, "--allow-user", *allowed]
+
+
+def several_users() -> Users:
+    """Return uids that no account has, and the account `nobody`, which every system has."""
+    return Users(pwd.getpwnam("nobody").pw_uid, 21101, 21102, range(23100, 23164))
+
+
+class Place:
+    """A driver and its neighbour, in an empty folder. `stack` ends everything that it has.
+
+    `users` is None if the driver serves one user, the tool's.
+    """
+
+    def __init__(self, folder: Path, page: Page, stack: ExitStack, users: Users | None = None) -> None:
+        self.users = users
+        self.account = None if users is None else Account(users.client, users.driver)
         self.folder = folder
         self.page = page
         self.models = folder / "models"
@@ -164,16 +199,34 @@ class Place:
         self.socket = str(folder / "driver.sock")
         self.repository_deaths = 0
         self._log_read = 0
-        for directory in (self.models, self.cache):
+        self.state = folder / "state"
+        for directory in (self.models, self.cache, self.state):
             directory.mkdir()
         self._add_model()
         self.has_own_disk = _mounted(self.cache, stack)
         write_program(folder / "program")
+        if users is not None:
+            self._give_away(users)
         self.daemon = self._start(stack)
         stack.callback(self._end)
-        self.neighbour = fork(lambda connection: run_neighbour(connection, self.socket), self.page, self.log)
+        neighbour = None if users is None else Account(users.neighbour, users.driver)
+        self.neighbour = fork(
+            lambda connection: run_neighbour(connection, self.socket, neighbour),
+            self.page,
+            self.log,
+            None if neighbour is None else neighbour.uid,
+        )
         stack.callback(self.neighbour.end)
         self.neighbour_worker: int = self._receive(self.neighbour)
+
+    def _give_away(self, users: Users) -> None:
+        """Let the driver's account write where it must, clients change the models, and all enter the folders."""
+        for path in (self.folder, self.cache, self.state):
+            os.chown(path, users.driver, -1)
+        for path in (self.folder.parent, self.folder, self.folder / "program"):
+            path.chmod(0o755)
+        self.models.chmod(0o777)
+        self.page.path.chmod(0o666)
 
     def _add_model(self) -> None:
         """Add a model that stays, so that the repository has a worker."""
@@ -182,9 +235,10 @@ class Place:
     def _start(self, stack: ExitStack) -> subprocess.Popen[str]:
         program = str(self.folder / "program")
         words = ["serve", "--socket", self.socket, "--models", str(self.models), "--allow-device-status"]
-        words += ["--exit-with", str(os.getpid())]
+        words += ["--exit-with", str(os.getpid()), *([] if self.users is None else self.users.options)]
         variables = {
             "XDG_CACHE_HOME": str(self.cache),
+            "XDG_STATE_HOME": str(self.state),
             PAGE_VARIABLE: str(self.page.path),
             PROGRAM_VARIABLE: program,
             settings.PROCESS_CLIENTS.variable: str(SURPLUS),

@@ -147,11 +147,10 @@ NEVER_SENT: Mapping[str, str] = {
     "GoOn": "a worker sends it only if its client leaves while a model is compiled in the background",
     "GoAway": "a driver sends it only when it ends or is replaced",
     "Leave": "a client sends it only to a driver that ends or is replaced",
-    **dict.fromkeys(
-        ("OpenEntry", "OpenStatistics", "Opened"), "workers send it, or get it, only of a driver for several users"
-    ),
 }
 """Messages that no client of the tool brings about, and why."""
+OF_SEVERAL_USERS, OF_ONE_USER = ("OpenEntry", "OpenStatistics", "Opened"), ("CopyPages", "PagesCopied")
+"""Messages that workers send, or get, only of a driver for several users, or for one."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +197,12 @@ def steps() -> tuple[Step, ...]:
     found = [step for protocol in protocols() for step in _message_steps(protocol)]
     found += [Step(step.name, step.phase, step.role) for step in FUNCTIONS]
     return tuple(dict.fromkeys(found))
+
+
+def steps_of_others(serves_several: bool) -> set[int]:
+    """Return the numbers of the steps that a driver does not pass which serves several users, or one."""
+    others = OF_ONE_USER if serves_several else OF_SEVERAL_USERS
+    return {number for number, step in enumerate(steps()) if step.name.split()[0] in others}
 
 
 def _message_steps(protocol: Protocol) -> Iterator[Step]:

@@ -106,11 +106,13 @@ def test_TST_9_an_exception_that_a_decoder_does_not_document_fails_the_target(mo
 
 @needs_atheris
 def test_TST_9_inputs_that_reach_new_code_remain_in_a_folder(tmp_path: Path) -> None:
-    done = fuzz("models", "--runs", "20000", "--seed", "1", "--json", "--corpus", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "one_target.py").write_text(TARGET)
+    (tmp_path / "inputs").mkdir()
+    words = ["--runs", "200000", "--seed", "1", "--json", "--corpus", str(tmp_path / "inputs")]
+    done = fuzz("one_target:run", *words, PYTHONPATH=str(tmp_path))
     found: dict[str, Any] = json.loads(done.stdout)
-    assert found["edges"] > found["edges_of_corpus"] > 10
-    assert 0 < len(list(tmp_path.iterdir())) <= found["new_inputs"]
+    assert found["edges"] > found["edges_of_corpus"] > 0
+    assert 0 < len(list((tmp_path / "inputs").iterdir())) <= found["new_inputs"]
 
 
 @needs_atheris

@@ -25,7 +25,7 @@ from nnfmq.base.sandbox import kernel
 from support.drivers import Daemon, Program
 from support.places import ROOT
 
-__all__ = ["REASON", "UserProcess", "as_system_driver", "needs_root"]
+__all__ = ["REASON", "UserProcess", "as_system_driver", "needs_root", "open_the_way"]
 
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 4096, 1 << 14, 1 << 18
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
@@ -65,13 +65,14 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str | N
     )
 
 
-def _enter_namespace() -> None:
+def open_the_way(*others: Path) -> None:
+    """Let everybody enter the folders above those of Python, nnfmq and `others`, as this process sees them from now on.
+
+    Each closed one is replaced by one with what is needed.
+    """
     _call("unshare", _CLONE_NEWNS)
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
-
-
-def _open_the_way(needed: Sequence[Path]) -> None:
-    """Let everybody enter the folders above `needed`: each closed one is replaced by one with what is needed."""
+    needed = [ROOT, *(Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)), *others]
     kept = [(path, os.open(path, os.O_PATH)) for path in dict.fromkeys(needed)]
     closed = {_first_closed(path) for path, _ in kept} - {None}
     for folder in closed:
@@ -114,8 +115,7 @@ def _main(run: str, who: str, arguments: Sequence[str]) -> None:
     uid, *groups = map(int, who.removeprefix(_AMBIENT).split(","))
     if who.startswith(_AMBIENT):
         kernel.keep_capabilities_of_root()
-    _enter_namespace()
-    _open_the_way([ROOT, *(Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)), Path(run).parent])
+    open_the_way(Path(run).parent)
     _run_folder(run)
     os.environ["HOME"] = f"/nonexistent/{uid}"
     if uid:
