@@ -650,8 +650,7 @@ COMPILE_AFTER_EXIT_S: Setting[float] = Setting(
 )  # fmt: skip
 EXECUTION_LIMIT_S: Setting[float] = Setting(
     "NNFMQ_EXECUTION_LIMIT_S", seconds(86400), 600.0, reader="driver", reloads="for new clients",
-    meaning="how long one execution by a device or operation of a plug-in, or a hosted runtime, may take before its "
-    "worker is ended; 0: no limit",
+    meaning="how long one execution may take before its worker is ended; 0: no limit",
 )  # fmt: skip
 DRAIN_S: Setting[float] = Setting(
     "NNFMQ_DRAIN_S", seconds(3600), 5.0, reader="driver", reloads="for new clients",

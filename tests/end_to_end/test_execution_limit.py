@@ -1,16 +1,20 @@
-"""A plug-in that computes beyond $NNFMQ_EXECUTION_LIMIT_S ends with its worker, and its client knows why."""
+"""What computes beyond $NNFMQ_EXECUTION_LIMIT_S ends with its worker, and its client knows why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pytest
+from support.control_flow_models import counting
 from support.drivers import LIMIT_S, Daemon, InThread, one, running_daemon
 from support.models import null_model
 from support.plugins import add_plugin, path_with
 
 import nnfmq
 from nnfmq.base import settings
+from nnfmq.driver.execution import watchdog
+from nnfmq.driver.execution.watchdog import ExecutionLimit, limited
 
 STUCK = 13.0
 _DEVICE = f"""
@@ -34,6 +38,7 @@ class Sticking(DeviceBase):
             time.sleep(3600)
         return [inputs[0]]
 """
+OWN_TEXT = "an execution has taken 0.3 s, the limit that $NNFMQ_EXECUTION_LIMIT_S of the driver sets"
 TEXT = "device 'test-sticking' has computed for 0.3 s, the limit of one execution that $NNFMQ_EXECUTION_LIMIT_S"
 
 
@@ -64,8 +69,56 @@ def test_an_execution_beyond_the_limit_ends_its_worker_and_its_client_is_told_wh
     assert TEXT in daemon.program.errors()
 
 
-def test_without_a_limit_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nnfmq.driver.execution.watchdog import limited
+@pytest.mark.parametrize("mode", ["execute", "burst", "reusable", "fenced"])
+def test_an_execution_of_nnfmq_s_own_engine_has_the_limit_too(daemon: Daemon, mode: str) -> None:
+    x, endless = np.ones(2, np.float32), 2**31 - 1
+    with daemon.connect() as client, client.device("reference").prepare(counting()) as prepared:
+        MODES[mode](prepared, (x, np.array([1], np.int32), x))
+        call = InThread.start(lambda: MODES[mode](prepared, (x, np.array([endless], np.int32), x)))
+        assert isinstance(call.wait(LIMIT_S).error, nnfmq.DeadObject), call.error
+    assert OWN_TEXT in daemon.program.errors()
 
+
+def _burst(model: nnfmq.PreparedModel, given: Sequence[np.ndarray]) -> object:
+    with model.burst() as burst:
+        return burst.execute(*given)
+
+
+def _reusable(model: nnfmq.PreparedModel, given: Sequence[np.ndarray]) -> object:
+    with model.create_reusable_execution() as execution:
+        return execution.compute(*given)
+
+
+def _fenced(model: nnfmq.PreparedModel, given: Sequence[np.ndarray]) -> object:
+    with model.execute_fenced(*given) as launched:
+        return launched.result(LIMIT_S)
+
+
+MODES = {
+    "execute": lambda model, given: model.execute(*given),
+    "burst": _burst,
+    "reusable": _reusable,
+    "fenced": _fenced,
+}
+
+
+def test_a_run_is_late_after_so_many_looks_and_another_one_begins_from_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog.watcher, "call_at", lambda _at, look: looks.append(look))
+    looks: list[Callable[[], None]] = []
+    ended: list[str] = []
+    running = {1}
+    with ExecutionLimit(lambda: running, ended.append):
+        for run in (1, 2):
+            running = {run, 3} if run == 1 else {run}
+            for _ in range(8):
+                looks.pop()()
+        assert ended == []
+        looks.pop()()
+    assert len(ended) == 1 and "the limit that $NNFMQ_EXECUTION_LIMIT_S of the driver sets" in ended[0]
+
+
+def test_without_a_limit_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.EXECUTION_LIMIT_S.variable, "0")
     assert limited("x", len) is len

@@ -8,8 +8,9 @@ Arrays keep their mappings alive, so memory may be freed while an execution uses
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -134,13 +135,14 @@ class BoundExecution(Protocol):
 class MappedExecution:
     """A `BoundExecution` whose arguments are all in mapped memory: it reads and writes there without copies."""
 
-    __slots__ = ("_program", "_status_byte", "engine_begin_ns", "engine_end_ns", "recorder")
+    __slots__ = ("__weakref__", "_program", "_status_byte", "engine_begin_ns", "engine_end_ns", "recorder")
 
     def __init__(self, program: BoundProgram, status_byte: memoryview, recorder: ModelRecorder = UNPUBLISHED) -> None:
         self._program = program
         self._status_byte = status_byte
         self.recorder = recorder
         self.engine_begin_ns = self.engine_end_ns = 0
+        _bound.add(self)
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """See `BoundExecution.run`."""
@@ -156,11 +158,24 @@ class MappedExecution:
         except RECOVERABLE_ERRORS as error:
             _log.exception("a kernel failed")
             raise GeneralFailure(f"a kernel failed: {error!r}") from error
-        self.engine_end_ns = monotonic_ns()
+        finally:
+            self.engine_end_ns = monotonic_ns()
         return shapes
 
     def abort(self) -> None:
         """Do nothing: no argument is in a managed buffer."""
+
+
+_bound: weakref.WeakSet[MappedExecution] = weakref.WeakSet()  # of this process
+_ATTEMPTS = 10
+
+
+def runs_in_progress() -> set[tuple[int, int]]:
+    """Return what identifies each run of an engine that is in progress in this process: another pair for each run."""
+    for _ in range(_ATTEMPTS):
+        with suppress(RuntimeError):  # another thread has bound a request meanwhile
+            return {(id(each), each.engine_begin_ns) for each in _bound if each.engine_begin_ns > each.engine_end_ns}
+    return set()
 
 
 class OrderedExecution(MappedExecution):

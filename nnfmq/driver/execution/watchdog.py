@@ -4,8 +4,8 @@ A runtime computes without looking at the clock. At the deadline the watchdog's 
 function for that. If it still runs when the grace is over, the worker exits, which its client sees immediately, and
 the driver starts another one for it (docs/explanation/peer-death.md). Before it exits, it tells the client why.
 
-Code of plug-ins, hosted runtimes included, has $NNFMQ_EXECUTION_LIMIT_S for one call, whatever the deadline is.
-nnfmq's own engines have no such limit: their loops have a time limit of the HAL, and all else ends.
+Code of plug-ins, hosted runtimes included, has $NNFMQ_EXECUTION_LIMIT_S for one call, whatever the deadline is. So has
+every execution, those of nnfmq's own engines included: these are sampled, because watching costs a burst too much.
 
 The thread cannot run while a runtime keeps the GIL. So it has the kernel send SIGALRM, which ends a process, STALL_S
 after its next look, and moves that time on with each look.
@@ -19,15 +19,25 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Set
 from functools import partial
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from nnfmq.base import settings
+from nnfmq.base import settings, watcher
+from nnfmq.base.ownership import Closable
 from nnfmq.base.threads import start_daemon
 from nnfmq.hal.errors import ResourceExhaustedTransient
 
-__all__ = ["GRACE_S", "OPEN_GRACE_S", "STALL_S", "WATCHDOG", "Watchdog", "cannot_abort", "limited"]
+__all__ = [
+    "GRACE_S",
+    "OPEN_GRACE_S",
+    "STALL_S",
+    "WATCHDOG",
+    "ExecutionLimit",
+    "Watchdog",
+    "cannot_abort",
+    "limited",
+]
 
 GRACE_S = 2.0
 """How long after its deadline an execution may still run."""
@@ -113,9 +123,7 @@ class Watchdog:
         for token, (end_ns, reason) in list(self._end_ns.items()):
             if now_ns >= end_ns:
                 del self._end_ns[token]
-                _log.critical(reason)
-                self.tell(reason)
-                self._end_process()
+                self.end_now(reason)
         for token, watched in list(self._running.items()):
             if now_ns >= watched.late_ns and self._running.pop(token, None) is not None:  # it has not ended meanwhile
                 # From now: the process may have been stopped.
@@ -125,6 +133,12 @@ class Watchdog:
         self._look_ns = end_ns = min((end_ns for end_ns, _ in self._end_ns.values()), default=_NEVER)
         self._look_ns = min([end_ns, *(watched.late_ns for watched in list(self._running.values()))])
         return self._look_ns
+
+    def end_now(self, reason: str) -> None:
+        """End the process, and tell the client and the log why."""
+        _log.critical(reason)
+        self.tell(reason)
+        self._end_process()
 
     def stop(self) -> None:
         """End the thread. Blocks. For tests: a worker exits without waiting."""
@@ -206,3 +220,50 @@ def limited(label: str, run: Callable[Parameters, ResultT]) -> Callable[Paramete
             WATCHDOG.end(token)
 
     return run_limited
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The limit of any execution.
+
+
+_SAMPLES = 8
+"""Within the limit: an execution ends the process by an eighth of the limit after that at the latest."""
+
+
+class ExecutionLimit(Closable):
+    """Ends this process if an execution takes longer than $NNFMQ_EXECUTION_LIMIT_S. Costs an execution nothing.
+
+    A timer of the watcher thread looks which executions are in progress. Looks are counted, not seconds: the process
+    may have been stopped meanwhile. A kernel that keeps the GIL is not noticed: the thread cannot run. Close it.
+
+    Args:
+        running: Returns what identifies each execution that is in progress, another value for each one.
+        end: Ends the process; gets the reason.
+    """
+
+    def __init__(self, running: Callable[[], Set[Hashable]], end: Callable[[str], object]) -> None:
+        self._running, self._end = running, end
+        self._limit_s = settings.EXECUTION_LIMIT_S.value()
+        self._seen: dict[Hashable, int] = {}
+        self._timer: watcher.TimerHandle | None = None
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if self._limit_s:
+            pause_ns = int(self._limit_s / _SAMPLES * 1e9)
+            self._timer = watcher.call_at(time.monotonic_ns() + pause_ns, self._look)
+
+    def _look(self) -> None:
+        self._seen = {execution: self._seen.get(execution, 0) + 1 for execution in self._running()}
+        if max(self._seen.values(), default=0) > _SAMPLES:
+            self._end(
+                f"an execution has taken {self._limit_s:g} s, the limit that ${settings.EXECUTION_LIMIT_S.variable} of "
+                "the driver sets, so this worker exits"
+            )
+        self._look_later()
+
+    def close(self) -> None:
+        """Look no more. Idempotent."""
+        timer, self._timer, self._limit_s = self._timer, None, 0.0
+        if timer is not None:
+            watcher.cancel_timer(timer)

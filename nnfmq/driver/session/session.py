@@ -48,9 +48,9 @@ from nnfmq.driver.execution.aidl_burst import AidlBurstServer
 from nnfmq.driver.execution.burst import DRAINING, BurstServer
 from nnfmq.driver.execution.fenced import DriverFencedExecution
 from nnfmq.driver.execution.order import ClientOrder, PriorityThreadPool
-from nnfmq.driver.execution.prepared_model import DriverPreparedModel
+from nnfmq.driver.execution.prepared_model import DriverPreparedModel, runs_in_progress
 from nnfmq.driver.execution.reusable import DriverExecution
-from nnfmq.driver.execution.watchdog import WATCHDOG
+from nnfmq.driver.execution.watchdog import WATCHDOG, ExecutionLimit
 from nnfmq.driver.memory.buffers import ManagedBuffers
 from nnfmq.driver.memory.object_limits import ObjectLimit, use_thread_limit
 from nnfmq.driver.memory.quota import MemoryQuota, MemoryShare, QuotaCharge, SharedCount, limit_private_memory
@@ -286,6 +286,7 @@ class Session:
                 poll.register(self._client, select.POLLIN)
             WATCHDOG.tell = self._tell_end
             self._enter_sandbox()
+            stack.enter_context(ExecutionLimit(runs_in_progress, WATCHDOG.end_now))
             if self._received_hello is not None:
                 self._dispatch_hello(self._received_hello)
             self._reader = watcher.add_reader(self._channel.fileno(), self._on_readable, abort_on_internal_error)
