@@ -1,7 +1,7 @@
 """What a supervisor tells the service manager that has started it: that it is ready, how many clients it has, its end.
 
 The supervisor calls `update` after each turn of its event loop, and the timer for the watchdog is one of that loop: the
-manager hears no more from a supervisor whose loop does not turn, and ends it.
+manager gets no more messages of a supervisor whose loop does not turn, and ends it.
 """
 
 from __future__ import annotations
