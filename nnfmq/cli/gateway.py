@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="HOST:PORT",
             type=address,
             default=f"127.0.0.1:{port}",
-            help="where it listens; port 0: any; none (default: %(default)s)",
+            help="where it listens, or none (default: %(default)s)",
         )
     parser.add_argument(
         "--tls-certificate",
@@ -107,6 +107,9 @@ def execute(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         print(f"nnfmq: error: this needs {error.name}: pip install 'nnfmq[serving]'", file=sys.stderr)
         return 1
+    from nnfmq.base import logs
+
+    logs.configure()
     tls = None if arguments.tls_key is None else TlsFiles(arguments.tls_certificate, arguments.tls_key)
     tokens = None if arguments.token_file is None else BearerTokens.read(arguments.token_file)
     _warn(arguments, tls, tokens)

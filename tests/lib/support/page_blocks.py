@@ -4,6 +4,7 @@ A comment before a block says what is special about it:
 
 - `<!-- not run: REASON -->`: the block is left out.
 - `<!-- ci: NAME -->`: CI runs it elsewhere.
+- `<!-- deep: REASON -->`: it runs in the deep tier.
 - `<!-- until stopped: TEXT -->`: the command runs beside the page's other blocks once its output has TEXT, and gets
   Ctrl-C at the end.
 
@@ -27,16 +28,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from support import tiers
 from support.drivers import until
 from support.places import ROOT
 from support.plugins import add_example
 
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
-LIMIT_S = 120
+LIMIT_S = 600 if tiers.IS_DEEP else 120
 PORTS = ("8000", "8001", "8002", "8003", "9464")  # of servers on pages; a test uses free ones instead
 
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>not run|ci|until stopped): (?P<text>[^\n]+?) -->\n)?"
+    r"(?:^<!-- (?P<mark>not run|ci|deep|until stopped): (?P<text>[^\n]+?) -->\n)?"
     r"^```(?P<language>[\w-]+)\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
@@ -44,7 +46,7 @@ _FILE = re.compile(r"# (\w+\.py)\n")
 
 
 class Block(NamedTuple):
-    """A code block: its comment ("not run", "ci", "until stopped" or "") and the comment's text."""
+    """A code block: its comment ("not run", "ci", "deep", "until stopped" or "") and the comment's text."""
 
     language: str
     code: str
@@ -65,8 +67,9 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run_blocks(found: list[Block]) -> list[Block]:
-    """Return those of the blocks that run."""
-    return [block for block in found if block.language in ("sh", "python") and block.mark not in ("not run", "ci")]
+    """Return those of the blocks that run in this tier."""
+    left_out = ("not run", "ci") if tiers.IS_DEEP else ("not run", "ci", "deep")
+    return [block for block in found if block.language in ("sh", "python") and block.mark not in left_out]
 
 
 class PageFolder:
