@@ -350,6 +350,26 @@ def _tensor_as_output(ort: Any) -> Any:
     return [target.numpy(), binding.get_outputs()[0].data_ptr() == target.data_ptr()]
 
 
+def _bound_vector(ort: Any) -> Any:
+    made, binding = bound(ort, **FED)
+    binding.bind_output("z")
+    made.run_with_iobinding(binding)
+    values = binding.get_outputs_as_ortvaluevector()
+    return [len(values), values[0].numpy(), values.element_type_at(0)]
+
+
+def _run_with_vectors(ort: Any) -> Any:
+    kind = ort.capi.onnxruntime_pybind11_state.OrtValueVector
+    feeds, fetches = kind(), kind()
+    feeds.reserve(2)
+    for array in (S, X):
+        feeds.push_back(ort.OrtValue.ortvalue_from_numpy(array)._ortvalue)
+    device = ort.capi.onnxruntime_pybind11_state.OrtDevice
+    cpu = device(device.cpu(), device.default_memory(), 0) if ort is runtime else None
+    session(ort).run_with_ortvaluevector(ort.RunOptions(), ["s", "x"], feeds, ["z", "y"], fetches, [cpu, cpu])
+    return [value.numpy() for value in fetches]
+
+
 def _cleared(ort: Any) -> Any:
     made, binding = bound(ort, **FED)
     binding.bind_output("z")
@@ -375,6 +395,8 @@ BINDINGS: dict[str, Script] = {
     "memory of the caller": _memory_of_the_caller,
     "a tensor as output": _tensor_as_output,
     "cleared": _cleared,
+    "outputs as a vector": _bound_vector,
+    "vectors as inputs and outputs": _run_with_vectors,
     "a wrong type": _bound_wrongly,
     "no outputs": _without_outputs,
     "a wrong name": lambda ort: bound(ort, q=X),

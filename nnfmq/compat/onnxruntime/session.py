@@ -30,7 +30,7 @@ from nnfmq.compat.onnxruntime.options import OrtRunOptions, SessionOptions
 from nnfmq.compat.onnxruntime.providers import CPU, Provider, UnknownProvider, checked_providers
 from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlan, ShapePlans, bindings
 from nnfmq.compat.onnxruntime.types import BFLOAT16
-from nnfmq.compat.onnxruntime.values import IOBinding, OrtValue, require_cpu, require_numpy_type
+from nnfmq.compat.onnxruntime.values import IOBinding, OrtValue, OrtValueVector, require_cpu, require_numpy_type
 from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NnfmqError, UnsupportedModel
 
@@ -485,10 +485,17 @@ class InferenceSession:
         raise ort_error("NotImplemented", "nnfmq does not divide a graph among providers")
 
     def run_with_ortvaluevector(
-        self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any
-    ) -> NoReturn:
-        """Raise NotImplemented."""
-        raise ort_error("NotImplemented", "nnfmq has no OrtValueVector; use run_with_ort_values")
+        self,
+        run_options: OrtRunOptions | None,
+        feed_names: Sequence[str],
+        feeds: OrtValueVector,
+        fetch_names: Sequence[str],
+        fetches: OrtValueVector,
+        fetch_devices: Sequence[Any],
+    ) -> None:
+        """Run, and replace the tensors of `fetches` by the named outputs; blocks. Raises as `run`."""
+        feed = dict(zip(feed_names, feeds, strict=True))
+        fetches[:] = self.run_with_ort_values(fetch_names, feed, run_options)
 
 
 @contextmanager

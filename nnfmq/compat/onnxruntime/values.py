@@ -14,7 +14,16 @@ from nnfmq.compat.onnxruntime.interface import NodeArg, check_shape
 from nnfmq.compat.onnxruntime.shape_plans import Array
 from nnfmq.compat.onnxruntime.types import BFLOAT16, ELEMENT_NUMBERS, element_dtype, element_number, tensor_type
 
-__all__ = ["IOBinding", "OrtDevice", "OrtValue", "array_at", "copy_tensors", "require_cpu", "require_numpy_type"]
+__all__ = [
+    "IOBinding",
+    "OrtDevice",
+    "OrtValue",
+    "OrtValueVector",
+    "array_at",
+    "copy_tensors",
+    "require_cpu",
+    "require_numpy_type",
+]
 
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1, "gpu": 1, "dml": 1, "webgpu": 1, "npu": 2, "cann": 2}
 _NO_DEVICE_MEMORY = (
@@ -125,6 +134,11 @@ class OrtValue:
         """Raise RuntimeError: this is a dense tensor."""
         raise RuntimeError("this OrtValue is a tensor, not a sparse tensor")
 
+    @property
+    def _ortvalue(self) -> OrtValue:
+        """This tensor: scripts put ONNX Runtime's inner object into an OrtValueVector."""
+        return self
+
     def numpy(self) -> Array:
         """Return the array over the tensor's memory. Raises RuntimeError for bfloat16, which NumPy lacks."""
         require_numpy_type(self._array)
@@ -201,6 +215,24 @@ class OrtValue:
         if array.size != self._array.size:
             raise RuntimeError("The input size of numpy arrays does not match the size of the OrtValue.")
         self._array[...] = array.reshape(self._array.shape)
+
+
+class OrtValueVector(list[OrtValue]):
+    """Tensors, as the inputs and outputs of `InferenceSession.run_with_ortvaluevector`."""
+
+    def push_back(self, value: OrtValue) -> None:
+        """Append a tensor."""
+        self.append(value)
+
+    def reserve(self, count: int) -> None:
+        """Do nothing: the list grows by itself."""
+
+    def shrink_to_fit(self) -> None:
+        """Do nothing: the list has no room to return."""
+
+    def element_type_at(self, index: int) -> int:
+        """Return ONNX's number of the element type of a tensor."""
+        return self[index].element_type()
 
 
 def require_numpy_type(*arrays: Array) -> None:
@@ -339,9 +371,9 @@ class IOBinding:
     def synchronize_outputs(self) -> None:
         """Do nothing: a run ends when its outputs are written."""
 
-    def get_outputs_as_ortvaluevector(self) -> NoReturn:
-        """Raise NotImplemented."""
-        raise ort_error("NotImplemented", "nnfmq has no OrtValueVector; use get_outputs")
+    def get_outputs_as_ortvaluevector(self) -> OrtValueVector:
+        """Return the tensors of the last run."""
+        return OrtValueVector(self.get_outputs())
 
 
 def _require_place(node: NodeArg, given: Array, array: Array) -> None:

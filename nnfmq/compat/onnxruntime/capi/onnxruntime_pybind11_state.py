@@ -8,7 +8,7 @@ from nnfmq.compat.onnxruntime.options import OrtRunOptions as RunOptions
 from nnfmq.compat.onnxruntime.options import SessionOptions
 from nnfmq.compat.onnxruntime.session import InferenceSession
 from nnfmq.compat.onnxruntime.types import ExecutionMode, ExecutionOrder, GraphOptimizationLevel
-from nnfmq.compat.onnxruntime.values import OrtDevice, OrtValue
+from nnfmq.compat.onnxruntime.values import OrtDevice, OrtValue, OrtValueVector
 
 __all__ = [
     "DeviceReset",
@@ -33,6 +33,7 @@ __all__ = [
     "NotImplemented",
     "OrtDevice",
     "OrtValue",
+    "OrtValueVector",
     "RunOptions",
     "RuntimeException",
     "SessionOptions",
