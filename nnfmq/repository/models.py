@@ -187,12 +187,6 @@ class DriverModels:
         self._lock = threading.Lock()
         self._client: Client | None = None
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether the models prepared so far are still prepared. False also before the first one."""
-        client = self._client
-        return client is not None and client.connection.is_open
-
     def prepare(
         self, name: str, version: int, imported: ImportedModel, memories: Sequence[FileMemory]
     ) -> PreparedModel:

@@ -475,12 +475,16 @@ class ModelRepository:
         _log.info(text, load.version, load.name, device, instead, extra=of_model)
 
     def _restore_lost(self) -> None:
-        """Prepare the served models again if the driver's worker has died: their programs may have gone with it."""
-        if self._restoring or not self._served or self._driver.is_connected or time.monotonic() < self._restore_at_s:
+        """Prepare the served models again whose worker has died: their programs may have gone with it.
+
+        A load may have connected to another worker meanwhile.
+        """
+        lost = {name: loaded for name, loaded in self._served.items() if not loaded.prepared.connection.is_open}
+        if self._restoring or not lost or time.monotonic() < self._restore_at_s:
             return
         self._restore_at_s = time.monotonic() + RESTORE_PAUSE_S
         _log.warning("the worker that kept the models has died: they are prepared again")
-        served = [(name, self._models[name].served_version, loaded) for name, loaded in self._served.items()]
+        served = [(name, self._models[name].served_version, loaded) for name, loaded in lost.items()]
         with suppress(RuntimeError):  # it is tried again
             Thread(target=self._restore, args=(served,), name="nnfmq-restore", daemon=True).start()
             self._restoring = len(served)

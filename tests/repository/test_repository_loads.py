@@ -43,6 +43,9 @@ class FakePrepared(FakeMemory):
 
     device = "reference"
 
+    def __init__(self) -> None:
+        self.connection = SimpleNamespace(is_open=True)
+
 
 class FakeDriver:
     """Prepares every model, unless `error` is set."""
@@ -50,14 +53,12 @@ class FakeDriver:
     socket = Path("/no/driver")
 
     def __init__(self) -> None:
-        self.is_connected = True
         self.prepared: list[tuple[str, FakePrepared]] = []
         self.error: Exception | None = None
 
     def prepare(self, name: str, _version: int, _imported: ImportedModel, _memories: object) -> FakePrepared:
         if self.error is not None:
             raise self.error
-        self.is_connected = True
         self.prepared.append((name, FakePrepared()))
         return self.prepared[-1][1]
 
@@ -354,7 +355,8 @@ def test_models_are_prepared_again_after_the_worker_has_died_but_not_all_the_tim
         setup.add(name, 1)
         setup.look()
         setup.end(f"{name}/1")
-    setup.driver.is_connected = False
+    for _, lost in setup.driver.prepared:
+        lost.connection.is_open = False
     setup.driver.error = nnfmq.DeadObject("the worker has died again")
     with caplog.at_level(logging.WARNING):
         setup.restore()
@@ -369,3 +371,16 @@ def test_models_are_prepared_again_after_the_worker_has_died_but_not_all_the_tim
     setup.restore()
     assert [name for name, _ in setup.driver.prepared] == ["a", "b", "a", "b"]
     assert [prepared.closed for _, prepared in setup.driver.prepared] == [True, True, False, False]
+
+
+def test_a_model_is_prepared_again_although_a_load_has_connected_to_another_worker(setup: Setup) -> None:
+    for name in ("a", "b"):
+        setup.add(name, 1)
+        setup.look()
+        setup.end(f"{name}/1")
+    (_, lost), (_, kept) = setup.driver.prepared
+    lost.connection.is_open = False
+    setup.look()
+    setup.repository.handle_event(30)
+    assert [name for name, _ in setup.driver.prepared] == ["a", "b", "a"]
+    assert (lost.closed, kept.closed) == (True, False)

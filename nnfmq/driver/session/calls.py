@@ -16,7 +16,7 @@ from nnfmq.driver.process.trace import WORKER_TRACE
 from nnfmq.driver.session import buffer_calls, burst_calls, execution_calls, model_calls
 from nnfmq.driver.session.session import Handler, HandlerThread, Session
 from nnfmq.hal.client_class import ClientClass
-from nnfmq.hal.errors import ErrorStatus, GeneralFailure
+from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure
 from nnfmq.hal.feature_levels import interface_level
 from nnfmq.hal.types import Protection
 from nnfmq.queue import core
@@ -86,6 +86,8 @@ def _set_client_class(session: Session, message: messages.SetClientClass, *_: ob
         session.statistics_area.set_client_class(0, message.client_class)
     else:
         supervisor = shared_cache()
+        if supervisor is None and session.options.supervisor_pid is not None:
+            raise DeviceUnavailable("the supervisor of this driver was killed; connect to the driver again")
         if supervisor is None:
             raise GeneralFailure("this driver has no supervisor, which would know its clients")
         reason = supervisor.set_class(message.worker_pid, message.client_class)
