@@ -157,7 +157,15 @@ def model_and_calibration_inputs(folder: PageFolder) -> AbstractContextManager[N
     return tools(folder)
 
 
+@contextmanager
+def driver(folder: PageFolder) -> Iterator[None]:
+    """Run a driver."""
+    with running_daemon(folder.socket):
+        yield
+
+
 SETUPS: dict[str, Setup] = {
+    "docs/how-to/containers.md": driver,
     "docs/how-to/hosted-runtimes.md": onnx_detector,
     "docs/how-to/models-by-name.md": serving("faces", _FACES),
     "docs/how-to/move-an-onnx-runtime-script.md": onnx_classifier_and_photo,
@@ -203,8 +211,8 @@ def test_the_python_of_a_page_about_ray_runs(page: Path) -> None:
 
 
 MAY_NOT_RUN = (
-    "minute", "hour", "Ray", "source tree", "man-db", "systemd", "an emulator", "MLTS's models", "the other runtimes",
-    "a library of custom operators", "an account", "perf",
+    "minute", "hour", "Ray", "source tree", "man-db", "systemd", "podman", "an emulator", "MLTS's models",
+    "the other runtimes", "a library of custom operators", "an account", "perf",
     "a checkout of Android's sources", "a file of docs/examples",
 )  # fmt: skip
 

@@ -25,7 +25,10 @@ SOCKET_NAME = "nnfmq.sock"
 SYSTEM_DIRECTORY = Path("/run/nnfmq")
 """Where a driver listens that serves several users."""
 _MODELS_SUFFIX = ".models"
-_MOVE = "Choose a directory of your own (`--socket`, `--connect` or $NNFMQ_SOCKET), or unset $NNFMQ_SOCKET"
+_MOVE = (
+    "Choose a directory of your own (`--socket`, `--connect` or $NNFMQ_SOCKET), or unset $NNFMQ_SOCKET; if only the "
+    "containers of a pod share it, set NNFMQ_CHECK_DIRECTORY=0 in them"
+)
 
 
 def models_socket(path: Path) -> Path:
@@ -65,13 +68,15 @@ def check_socket_directory(path: Path, owners: Collection[int] = ()) -> None:
     """Check that only this user, root and `owners` can replace the socket `path` or a directory above it.
 
     Its directory must belong to one of them. If everybody may write to it or to a directory above it, that must be
-    sticky, as /tmp is.
+    sticky, as /tmp is. $NNFMQ_CHECK_DIRECTORY turns the check off.
 
     Raises:
         DeviceUnavailable: If that is not so.
         OSError: If the directory does not exist or cannot be examined.
     """
     directory = path.parent.resolve(strict=True)
+    if not settings.CHECK_DIRECTORY.value():
+        return
     owner = directory.stat().st_uid
     if owner not in {os.getuid(), 0, *owners}:
         raise DeviceUnavailable(

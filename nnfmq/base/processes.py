@@ -24,6 +24,7 @@ __all__ = [
     "cpus_by_core",
     "descendants",
     "is_child_stopped",
+    "pid_namespace",
     "process_usage",
     "raise_in_thread",
     "request_signal_at_parent_exit",
@@ -260,6 +261,14 @@ def _script(arguments: list[str]) -> str:
         if word and not word.startswith("-"):
             return os.path.basename(word.rstrip("/")) or word
     return ""
+
+
+def pid_namespace() -> int:
+    """Return a number of this process's PID namespace, in which pids mean what they do here; 0 if /proc has none."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def children(pid: int) -> list[int]:

@@ -475,6 +475,11 @@ SOCKET: Setting[str | None] = Setting(
     meaning="path of the driver's socket, in a directory in which no other user can replace it",
     default_text="`nnfmq.sock` in the runtime directory", options="--connect, nnfmq serve --socket",
 )  # fmt: skip
+CHECK_DIRECTORY: Setting[bool] = Setting(
+    "NNFMQ_CHECK_DIRECTORY", SWITCH, True, reader="client, driver", default_text="1",
+    meaning="0: do not check that no other user can replace the socket; for a folder that only the containers of a pod "
+    "share",
+)  # fmt: skip
 CORE: Setting[str | None] = Setting(
     "NNFMQ_CORE", choice("compiled", "python"), None, reader="client, driver",
     meaning="implementation of queue, codec and thread pool; an error if it is not available",

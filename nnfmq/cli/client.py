@@ -66,6 +66,8 @@ def _chosen(rows: list[ClientActivity], number: int) -> list[ClientActivity]:
 
 
 def _print(rows: list[ClientActivity], arguments: argparse.Namespace) -> None:
+    from nnfmq.cli.statistics import pid_text
+
     if arguments.json:
         print_json({"clients": [_as_json(row) for row in rows]})
         return
@@ -73,7 +75,7 @@ def _print(rows: list[ClientActivity], arguments: argparse.Namespace) -> None:
     for row in rows:
         client = row.client
         listing.add_row(
-            str(client.worker_pid), str(client.pid), row.name, str(client.uid), row.class_name,
+            str(client.worker_pid), pid_text(client.pid), row.name, str(client.uid), row.class_name,
             f"{client.executions:,}", str(client.open_calls),
         )  # fmt: skip
     console(arguments.no_color).print(listing)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nnfmq.base.processes import ProcessUsage, command_name, process_usage
+from nnfmq.base.processes import ProcessUsage, command_name, pid_namespace, process_usage
 from nnfmq.cli.console import short_microseconds
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.hal.client_class import ClientClass
@@ -42,6 +42,7 @@ __all__ = [
     "duration_text",
     "failure_lines",
     "model_rows",
+    "pid_text",
     "rate_text",
     "read_served_models",
     "served_activities",
@@ -74,7 +75,10 @@ def take_sample(client: Client, timeout: float = DEFAULT_TIMEOUT_S) -> DriverSam
     statistics = client.statistics(timeout=timeout)
     own_pid = 0 if client.is_embedded else client.worker_pid
     others = tuple(other for other in statistics.clients if other.worker_pid != own_pid)
+    sees_pids = statistics.pid_namespace in (0, pid_namespace())  # otherwise they are those of other processes here
     statistics = replace(statistics, clients=others)
+    if not sees_pids:
+        return DriverSample(statistics, {}, {})
     pids = [statistics.pid, statistics.compile_server_pid, *(other.worker_pid for other in others)]
     usage = {pid: used for pid in pids if pid and (used := process_usage(pid)) is not None}
     return DriverSample(statistics, usage, {other.pid: command_name(other.pid) for other in others})
@@ -499,10 +503,15 @@ def duration_text(duration_ns: int) -> str:
     return f"{seconds} s"
 
 
+def pid_text(pid: int) -> str:
+    """Return a client's pid; `-` for one in another PID namespace than its driver, which gets 0."""
+    return str(pid) if pid else "-"
+
+
 def client_rows(activity: Activity, width: int) -> Rows:
     """Return the table of clients."""
     columns: list[tuple[str, Callable[[ClientActivity], str], bool]] = [
-        (">pid", lambda row: str(row.client.pid), True),
+        (">pid", lambda row: pid_text(row.client.pid), True),
         ("client", lambda row: row.name, True),
         *([("class", lambda row: row.class_name, False)] if width >= _WITH_CLASS else []),
         _executed(activity, lambda row: row.client.executions),
@@ -518,7 +527,7 @@ def client_rows(activity: Activity, width: int) -> Rows:
 def model_rows(activity: Activity, width: int) -> Rows:
     """Return the table of models. `engine` is the engine's part of the time in the driver."""
     columns: list[tuple[str, Callable[[ModelActivity], str], bool]] = [
-        (">pid", lambda row: str(row.client_pid), False),
+        (">pid", lambda row: pid_text(row.client_pid), False),
         ("model", lambda row: _model_text(row.model), True),
         ("device", lambda row: row.model.device, False),
         _executed(activity, lambda row: row.model.executions),
@@ -570,7 +579,7 @@ def _times_text(duration_ns: int | None) -> str:
 def burst_rows(activity: Activity, width: int) -> Rows:
     """Return the table of bursts. `polled` is how many of the waits for requests ended while the driver polled."""
     columns: list[tuple[str, Callable[[BurstActivity], str], bool]] = [
-        (">pid", lambda row: str(row.client_pid), False),
+        (">pid", lambda row: pid_text(row.client_pid), False),
         (">burst", lambda row: str(row.burst.id), True),
         ("model", lambda row: f"model {row.burst.model_id}" if row.model is None else _model_text(row.model), True),
         (">per s", lambda row: rate_text(row.per_s), True),

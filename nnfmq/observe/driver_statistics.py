@@ -236,6 +236,8 @@ class DriverStatistics:
         clients_max: How many clients it serves at most, those that only read its statistics aside.
         serves_several: Whether it serves several users; who does not administer it sees what is his own then.
         lacks_capabilities: Whether it serves one user because it lacks capabilities to serve several.
+        pid_namespace: The inode of its PID namespace, in which all pids here are; 0 if it is unknown. A client in
+            another one, such as another container, has the pid 0.
         cache: The programs that clients share.
         clients: The clients, in the order of their slots.
         limits: The value of each of `limits.LIMITS`, in its unit; 0: none. Empty for an embedded driver.
@@ -260,6 +262,7 @@ class DriverStatistics:
     limits: tuple[int, ...] = ()
     serves_several: bool = False
     lacks_capabilities: bool = False
+    pid_namespace: int = 0
 
     def totals(self) -> dict[ModelKey, ModelCounts]:
         """Return what was counted since the driver started, of clients and models that are gone, too."""
@@ -317,6 +320,7 @@ def read_statistics(area: memoryview) -> DriverStatistics:
         limits=words[layout.LIMITS : layout.LIMITS + len(LIMITS)] if words[layout.LIMITS] else (),
         serves_several=words[layout.SERVED_USERS] == layout.SEVERAL_USERS,
         lacks_capabilities=words[layout.SERVED_USERS] == layout.LACKS_CAPABILITIES,
+        pid_namespace=words[layout.PID_NAMESPACE],
     )
 
 

@@ -58,6 +58,7 @@ DEATHS: Final = 24  # how many workers have died of each of DEATH_CAUSES
 DEATH_CAUSES: Final = ("killed", "crashed", "sandbox", "ended")
 SERVED_USERS: Final = 28  # one of ONE_USER and those below
 ONE_USER, SEVERAL_USERS, LACKS_CAPABILITIES = 0, 1, 2  # the last: one, although it was to serve several
+PID_NAMESPACE: Final = 29  # its inode: the pids of a driver mean something to processes of this one only
 DRIVER_BUILD: Final = 32  # text: queue core, Python, machine
 DRIVER_BUILD_WORDS: Final = 8
 LIMITS: Final = 40  # the driver's limits, in the order of `limits.LIMITS`

@@ -151,6 +151,14 @@ def test_a_socket_where_every_user_can_replace_it_is_rejected(tmp_path: Path, be
         paths.check_socket_directory(tmp_path / "open" / below / "d.sock")
 
 
+def test_a_setting_turns_the_check_off_as_for_an_emptyDir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(DeviceUnavailable, match="NNFMQ_CHECK_DIRECTORY=0"):
+        paths.check_socket_directory(tmp_path / "d.sock")
+    monkeypatch.setenv("NNFMQ_CHECK_DIRECTORY", "0")
+    paths.check_socket_directory(tmp_path / "d.sock")
+
+
 def test_a_socket_in_a_directory_of_another_user_is_rejected_unless_that_user_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

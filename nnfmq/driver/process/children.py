@@ -25,7 +25,7 @@ from typing import NoReturn, Self
 from nnfmq.base.accounts import as_owner, give_up_capabilities
 from nnfmq.base.channel import Channel
 from nnfmq.base.ownership import Uncopyable
-from nnfmq.base.processes import is_child_stopped, request_signal_at_parent_exit, set_name
+from nnfmq.base.processes import children, is_child_stopped, request_signal_at_parent_exit, set_name
 from nnfmq.base.threads import Thread
 from nnfmq.hal.errors import GeneralFailure
 
@@ -37,12 +37,14 @@ __all__ = [
     "ClientProcess",
     "fork_child",
     "reap_later",
+    "reap_orphans",
     "start_detached",
 ]
 
 BUG_STATUS = 70  # the exit status of a child that an exception ended
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _log = logging.getLogger("nnfmq.processes")
+_own: set[int] = set()  # children of this process that somebody here reaps
 
 
 class ChildProcess:
@@ -52,6 +54,7 @@ class ChildProcess:
         self.pid = pid
         self.uid = uid
         self._pidfd = pidfd
+        _own.add(pid)
 
     def fileno(self) -> int:
         """Return the pidfd, which becomes readable when the process exits; it stays owned by this object."""
@@ -73,6 +76,7 @@ class ChildProcess:
         ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         fd, self._pidfd = self._pidfd, -1
         os.close(fd)
+        _own.discard(self.pid)
         assert ended is not None  # only with WNOHANG
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
@@ -135,6 +139,17 @@ def start_detached(arguments: Sequence[str], fds: Sequence[int], environment: Ma
     null = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
     command = [sys.executable, "-P", "-m", "nnfmq", *arguments]
     return os.posix_spawn(sys.executable, command, environment, file_actions=null, setsid=True)
+
+
+def reap_orphans() -> None:
+    """Reap the children of this process that others have started and left: those of the first process of a container.
+
+    Does not block. Main thread only, and not between the start of a child and its `ChildProcess`.
+    """
+    for pid in children(os.getpid()):
+        if pid not in _own:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 def reap_later(pid: int) -> None:

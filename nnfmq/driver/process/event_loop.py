@@ -59,6 +59,7 @@ class EventLoop(Closable):
         self._children: dict[Child, Callable[[], None]] = {}
         self._child_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # written when SIGCHLD arrives
         self._previous_handler: object = None  # of SIGCHLD; None: it is not this object that handles it
+        self._on_change: Callable[[], None] = lambda: None
         self.add_reader(self._child_fd, self._on_child_change)
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
@@ -86,10 +87,18 @@ class EventLoop(Closable):
 
         Call `unwatch_stops` before the child is reaped.
         """
+        self._handle_signal()
+        self._children[child] = on_stopped
+
+    def watch_children(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` when a child process has exited, or has been stopped or continued. Main thread only."""
+        self._handle_signal()
+        self._on_change = on_change
+
+    def _handle_signal(self) -> None:
         if self._previous_handler is None:
             fd = self._child_fd
             self._previous_handler = signal.signal(signal.SIGCHLD, lambda *_: os.eventfd_write(fd, 1))
-        self._children[child] = on_stopped
 
     def unwatch_stops(self, child: Child) -> None:
         """End what `watch_stops` began. Idempotent."""
@@ -97,6 +106,7 @@ class EventLoop(Closable):
 
     def _on_child_change(self) -> None:
         os.eventfd_read(self._child_fd)
+        self._on_change()
         for child in [child for child in self._children if child.is_stopped()]:
             self.call_at(time.monotonic() + STOP_GRACE_S, partial(self._report_stop, child))
 

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from nnfmq.base.memory import Memory, allocate_pages, write_all
 from nnfmq.base.ownership import Closable
+from nnfmq.base.processes import pid_namespace
 from nnfmq.driver.cache.shared import shared_cache
 from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.observe import statistics_layout as layout
@@ -68,6 +69,7 @@ class StatisticsArea:
         self.set(layout.HEADER_PAST, past)
         self.set(layout.CLIENTS_LIMIT, slots)
         self.set(layout.DRIVER_PID, os.getpid())
+        self.set(layout.PID_NAMESPACE, pid_namespace())
         self.set(layout.DRIVER_START, time.monotonic_ns())
         self.set(layout.HEADER_MAGIC, layout.MAGIC)
 

@@ -42,6 +42,7 @@ from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
 from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares, SharedCount, total_limit_bytes, user_limit_bytes
 from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, AdmittedClient, user_clients, why_full
+from nnfmq.driver.process.children import reap_orphans
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.hand_over import Predecessor, Successor
 from nnfmq.driver.process.listening import checked_path, open_listeners, take_passed_sockets
@@ -97,6 +98,8 @@ class Supervisor(Closable):
         self._loop.add_reader(reload_fd, lambda: self._reload(reload_fd))
         self._loop.add_reader(listener.fileno(), self._accept)
         self._is_accepting = True
+        if os.getpid() == 1:  # of a container: it gets the children of processes that exit before them
+            loop.watch_children(reap_orphans)
 
     def run(self) -> None:
         """Accept clients until the driver ends: it was stopped, or replaced, and no client is left. Blocks."""
