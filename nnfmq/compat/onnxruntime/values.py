@@ -228,7 +228,7 @@ class OrtValueVector(list[OrtValue]):
         """Do nothing: the list grows by itself."""
 
     def shrink_to_fit(self) -> None:
-        """Do nothing: the list has no room to return."""
+        """Do nothing: the list has no memory to return."""
 
     def element_type_at(self, index: int) -> int:
         """Return ONNX's number of the element type of a tensor."""

@@ -63,9 +63,9 @@ class RepeatedElements(Kernel):
     def _emit_row(self, kb: KernelBuilder, source: Value, target: Value, length: Value) -> None:
         """Store the results of `length` elements, in all rows that are equal."""
         size, kind, begin = self.element_bytes, _TYPES[self.element_bytes], kb.i64(0)
-        whole = 4 * kb.target.lanes // size
+        full_lanes = 4 * kb.target.lanes // size
         row_bytes = kb.mul(length, size * self.times)
-        for lanes in sorted({whole, min(whole, 4), 1}, reverse=True):
+        for lanes in sorted({full_lanes, min(full_lanes, 4), 1}, reverse=True):
             end = kb.ir.and_(length, kb.i64(-lanes))
             with kb.loop(begin, end, lanes) as index:
                 values, place = (
