@@ -3,8 +3,8 @@
 It reads the CPU clock of every process, which takes less than a microsecond for each, and only of those that have
 computed since the last time the threads, their times (`schedstat`) and CPUs (`stat`). That needs no privilege; what
 /proc hides, processes of other PID namespaces and of other users on some machines, is missing. Such a look takes some
-0.3 ms of a CPU, and the pauses between them are so long that all take no more than a twenty-fifth of one. Whether the
-processes of a request are stopped takes less, and is looked at more often.
+0.1 ms of a CPU with a hundred processes, and the pauses between them are so long that all take no more than a
+twenty-fifth of one. Whether the processes of a request are stopped takes less, and is looked at more often.
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ def used_ns(sampler: MachineSampler, pid: int) -> int:
 
 
 def test_a_program_that_computes_is_seen_with_its_name_time_and_cpu(sampler: MachineSampler, busy: Program) -> None:
+    begin_ns = time.monotonic_ns()
     sampler.look_at_uses()
-    begin_ns, before = time.monotonic_ns(), used_ns(sampler, busy.pid)
+    before = used_ns(sampler, busy.pid)
 
     def has_computed() -> bool:
         sampler.look_at_uses()
