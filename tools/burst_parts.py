@@ -102,6 +102,7 @@ def client_times(calls: int) -> tuple[Times, bytes, bytes]:
                 "client: execute(array)": _times(lambda: execute(array), answer, calls),
                 "client: ..., out=outputs, timeout": _times(lambda: execute(out=outputs, timeout=60), answer, calls),
                 "client: send": _times(lambda: requests.send(packet), requests.drain, calls),
+                "client: count it": _times(lambda: burst.channel.count(2500, 2000), lambda: None, calls),
                 "client: receive": _times(lambda: results.receive(None, WINDOW_NS), answer, calls),
             }
             requests.drain()

@@ -13,6 +13,7 @@ PARTS = [
     "client: execute(array)",
     "client: ..., out=outputs, timeout",
     "client: send",
+    "client: count it",
     "client: receive",
     "worker: from receive to the next",
     "worker: run",
