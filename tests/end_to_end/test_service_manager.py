@@ -212,6 +212,7 @@ def under_load(path: Path) -> Iterator[None]:
                 counts[0] += burst.execute(one(counts[0])) == (one(counts[0]),)
 
     thread = InThread.start(execute)
+    until(lambda: counts[0] > 0 or not thread.is_running, "the first execution")  # `connect` itself is not repeated
     yield
     before = counts[0]
     until(lambda: counts[0] > before or not thread.is_running, "an execution after the last restart")
