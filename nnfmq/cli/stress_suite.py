@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,8 @@ def _plan(arguments: argparse.Namespace) -> SuitePlan:
         raise InvalidArgument(f"--mode {','.join(arguments.mode)}: the suite measures one; give one of them")
     own = None if arguments.client is None else read_client(arguments.client)
     thresholds = read_thresholds(arguments.thresholds)
+    if arguments.rate is not None:
+        thresholds = replace(thresholds, load=replace(thresholds.load, rate=arguments.rate))
     device, model, hosted = opened_model(arguments)
     return SuitePlan(
         model=arguments.model,
@@ -197,7 +200,9 @@ def _shown_progress(plan: SuitePlan, no_color: bool) -> Iterator[SuiteProgress]:
 
         def finished(self, record: ScenarioRecord) -> None:
             result = scenario_result(plan, record)
-            times = f", p99 {milliseconds(result['latency_ns']['p99'])} ms" if result["requests"] else ""
+            latency_ns = result.get("latency_ns", {})
+            name = "max" if latency_ns.get("p99") is None else "p99"  # of too few requests
+            times = f", {name} {milliseconds(latency_ns[name])} ms" if latency_ns else ""
             bar.console.print(f"{result['scenario']}: {result['outcome']}{times}")
 
     if not screen.is_terminal:
@@ -224,7 +229,7 @@ def print_suite(screen: Console, report: Mapping[str, Any]) -> None:
         screen.print(note)
     load = report["load"]
     screen.print(
-        f"Latencies in ms from the scheduled time; {load['rate']:g} requests/s, {load['arrivals']} arrivals, deadline "
+        f"Latencies in ms from the intended start; {load['rate']:g} requests/s, {load['arrivals']} arrivals, deadline "
         f"{load['deadline_ms']:g} ms; {report['conditions']['cpu']}."
     )
     screen.print(f"The machine: {report['outcome']}.")

@@ -66,8 +66,8 @@ def test_the_scenarios_in_the_help_are_those_of_the_suite() -> None:
 
 
 SHARED = {
-    "model", "shape", "signature", "mode", "device", "runtime_option", "seed", "html", "connect", "json", "no_color",
-    "suite", "print_thresholds",
+    "model", "shape", "signature", "mode", "device", "rate", "runtime_option", "seed", "html", "connect", "json",
+    "no_color", "suite", "print_thresholds",
 }  # fmt: skip
 """Options of `nnfmq stress` that have an effect with and without --suite."""
 
@@ -137,6 +137,8 @@ def test_a_function_of_a_file_is_measured_and_its_files_are_written(
     (tmp_path / "my.py").write_text(OWN, encoding="utf-8")
     files = ["--junit", str(tmp_path / "suite.xml"), "--html", str(tmp_path / "page.html"), "--json"]
     words = [
+        "--rate",
+        "50",
         "--client",
         f"{tmp_path / 'my.py'}:client",
         "--thresholds",
@@ -146,7 +148,7 @@ def test_a_function_of_a_file_is_measured_and_its_files_are_written(
     report = json.loads(capsys.readouterr().out)
     (idle,) = report["scenarios"]
     assert (report["client"], report["outcome"], idle["wrong_outputs"]) == ("client", "passed", 0)
-    assert 30 <= idle["requests"] <= 100
+    assert report["load"]["rate"] == 50 and 10 <= idle["requests"] <= 55
     root = ElementTree.fromstring((tmp_path / "suite.xml").read_text(encoding="utf-8"))
     assert (root.get("tests"), root.get("failures")) == ("2", "0")
     assert "Passed: digits.tflite" in (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -214,6 +216,12 @@ class RunningSuite:
         self._terminal = terminal
         self._shown = ""
 
+    def rest(self) -> str:
+        """Return the last of what stderr has got."""
+        while select.select([self._terminal], [], [], 0)[0]:
+            self._shown += os.read(self._terminal, 65536).decode(errors="replace")
+        return self._shown[-2000:]
+
     def wait_for(self, text: str) -> None:
         """Wait until the progress shows a text."""
 
@@ -245,7 +253,7 @@ def test_an_interrupted_suite_prints_what_there_is_and_leaves_nothing(number: si
         pids = descendants(suite.process.pid)
         suite.process.send_signal(number)
         printed, _ = suite.process.communicate(timeout=LIMIT_S)
-        assert suite.process.returncode == 130
+        assert suite.process.returncode == 130, suite.rest()
         assert re.search(r"^ idle +(passed|failed|cannot tell) +\d+ ", printed, re.MULTILINE)
         assert re.search(r"^ soak +not run +- ", printed, re.MULTILINE)
         assert re.search(r"^idle: interrupted after \d+ of 60 s$", printed, re.MULTILINE)

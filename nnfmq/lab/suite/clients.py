@@ -1,4 +1,4 @@
-"""The measured clients of the suite: processes that execute requests at their scheduled times.
+"""The measured clients of the suite: processes that execute requests at their intended starts.
 
 A client executes the model as a runner of `nnfmq bench` does, or calls a function of the user. Its outputs are compared
 with its first ones between two requests, so that this is not part of their latency.
@@ -68,16 +68,16 @@ class SuiteJob:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRequests:
-    """The requests of one client or of all, in the order of their scheduled times.
+    """The requests of one client or of all, in the order of their intended starts.
 
     Attributes:
-        scheduled: The scheduled times, in ns from the begin of the load.
-        latencies: From the scheduled time, in ns; of an unsent request how long it has waited.
+        intended: The intended starts, in ns from the begin of the load.
+        latencies: From the intended start, in ns; of an unsent request how long it has waited.
         unsent: The number of requests that had become due, but were not begun, because earlier ones took too long.
         wrong: The number of outputs that differ from the first ones; None: they are not compared.
     """
 
-    scheduled: Times
+    intended: Times
     latencies: Times
     unsent: int
     wrong: int | None
@@ -131,12 +131,12 @@ class SuiteClients:
 
 
 def _merged(parts: Sequence[SuiteRequests]) -> SuiteRequests:
-    scheduled = np.concatenate([part.scheduled for part in parts])
+    intended = np.concatenate([part.intended for part in parts])
     latencies = np.concatenate([part.latencies for part in parts])
-    order = np.argsort(scheduled, kind="stable")
+    order = np.argsort(intended, kind="stable")
     wrong = [part.wrong for part in parts if part.wrong is not None]
     return SuiteRequests(
-        scheduled[order], latencies[order], sum(part.unsent for part in parts), sum(wrong) if wrong else None
+        intended[order], latencies[order], sum(part.unsent for part in parts), sum(wrong) if wrong else None
     )
 
 
@@ -261,7 +261,7 @@ def _is_same(output: Array, expected: Array) -> bool:
 
 
 def _requests_of(connection: Any, comparison: OutputComparison, trial: Trial) -> SuiteRequests:
-    """Execute a request at each scheduled time, until the parent sends something; return all that have become due."""
+    """Execute a request at each intended start, until the parent sends something; return all that have become due."""
     load, begin_ns = trial.load, trial.begin_ns
     assert load.rate is not None
     due = begin_ns + intended_starts(

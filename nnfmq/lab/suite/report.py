@@ -117,7 +117,7 @@ def scenario_result(plan: SuitePlan, record: ScenarioRecord) -> dict[str, Any]:
 def _measured(requests: SuiteRequests, record: ScenarioRecord, deadline_ms: float) -> dict[str, Any]:
     latencies, count = requests.latencies, requests.latencies.size
     wall_ns = round(1e9 * record.wall_s)
-    load = LoadResult(requests.scheduled, requests.scheduled, latencies, requests.unsent, wall_ns, 0, 0, [])
+    load = LoadResult(requests.intended, requests.intended, latencies, requests.unsent, wall_ns, 0, 0, [])
     return {
         "unsent": requests.unsent,
         "missed": int(np.count_nonzero(latencies > 1e6 * deadline_ms)),
@@ -288,8 +288,8 @@ def render_suite_page(report: Mapping[str, Any]) -> str:
 def _scenario_table(report: Mapping[str, Any]) -> Iterator[str]:
     load = report["load"]
     yield (
-        f"<p>{load['rate']:g} requests/s, {escape(load['arrivals'])} arrivals. Latencies in ms, from the scheduled "
-        f"time of each request; its deadline is {load['deadline_ms']:g} ms later.</p>"
+        f"<p>{load['rate']:g} requests/s, {escape(load['arrivals'])} arrivals. Latencies in ms, from the intended "
+        f"start of each request; its deadline is {load['deadline_ms']:g} ms later.</p>"
     )
     heads = ("scenario", "outcome", "requests", *_COLUMNS, "missed", "wrong")
     rows = [[each["scenario"], each["outcome"], *scenario_numbers(each, _COLUMNS)] for each in report["scenarios"]]

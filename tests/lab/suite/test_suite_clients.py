@@ -95,25 +95,25 @@ def test_what_cannot_be_compared_is_not() -> None:
 # ---- the schedule
 
 
-def test_each_scheduled_request_is_executed(daemon: Daemon) -> None:
+def test_each_intended_request_is_executed(daemon: Daemon) -> None:
     found = requests(daemon)
-    np.testing.assert_array_equal(found.scheduled, intended_starts(100.0, 0.2, "constant"))
+    np.testing.assert_array_equal(found.intended, intended_starts(100.0, 0.2, "constant"))
     assert found.latencies.min() > 0
     assert (found.unsent, found.wrong) == (0, 0)
 
 
 def test_several_clients_share_the_requests(daemon: Daemon) -> None:
     found = requests(daemon, count=2)
-    np.testing.assert_array_equal(found.scheduled, intended_starts(100.0, 0.2, "constant"))
+    np.testing.assert_array_equal(found.intended, intended_starts(100.0, 0.2, "constant"))
 
 
-def test_the_latency_of_a_request_that_waits_for_an_earlier_one_counts_from_its_scheduled_time() -> None:
+def test_the_latency_of_a_request_that_waits_for_an_earlier_one_counts_from_its_intended_start() -> None:
     """The 6th request, at 50 ms, takes 100 ms. So those at 60, 70, ... 140 ms wait for 90, 80, ... 10 ms at least."""
     calls: list[int] = []
 
     def request(inputs: Sequence[Any]) -> None:
         calls.append(time.monotonic_ns())
-        while len(calls) == 7 and time.monotonic_ns() < calls[-1] + 100_000_000:  # the first one is not scheduled
+        while len(calls) == 7 and time.monotonic_ns() < calls[-1] + 100_000_000:  # the first one is not of the load
             pass
 
     connection, other = Pipe()
@@ -136,7 +136,7 @@ def test_requests_that_are_due_when_the_load_is_stopped_count_as_long_as_they_ha
         started.begin(Load(600.0, rate=100.0), time.monotonic_ns() - 1_000_000_000)
         found = started.stop()
     assert found.latencies.size >= 100
-    np.testing.assert_array_equal(found.scheduled, np.arange(found.latencies.size) * 10_000_000)
+    np.testing.assert_array_equal(found.intended, np.arange(found.latencies.size) * 10_000_000)
     assert (np.diff(found.latencies[found.latencies.size - found.unsent :]) == -10_000_000).all()
 
 
