@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nnfmq.hal.summaries import nearest
@@ -19,16 +19,33 @@ _MODEL_SUFFIXES = (".tflite", ".onnx")
 class ArgumentParser(argparse.ArgumentParser):
     """A parser of `nnfmq`. Its subparsers are of this class, too."""
 
+    _topic: tuple[str, frozenset[str], frozenset[str]] | None = None
+
+    def set_topic(self, option: str, own: Iterable[str], others: Iterable[str]) -> None:
+        """Let --help show `own`, the names of arguments, only after `option`, and then none of `others`.
+
+        All of them would not fit on a screen.
+        """
+        self._topic = option, frozenset(own), frozenset(others)
+
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Return the arguments. Ends with a usage error if some are not known."""
         words = sys.argv[1:] if args is None else list(args)
         if not any(action.nargs == argparse.REMAINDER for parser in self._parsers() for action in parser._actions):
             self._require_known(words)
+        if self._topic is not None and not {"-h", "--help"}.isdisjoint(words):
+            option, own, others = self._topic
+            self._hide(others if option in words else own)
         found, unknown = self.parse_known_args(words, namespace)
         if unknown:
             where = "; options of a command follow its name" if self.prog == "nnfmq" else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{where}")
         return found
+
+    def _hide(self, names: Container[str]) -> None:
+        for action in self._actions:
+            if action.dest in names:
+                action.help = argparse.SUPPRESS
 
     def _require_known(self, words: Sequence[str]) -> None:
         """End with a usage error if a word is almost an option, before argparse complains of what it stands for."""

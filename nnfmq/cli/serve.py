@@ -14,11 +14,9 @@ from nnfmq.cli.service_units import UNITS, unit_text
 
 EXAMPLES = """\
 examples:
-  nnfmq serve --socket /run/user/1000/nnfmq/lab.sock
   nnfmq serve --runtimes onnxruntime      # and no other runtime, whatever is installed
   nnfmq serve --models ~/models           # serve ~/models/NAME/VERSION/model.tflite by name
   nnfmq serve --user nnfmq --worker-uids 60000-60063 --allow-group video
-  nnfmq serve --replace                   # in place of the driver that runs; its clients move here
   nnfmq serve --print-unit service > ~/.config/systemd/user/nnfmq.service
 
 SIGTERM and Ctrl-C let what is in progress end; a second one does not wait.

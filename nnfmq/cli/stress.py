@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  nnfmq stress model.tflite                          # burst, under each load
   nnfmq stress model.tflite --mode burst,sync --clients 1,4 --load none,cpu
-  nnfmq stress --self-test --runs 20                 # is the attribution right?
   nnfmq stress model.tflite --suite --html page.html # accept this machine
 """
 

@@ -18,6 +18,7 @@ from nnfmq.base.settings import CLASSES
 from nnfmq.cli.bench import names_among, opened_model, positive_number, read_baseline
 from nnfmq.cli.console import console, error_console, new_file, print_json, table
 from nnfmq.cli.model_file import shapes_of
+from nnfmq.cli.parser import ArgumentParser
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -41,9 +42,11 @@ _WIDE = 76  # columns for all of them
 
 
 def add_suite_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the suite."""
+    """Declare the options of the suite, which `--suite --help` lists."""
+    if isinstance(parser, ArgumentParser):
+        parser.set_topic("--suite", (*OPTIONS, "print_thresholds"), OTHER_OPTIONS)
     add = parser.add_argument_group("the suite").add_argument
-    add("--suite", action="store_true", help="accept a machine: scenarios against thresholds")
+    add("--suite", action="store_true", help="accept a machine by thresholds: --suite --help")
     add("--minutes", metavar="N", type=positive_number, help="of all scenarios together (default: 10)")
     add("--scenarios", metavar="NAME,...", type=_scenarios, help=f"of {', '.join(SCENARIOS)}")
     add("--thresholds", metavar="FILE", type=Path, help="what the machine has to achieve, in TOML")

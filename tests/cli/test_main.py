@@ -30,6 +30,17 @@ def test_help_fits_one_screen_and_has_examples(words: list[str], capsys: pytest.
     assert len(text.splitlines()) <= SCREEN_LINES
 
 
+def test_help_after_suite_has_its_options_and_fits_one_screen_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stress", "--suite", "--help"]) == 0
+    suite = capsys.readouterr().out
+    assert main(["stress", "--help"]) == 0
+    other = capsys.readouterr().out
+    assert ("  --thresholds" in suite, "  --load" in suite) == (True, False)
+    assert ("  --thresholds" in other, "  --load" in other) == (False, True)
+    assert "--suite" in other
+    assert len(suite.splitlines()) <= SCREEN_LINES
+
+
 @pytest.mark.parametrize(
     "words",
     [
