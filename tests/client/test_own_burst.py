@@ -16,7 +16,6 @@ from support.drivers import until
 from support.executors import LIMIT_S
 from support.models import accumulating_model, add_model, reduced_model, tile_model
 
-from nnfmq.base import settings
 from nnfmq.base.memory import Memory
 from nnfmq.client.burst import own
 from nnfmq.client.burst.channel import BurstChannel
@@ -26,7 +25,6 @@ from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.device import Device
 from nnfmq.client.model import prepared_model
 from nnfmq.client.model.prepared_model import PreparedModel
-from nnfmq.driver.memory.object_limits import ObjectLimit
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
@@ -224,12 +222,8 @@ def test_closing_the_client_releases_the_burst_of_a_model_that_is_not_closed(
         quick.execute(ONE, TWO)
 
 
-def test_a_burst_of_the_application_may_take_the_place_of_a_model_s_own(
-    session: Session, quick: PreparedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(settings.CLIENT_BURSTS.variable, "1")
-    session.bursts._limit = ObjectLimit("burst", settings.CLIENT_BURSTS)
-    session.bursts._limit.add(len(list(session.bursts.values())))
+def test_a_burst_of_the_application_may_take_the_place_of_a_model_s_own(session: Session, quick: PreparedModel) -> None:
+    session.bursts._limit._limit = 1
     with quick.burst() as burst:
         assert np.array_equal(burst.execute(ONE, TWO)[0], THREE)
         for _ in range(5):  # refused
