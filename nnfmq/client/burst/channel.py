@@ -181,7 +181,7 @@ class BurstChannel(Closable):
         words = self.requests.stats_view
         if words is None:
             return time.monotonic_ns
-        clock = SendClock(words)
+        clock = SendClock(memoryview(words))  # its own, because a queue that nobody has closed releases `words`
         self._resources.callback(clock.close)
         return clock.now
 
