@@ -55,6 +55,12 @@ def test_the_session_of_a_driver_that_is_nice_itself_has_no_higher_value_than_th
     assert group.read_text() == "19"
 
 
+def test_the_session_of_a_process_whose_parent_exits_is_nicer_than_the_default(group: Path) -> None:
+    (group.parents[1] / str(os.getppid()) / "autogroup").write_text("")
+    assert process.set_session_priority(True)
+    assert group.read_text() == "10"
+
+
 @pytest.mark.parametrize(
     ("number", "is_final"), [(errno.EAGAIN, False), (errno.ENOENT, True), (errno.EACCES, True), (errno.EROFS, True)]
 )

@@ -80,8 +80,8 @@ def set_session_priority(is_background: bool) -> bool:
     """
     nicer = BACKGROUND_NICE if is_background else FOREGROUND_NICE
     try:
-        parent = (_PROC / str(os.getppid()) / "autogroup").read_text()
-        (_PROC / "self" / "autogroup").write_text(str(min(int(parent.rpartition(" ")[2]) + nicer, _NICE_MAX)))
+        parent = (_PROC / str(os.getppid()) / "autogroup").read_text()  # empty if that exits
+        (_PROC / "self" / "autogroup").write_text(str(min(int(parent.rpartition(" ")[2] or 0) + nicer, _NICE_MAX)))
     except OSError as error:  # a kernel without autogroups, or a sandbox
         return error.errno != errno.EAGAIN
     return True
