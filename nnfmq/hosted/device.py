@@ -329,25 +329,26 @@ class HostedDevice(DescribedDevice):
         entry = self._entry(file, options) if self.saves and not packed else None
         packed = packed or (entry and entry.load()) or ()
         if packed:
-            try:
-                return self._open_packed(file, options, packed)
-            except Exception as error:  # noqa: BLE001  the runtime's own; without it, the error is that of the file
-                _log.warning("%s does not open what it saved, but the file: %s", self.name, str(error) or repr(error))
-                if entry is not None:
-                    entry.remove()
+            reopened = self._open_packed(file, options, packed)
+            if reopened is not None:
+                return reopened
+            if entry is not None:
+                entry.remove()
         opened = self.open(file, replace(options, saves=entry is not None))
         packed = () if entry is None else self._stored(opened, entry)
         if not (packed and self.reopens):
             return opened
         del opened  # two would take twice the memory
+        reopened = self._open_packed(file, options, packed)
+        return self.open(file, options) if reopened is None else reopened
+
+    def _open_packed(self, file: HostedFile, options: OpenOptions, packed: PackedConstants) -> HostedModel | None:
+        """Open a file with what the runtime saved of it; return None if the runtime does not, which is logged."""
         try:
-            return self._open_packed(file, options, packed)
+            return self.open(file, replace(options, saved=packed[0][0].tobytes()))
         except Exception as error:  # noqa: BLE001  the runtime's own; without it, the error is that of the file
             _log.warning("%s does not open what it saved, but the file: %s", self.name, str(error) or repr(error))
-            return self.open(file, options)
-
-    def _open_packed(self, file: HostedFile, options: OpenOptions, packed: PackedConstants) -> HostedModel:
-        return self.open(file, replace(options, saved=packed[0][0].tobytes()))
+            return None
 
     def _stored(self, opened: HostedModel, entry: CacheEntry) -> PackedConstants:
         """Store what the runtime saves of an open file, and return it; nothing if that fails, which is logged."""

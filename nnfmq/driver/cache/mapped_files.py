@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nnfmq.base.digests import Sha256
+from nnfmq.base.digests import Sha256, sha256
 from nnfmq.base.file_memory import SLICE_BYTES
 from nnfmq.base.memory import Memory
 from nnfmq.base.paths import cache_directory
@@ -38,12 +38,9 @@ def store_file(memory: Memory) -> str | None:
 
     Returns the name, or None if that failed, which is logged.
     """
-    digest = Sha256()
-    for begin in range(0, memory.size_bytes, SLICE_BYTES):
-        digest.update(memory.view[begin : begin + SLICE_BYTES])
-    name = digest.digest().hex()
     if not may_store(memory.size_bytes):
         return None
+    name = sha256(memory.view).hex()
     try:
         path = cache_directory() / name
         _store(name, memory)
