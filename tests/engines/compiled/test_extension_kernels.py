@@ -11,6 +11,7 @@ from support.compiled import assert_kernels_agree, assert_kernels_agree_on, outp
 from support.small_models import one_operation, vector
 
 from nnfmq.engines.compiled.partition import prepare
+from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.extensions import NAME, PREFIX, Scheme, TfliteOperation, extended_code, operation_code
 from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, Model, Operand, OperandType, OperationType
 from nnfmq.operations.declaration import NUMPY_TYPES
@@ -190,3 +191,38 @@ def test_the_error_function_and_gelu_are_those_of_the_c_library(name: str) -> No
 def test_round_goes_to_the_nearest_even_integer() -> None:
     values = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 2.4999998, 1e9, -3.7, np.inf, np.nan], np.float32)
     assert_kernels_agree_on(function("ROUND", values), [[values]], tolerance=0.0)
+
+
+I32 = OperandType.TENSOR_INT32
+DIVIDENDS = np.array([-(2**31), 2**31 - 1, -7, -1, 0, 1, 7, 1 << 30], np.int32)
+DIVISORS = np.array([-1, 1, 3, -3, 2**31 - 1, -(2**31), 7], np.int32)
+
+
+def division(name: str, *shapes: tuple[int, ...]) -> Model:
+    arguments, out = [Operand(I32, shape) for shape in shapes], Operand(I32, np.broadcast_shapes(*shapes))
+    return declared(one_operation(operation_code(TfliteOperation[name]), arguments, out))
+
+
+@pytest.mark.parametrize("count", [1, 5, 64, 9000])
+@pytest.mark.parametrize("name", ["FLOOR_MOD", "TRUNCATED_DIV"])
+def test_divisions_of_integers_match_the_interpreter(name: str, count: int) -> None:
+    rng = np.random.default_rng(count)
+    dividends = rng.integers(-1000, 1000, (9, count), dtype=np.int32)
+    divisors = np.where(rng.random(count) < 0.5, -1, 1).astype(np.int32) * rng.integers(1, 99, count, dtype=np.int32)
+    assert_kernels_agree_on(division(name, (9, count), (count,)), [[dividends, divisors]])
+    if count == 1:
+        ends = [DIVIDENDS, DIVISORS.reshape(-1, 1)]
+        assert_kernels_agree_on(division(name, *(array.shape for array in ends)), [ends])
+
+
+@pytest.mark.parametrize("name", ["FLOOR_MOD", "TRUNCATED_DIV"])
+def test_a_division_by_0_is_an_error(name: str) -> None:
+    model, divisors = division(name, (2, 9000), (9000,)), np.ones(9000, np.int32)
+    program, inputs = prepare(model), [np.ones((2, 9000), np.int32), divisors]
+    assert program.compiled_ops == {0}
+    for place in (0, 4096, 8999):
+        divisors[place] = 0
+        with pytest.raises(GeneralFailure, match=r"operation 0 .*a divisor is 0 \(C1\)"):
+            outputs_of(program, model, inputs)
+        divisors[place] = 1
+    np.testing.assert_array_equal(outputs_of(program, model, inputs)[0], name == "TRUNCATED_DIV")

@@ -136,7 +136,25 @@ def test_every_variant_of_an_lstm_sequence_matches_the_interpreter(variant: froz
 
 @pytest.mark.parametrize("variant", [frozenset(), frozenset(PARTS)], ids=name_of)
 def test_a_large_lstm_sequence_without_states_matches_the_interpreter(variant: frozenset[str]) -> None:
-    assert_kernels_agree(lstm_sequence(variant, (3, 20, 70, 33), 12, False, states=False))
+    assert_kernels_agree(lstm_sequence(variant, (7, 20, 70, 33), 12, False, states=False))
+
+
+@pytest.mark.parametrize("variant", [frozenset(), frozenset(PARTS)], ids=name_of)
+@pytest.mark.parametrize("batch", [2, 5, 17])
+def test_rows_of_a_batch_have_the_bits_that_they_have_alone(batch: int, variant: frozenset[str]) -> None:
+    """Several rows are multiplied at once: 4 of 5 and of 17 with 32 registers, then the rest."""
+    size = 20, 35, 33
+    together, alone = (lstm_sequence(variant, (rows, *size), 2, False) for rows in (batch, 1))
+    rng = np.random.default_rng(9)
+    inputs = [
+        rng.normal(size=together.main.operands[index].dimensions).astype(np.float32)
+        for index in together.main.input_indexes
+    ]
+    program = prepare(alone)
+    for outputs in zip(*outputs_of(prepare(together), together, inputs), strict=True):
+        row, inputs = [array[:1] for array in inputs], [array[1:] for array in inputs]
+        for found, expected in zip(outputs, outputs_of(program, alone, row), strict=True):
+            assert found.tobytes() == expected.tobytes()
 
 
 def basic_cell(size: tuple[int, int, int]) -> dict[str, Any]:

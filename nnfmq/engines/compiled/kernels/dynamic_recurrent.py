@@ -24,38 +24,42 @@ from nnfmq.engines.compiled.kernels.dynamic_quantization import (
     emit_steps,
 )
 from nnfmq.engines.compiled.kernels.micro_kernels import dot4
-from nnfmq.engines.compiled.kernels.recurrent import GateGemv, LstmCellUpdate, OutputKind, RowPointers, load_units
+from nnfmq.engines.compiled.kernels.recurrent import (
+    GateGemv,
+    LstmCellUpdate,
+    OutputKind,
+    RowPointers,
+    for_each_product,
+    load_units,
+    tiled,
+)
 from nnfmq.engines.compiled.memory_plan import align
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.declaration import Array
 
-__all__ = ["DynamicGateGemv", "DynamicSequenceKernel", "QuantizedGates", "QuantizedRow"]
+__all__ = ["DynamicGateGemv", "DynamicSequenceKernel", "QuantizedGates"]
 
 _KR = 4  # elements of a group
 _SUMS, _FACTORS, _BIASES, _ROWS = range(4)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedRow:
-    """The address of a row's bytes, the sum of the bytes times the weights' residual zero point, scale, zero point."""
-
-    bytes: Value
-    correction: Value | None
-    scale: Value
-    zero_point: Value
+_HEADER_BYTES = 64
+_SCALE, _ZERO_POINT, _CORRECTION = 0, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicGateGemv:
-    """The products of a row of bytes with the int8 matrices of all gates, which lack `weight_zero_point`."""
+    """The products of rows of bytes with the int8 matrices of all gates, which lack `weight_zero_point`.
+
+    A row is a header with its scale, its zero point, and the sum of its bytes times the weights' residual zero point;
+    then its bytes.
+    """
 
     gemv: GateGemv
     weight_zero_point: int
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, filled up with 0 to vectors of any length."""
-        return align(self.gemv.k)
+        """Bytes of a row with its header, filled up with 0 to vectors of any length."""
+        return _HEADER_BYTES + align(self.gemv.k)
 
     @property
     def _groups(self) -> int:
@@ -75,11 +79,18 @@ class DynamicGateGemv:
         return np.moveaxis(rows.reshape(_ROWS, -1, self.gemv.lanes), 0, 1).tobytes()
 
     def emit(
-        self, kb: KernelBuilder, block: Value, row: QuantizedRow, weights: Value, constants: Value, addend: Value
-    ) -> Sequence[Value]:
-        """Return a block's pre-activations, vector by vector and for each vector gate by gate.
+        self,
+        kb: KernelBuilder,
+        block: Value,
+        rows: Sequence[Value],
+        weights: Value,
+        constants: Value,
+        addends: Sequence[Value],
+    ) -> list[Sequence[Value]]:
+        """Return a block's pre-activations of each row: vector by vector, and for each vector gate by gate.
 
-        `addend` is the address of the products of the inputs, in the order of `GateGemv.pack_rows`.
+        `rows` and `addends` are the addresses of the rows, and of the products of their inputs in the order of
+        `GateGemv.pack_rows`.
         """
         count, lanes = self.gemv.gates * self.gemv.vectors, self.gemv.lanes
         group_bytes = count * lanes * _KR
@@ -87,54 +98,83 @@ class DynamicGateGemv:
         kind = vector(I8, _KR * lanes)
 
         def multiply(group: Value, accs: Sequence[Value]) -> Sequence[Value]:
-            four = kb.load(I32, row.bytes, kb.mul(group, _KR))
-            elements, matrix = kb.ir.bitcast(kb.broadcast(four, lanes), kind), kb.at(panel, kb.mul(group, group_bytes))
-            loaded = (kb.load(kind, matrix, number * lanes * _KR) for number in range(count))
-            return [dot4(kb, acc, elements, w) for acc, w in zip(accs, loaded, strict=True)]
+            fours = [kb.load(I32, row, kb.add(kb.mul(group, _KR), _HEADER_BYTES)) for row in rows]
+            elements = [kb.ir.bitcast(kb.broadcast(four, lanes), kind) for four in fours]
+            matrix, result = kb.at(panel, kb.mul(group, group_bytes)), list(accs)
+            for number in range(count):
+                loaded = kb.load(kind, matrix, number * lanes * _KR)
+                for row, factors in enumerate(elements):
+                    acc = row * count + number
+                    result[acc] = dot4(kb, result[acc], factors, loaded)
+            return result
 
-        initial = kb.splat(I32, 0, lanes) if row.correction is None else kb.broadcast(row.correction, lanes)
-        accs = kb.for_loop(self._groups, [initial] * count, multiply)
+        initial = [acc for row in rows for acc in [self._initial(kb, row)] * count]
+        accs = kb.for_loop(self._groups, initial, multiply)
         first = kb.mul(block, count * lanes * 4)
-        rows = kb.at(constants, kb.mul(first, _ROWS))
-        products = kb.at(addend, first)
-        return [self._finished(kb, acc, row, kb.at(rows, number * lanes * 4 * _ROWS), products, number)
-                for number, acc in enumerate(accs)]  # fmt: skip
+        of_block = kb.at(constants, kb.mul(first, _ROWS))
+        return [
+            self._finished(kb, accs[number * count : (number + 1) * count], row, of_block, kb.at(addend, first))
+            for number, (row, addend) in enumerate(zip(rows, addends, strict=True))
+        ]
+
+    def _initial(self, kb: KernelBuilder, row: Value) -> Value:
+        lanes = self.gemv.lanes
+        if not self.weight_zero_point:
+            return kb.splat(I32, 0, lanes)
+        return kb.broadcast(kb.load(I32, row, _CORRECTION), lanes)
 
     def _finished(
-        self, kb: KernelBuilder, acc: Value, row: QuantizedRow, constants: Value, products: Value, number: int
-    ) -> Value:
-        """Return a vector of sums, times scales, plus the products of the inputs and the biases."""
+        self, kb: KernelBuilder, accs: Sequence[Value], row: Value, constants: Value, products: Value
+    ) -> list[Value]:
+        """Return the sums of a row, times scales, plus the products of the inputs and the biases."""
         lanes = self.gemv.lanes
-        kind, size = vector(F32, lanes), 4 * lanes
-        sums = kb.load(vector(I32, lanes), constants, size * _SUMS)
-        exact = kb.ir.sub(acc, kb.ir.mul(kb.broadcast(row.zero_point, lanes), sums))
-        factors = kb.ir.fmul(kb.broadcast(row.scale, lanes), kb.load(kind, constants, size * _FACTORS))
-        product = kb.ir.fmul(kb.ir.sitofp(exact, kind), factors)
-        total = kb.ir.fadd(kb.load(kind, products, number * size), product)
-        return kb.ir.fadd(total, kb.load(kind, constants, size * _BIASES))
+        kind, size, finished = vector(F32, lanes), 4 * lanes, []
+        scale, zero_point = (
+            kb.broadcast(kb.load(*field), lanes) for field in ((F32, row, _SCALE), (I32, row, _ZERO_POINT))
+        )
+        for number, acc in enumerate(accs):
+            own = kb.at(constants, number * size * _ROWS)
+            sums = kb.load(vector(I32, lanes), own, size * _SUMS)
+            exact = kb.ir.sub(acc, kb.ir.mul(zero_point, sums))
+            factors = kb.ir.fmul(scale, kb.load(kind, own, size * _FACTORS))
+            product = kb.ir.fmul(kb.ir.sitofp(exact, kind), factors)
+            total = kb.ir.fadd(kb.load(kind, products, number * size), product)
+            finished.append(kb.ir.fadd(total, kb.load(kind, own, size * _BIASES)))
+        return finished
 
-    def quantize(
-        self, kb: KernelBuilder, source: Value, target: Value, scale: Value, zero_point: Value
-    ) -> QuantizedRow:
-        """Store the bytes of a row of floats, after which `target` has zeros."""
-        emit_steps(kb, source, target, kb.i64(self.gemv.k), scale, zero_point)
-        return self.row(kb, target, scale, kb.ir.fptosi(zero_point, I32))
+    def fill_up(self, kb: KernelBuilder, row: Value) -> None:
+        """Store zeros after a row's bytes."""
+        end = _HEADER_BYTES + self.gemv.k
+        if end < self.row_bytes:
+            kb.memset(kb.at(row, end), 0, self.row_bytes - end)
 
-    def row(self, kb: KernelBuilder, source: Value, scale: Value, zero_point: Value) -> QuantizedRow:
-        """Return a row of bytes, after which `source` has zeros."""
-        return QuantizedRow(source, self._correction(kb, source), scale, zero_point)
+    def quantize(self, kb: KernelBuilder, source: Value, row: Value, scale: Value, zero_point: Value) -> None:
+        """Store a row of floats as a row of bytes, which has been filled up."""
+        emit_steps(kb, source, kb.at(row, _HEADER_BYTES), kb.i64(self.gemv.k), scale, zero_point)
+        self.store_header(kb, row, scale, kb.ir.fptosi(zero_point, I32))
 
-    def _correction(self, kb: KernelBuilder, source: Value) -> Value | None:
-        """Return the weight zero point times the sum of a row's bytes; None without a zero point."""
-        if not self.weight_zero_point:
-            return None
+    def quantize_by_rule(self, kb: KernelBuilder, source: Value, row: Value, rule: Rule) -> None:
+        """Store a row of floats as a row of bytes with a scale of its own; it has been filled up."""
+        found = emit_quantized_row(kb, source, kb.at(row, _HEADER_BYTES), kb.i64(self.gemv.k), rule)
+        self.store_header(kb, row, *found)
+
+    def store_header(self, kb: KernelBuilder, row: Value, scale: Value, zero_point: Value) -> None:
+        """Store the header of a row, whose bytes are there."""
+        kb.store(scale, row, _SCALE)
+        kb.store(zero_point, row, _ZERO_POINT)
+        if self.weight_zero_point:
+            kb.store(self._correction(kb, kb.at(row, _HEADER_BYTES)), row, _CORRECTION)
+
+    def _correction(self, kb: KernelBuilder, source: Value) -> Value:
+        """Return the weight zero point times the sum of a row's bytes."""
         lanes = kb.target.lanes
         kind, ones = vector(I8, _KR * lanes), kb.splat(I8, 1, _KR * lanes)
 
         def add(index: Value, accs: Sequence[Value]) -> Sequence[Value]:
             return [dot4(kb, accs[0], kb.load(kind, source, kb.mul(index, _KR * lanes)), ones)]
 
-        (sums,) = kb.for_loop(self.row_bytes // (_KR * lanes), [kb.splat(I32, 0, lanes)], add)
+        size = self.row_bytes - _HEADER_BYTES
+        (sums,) = kb.for_loop(size // (_KR * lanes), [kb.splat(I32, 0, lanes)], add)
         total = kb.ir.extract_element(sums, ir.Constant(I32, 0))
         for lane in range(1, lanes):
             total = kb.ir.add(total, kb.ir.extract_element(sums, ir.Constant(I32, lane)))
@@ -160,18 +200,26 @@ class QuantizedGates:
         """Bytes of a row."""
         return self.gates.row_bytes
 
-    def source(self, kb: KernelBuilder, row: Value, scratch: Value) -> QuantizedRow:
-        """Return the row as bytes in `scratch`."""
-        count = self.gemv.k
-        kb.memset(kb.at(scratch, count), 0, self.scratch_bytes - count)
-        return self.gates.row(kb, scratch, *emit_quantized_row(kb, row, scratch, kb.i64(count), self.rule))
+    def prepare(self, kb: KernelBuilder, row: Value, scratch: Value) -> None:
+        """Store the row as bytes in `scratch`."""
+        self.gates.fill_up(kb, scratch)
+        self.gates.quantize_by_rule(kb, row, scratch, self.rule)
+
+    def source(self, row: Value, scratch: Value) -> Value:
+        """Return the address of the bytes."""
+        return scratch
 
     def emit(
-        self, kb: KernelBuilder, block: Value, source: QuantizedRow, constants: Sequence[Value], addend: Value
-    ) -> Sequence[Value]:
-        """Return the sums, times their scales, plus the addend."""
+        self,
+        kb: KernelBuilder,
+        block: Value,
+        sources: Sequence[Value],
+        constants: Sequence[Value],
+        addends: Sequence[Value],
+    ) -> list[Sequence[Value]]:
+        """Return the sums, times their scales, plus the addends."""
         weights, rows = constants
-        return self.gates.emit(kb, block, source, weights, rows, addend)
+        return self.gates.emit(kb, block, sources, weights, rows, addends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +275,7 @@ class DynamicSequenceKernel(Kernel):
             with kb.loop(0, self.batch) as row:
                 state, _, quantized = self._row(kb, row)
                 load_units(kb, state, kb.at(kb.argument(2), kb.mul(row, self._gemv.units * 4)), self._gemv)
-                kb.memset(quantized, 0, self.gates.row_bytes)
+                self.gates.fill_up(kb, quantized)
             with kb.loop(0, self.time) as step:
                 self._emit_step(kb, step)
             with kb.loop(0, self.batch) as row:
@@ -244,18 +292,38 @@ class DynamicSequenceKernel(Kernel):
         low, high = emit_range(kb, kb.scratch, kb.i64(self.batch * self._gemv.k))
         scale, zero_point = emit_quantization(kb, low, high)
         with kb.loop(0, self.batch) as row:
-            hidden = kb.at(kb.scratch, kb.mul(row, size))
-            state, output, quantized = self._row(kb, row)
+            _, _, quantized = self._row(kb, row)
+            self.gates.quantize(kb, kb.at(kb.scratch, kb.mul(row, size)), quantized, scale, zero_point)
+        with kb.loop(0, self.batch, self._gemv.rows) as first_row:
+            self._emit_tile(kb, step, first_row, weights, rows, constants)
+
+    def _emit_tile(
+        self, kb: KernelBuilder, step: Value, first: Value, weights: Value, rows: Value, constants: Value
+    ) -> None:
+        """Emit a step of the rows from `first` on that are multiplied at once."""
+        size, width = self._gemv.k * 4, self._gemv.gates * self._gemv.padded_units * 4
+        count = kb.intrinsic("llvm.smin", kb.i64(self._gemv.rows), kb.ir.sub(kb.i64(self.batch), first))
+
+        def position(row: Value) -> Value:
+            row = kb.add(first, row)
             outer, extent, inner = (step, self.batch, row) if self.is_time_major else (row, self.time, step)
-            position = kb.add(kb.mul(outer, extent), inner)
-            products = kb.at(kb.argument(0), kb.mul(position, self._gemv.gates * self._gemv.padded_units * 4))
-            source = self.gates.quantize(kb, hidden, quantized, scale, zero_point)
-            pointers = RowPointers(state, output, state, constants)
-            with kb.loop(0, self._gemv.blocks) as block:
-                values = self.gates.emit(kb, block, source, weights, rows, products)
-                self.cell.emit_block(kb, self._gemv, values, block, pointers)
-            kb.memcpy(hidden, output, size)
-            self._store(kb, OutputKind.ALL_OUTPUTS, position, size, hidden)
+            return kb.add(kb.mul(outer, extent), inner)
+
+        with kb.loop(0, self._gemv.blocks) as block:
+
+            def products(tile: int) -> Sequence[Sequence[Value]]:
+                sources = tiled(kb, tile, count, lambda row: self._row(kb, kb.add(first, row))[2])
+                addends = tiled(kb, tile, count, lambda row: kb.at(kb.argument(0), kb.mul(position(row), width)))
+                return self.gates.emit(kb, block, sources, weights, rows, addends)
+
+            with for_each_product(kb, self._gemv, count, products) as (row, values):
+                state, output, _ = self._row(kb, kb.add(first, row))
+                self.cell.emit_block(kb, self._gemv, values, block, RowPointers(state, output, state, constants))
+        with kb.loop(0, count) as row:
+            number = kb.add(first, row)
+            hidden = kb.at(kb.scratch, kb.mul(number, size))
+            kb.memcpy(hidden, self._row(kb, number)[1], size)
+            self._store(kb, OutputKind.ALL_OUTPUTS, position(row), size, hidden)
 
     def _store(self, kb: KernelBuilder, kind: OutputKind, position: Value, size: int, source: Value) -> None:
         for number, output in enumerate(self.outputs):

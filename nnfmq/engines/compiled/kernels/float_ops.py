@@ -80,16 +80,26 @@ def _prelu(kb: KernelBuilder, x: Value, slope: Value) -> Value:
 
 
 def _floor_div(kb: KernelBuilder, a: Value, b: Value) -> Value:
-    """Return floor(a / b) of INT32; 0 if b is 0.
+    """Return floor(a / b) of INT32; 0 if b is 0."""
+    lanes, zero = a.type.count, kb.splat(I32, 0, a.type.count)
+    by_zero = kb.ir.icmp_signed("==", b, zero)
+    quotient = _quotient(kb, "llvm.floor", a, kb.ir.select(by_zero, kb.splat(I32, 1, lanes), b))
+    return kb.ir.select(by_zero, zero, quotient)
+
+
+def _quotient(kb: KernelBuilder, rounding: str, a: Value, b: Value) -> Value:
+    """Return a / b of INT32, b not 0, rounded by an intrinsic.
 
     The quotient is no integer or differs from the next one by at least 2^-31 of itself, which float64 resolves.
     """
-    lanes, real, zero = a.type.count, vector(F64, a.type.count), kb.splat(I32, 0, a.type.count)
-    by_zero = kb.ir.icmp_signed("==", b, zero)
-    divisor = kb.ir.select(by_zero, kb.splat(I32, 1, lanes), b)
-    quotient = kb.intrinsic("llvm.floor", kb.ir.fdiv(kb.ir.sitofp(a, real), kb.ir.sitofp(divisor, real)))
-    wrapped = kb.ir.trunc(kb.ir.fptosi(quotient, vector(I64, lanes)), a.type)  # -2^31 / -1 wraps around
-    return kb.ir.select(by_zero, zero, wrapped)
+    lanes, real = a.type.count, vector(F64, a.type.count)
+    quotient = kb.intrinsic(rounding, kb.ir.fdiv(kb.ir.sitofp(a, real), kb.ir.sitofp(b, real)))
+    return kb.ir.trunc(kb.ir.fptosi(quotient, vector(I64, lanes)), a.type)  # -2^31 / -1 wraps around
+
+
+def _floor_mod(kb: KernelBuilder, a: Value, b: Value) -> Value:
+    """Return the rest of floor(a / b) of INT32; b is not 0."""
+    return kb.ir.sub(a, kb.ir.mul(_quotient(kb, "llvm.floor", a, b), b))
 
 
 def _intrinsic(name: str) -> _Unary:
@@ -146,10 +156,12 @@ _FLOAT_BINARY: dict[str, _Binary] = {
 _INT32_BINARY: dict[str, _Binary] = {
     "add": lambda kb, a, b: kb.ir.add(a, b),
     "div": _floor_div,
+    "floor_mod": _floor_mod,
     "maximum": lambda kb, a, b: kb.intrinsic("llvm.smax", a, b),
     "minimum": lambda kb, a, b: kb.intrinsic("llvm.smin", a, b),
     "mul": lambda kb, a, b: kb.ir.mul(a, b),
     "sub": lambda kb, a, b: kb.ir.sub(a, b),
+    "truncated_div": lambda kb, a, b: _quotient(kb, "llvm.trunc", a, b),
 }
 
 

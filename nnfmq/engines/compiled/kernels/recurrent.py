@@ -2,13 +2,15 @@
 
 `CellKernel` splits a step into blocks of units. `SequenceKernel` takes batch rows through all time steps, because rows
 are independent and units are not. Both copy a row's inputs and states to scratch, padded to whole blocks, and
-copy the results from there. `SvdfKernel` computes SVDF from the features' matrix product on.
+copy the results from there. Several rows are multiplied at once, so that weights are read once for all of them.
+`SvdfKernel` computes SVDF from the features' matrix product on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from functools import partial
 from typing import Any, Protocol
@@ -38,9 +40,12 @@ __all__ = [
     "SequenceKernel",
     "SvdfKernel",
     "apply_activation",
+    "for_each_product",
     "load_units",
     "plan_gate_gemv",
     "plan_svdf",
+    "rows_at_once",
+    "tiled",
 ]
 
 
@@ -54,7 +59,8 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-_MAX_ACCUMULATORS = 8  # of a block, so that inputs and weights have registers, too
+_MAX_ACCUMULATORS = 8  # of a block and one row, so that inputs and weights have registers, too
+_MAX_ROWS = 4  # that are multiplied at once
 _K_UNROLL = 4
 _MAX_UNITS_OF_TWO_SETS = 8  # of a cell with four gates: a vector of AVX2
 _VARIANCE_EPSILON = 1e-8
@@ -73,9 +79,10 @@ def apply_activation(kb: KernelBuilder, code: int, value: Value) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class GateGemv:
-    """The products of a vector of `k` elements with the matrices (units, k) of all `gates`, in blocks of units.
+    """The products of rows of `k` elements with the matrices (units, k) of all `gates`, in blocks of units.
 
-    A block has `vectors` vectors of `lanes` units; all its accumulators, gates · vectors, are in registers.
+    A block has `vectors` vectors of `lanes` units. At most `rows` rows are multiplied at once; all their accumulators
+    of a block, rows · gates · vectors, are in registers.
     """
 
     gates: int
@@ -83,6 +90,7 @@ class GateGemv:
     k: int
     vectors: int
     lanes: int
+    rows: int = 1
 
     @property
     def units_per_block(self) -> int:
@@ -107,8 +115,7 @@ class GateGemv:
     @property
     def _sets(self) -> int:
         """Sets of accumulators: two hide the latency of FMA. The same on all targets, for equal bits."""
-        fits = self.gates < 4 or self.units <= _MAX_UNITS_OF_TWO_SETS
-        return 2 if fits and self.k > 1 else 1
+        return _sets_of(self.gates, self.units) if self.k > 1 else 1
 
     def pack_rows(self, rows: Array) -> Array:
         """Return an array (gates, units, n) as (blocks, vectors, gates, lanes, n), with padding units of 0."""
@@ -121,51 +128,124 @@ class GateGemv:
         """Return weights (gates, units, k) as the kernel reads them: (blocks, k, vectors, gates, lanes)."""
         return self.pack_rows(weights).transpose(0, 4, 1, 2, 3).tobytes()
 
-    def emit(self, kb: KernelBuilder, block: Value, source: Value, weights: Value, bias: Value) -> Sequence[Value]:
-        """Return a block's pre-activations, vector by vector and for each vector gate by gate.
+    def emit(
+        self, kb: KernelBuilder, block: Value, sources: Sequence[Value], weights: Value, biases: Sequence[Value]
+    ) -> list[Sequence[Value]]:
+        """Return a block's pre-activations of each row: vector by vector, and for each vector gate by gate.
 
-        `bias` is the address of the initial accumulators, in the order of `pack_rows`.
+        `sources` are the addresses of the rows, `biases` those of their initial accumulators, in the order of
+        `pack_rows`.
         """
         count, kind = self.gates * self.vectors, vector(F32, self.lanes)
-        step_bytes = count * self.lanes * 4
-        panel, first_bias = (
-            kb.at(base, kb.mul(block, block_bytes))
-            for base, block_bytes in ((weights, step_bytes * self.k), (bias, step_bytes))
-        )
-        sets = self._sets
-        zeros = [kb.splat(F32, 0.0, self.lanes)] * (count * (sets - 1))
-        accs: Sequence[Value] = [kb.load(kind, first_bias, n * self.lanes * 4) for n in range(count)] + zeros
+        step_bytes, sets = count * self.lanes * 4, self._sets
+        panel = kb.at(weights, kb.mul(block, step_bytes * self.k))
+        accs: list[Value] = []
+        for address in biases:
+            first = kb.at(address, kb.mul(block, step_bytes))
+            accs += [kb.load(kind, first, n * self.lanes * 4) for n in range(count)]
+            accs += [kb.splat(F32, 0.0, self.lanes)] * (count * (sets - 1))
 
         def accumulate(first: Value, steps: int, accs: Sequence[Value]) -> Sequence[Value]:
-            inputs, matrix, result = (
-                kb.at(source, kb.mul(first, 4)),
-                kb.at(panel, kb.mul(first, step_bytes)),
-                list(accs),
-            )
+            inputs = [kb.at(source, kb.mul(first, 4)) for source in sources]
+            matrix, result = kb.at(panel, kb.mul(first, step_bytes)), list(accs)
             for k in range(steps):
-                value = kb.broadcast(kb.load(F32, inputs, 4 * k), self.lanes)
+                values = [kb.broadcast(kb.load(F32, row, 4 * k), self.lanes) for row in inputs]
                 for n in range(count):
-                    acc = n + k % sets * count
                     loaded = kb.load(kind, matrix, k * step_bytes + n * self.lanes * 4)
-                    result[acc] = fmuladd(kb, loaded, value, result[acc])
+                    for row, value in enumerate(values):
+                        acc = n + (row * sets + k % sets) * count
+                        result[acc] = fmuladd(kb, loaded, value, result[acc])
             return result
 
         iterations, remainder = divmod(self.k, _K_UNROLL)
+        totals: Sequence[Value] = accs
         if iterations:
-            accs = kb.for_loop(iterations, accs, lambda k, a: accumulate(kb.mul(k, _K_UNROLL), _K_UNROLL, a))
-        accs = accumulate(kb.i64(iterations * _K_UNROLL), remainder, accs)
-        return accs if sets == 1 else [kb.ir.fadd(accs[n], accs[count + n]) for n in range(count)]
+            totals = kb.for_loop(iterations, totals, lambda k, a: accumulate(kb.mul(k, _K_UNROLL), _K_UNROLL, a))
+        totals = accumulate(kb.i64(iterations * _K_UNROLL), remainder, totals)
+        if sets == 2:
+            pairs = [first + n for first in range(0, len(totals), 2 * count) for n in range(count)]
+            totals = [kb.ir.fadd(totals[n], totals[count + n]) for n in pairs]
+        return [totals[first : first + count] for first in range(0, len(totals), count)]
 
 
-def plan_gate_gemv(gates: int, units: int, k: int, target: Target) -> GateGemv:
+def _sets_of(gates: int, units: int) -> int:
+    """Return how many sets of accumulators hide the latency of FMA, with more than one element of a row."""
+    return 2 if gates < 4 or units <= _MAX_UNITS_OF_TWO_SETS else 1
+
+
+def rows_at_once(gates: int, units: int, batch: int, target: Target) -> int:
+    """Return how many of `batch` rows are multiplied at once, a power of two: accumulators take half the registers."""
+    fits = target.registers // 2 // (gates * _sets_of(gates, units))
+    wanted = 1 << (batch - 1).bit_length()
+    return max(1, min(_MAX_ROWS, wanted, 1 << (fits.bit_length() - 1) if fits else 1))
+
+
+def plan_gate_gemv(gates: int, units: int, k: int, target: Target, rows: int = 1) -> GateGemv:
     """Plan the product: as many vectors of a block as accumulators fit, distributed evenly over the blocks."""
-    vectors = math.ceil(units / target.lanes)
-    blocks = math.ceil(vectors / max(1, min(4, _MAX_ACCUMULATORS // gates)))
-    return GateGemv(gates, units, k, math.ceil(vectors / blocks), target.lanes)
+    vectors, most = math.ceil(units / target.lanes), _MAX_ACCUMULATORS // gates
+    if rows > 1:
+        most = target.registers // 2 // (rows * gates * _sets_of(gates, units))
+    blocks = math.ceil(vectors / max(1, min(4, most)))
+    return GateGemv(gates, units, k, math.ceil(vectors / blocks), target.lanes, rows)
+
+
+@contextmanager
+def for_each_product(
+    kb: KernelBuilder, gemv: GateGemv, count: Value, emit: Callable[[int], Sequence[Sequence[Value]]]
+) -> Iterator[tuple[Value, Sequence[Value]]]:
+    """Emit the products of `count` rows, 1 to `gemv.rows`, and a loop over them; yield a row's number and its products.
+
+    `emit` emits those of so many rows at once, 1, 2, 4 ... up to `gemv.rows`; what it returns for a row that is not
+    there is not used.
+    """
+    if gemv.rows == 1:
+        (values,) = emit(1)
+        yield kb.i64(0), values
+        return
+    kind, vectors = vector(F32, gemv.lanes), gemv.gates * gemv.vectors
+    size = gemv.lanes * 4
+    memory = kb.on_stack(kind, gemv.rows * vectors)
+
+    def store(rows: int) -> None:
+        for number, value in enumerate(value for values in emit(rows) for value in values):
+            kb.ir.store(value, kb.at(memory, number * size), align=size)
+
+    def emit_at_least(rows: int) -> None:
+        if rows == gemv.rows:
+            store(rows)
+            return
+        with kb.ir.if_else(kb.ir.icmp_signed("<=", count, kb.i64(rows))) as (these, more):
+            with these:
+                store(rows)
+            with more:
+                emit_at_least(2 * rows)
+
+    emit_at_least(1)
+    with kb.loop(0, count) as row:
+        first = kb.at(memory, kb.mul(row, vectors * size))
+        yield row, [kb.ir.load(kb.at(first, number * size), typ=kind, align=size) for number in range(vectors)]
+
+
+@contextmanager
+def _each_row(kb: KernelBuilder, gemv: GateGemv, count: Value) -> Iterator[Value]:
+    """Emit a loop over `count` rows, and yield a row's number; no loop if only one is multiplied at a time."""
+    if gemv.rows == 1:
+        yield kb.i64(0)
+        return
+    with kb.loop(0, count) as row:
+        yield row
+
+
+def tiled(kb: KernelBuilder, rows: int, count: Value, place: Callable[[Value], Value]) -> list[Value]:
+    """Return the places of `rows` rows; in place of those that are not among the `count` that are there, the last."""
+    if rows == 1:
+        return [place(kb.i64(0))]
+    last = kb.ir.sub(count, kb.i64(1))
+    return [place(kb.intrinsic("llvm.smin", kb.i64(row), last)) for row in range(rows)]
 
 
 class GateProduct(Protocol):
-    """The products of a row with the matrices of all gates, in a kernel that takes rows through time."""
+    """The products of rows with the matrices of all gates, in a kernel that takes rows through time."""
 
     constant_count: int
 
@@ -176,17 +256,26 @@ class GateProduct(Protocol):
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch memory of `source`."""
+        """Scratch memory of a row."""
         ...
 
-    def source(self, kb: KernelBuilder, row: Value, scratch: Value) -> Any:
-        """Return what `emit` multiplies, given the address of a row of floats."""
+    def prepare(self, kb: KernelBuilder, row: Value, scratch: Value) -> None:
+        """Store in `scratch` what is multiplied in place of a row of floats."""
+        ...
+
+    def source(self, row: Value, scratch: Value) -> Value:
+        """Return the address of what is multiplied: that of a row, or of its scratch memory."""
         ...
 
     def emit(
-        self, kb: KernelBuilder, block: Value, source: Any, constants: Sequence[Value], addend: Value
-    ) -> Sequence[Value]:
-        """Return a block's sums plus those at `addend`, both in the order of `GateGemv.pack_rows`."""
+        self,
+        kb: KernelBuilder,
+        block: Value,
+        sources: Sequence[Value],
+        constants: Sequence[Value],
+        addends: Sequence[Value],
+    ) -> list[Sequence[Value]]:
+        """Return a block's sums of each row plus those at its addend, both in the order of `GateGemv.pack_rows`."""
         ...
 
 
@@ -199,15 +288,23 @@ class FloatGates:
     constant_count = 1
     scratch_bytes = 0
 
-    def source(self, kb: KernelBuilder, row: Value, scratch: Value) -> Value:
+    def prepare(self, kb: KernelBuilder, row: Value, scratch: Value) -> None:
+        """Do nothing: rows are multiplied as they are."""
+
+    def source(self, row: Value, scratch: Value) -> Value:
         """Return the row."""
         return row
 
     def emit(
-        self, kb: KernelBuilder, block: Value, source: Value, constants: Sequence[Value], addend: Value
-    ) -> Sequence[Value]:
-        """Return the sums; `addend` is what the accumulators begin with."""
-        return self.gemv.emit(kb, block, source, constants[0], addend)
+        self,
+        kb: KernelBuilder,
+        block: Value,
+        sources: Sequence[Value],
+        constants: Sequence[Value],
+        addends: Sequence[Value],
+    ) -> list[Sequence[Value]]:
+        """Return the sums; `addends` are what the accumulators begin with."""
+        return self.gemv.emit(kb, block, sources, constants[0], addends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,12 +563,21 @@ class CellKernel(Kernel):
         first = self._first_output_arg + len(self.outputs)
         weights, bias = kb.argument(first), kb.argument(first + 1)
         constants = kb.argument(first + 2) if self.cell.has_state else bias
-        with kb.loop(kb.begin, kb.end) as block, kb.loop(0, self.batch) as row:
-            memory = kb.at(kb.scratch, kb.mul(row, self._row_bytes))
-            state, output = kb.at(memory, self._state_offset), kb.at(memory, self._output_offset)
-            values = self.gemv.emit(kb, block, memory, weights, bias)
-            # Cells of one step are not normalized, so there are no pre-activations in memory.
-            self.cell.emit_block(kb, self.gemv, values, block, RowPointers(state, output, memory, constants))
+        with kb.loop(kb.begin, kb.end) as block, kb.loop(0, self.batch, self.gemv.rows) as first_row:
+            count = kb.intrinsic("llvm.smin", kb.i64(self.gemv.rows), kb.ir.sub(kb.i64(self.batch), first_row))
+            rows = kb.at(kb.scratch, kb.mul(first_row, self._row_bytes))
+
+            def place(row: Value, rows: Value = rows) -> Value:
+                return kb.at(rows, kb.mul(row, self._row_bytes))
+
+            def products(size: int, block: Value = block, count: Value = count) -> Sequence[Sequence[Value]]:
+                return self.gemv.emit(kb, block, tiled(kb, size, count, place), weights, [bias] * size)
+
+            with for_each_product(kb, self.gemv, count, products) as (row, values):
+                memory = place(row)
+                state, output = kb.at(memory, self._state_offset), kb.at(memory, self._output_offset)
+                # Cells of one step are not normalized, so there are no pre-activations in memory.
+                self.cell.emit_block(kb, self.gemv, values, block, RowPointers(state, output, memory, constants))
 
     def _store_rows(self, kb: KernelBuilder) -> None:
         """Copy the blocks' units of each row to the outputs."""
@@ -495,14 +601,15 @@ class CellKernel(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class SequenceKernel(Kernel):
-    """All time steps of a cell, `is_backward` in reverse order. A work item is a batch row.
+    """All time steps of a cell, `is_backward` in reverse order. A work item is a batch row, or several.
 
     The inputs of all time steps are multiplied by a GEMM before; its results, with the biases added unless the cell is
     normalized, are the first argument: positions in the order of the sequence, each as `GateGemv.pack_rows`.
 
     Args: these; the hidden state; the state if the cell has one; `outputs`; the constants of the recurrent weights; the
-    cell's constants if it has a state; the projection's constants and biases if there is one. Scratch: hidden state,
-    state, outputs of the cell, pre-activations if it is normalized, what the products need.
+    cell's constants if it has a state; the projection's constants and biases if there is one. Scratch, for each row
+    that is multiplied at once: hidden state, state, outputs of the cell, pre-activations if it is normalized, what the
+    products need.
     """
 
     gates: GateProduct
@@ -519,8 +626,13 @@ class SequenceKernel(Kernel):
 
     @property
     def work_items(self) -> int:
-        """Batch rows."""
-        return self.batch
+        """Groups of batch rows."""
+        return math.ceil(self.batch / self._rows_per_item)
+
+    @property
+    def _rows_per_item(self) -> int:
+        """Rows of a work item: so many that threads multiply several at once, and so few that there is one for each."""
+        return min(self._gemv.rows, 4 if self.batch >= 16 else 2 if self.batch >= 4 else 1)
 
     @property
     def _gemv(self) -> GateGemv:
@@ -532,18 +644,18 @@ class SequenceKernel(Kernel):
 
     @property
     def _scratch_offsets(self) -> tuple[int, int, int, int, int]:
-        """Offsets of the state, the outputs, the pre-activations and the memory of the products; and the end."""
+        """Offsets of a row's state, outputs, pre-activations and memory of the products; and the end."""
         hidden = max(self._gemv.k, self.projection.gemv.padded_units if self.projection else 0)
         row = align(self._gemv.padded_units * 4)
         state = align(hidden * 4)
         preactivations = state + 2 * row
         products = preactivations + (self._gemv.gates * row if self.cell.is_normalized else 0)
         size = max(self.gates.scratch_bytes, self.projection.scratch_bytes if self.projection else 0)
-        return state, state + row, preactivations, products, products + size
+        return state, state + row, preactivations, products, products + align(size)
 
     def scratch_bytes(self, target: Target) -> int:
-        """Return the size of a row's states, outputs and pre-activations, and of what the products need."""
-        return self._scratch_offsets[-1]
+        """Return the size of the states, outputs and pre-activations of rows, and of what the products need."""
+        return self._gemv.rows * self._scratch_offsets[-1]
 
     def _constants(self, kb: KernelBuilder) -> tuple[list[Value], Value, list[Value]]:
         """Return the constants of the gates, of the cell (any address if it has none), and of the projection."""
@@ -557,53 +669,138 @@ class SequenceKernel(Kernel):
         return gates, kb.argument(of_cell) if self.cell.has_state else gates[0], projection
 
     def emit(self, kb: KernelBuilder) -> None:
-        """Take each row through all time steps."""
-        state, output, preactivations, products = (kb.at(kb.scratch, at) for at in self._scratch_offsets[:-1])
-        input_products, hidden_in = kb.argument(0), kb.argument(1)
-        gates, constants, projection = self._constants(kb)
-        pointers = RowPointers(state, output, preactivations, constants)
-        with kb.loop(kb.begin, kb.end) as row:
-            kb.memcpy(kb.scratch, kb.at(hidden_in, kb.mul(row, self._hidden_size * 4)), self._hidden_size * 4)
-            if self.cell.has_state:
-                source = kb.at(kb.argument(2), kb.mul(row, self._gemv.units * 4))
-                load_units(kb, pointers.state, source, self._gemv)
-            with kb.loop(0, self.time) as step:
-                time = kb.ir.sub(kb.i64(self.time - 1), step) if self.is_backward else step
-                outer, extent, inner = (time, self.batch, row) if self.is_time_major else (row, self.time, time)
-                position = kb.add(kb.mul(outer, extent), inner)
-                addend = kb.at(input_products, kb.mul(position, self._gemv.gates * self._gemv.padded_units * 4))
-                hidden = self.gates.source(kb, kb.scratch, products)
-                with kb.loop(0, self._gemv.blocks) as block:
-                    values = self.gates.emit(kb, block, hidden, gates, addend)
-                    self.cell.emit_block(kb, self._gemv, values, block, pointers)
-                if isinstance(self.cell, LstmCellUpdate) and self.cell.is_normalized:
-                    self.cell.emit_row(kb, self._gemv, pointers)
-                self._project(kb, pointers, projection, products)
-                self._store(kb, OutputKind.ALL_OUTPUTS, position, self._hidden_size, kb.scratch)
-            self._store(kb, OutputKind.LAST_OUTPUT, row, self._hidden_size, kb.scratch)
-            self._store(kb, OutputKind.LAST_STATE, row, self._gemv.units, pointers.state)
-            _zero_gate_buffers(kb, self._gemv, row, 1, self._outputs(kb, OutputKind.ZEROS))
+        """Take each tile of rows through all time steps."""
+        size = self._rows_per_item
+        end = kb.intrinsic("llvm.smin", kb.mul(kb.end, size), kb.i64(self.batch))
+        constants = self._constants(kb)
+        with kb.loop(kb.mul(kb.begin, size), end, self._gemv.rows) as first:
+            count = kb.intrinsic("llvm.smin", kb.i64(self._gemv.rows), kb.ir.sub(end, first))
+            _SequenceOfRows(self, kb, first, count, *constants).emit()
         kb.return_void()
 
-    def _project(self, kb: KernelBuilder, pointers: RowPointers, constants: Sequence[Value], products: Value) -> None:
+
+class _SequenceOfRows:
+    """Emits the time steps of `count` rows, which are multiplied at once, from `first` on."""
+
+    def __init__(
+        self,
+        kernel: SequenceKernel,
+        kb: KernelBuilder,
+        first: Value,
+        count: Value,
+        gates: Sequence[Value],
+        constants: Value,
+        projection: Sequence[Value],
+    ) -> None:
+        self.kernel, self.kb, self.first, self.count = kernel, kb, first, count
+        self.gates, self.constants, self.projection = gates, constants, projection
+        self.gemv, self.cell, self.hidden_bytes = kernel._gemv, kernel.cell, kernel._hidden_size * 4
+        self.offsets = kernel._scratch_offsets
+
+    def _each(self) -> AbstractContextManager[Value]:
+        return _each_row(self.kb, self.gemv, self.count)
+
+    def _hidden(self, row: Value) -> Value:
+        """Return the address of a row's scratch memory, which begins with the hidden state."""
+        return self.kb.at(self.kb.scratch, self.kb.mul(row, self.offsets[-1]))
+
+    def _products(self, row: Value) -> Value:
+        """Return the address of a row's memory for products."""
+        return self.kb.at(self._hidden(row), self.offsets[3])
+
+    def _pointers(self, row: Value) -> RowPointers:
+        hidden = self._hidden(row)
+        state, output, preactivations = (self.kb.at(hidden, offset) for offset in self.offsets[:3])
+        return RowPointers(state, output, preactivations, self.constants)
+
+    def _position(self, row: Value, time: Value) -> Value:
+        """Return a row's position in the sequence."""
+        kernel, kb, row = self.kernel, self.kb, self.kb.add(self.first, row)
+        outer, extent, inner = (time, kernel.batch, row) if kernel.is_time_major else (row, kernel.time, time)
+        return kb.add(kb.mul(outer, extent), inner)
+
+    def emit(self) -> None:
+        """Load the rows' states, take them through time, and store the last ones."""
+        kb, kernel = self.kb, self.kernel
+        with self._each() as row:
+            number = kb.add(self.first, row)
+            kb.memcpy(self._hidden(row), kb.at(kb.argument(1), kb.mul(number, self.hidden_bytes)), self.hidden_bytes)
+            if self.cell.has_state:
+                source = kb.at(kb.argument(2), kb.mul(number, self.gemv.units * 4))
+                load_units(kb, self._pointers(row).state, source, self.gemv)
+        with kb.loop(0, kernel.time) as step:
+            self._emit_step(kb.ir.sub(kb.i64(kernel.time - 1), step) if kernel.is_backward else step)
+        with self._each() as row:
+            number = kb.add(self.first, row)
+            self._store(OutputKind.LAST_OUTPUT, number, self.hidden_bytes, self._hidden(row))
+            self._store(OutputKind.LAST_STATE, number, self.gemv.units * 4, self._pointers(row).state)
+            _zero_gate_buffers(kb, self.gemv, number, 1, self._outputs(OutputKind.ZEROS))
+
+    def _emit_step(self, time: Value) -> None:
+        kb, cell = self.kb, self.cell
+
+        def addend(row: Value) -> Value:
+            size = self.gemv.gates * self.gemv.padded_units * 4
+            return kb.at(kb.argument(0), kb.mul(self._position(row, time), size))
+
+        with self._product(self.kernel.gates, self._hidden, self.gates, addend) as (row, block, values):
+            cell.emit_block(kb, self.gemv, values, block, self._pointers(row))
+        if isinstance(cell, LstmCellUpdate) and cell.is_normalized:
+            with self._each() as row:
+                cell.emit_row(kb, self.gemv, self._pointers(row))
+        self._project()
+        with self._each() as row:
+            self._store(OutputKind.ALL_OUTPUTS, self._position(row, time), self.hidden_bytes, self._hidden(row))
+
+    def _project(self) -> None:
         """Compute the hidden state from the cell's outputs: a projection, or a copy."""
-        if self.projection is None:
-            kb.memcpy(kb.scratch, pointers.output, self._hidden_size * 4)
+        kb, projection = self.kb, self.kernel.projection
+        if projection is None:
+            with self._each() as row:
+                kb.memcpy(self._hidden(row), self._pointers(row).output, self.hidden_bytes)
             return
-        *weights, biases = constants
-        hidden, gemv = RowPointers(pointers.state, kb.scratch, pointers.preactivations, biases), self.projection.gemv
-        source = self.projection.source(kb, pointers.output, products)
-        with kb.loop(0, gemv.blocks) as block:
-            values = self.projection.emit(kb, block, source, weights, biases)
-            RnnCell(0, self.projection_clip).emit_block(kb, gemv, values, block, hidden)
+        *weights, biases = self.projection
 
-    def _outputs(self, kb: KernelBuilder, wanted: OutputKind) -> list[Value]:
+        def output(row: Value) -> Value:
+            return self._pointers(row).output
+
+        with self._product(projection, output, weights, lambda row: biases) as (row, block, values):
+            pointers = self._pointers(row)
+            hidden = RowPointers(pointers.state, self._hidden(row), pointers.preactivations, biases)
+            RnnCell(0, self.kernel.projection_clip).emit_block(kb, projection.gemv, values, block, hidden)
+
+    @contextmanager
+    def _product(
+        self,
+        product: GateProduct,
+        source: Callable[[Value], Value],
+        constants: Sequence[Value],
+        addend: Callable[[Value], Value],
+    ) -> Iterator[tuple[Value, Value, Sequence[Value]]]:
+        """Emit a product of all rows in blocks of units, and loops over both; yield row, block and the row's sums.
+
+        `source` and `addend` return addresses that belong to a row.
+        """
+        kb = self.kb
+        if product.scratch_bytes:
+            with self._each() as row:
+                product.prepare(kb, source(row), self._products(row))
+        with kb.loop(0, product.gemv.blocks) as block:
+
+            def emit(size: int) -> Sequence[Sequence[Value]]:
+                sources = tiled(kb, size, self.count, lambda row: product.source(source(row), self._products(row)))
+                return product.emit(kb, block, sources, constants, tiled(kb, size, self.count, addend))
+
+            with for_each_product(kb, product.gemv, self.count, emit) as (row, values):
+                yield row, block, values
+
+    def _outputs(self, wanted: OutputKind) -> list[Value]:
         first = 3 if self.cell.has_state else 2
-        return [kb.argument(first + number) for number, kind in enumerate(self.outputs) if kind is wanted]
+        return [self.kb.argument(first + number) for number, kind in enumerate(self.kernel.outputs) if kind is wanted]
 
-    def _store(self, kb: KernelBuilder, kind: OutputKind, position: Value, size: int, source: Value) -> None:
-        for out in self._outputs(kb, kind):
-            kb.memcpy(kb.at(out, kb.mul(position, size * 4)), source, size * 4)
+    def _store(self, kind: OutputKind, position: Value, size: int, source: Value) -> None:
+        for out in self._outputs(kind):
+            self.kb.memcpy(self.kb.at(out, self.kb.mul(position, size)), source, size)
 
 
 def load_units(kb: KernelBuilder, memory: Value, source: Value, gemv: GateGemv) -> None:

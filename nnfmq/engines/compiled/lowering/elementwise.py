@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.compiled.kernels import quantized_ops
+from nnfmq.engines.compiled.kernels.divisors import CheckedDivisors
 from nnfmq.engines.compiled.kernels.elementwise import ElementwiseOperator, plan_elementwise
 from nnfmq.engines.compiled.kernels.float_ops import (
     Cast,
@@ -26,7 +27,14 @@ from nnfmq.engines.compiled.kernels.float_ops import (
 from nnfmq.engines.compiled.kernels.normalization import RowQuantization, plan_axis_loop
 from nnfmq.engines.compiled.kernels.quantized_ops import Lut8, per_tensor_requantization
 from nnfmq.engines.compiled.kernels.reduction import PARTIAL_RESULTS, Reducer, RequantizedSumReducer, SignedMeanReducer
-from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, ViewOp, products
+from nnfmq.engines.compiled.lowering import (
+    Intermediate,
+    KernelLaunch,
+    KernelSequence,
+    LoweringRule,
+    ViewOp,
+    products,
+)
 from nnfmq.engines.compiled.lowering.reduction import lower_pool, lower_reduction
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, operation_code
@@ -150,6 +158,16 @@ def _prelu(input: Tensor, alpha: Tensor, *, output: Tensor, target: Target) -> K
     operator = quantized_ops.QuantizedPrelu((_is_signed(input), _is_signed(alpha)), positive[0], negative[0])
     zero_points = quantized_ops.int32_rows(input.zero_point, alpha.zero_point)
     return _launch(operator, output, (input, alpha), target, (zero_points, positive[1], negative[1]))
+
+
+def _division(name: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> KernelSequence | None:
+    """Lower FLOOR_MOD and TRUNCATED_DIV of INT32, whose divisors are checked before."""
+    if not _have_dtype(_INT32, first, second) or 0 in output.shape:
+        return None
+    count = math.prod(second.shape)
+    check = KernelLaunch(CheckedDivisors(count), (), count // 8, ("a divisor is 0 (C1)",))
+    checked = Intermediate(check, (1,), _INT32, second.shape)
+    return KernelSequence((checked,), _launch(Int32Binary(name), output, (first, second), target), (0, 2))
 
 
 # -- selection and comparison -----------------------------------------------------------------------------------------
@@ -361,6 +379,7 @@ _TABLES = (
         for name in ("ABS", "NEG", "SQRT", "RSQRT", "LOG", "EXP", "ELU")
     ),
 )
+_DIVISIONS = ("floor_mod", "truncated_div")
 _FUNCTIONS = (
     "cos",
     "erf",
@@ -442,6 +461,7 @@ _EXTENSION_RULES: Mapping[OperationType, LoweringRule] = {
     **{code: partial(_table, code) for code in _TABLES},
     **{operation_code(TfliteOperation[name.upper()]): partial(lower_unary, name) for name in _FUNCTIONS},
     operation_code(TfliteOperation.GELU): _gelu,
+    **{operation_code(TfliteOperation[name.upper()]): partial(_division, name) for name in _DIVISIONS},
     operation_code(TfliteOperation.DYNAMIC_QUANTIZE): _dynamic_quantize,
     operation_code(TfliteOperation.REQUANTIZE): _requantize,
     operation_code(TfliteOperation.SATURATE): _saturate,

@@ -27,6 +27,7 @@ from nnfmq.engines.compiled.kernels.recurrent import (
     SequenceKernel,
     plan_gate_gemv,
     plan_svdf,
+    rows_at_once,
 )
 from nnfmq.engines.compiled.lowering import (
     Constant,
@@ -171,9 +172,10 @@ class _CellWeights:
         """Elements of a row's hidden state."""
         return int(self.recurrent.shape[2])
 
-    def plan_gemv(self, k: int, target: Target) -> GateGemv:
-        """Plan the product of the gates' weights with vectors of `k` elements."""
-        return plan_gate_gemv(self.cell.gates, self.biases.shape[1], k, target)
+    def plan_gemv(self, k: int, batch: int, target: Target) -> GateGemv:
+        """Plan the product of the gates' weights with `batch` rows of `k` elements."""
+        gates, units = self.cell.gates, self.biases.shape[1]
+        return plan_gate_gemv(gates, units, k, target, rows_at_once(gates, units, batch, target))
 
     def initial_accumulators(self, gemv: GateGemv) -> Array:
         """Return the biases as `GateGemv.emit` reads them; 0 if gates are normalized, whose biases are added later."""
@@ -275,7 +277,7 @@ def _lstm(
     step = _launch_step(weights, batch, (_LAST_OUTPUT, _ZEROS, _LAST_STATE), target)
     cell_outputs = (batch, weights.biases.shape[1])
     intermediate = Intermediate(step, (_INPUT, _HIDDEN, _STATE), _FLOAT, cell_outputs, outputs=(0, 2))
-    product, constants = _plan_projection(weights.projection, target)
+    product, constants = _plan_projection(weights.projection, 1, target)
     gemv = product.gemv
     projection = CellKernel(
         gemv, RnnCell(0, weights.projection.clip), batch, (gemv.k,), outputs=(_LAST_OUTPUT, _LAST_OUTPUT)
@@ -287,7 +289,7 @@ def _launch_step(weights: _CellWeights, batch: int, outputs: tuple[OutputKind, .
     """Return the launch of one step of floats; inputs and hidden state are one vector, and so are their weights."""
     assert isinstance(weights.inputs, _FloatWeights) and isinstance(weights.recurrent, _FloatWeights), "rules check it"
     matrix = np.concatenate([weights.inputs.values, weights.recurrent.values], axis=2)
-    gemv = weights.plan_gemv(matrix.shape[2], target)
+    gemv = weights.plan_gemv(matrix.shape[2], batch, target)
     source_sizes = weights.inputs.shape[2], weights.recurrent.shape[2]
     kernel = CellKernel(gemv, weights.cell, batch, source_sizes, outputs)
     bias = weights.initial_accumulators(gemv).tobytes()
@@ -295,9 +297,10 @@ def _launch_step(weights: _CellWeights, batch: int, outputs: tuple[OutputKind, .
     return KernelLaunch(kernel, constants, _estimate_ns(gemv, batch))
 
 
-def _plan_projection(projection: _Projection, target: Target) -> tuple[GateProduct, tuple[Constant, ...]]:
+def _plan_projection(projection: _Projection, rows: int, target: Target) -> tuple[GateProduct, tuple[Constant, ...]]:
+    """Plan the projection of cells that are computed `rows` at once."""
     _, size, units = projection.weights.shape
-    gemv, weights = plan_gate_gemv(1, size, units, target), projection.weights
+    gemv, weights = plan_gate_gemv(1, size, units, target, rows), projection.weights
     return weights.product(gemv), (*weights.constants(gemv), gemv.pack_rows(projection.biases).tobytes())
 
 
@@ -353,7 +356,7 @@ def _lower_sequence(
     weights: _CellWeights, steps: Sequence[int], is_time_major: bool, outputs: tuple[OutputKind, ...], target: Target
 ) -> KernelSequence:
     """Return the input product and the sequence kernel for `steps` = (time, batch)."""
-    gemv = weights.plan_gemv(weights.hidden_size, target)
+    gemv = weights.plan_gemv(weights.hidden_size, steps[1], target)
     states = range(_HIDDEN, _HIDDEN + weights.state_count)
     bias = weights.initial_accumulators(gemv)
     products = _input_product(weights.inputs, bias, gemv, (_INPUT, states.stop), math.prod(steps), target)
@@ -386,7 +389,7 @@ def _launch_sequence(
     constants: tuple[Constant, ...] = (*weights.recurrent.constants(gemv), *weights.constants(gemv))
     projection, clip = None, 0.0
     if weights.projection is not None:
-        projection, projection_constants = _plan_projection(weights.projection, target)
+        projection, projection_constants = _plan_projection(weights.projection, gemv.rows, target)
         constants, clip = constants + projection_constants, weights.projection.clip
     gates = weights.recurrent.product(gemv)
     kernel = SequenceKernel(gates, weights.cell, projection, clip, time, batch, is_time_major, outputs, is_backward)
@@ -455,7 +458,7 @@ def _lower_bidirectional(
     intermediates: list[Intermediate] = []
     results: list[int] = []  # numbers of the intermediates with all outputs of a direction
     for number, weights in enumerate(both):
-        gemv = weights.plan_gemv(weights.hidden_size, target)
+        gemv = weights.plan_gemv(weights.hidden_size, steps[1], target)
         reads_aux = bool(number) and aux is not None and weights.aux is None
         source, bias = aux_input if reads_aux else _INPUT, weights.initial_accumulators(gemv)
         numbers = source, input_count + len(intermediates)
@@ -559,7 +562,8 @@ def _dynamic_lstm_sequence(
         peepholes = _stacked_gates(cell.peephole, cell.gates)
     update = LstmCellUpdate(is_cifg, peepholes is not None, False, activation, cell_clip)
     gates, units, hidden = recurrent.shape
-    gemv, biases = plan_gate_gemv(gates, units, hidden, target), _stacked_gates(cell.bias, cell.gates)
+    gemv = plan_gate_gemv(gates, units, hidden, target, rows_at_once(gates, units, batch, target))
+    biases = _stacked_gates(cell.bias, cell.gates)
     quantize = quantized_input(time * batch * elements, _INPUT, _LSTM_INPUTS)
     width = gemv.gates * gemv.padded_units
     op = inputs.rows_operation(gemv, np.zeros(width, np.float32), time * batch, target)
