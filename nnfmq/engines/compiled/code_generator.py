@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from llvmlite import binding as llvm
-from llvmlite import ir
 
-from nnfmq.engines.compiled.ir_builder import KernelBuilder
+from nnfmq.engines.compiled.ir_builder import KernelBuilder, Module
 from nnfmq.engines.compiled.kernels import Kernel, symbol_name
 from nnfmq.engines.compiled.target import Target
 
@@ -51,7 +50,7 @@ def compile_ir(text: str, target: Target) -> bytes:
 
 def compile_kernels(kernels: Sequence[Kernel], target: Target) -> bytes:
     """Return object code with a function for each of the kernels, which differ."""
-    module = ir.Module("kernels")
+    module = Module()
     for kernel in kernels:
         kernel.emit(KernelBuilder(module, symbol_name(kernel), target))
     return compile_ir(str(module), target)

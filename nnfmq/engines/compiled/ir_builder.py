@@ -10,13 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from llvmlite import ir
 
-from nnfmq.engines.compiled.ir_text import KernelFunction
+from nnfmq.engines.compiled.ir_text import (
+    F16,
+    F32,
+    F64,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    POINTER,
+    VOID,
+    Builder,
+    Constant,
+    Function,
+    Module,
+    VectorType,
+    integer,
+    undefined,
+    vector,
+)
 from nnfmq.engines.compiled.target import Target
 
 __all__ = [
@@ -29,9 +47,14 @@ __all__ = [
     "I32",
     "I64",
     "POINTER",
+    "VOID",
+    "Constant",
     "KernelBuilder",
+    "Module",
     "Value",
+    "VectorType",
     "for_each_vector",
+    "integer",
     "load_params",
     "pack_params",
     "strided_offset",
@@ -42,50 +65,41 @@ __all__ = [
 ]
 
 Value: TypeAlias = Any
-"""A value of LLVM's IR. llvmlite has no type annotations."""
+"""A value, see `ir_text.Value`; in named tuples of parameters also the int of which it is made."""
 
 Index: TypeAlias = "int | Value"
 """A 64-bit integer: a Python int is computed with while the kernel is built, a Value while it runs."""
 
 Params = TypeVar("Params", bound=tuple[Any, ...])
 
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-POINTER = ir.PointerType()
-_KERNEL = ir.FunctionType(ir.VoidType(), [POINTER, I64, I64, POINTER])
+_KERNEL = (POINTER, I64, I64, POINTER)
 _STACK_ALIGNMENT = 64  # bytes of the longest vector
 _CONSTANTS_KEPT = 1 << 14
 
 
-@cache
-def vector(element: Any, lanes: int) -> Any:
-    """Return the vector type of `lanes` elements."""
-    return ir.VectorType(element, lanes)
-
-
-# llvmlite makes an object for each lane of a vector, and stores its text in it. Kernels have few different constants.
+# Kernels have few different constants.
 
 
 @lru_cache(_CONSTANTS_KEPT)
 def _integer(value: int) -> Value:
-    return ir.Constant(I64, value)
+    return Constant(I64, value)
 
 
 @lru_cache(_CONSTANTS_KEPT)
 def _integers(element: Any, lanes: tuple[int, ...]) -> Value:
-    return ir.Constant(vector(element, len(lanes)), list(lanes))
+    return Constant(vector(element, len(lanes)), lanes)
 
 
 class KernelBuilder:
-    """Builds one kernel's function in a module. `ir` is llvmlite's builder, for single instructions."""
+    """Builds one kernel's function in a module. `ir` adds single instructions."""
 
-    def __init__(self, module: ir.Module, name: str, target: Target) -> None:
+    def __init__(self, module: Module, name: str, target: Target) -> None:
         self.target = target
         self.module = module
-        self.function = KernelFunction(module, _KERNEL, name)
+        self.function = Function(module, name, _KERNEL)
         self.args, self.begin, self.end, self.scratch = self.function.args
-        self.ir = ir.IRBuilder(self.function.append_basic_block("entry"))
-        self._stack: dict[tuple[str, int], Value] = {}
+        self.ir = Builder(self.function)
+        self._stack: dict[tuple[Any, int], Value] = {}
 
     # -- integers and vectors ------------------------------------------------------------------------------------------
 
@@ -113,15 +127,15 @@ class KernelBuilder:
 
     def splat(self, element: Any, value: Any, lanes: int) -> Value:
         """Return a vector whose lanes are all the constant `value`."""
-        if isinstance(value, int) and isinstance(element, ir.IntType):
+        if isinstance(value, int):  # a float is not equal to all that is compared as equal with it
             return _integers(element, (value,) * lanes)
-        return ir.Constant(vector(element, lanes), [value] * lanes)
+        return Constant(vector(element, lanes), [value] * lanes)
 
     def broadcast(self, value: Value, lanes: int) -> Value:
         """Return a vector whose lanes are all a value that is known at run time."""
         kind = vector(value.type, lanes)
-        single = self.ir.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
-        return self.ir.shuffle_vector(single, ir.Constant(kind, ir.Undefined), self.splat(I32, 0, lanes))
+        single = self.ir.insert_element(undefined(kind), value, Constant(I32, 0))
+        return self.ir.shuffle_vector(single, undefined(kind), self.splat(I32, 0, lanes))
 
     def shuffle(self, first: Value, second: Value, mask: Sequence[int]) -> Value:
         """Return the lanes that `mask` selects from `first` followed by `second`."""
@@ -133,15 +147,12 @@ class KernelBuilder:
 
     def call(self, name: str, result: Any, *arguments: Value) -> Value:
         """Call a function by its full name, and return its result of type `result`."""
-        function = self.module.globals.get(name)
-        if function is None:
-            kind = ir.FunctionType(result, [argument.type for argument in arguments])
-            function = ir.Function(self.module, kind, name)
-        return self.ir.call(function, arguments)
+        self.module.declare(name, result, arguments)
+        return self.ir.call(name, result, arguments)
 
     def intrinsic(self, name: str, *arguments: Value) -> Value:
         """Call an overloaded intrinsic, which takes and returns values of the first argument's type."""
-        return self.call(f"{name}.{_mangled(arguments[0].type)}", arguments[0].type, *arguments)
+        return self.call(f"{name}.{arguments[0].type.mangled}", arguments[0].type, *arguments)
 
     def clamp(self, value: Value, low: Value, high: Value) -> Value:
         """Return signed integers limited to the range from `low` to `high`."""
@@ -174,17 +185,17 @@ class KernelBuilder:
 
     def argument(self, index: int) -> Value:
         """Load the address at `index` of the argument array."""
-        return self.ir.load(self.at(self.args, 8 * index), typ=POINTER)
+        return self.ir.load(POINTER, self.at(self.args, 8 * index), align=8)
 
     def at(self, base: Value, offset: Index) -> Value:
         """Return the address `offset` bytes after `base`."""
         if isinstance(offset, int) and offset == 0:
             return base
-        return self.ir.gep(base, [self.i64(offset)], source_etype=I8)
+        return self.ir.gep(base, self.i64(offset))
 
     def load(self, kind: Any, address: Value, offset: Index = 0) -> Value:
         """Load a value of type `kind` from an address of any alignment."""
-        return self.ir.load(self.at(address, offset), typ=kind, align=1)
+        return self.ir.load(kind, self.at(address, offset), align=1)
 
     def load_volatile(self, kind: Any, address: Value, offset: Index = 0) -> Value:
         """Load a value with one instruction, which LLVM neither merges with other loads nor repeats.
@@ -192,11 +203,7 @@ class KernelBuilder:
         For what decides an address, in memory that another process may change. And for constants that are used several
         times when no register is free: LLVM would merge plain loads into one, and spill its result.
         """
-        pointer = self.at(address, offset)
-        loaded = _VolatileLoad(self.ir.block, pointer, "", typ=kind)
-        loaded.align = 1
-        self.ir._insert(loaded)
-        return loaded
+        return self.ir.load(kind, self.at(address, offset), align=1, is_volatile=True)
 
     def launder(self, address: Value) -> Value:
         """Hide the value of `address` from the optimizer (empty inline assembly).
@@ -204,18 +211,18 @@ class KernelBuilder:
         LLVM then keeps one pointer for each row of a tile in a register, instead of deriving it from another row's in
         each iteration.
         """
-        return self.ir.asm(ir.FunctionType(POINTER, [POINTER]), "", "=r,0", [address], side_effect=False)
+        return self.ir.define(POINTER, f'call ptr asm "", "=r,0" ({address.typed})')
 
     def masked_load(self, kind: Any, address: Value, offset: Index, mask: Value) -> Value:
         """Load the lanes of a vector that `mask` selects. The others are 0, and their memory is not read."""
-        name = f"llvm.masked.load.{_mangled(kind)}.p0"
-        pointer, alignment = self.at(address, offset), ir.Constant(I32, 1)
-        return self.call(name, kind, pointer, alignment, mask, ir.Constant(kind, None))
+        name = f"llvm.masked.load.{kind.mangled}.p0"
+        pointer, alignment = self.at(address, offset), Constant(I32, 1)
+        return self.call(name, kind, pointer, alignment, mask, Constant(kind, None))
 
     def prefetch(self, address: Value) -> None:
         """Hint that the second-level cache will be read at `address`, which need not be mapped."""
-        is_write, locality, is_data = ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1)
-        self.call("llvm.prefetch.p0", ir.VoidType(), address, is_write, locality, is_data)
+        is_write, locality, is_data = Constant(I32, 0), Constant(I32, 2), Constant(I32, 1)
+        self.call("llvm.prefetch.p0", VOID, address, is_write, locality, is_data)
 
     def store(self, value: Value, address: Value, offset: Index = 0) -> None:
         """Store a value at an address of any alignment."""
@@ -261,19 +268,17 @@ class KernelBuilder:
 
     def memset(self, target: Value, byte: int, count: Index) -> None:
         """Set `count` bytes to `byte`."""
-        self._memory_intrinsic("llvm.memset.p0.i64", target, ir.Constant(I8, byte), self.i64(count))
+        self._memory_intrinsic("llvm.memset.p0.i64", target, Constant(I8, byte), self.i64(count))
 
     def _memory_intrinsic(self, name: str, *arguments: Value) -> None:
-        is_volatile = ir.Constant(I1, 0)
-        self.call(name, ir.VoidType(), *arguments, is_volatile)
+        is_volatile = Constant(I1, 0)
+        self.call(name, VOID, *arguments, is_volatile)
 
     def on_stack(self, kind: Any, count: int) -> Value:
         """Return `count` elements of stack memory. Requests of one type and count share the memory."""
-        key = (str(kind), count)
+        key = (kind, count)
         if key not in self._stack:
-            with self.ir.goto_entry_block():
-                self._stack[key] = self.ir.alloca(kind, size=count)
-                self._stack[key].align = _STACK_ALIGNMENT
+            self._stack[key] = self.ir.alloca(kind, count, _STACK_ALIGNMENT)
         return self._stack[key]
 
     # -- loops ---------------------------------------------------------------------------------------------------------
@@ -289,7 +294,7 @@ class KernelBuilder:
         self._close_loop(body, after, index, end, step)
 
     def _open_loop(self, begin: Index, end: Index) -> tuple[Value, Value, Value]:
-        body, after = (self.function.append_basic_block(name) for name in ("body", "after"))
+        body, after = self.function.append_basic_block(), self.function.append_basic_block()
         begin, before = self.i64(begin), self.ir.block
         self.ir.cbranch(self.ir.icmp_signed("<", begin, self.i64(end)), body, after)
         self.ir.position_at_end(body)
@@ -317,7 +322,8 @@ class KernelBuilder:
         """
         if isinstance(count, int) and count == 1:
             return body(self.i64(0), iter_args)
-        block, after, before = *map(self.function.append_basic_block, ("carried", "after")), self.ir.block
+        block, after = self.function.append_basic_block(), self.function.append_basic_block()
+        before = self.ir.block
         if may_be_empty:
             self.ir.cbranch(self.ir.icmp_signed("<", self.i64(0), self.i64(count)), block, after)
         else:
@@ -369,7 +375,7 @@ class KernelBuilder:
         size = kind.count * size_of(kind.element)
         with self.loop(0, rows) as row:
             first = self.at(memory, self.mul(row, width * size))
-            vectors = [self.ir.load(self.at(first, v * size), typ=kind, align=size) for v in range(width)]
+            vectors = [self.ir.load(kind, self.at(first, v * size), align=size) for v in range(width)]
             yield row, self.mul(row, stride), vectors
 
     def either(
@@ -393,24 +399,9 @@ class KernelBuilder:
         self.ir.ret_void()
 
 
-class _VolatileLoad(ir.instructions.LoadInstr):  # type: ignore[misc]  # llvmlite is not typed
-    """A volatile load, which llvmlite's builder cannot emit."""
-
-    def descr(self, buf: list[str]) -> None:
-        super().descr(buf)
-        buf[-1] = buf[-1].replace("load ", "load volatile ", 1)
-
-
 def size_of(kind: Any) -> int:
     """Return the size of an element type in bytes."""
-    return {F16: 2, F32: 4, F64: 8}.get(kind) or int(kind.width) // 8
-
-
-def _mangled(kind: Any) -> str:
-    """Return a type's suffix in the name of an overloaded intrinsic, as `v8f32`."""
-    if isinstance(kind, ir.VectorType):
-        return f"v{kind.count}{_mangled(kind.element)}"
-    return {F32: "f32", F64: "f64"}.get(kind) or f"i{kind.width}"
+    return int(kind.width) // 8
 
 
 # -- parameters: integers that kernels load, which differ between operations that share code ---------------------------

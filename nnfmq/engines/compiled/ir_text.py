@@ -1,106 +1,423 @@
-"""Text of kernels' functions, which LLVM parses: what llvmlite prints of them, in less time.
+"""LLVM IR as text, which LLVM parses: types, constants, and a builder that writes the instructions of a function.
 
-llvmlite formats each instruction from all that an instruction may have, such as metadata, and searches a free name for
-each value. Kernels use few kinds of instructions in their simplest form, and do not name values. llvmlite prints the
-others.
+It has those of LLVM's types and instructions that kernels use, under the names of llvmlite's builder. That one makes an
+object of each instruction, formats it later from all that an instruction may have, such as metadata, and searches a
+free name for each value, which takes four times as long. LLVM checks types when it parses the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any, TypeAlias
 
-from llvmlite import ir
-from llvmlite.ir import instructions as kinds
-
-__all__ = ["KernelFunction"]
-
-Instruction: TypeAlias = Any
-"""An instruction of llvmlite, which has no type annotations."""
-
-
-class KernelFunction(ir.Function):  # type: ignore[misc]  # llvmlite is not typed
-    """A function whose values have numbers as names."""
-
-    def __init__(self, module: ir.Module, kind: Any, name: str) -> None:
-        super().__init__(module, kind, name)
-        self.scope = _Numbers()
-
-    def descr_body(self, buf: list[str]) -> None:
-        """Append the text of all blocks to `buf`, which llvmlite joins."""
-        for block in self.blocks:
-            buf.append(f"{block.name}:\n")
-            for instruction in block.instructions:
-                write = _WRITERS.get(type(instruction))
-                text = None if write is None or instruction.metadata else write(instruction)
-                buf.append(f"{instruction}\n" if text is None else f"{instruction.get_reference()} = {text}\n")
+__all__ = [
+    "F16",
+    "F32",
+    "F64",
+    "I1",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+    "POINTER",
+    "VOID",
+    "Builder",
+    "Constant",
+    "Function",
+    "Module",
+    "Type",
+    "Value",
+    "VectorType",
+    "integer",
+    "undefined",
+    "vector",
+]
 
 
-class _Numbers:
-    """The names of a function's values and blocks."""
+# ----------------------------------------------------------------------------------------------------------------------
+# Types and constants.
+
+
+class Type:
+    """A type. There is one object for each, so types are compared by identity.
+
+    Attributes:
+        text: As LLVM writes it.
+        width: Bits of a number; 0 if it is none.
+        mangled: As it is written in names of overloaded intrinsics.
+    """
+
+    __slots__ = ("mangled", "text", "width")
+
+    def __init__(self, text: str, width: int = 0, mangled: str = "") -> None:
+        self.text = text
+        self.width = width
+        self.mangled = mangled
+
+    def __call__(self, value: Any) -> Constant:
+        """Return a constant, see `Constant`."""
+        return Constant(self, value)
+
+
+class _IntegerType(Type):
+    """An integer."""
+
+    __slots__ = ()
+
+    def format(self, value: Any) -> str:
+        """Return a constant as LLVM writes it."""
+        return str(int(value))
+
+
+class _FloatType(Type):
+    """A float, whose constants are written as the bits of a float64: the text of LLVM for each of them."""
+
+    __slots__ = ()
+
+    def format(self, value: Any) -> str:
+        """Return a constant as LLVM writes it."""
+        code = _FLOAT_CODES[self.width]
+        (rounded,) = struct.unpack(code, struct.pack(code, value))
+        (bits,) = struct.unpack("<Q", struct.pack("<d", rounded))
+        return f"{bits:#018x}"
+
+
+_FLOAT_CODES = {16: "<e", 32: "<f", 64: "<d"}
+
+
+class VectorType(Type):
+    """A vector of `count` integers or floats of type `element`."""
+
+    __slots__ = ("count", "element")
+
+    def __init__(self, element: _IntegerType | _FloatType, count: int) -> None:
+        super().__init__(f"<{count} x {element.text}>", 0, f"v{count}{element.mangled}")
+        self.element = element
+        self.count = count
+
+    def format(self, value: Any) -> str:
+        """Return the constants of all lanes as LLVM writes them."""
+        return f"<{', '.join([f'{self.element.text} {self.element.format(lane)}' for lane in value])}>"
+
+
+@cache
+def integer(bits: int) -> Type:
+    """Return the type of integers of so many bits."""
+    return _IntegerType(f"i{bits}", bits, f"i{bits}")
+
+
+@cache
+def vector(element: Any, lanes: int) -> VectorType:
+    """Return the vector type of `lanes` elements."""
+    return VectorType(element, lanes)
+
+
+I1, I8, I16, I32, I64 = map(integer, (1, 8, 16, 32, 64))
+F16, F32, F64 = _FloatType("half", 16, "f16"), _FloatType("float", 32, "f32"), _FloatType("double", 64, "f64")
+POINTER, VOID = Type("ptr"), Type("void")
+
+
+class Value:
+    """What instructions have as operands.
+
+    Attributes:
+        type: Its type.
+        text: As LLVM writes it.
+        typed: The same after its type.
+    """
+
+    __slots__ = ("text", "type", "typed")
+
+    def __init__(self, kind: Any, text: str) -> None:
+        self.type = kind
+        self.text = text
+        self.typed = f"{kind.text} {text}"
+
+
+class Constant(Value):
+    """A constant of a type: a number, the numbers of a vector's lanes, or None for zeros."""
+
+    __slots__ = ()
+
+    def __init__(self, kind: Any, value: Any) -> None:
+        super().__init__(kind, "zeroinitializer" if value is None else kind.format(value))
+
+
+def undefined(kind: Type) -> Value:
+    """Return a constant without a specified value."""
+    return Value(kind, "undef")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Functions.
+
+
+_Line: TypeAlias = "str | Phi"
+
+
+class Block:
+    """A basic block: its instructions, in order, which end with a terminator."""
+
+    __slots__ = ("is_terminated", "label", "lines", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.label = f"label %{name}"
+        self.lines: list[_Line] = []
+        self.is_terminated = False
+
+
+class Phi(Value):
+    """A value that depends on the block from which control has come."""
+
+    __slots__ = ("_incoming",)
+
+    def __init__(self, kind: Any, text: str) -> None:
+        super().__init__(kind, text)
+        self._incoming: list[str] = []
+
+    def add_incoming(self, value: Value, block: Block) -> None:
+        """Say which value it has after a block."""
+        self._incoming.append(f"[{value.text}, %{block.name}]")
+
+    def line(self) -> str:
+        """Return the instruction."""
+        return f"{self.text} = phi {self.type.text} {', '.join(self._incoming)}"
+
+
+class Module:
+    """Functions that are compiled together. `str` of it is the text for LLVM."""
 
     def __init__(self) -> None:
+        self._functions: list[Function] = []
+        self._declarations: dict[str, str] = {}
+
+    def add(self, function: Function) -> None:
+        """Add a function."""
+        self._functions.append(function)
+
+    def declare(self, name: str, result: Type, arguments: Sequence[Value]) -> None:
+        """Declare a function that is defined elsewhere, by its first call. Idempotent."""
+        if name not in self._declarations:
+            kinds = ", ".join([argument.type.text for argument in arguments])
+            self._declarations[name] = f"declare {result.text} @{name}({kinds})"
+
+    def __str__(self) -> str:
+        return "\n".join([*self._declarations.values(), *map(str, self._functions), ""])
+
+
+class Function:
+    """A function without a result, in a module. `str` of it is its text."""
+
+    def __init__(self, module: Module, name: str, arguments: Sequence[Type]) -> None:
+        self.args = [Value(kind, f"%a{number}") for number, kind in enumerate(arguments)]
+        self.blocks: list[Block] = []
+        self.stack: list[str] = []  # instructions at the begin that allocate memory
+        self._name = name
+        module.add(self)
+
+    def append_basic_block(self) -> Block:
+        """Append a block."""
+        self.blocks.append(Block(f"b{len(self.blocks)}"))
+        return self.blocks[-1]
+
+    def __str__(self) -> str:
+        found = [f"define void @{self._name}({', '.join([argument.typed for argument in self.args])}) {{"]
+        for number, block in enumerate(self.blocks):
+            found += [f"{block.name}:", *(self.stack if number == 0 else ())]
+            found += [line if isinstance(line, str) else line.line() for line in block.lines]
+        return "\n".join([*found, "}"])
+
+
+_COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
+
+
+def _binary(name: str) -> Callable[[Builder, Value, Value], Value]:
+    def add(self: Builder, first: Value, second: Value) -> Value:
+        return self.define(first.type, f"{name} {first.typed}, {second.text}")
+
+    add.__doc__ = f"Add the instruction {name}, and return its result."
+    return add
+
+
+def _cast(name: str) -> Callable[[Builder, Value, Type], Value]:
+    def add(self: Builder, value: Value, kind: Type) -> Value:
+        return value if value.type is kind else self.define(kind, f"{name} {value.typed} to {kind.text}")
+
+    add.__doc__ = f"Add the instruction {name}, unless the value has the type, and return its result."
+    return add
+
+
+class Builder:
+    """Adds instructions at the end of a block of a function."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
         self._count = 0
+        self.position_at_end(function.append_basic_block())
 
-    def register(self, _name: str, deduplicate: bool) -> str:
-        """Return a new name, whatever name is wished."""
-        assert deduplicate, "only names of functions matter"
+    @property
+    def block(self) -> Block:
+        """The block to which instructions are added."""
+        return self._block
+
+    def position_at_end(self, block: Block) -> None:
+        """Add the next instructions to a block."""
+        self._block = block
+        self._add = block.lines.append
+
+    def define(self, kind: Type, text: str) -> Value:
+        """Add an instruction by its text, and return its result."""
         self._count += 1
-        return f"v{self._count}"
+        value = Value(kind, f"%v{self._count}")
+        self._add(f"{value.text} = {text}")
+        return value
+
+    # -- arithmetic ----------------------------------------------------------------------------------------------------
+
+    add, sub, mul, udiv, urem = map(_binary, ("add", "sub", "mul", "udiv", "urem"))
+    shl, lshr, ashr, and_, or_, xor = map(_binary, ("shl", "lshr", "ashr", "and", "or", "xor"))
+    fadd, fsub, fmul, fdiv = map(_binary, ("fadd", "fsub", "fmul", "fdiv"))
+    trunc, zext, sext, fptrunc, fpext = map(_cast, ("trunc", "zext", "sext", "fptrunc", "fpext"))
+    fptosi, sitofp, uitofp, ptrtoint, bitcast = map(_cast, ("fptosi", "sitofp", "uitofp", "ptrtoint", "bitcast"))
+
+    def neg(self, value: Value) -> Value:
+        """Return 0 minus integers."""
+        return self.define(value.type, f"sub {value.type.text} zeroinitializer, {value.text}")
+
+    def not_(self, value: Value) -> Value:
+        """Return integers with all bits inverted."""
+        ones = -1 if not isinstance(value.type, VectorType) else [-1] * value.type.count
+        return self.xor(value, Constant(value.type, ones))
+
+    def fneg(self, value: Value) -> Value:
+        """Return floats with the other sign."""
+        return self.define(value.type, f"fneg {value.typed}")
+
+    def icmp_signed(self, comparison: str, first: Value, second: Value) -> Value:
+        """Compare signed integers: <, <=, >, >=, == or !=."""
+        return self._compare("icmp ", "s" if comparison[0] in "<>" else "", comparison, first, second)
+
+    def icmp_unsigned(self, comparison: str, first: Value, second: Value) -> Value:
+        """Compare unsigned integers, likewise."""
+        return self._compare("icmp ", "u" if comparison[0] in "<>" else "", comparison, first, second)
+
+    def fcmp_ordered(self, comparison: str, first: Value, second: Value) -> Value:
+        """Compare floats, likewise; false if one is NaN."""
+        return self._compare("fcmp ", "o", comparison, first, second)
+
+    def fcmp_unordered(self, comparison: str, first: Value, second: Value) -> Value:
+        """Compare floats, likewise; true if one is NaN. `uno`: only then."""
+        return self._compare("fcmp ", "u", comparison, first, second)
+
+    def _compare(self, name: str, prefix: str, comparison: str, first: Value, second: Value) -> Value:
+        kind = vector(I1, first.type.count) if isinstance(first.type, VectorType) else I1
+        condition = comparison if comparison not in _COMPARISONS else prefix + _COMPARISONS[comparison]
+        return self.define(kind, f"{name}{condition} {first.typed}, {second.text}")
+
+    def select(self, condition: Value, when_true: Value, when_false: Value) -> Value:
+        """Return one value where the condition is true, the other one elsewhere."""
+        return self.define(when_true.type, f"select {condition.typed}, {when_true.typed}, {when_false.typed}")
+
+    # -- vectors -------------------------------------------------------------------------------------------------------
+
+    def extract_element(self, values: Value, lane: Value) -> Value:
+        """Return a lane of a vector."""
+        return self.define(values.type.element, f"extractelement {values.typed}, {lane.typed}")
+
+    def insert_element(self, values: Value, value: Value, lane: Value) -> Value:
+        """Return a vector with another value in a lane."""
+        return self.define(values.type, f"insertelement {values.typed}, {value.typed}, {lane.typed}")
+
+    def shuffle_vector(self, first: Value, second: Value, mask: Value) -> Value:
+        """Return the lanes that a constant selects from `first` followed by `second`."""
+        kind = vector(first.type.element, mask.type.count)
+        return self.define(kind, f"shufflevector {first.typed}, {second.typed}, {mask.typed}")
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def alloca(self, kind: Type, count: int, align: int) -> Value:
+        """Return stack memory for `count` values, which lasts until the function returns."""
+        self._count += 1
+        memory = Value(POINTER, f"%v{self._count}")
+        self._function.stack.append(f"{memory.text} = alloca {kind.text}, i32 {count}, align {align}")
+        return memory
+
+    def gep(self, address: Value, offset: Value) -> Value:
+        """Return the address `offset` bytes after another one."""
+        return self.define(POINTER, f"getelementptr i8, {address.typed}, {offset.typed}")
+
+    def load(self, kind: Type, address: Value, align: int, is_volatile: bool = False) -> Value:
+        """Load a value from an address that is a multiple of `align`."""
+        volatile = "volatile " if is_volatile else ""
+        return self.define(kind, f"load {volatile}{kind.text}, {address.typed}, align {align}")
+
+    def store(self, value: Value, address: Value, align: int) -> None:
+        """Store a value at an address that is a multiple of `align`."""
+        self._add(f"store {value.typed}, {address.typed}, align {align}")
+
+    # -- calls and branches --------------------------------------------------------------------------------------------
+
+    def call(self, name: str, result: Type, arguments: Sequence[Value]) -> Value:
+        """Call a function that the module declares, and return its result."""
+        text = f"call {result.text} @{name}({', '.join([argument.typed for argument in arguments])})"
+        if result is not VOID:
+            return self.define(result, text)
+        self._add(text)
+        return _NOTHING
+
+    def phi(self, kind: Type) -> Phi:
+        """Return a value that depends on the block before this one, at the begin of this one."""
+        self._count += 1
+        value = Phi(kind, f"%v{self._count}")
+        self._add(value)
+        return value
+
+    def branch(self, target: Block) -> None:
+        """End the block with a jump."""
+        self._end(f"br {target.label}")
+
+    def cbranch(self, condition: Value, when_true: Block, when_false: Block) -> None:
+        """End the block with a jump to one of two."""
+        self._end(f"br {condition.typed}, {when_true.label}, {when_false.label}")
+
+    def ret_void(self) -> None:
+        """End the block with the return of the function."""
+        self._end("ret void")
+
+    def _end(self, text: str) -> None:
+        self._add(text)
+        self._block.is_terminated = True
+
+    @contextmanager
+    def if_then(self, condition: Value) -> Iterator[None]:
+        """Execute the `with` block's instructions only if a condition is true."""
+        then, after = self._append_block(), self._append_block()
+        self.cbranch(condition, then, after)
+        with self._branch(then, after):
+            yield
+        self.position_at_end(after)
+
+    @contextmanager
+    def if_else(self, condition: Value) -> Iterator[tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
+        """Yield two context managers: the instructions in the first one are executed if a condition is true."""
+        then, other, after = self._append_block(), self._append_block(), self._append_block()
+        self.cbranch(condition, then, other)
+        yield self._branch(then, after), self._branch(other, after)
+        self.position_at_end(after)
+
+    def _append_block(self) -> Block:
+        return self._function.append_basic_block()
+
+    @contextmanager
+    def _branch(self, block: Block, after: Block) -> Iterator[None]:
+        self.position_at_end(block)
+        yield
+        if not self._block.is_terminated:
+            self.branch(after)
 
 
-def _list(values: Any) -> str:
-    return ", ".join([f"{value.type} {value.get_reference()}" for value in values])
-
-
-def _operation(instruction: Instruction) -> str:
-    first, *others = instruction.operands
-    flags = "".join([f" {flag}" for flag in instruction.flags])
-    rest = "".join([f", {other.get_reference()}" for other in others])
-    return f"{instruction.opname}{flags} {instruction.type} {first.get_reference()}{rest}"
-
-
-def _address(instruction: Instruction) -> str | None:
-    if instruction.inbounds:
-        return None
-    return f"getelementptr {instruction.source_etype}, {_list(instruction.operands)}"
-
-
-def _load(instruction: Instruction) -> str:
-    alignment = "" if instruction.align is None else f", align {instruction.align}"
-    return f"load {instruction.type}, {_list(instruction.operands)}{alignment}"
-
-
-def _cast(instruction: Instruction) -> str:
-    return f"{instruction.opname} {_list(instruction.operands)} to {instruction.type}"
-
-
-def _shuffle(instruction: Instruction) -> str:
-    return f"shufflevector {_list(instruction.operands)}"
-
-
-def _phi(instruction: Instruction) -> str:
-    incoming = [f"[{value.get_reference()}, {block.get_reference()}]" for value, block in instruction.incomings]
-    return f"phi {instruction.type} {', '.join(incoming)}"
-
-
-def _call(instruction: Instruction) -> str | None:
-    callee = instruction.callee
-    special = (instruction.tail, instruction.cconv, instruction.attributes, instruction.fastmath)
-    if any(special) or instruction.arg_attributes or not isinstance(callee, ir.Function):
-        return None
-    if isinstance(instruction.type, ir.VoidType):
-        return None
-    return f"call {instruction.type} {callee.get_reference()}({_list(instruction.args)})"
-
-
-_WRITERS: Mapping[type[Any], Callable[[Instruction], str | None]] = {
-    kinds.CallInstr: _call,
-    kinds.CastInstr: _cast,
-    kinds.GEPInstr: _address,
-    kinds.Instruction: _operation,
-    kinds.LoadInstr: _load,
-    kinds.PhiInstr: _phi,
-    kinds.ShuffleVector: _shuffle,
-}
-"""Kinds of instructions → a function that returns the text after the value's name, None for a form it does not know."""
+_NOTHING = Value(VOID, "")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from llvmlite import binding as llvm
-from llvmlite import ir
 from support.compiled import assert_kernels_agree_on
 from support.instruction_sets import initialize_all_targets
 from support.quantized_gemm import (
@@ -28,7 +27,7 @@ from support.quantized_gemm import (
 )
 
 from nnfmq.engines.compiled import code_generator
-from nnfmq.engines.compiled.ir_builder import KernelBuilder
+from nnfmq.engines.compiled.ir_builder import KernelBuilder, Module
 from nnfmq.engines.compiled.kernels import gemm_plan
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
@@ -157,7 +156,7 @@ def test_tile_registers_are_used_if_they_are_at_least_half_full(rows: int, k: in
 
 
 def assembly_of(kernel: GemmKernel) -> str:
-    module = ir.Module("kernels")
+    module = Module()
     kernel.emit(KernelBuilder(module, "kernel", TARGETS["amx"]))
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = TARGETS["amx"].triple

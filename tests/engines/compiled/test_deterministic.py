@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from llvmlite import ir
 from support.compiled import outputs_of, random_inputs
 from support.linked import undefined_symbols
 from support.onnx_files import OnnxCase
@@ -17,7 +16,7 @@ import nnfmq
 from nnfmq.engines.compiled import partition
 from nnfmq.engines.compiled.code_generator import compile_ir
 from nnfmq.engines.compiled.ir_builder import F32 as FLOAT
-from nnfmq.engines.compiled.ir_builder import KernelBuilder, vector
+from nnfmq.engines.compiled.ir_builder import KernelBuilder, Module, vector
 from nnfmq.engines.compiled.kernels import float_ops
 from nnfmq.engines.compiled.kernels.float_ops import FloatBinary, FloatUnary
 from nnfmq.engines.compiled.target import host_target
@@ -72,7 +71,7 @@ OPERATORS = [*map(FloatUnary, float_ops._FLOAT_UNARY), *map(FloatBinary, float_o
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_functions_of_the_c_library_are_known(operator: FloatUnary | FloatBinary) -> None:
-    module = ir.Module("kernels")
+    module = Module()
     kb = KernelBuilder(module, "kernel", host_target())
     values = [kb.load(vector(FLOAT, 4), kb.argument(number)) for number in range(len(operator.input_types))]
     kb.store(operator.emit(kb, values, []), kb.argument(2))

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pytest
-from llvmlite import ir
 
-from nnfmq.engines.compiled.ir_builder import KernelBuilder
+from nnfmq.engines.compiled.ir_builder import KernelBuilder, Module
 from nnfmq.engines.compiled.kernels import Kernel, symbol_name
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.depthwise import DwConvKernel, plan_dwconv
@@ -67,7 +66,7 @@ def dwconvs(micro_kernel: Float32 | RowDot, target: Target) -> Iterator[DwConvKe
 
 
 def emitted(kernel: Kernel, target: Target) -> str:
-    module = ir.Module("kernels")
+    module = Module()
     kernel.emit(KernelBuilder(module, "kernel", target))
     return str(module)
 

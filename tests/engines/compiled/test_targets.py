@@ -12,12 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from llvmlite import binding as llvm
-from llvmlite import ir
 from support.instruction_sets import initialize_all_targets
 
 from nnfmq.base import settings
 from nnfmq.engines.compiled import code_generator
-from nnfmq.engines.compiled.ir_builder import KernelBuilder
+from nnfmq.engines.compiled.ir_builder import KernelBuilder, Module
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
@@ -168,7 +167,7 @@ def planned_gemm(
 
 def assembly_of(kernel: Kernel, target: Target) -> str:
     """Return the assembly of a kernel."""
-    module = ir.Module("kernels")
+    module = Module()
     kernel.emit(KernelBuilder(module, "kernel", target))
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = target.triple

@@ -14,10 +14,20 @@ from dataclasses import field
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 
 from nnfmq.base.frozen import dataclass
-from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, load_params, pack_params, vector
+from nnfmq.engines.compiled.ir_builder import (
+    F32,
+    I8,
+    I16,
+    I32,
+    Constant,
+    KernelBuilder,
+    Value,
+    load_params,
+    pack_params,
+    vector,
+)
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.blockwise import Extents, Panel, UnitTiles, plan_tiles
 from nnfmq.engines.compiled.kernels.micro_kernels import dot2, dot4
@@ -112,7 +122,7 @@ class BlockStepsKernel(Kernel):
             return [kb.ir.add(sums[0], steps)]
 
         (sums,) = kb.for_loop(count, [kb.splat(I32, 0, lanes)], quantize)
-        first = ir.Constant(I32, 0)
+        first = Constant(I32, 0)
         kb.store(kb.ir.extract_element(scales, first), record, _SCALE)
         kb.store(kb.ir.extract_element(kb.horizontal_sums([sums]), first), record, _SUM)
 
@@ -230,7 +240,8 @@ class RoundedBlockwiseKernel(UnitTiles):
                     place = row * self.vectors + v
                     if pmaddubsw is not None:
                         found = kb.call(pmaddubsw, vector(I16, 2 * self.lanes), matrix, factors)
-                        shorts[place] = found if shorts[place] is None else kb.ir.add(shorts[place], found)
+                        previous = shorts[place]
+                        shorts[place] = found if previous is None else kb.ir.add(previous, found)
                     else:
                         result[place] = dot4(kb, result[place], matrix, factors)
         if pmaddubsw is not None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 
-from llvmlite import ir
-
 from nnfmq.base.frozen import dataclass
-from nnfmq.engines.compiled.ir_builder import I32, KernelBuilder, vector, vector_loop, vector_width_for
+from nnfmq.engines.compiled.ir_builder import (
+    I32,
+    Constant,
+    KernelBuilder,
+    integer,
+    vector,
+    vector_loop,
+    vector_width_for,
+)
 from nnfmq.engines.compiled.kernels import Kernel
 
 __all__ = ["CheckedDivisors"]
@@ -33,7 +39,7 @@ class CheckedDivisors(Kernel):
         kind, zeros, ones = vector(I32, lanes), kb.splat(I32, 0, lanes), kb.splat(I32, 1, lanes)
         with kb.loop(kb.begin, kb.end) as item:
             error = kb.at(errors, kb.mul(item, 4))
-            kb.store(ir.Constant(I32, 0), error)
+            kb.store(Constant(I32, 0), error)
             first = kb.mul(item, _PART)
             end = kb.intrinsic("llvm.smin", kb.add(first, _PART), kb.i64(self.count))
             with vector_loop(kb, self.count, lanes, first, end) as index:
@@ -41,7 +47,7 @@ class CheckedDivisors(Kernel):
                 values = kb.load(kind, source, offset)
                 are_zero = kb.ir.icmp_signed("==", values, zeros)
                 kb.store(kb.ir.select(are_zero, ones, values), copies, offset)
-                any_zero = kb.ir.icmp_unsigned("!=", kb.ir.bitcast(are_zero, ir.IntType(lanes)), ir.IntType(lanes)(0))
+                any_zero = kb.ir.icmp_unsigned("!=", kb.ir.bitcast(are_zero, integer(lanes)), integer(lanes)(0))
                 with kb.ir.if_then(any_zero):
-                    kb.store(ir.Constant(I32, 1), error)
+                    kb.store(Constant(I32, 1), error)
         kb.return_void()

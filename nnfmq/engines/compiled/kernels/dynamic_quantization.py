@@ -20,10 +20,20 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from llvmlite import ir
 
 from nnfmq.base.frozen import dataclass
-from nnfmq.engines.compiled.ir_builder import F32, F64, I8, I32, KernelBuilder, Value, load_params, pack_params, vector
+from nnfmq.engines.compiled.ir_builder import (
+    F32,
+    F64,
+    I8,
+    I32,
+    Constant,
+    KernelBuilder,
+    Value,
+    load_params,
+    pack_params,
+    vector,
+)
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmaximum, fminimum
 from nnfmq.operations.declaration import Array
@@ -114,7 +124,7 @@ def _range_of_vectors(
     The magnitude is the bits of a float. What is not needed is 0.
     """
     kinds = (F32, F32, I32) if lanes == 1 else (vector(F32, lanes), vector(F32, lanes), vector(I32, lanes))
-    zeros = [ir.Constant(kind, None) if lanes > 1 else kind(0) for kind in kinds]
+    zeros = [Constant(kind, None) if lanes > 1 else kind(0) for kind in kinds]
 
     def extend(index: Value, found: Sequence[Value]) -> Sequence[Value]:
         values = kb.load(kinds[0], source, kb.mul(kb.ir.add(begin, kb.mul(index, lanes)), 4))

@@ -11,10 +11,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from llvmlite import ir
 
 from nnfmq.base.frozen import dataclass
-from nnfmq.engines.compiled.ir_builder import F32, I8, I32, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, I8, I32, Constant, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.dynamic_quantization import (
     Rule,
@@ -175,9 +174,9 @@ class DynamicGateGemv:
 
         size = self.row_bytes - _HEADER_BYTES
         (sums,) = kb.for_loop(size // (_KR * lanes), [kb.splat(I32, 0, lanes)], add)
-        total = kb.ir.extract_element(sums, ir.Constant(I32, 0))
+        total = kb.ir.extract_element(sums, Constant(I32, 0))
         for lane in range(1, lanes):
-            total = kb.ir.add(total, kb.ir.extract_element(sums, ir.Constant(I32, lane)))
+            total = kb.ir.add(total, kb.ir.extract_element(sums, Constant(I32, lane)))
         return kb.ir.mul(total, I32(self.weight_zero_point))
 
 

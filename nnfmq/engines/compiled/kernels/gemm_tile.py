@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
-from llvmlite import ir
-
 from nnfmq.base.frozen import dataclass
-from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.ir_builder import I8, I32, I64, VOID, Constant, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.elementwise import EmitOperator
 from nnfmq.engines.compiled.kernels.micro_kernels import (
     TILE_ROWS,
@@ -182,7 +180,7 @@ class TileBuilder:
         """Emit the loop over K groups that are contiguous in memory. `ahead`: where to begin to prefetch weights."""
         k, kb, n = self.tile, self.kb, self.n
         rows = [kb.at(lhs, kb.mul(n.lhs_stride, r)) for r in range(k.mr)]
-        if not isinstance(n.lhs_stride, ir.Constant):
+        if not isinstance(n.lhs_stride, Constant):
             rows = [kb.launder(row) for row in rows]
         group_bytes, group_weights = self.lhs_bytes // k.k_unroll, self.weight_bytes // k.k_unroll
 
@@ -291,9 +289,9 @@ class TileBuilder:
         """
         kb, n, lanes, size = self.kb, self.n, self.tile.lanes, 4 * self.tile.lanes
         kind, ones = mk.weight_type(lanes), kb.splat(I8, 1, size)
-        byte_indexes, tail = ir.Constant(kind, list(range(size))), kb.broadcast(kb.ir.trunc(n.sum_tail, I8), size)
-        tail_ones = kb.ir.select(kb.ir.icmp_unsigned("<", byte_indexes, tail), ones, ir.Constant(kind, None))
-        group_begins = ir.Constant(vector(I32, lanes), list(range(0, size, 4)))
+        byte_indexes, tail = Constant(kind, list(range(size))), kb.broadcast(kb.ir.trunc(n.sum_tail, I8), size)
+        tail_ones = kb.ir.select(kb.ir.icmp_unsigned("<", byte_indexes, tail), ones, Constant(kind, None))
+        group_begins = Constant(vector(I32, lanes), list(range(0, size, 4)))
         mask = kb.ir.icmp_unsigned("<", group_begins, kb.broadcast(kb.ir.trunc(n.sum_tail, I32), lanes))
 
         def emit_tap(_: Value, first: Value, accs: Sequence[Value]) -> Sequence[Value]:
@@ -343,16 +341,16 @@ def configured_tiles(kb: KernelBuilder) -> Iterator[None]:
     config[48 : 48 + _REGISTERS] = [TILE_ROWS] * _REGISTERS
     kind = vector(I8, _CONFIG_BYTES)
     memory = kb.on_stack(kind, 1)
-    kb.store(ir.Constant(kind, config), memory)
-    kb.call("llvm.x86.ldtilecfg", ir.VoidType(), memory)
+    kb.store(Constant(kind, config), memory)
+    kb.call("llvm.x86.ldtilecfg", VOID, memory)
     yield
-    kb.call("llvm.x86.tilerelease", ir.VoidType())
+    kb.call("llvm.x86.tilerelease", VOID)
 
 
 def tile_instruction(kb: KernelBuilder, name: str, register: int, *operands: Value | int) -> None:
     """Emit an instruction on a tile register; operands that are integers are registers, too."""
-    arguments = [ir.Constant(I8, value) if isinstance(value, int) else value for value in (register, *operands)]
-    kb.call(f"llvm.x86.{name}", ir.VoidType(), *arguments)
+    arguments = [Constant(I8, value) if isinstance(value, int) else value for value in (register, *operands)]
+    kb.call(f"llvm.x86.{name}", VOID, *arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from llvmlite import ir
-
 from nnfmq.base.frozen import dataclass
-from nnfmq.engines.compiled.ir_builder import F32, F64, I32, I64, KernelBuilder, Value, size_of, vector
+from nnfmq.engines.compiled.ir_builder import F32, F64, I32, I64, Constant, KernelBuilder, Value, size_of, vector
 from nnfmq.engines.compiled.kernels import Kernel
 
 __all__ = [
@@ -84,7 +82,7 @@ class _Runs:
         """Emit `move` for each run whose index vector is inside; `indices` and `errors` are addresses."""
         width = 4 * len(self.components)
         with kb.loop(kb.mul(kb.begin, width), kb.mul(kb.end, width), 4) as offset:
-            kb.store(ir.Constant(I32, 0), errors, offset)
+            kb.store(Constant(I32, 0), errors, offset)
         own = kb.at(errors, kb.mul(kb.begin, width))
 
         def nest(number: int, array: Value, index: Value, run: Value) -> None:
@@ -106,9 +104,9 @@ class _Runs:
         are_inside = []
         for number, component in enumerate(self.components):
             index = kb.load_volatile(I32, indices, 4 * number)
-            is_inside = kb.ir.icmp_unsigned("<", index, ir.Constant(I32, component.extent))
+            is_inside = kb.ir.icmp_unsigned("<", index, Constant(I32, component.extent))
             with kb.ir.if_then(kb.ir.not_(is_inside)):
-                kb.store(ir.Constant(I32, 1), errors, 4 * number)
+                kb.store(Constant(I32, 1), errors, 4 * number)
             are_inside.append(is_inside)
             array = kb.add(array, kb.mul(kb.ir.zext(index, I64), component.stride))
         condition = are_inside[0]
@@ -276,7 +274,7 @@ class ReverseSequence(Kernel):
         array, lengths, result, errors = map(kb.argument, range(4))
         with kb.loop(kb.begin, kb.end) as outer:
             error = kb.at(errors, kb.mul(outer, 4))
-            kb.store(ir.Constant(I32, 0), error)
+            kb.store(Constant(I32, 0), error)
             with (
                 kb.loop(0, self.shape[1]) as first,
                 kb.loop(0, self.shape[2]) as between,
@@ -284,13 +282,13 @@ class ReverseSequence(Kernel):
             ):
                 coordinates = [outer, first, between, second]
                 length = kb.load_volatile(I32, lengths, kb.mul(coordinates[4 - self.sequence], 4))
-                fits = kb.ir.icmp_unsigned("<=", length, ir.Constant(I32, self.shape[self.sequence]))
+                fits = kb.ir.icmp_unsigned("<=", length, Constant(I32, self.shape[self.sequence]))
                 with kb.ir.if_else(fits) as (inside, outside):
                     with inside:
                         target = kb.at(result, self._offset(kb, coordinates))
                         kb.memcpy(target, kb.at(array, self._source(kb, coordinates, length)), self.run_bytes)
                     with outside:
-                        kb.store(ir.Constant(I32, 1), error)
+                        kb.store(Constant(I32, 1), error)
         kb.return_void()
 
     def _source(self, kb: KernelBuilder, coordinates: Sequence[Value], length: Value) -> Value:

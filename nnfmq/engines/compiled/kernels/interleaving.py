@@ -256,7 +256,7 @@ class RowInterleaver:
         """
         kb, n, padding = self.kb, self.n, self.converter.padding(self.kb, self.nr)
         is_inside = kb.ir.icmp_unsigned("<", number, n.within)
-        before, loading, after = kb.ir.block, *(kb.function.append_basic_block(name) for name in ("loading", "after"))
+        before, loading, after = kb.ir.block, kb.function.append_basic_block(), kb.function.append_basic_block()
         kb.ir.cbranch(is_inside, loading, after)
         kb.ir.position_at_end(loading)
         offset, used = kb.ir.mul(number, n.pixel_channels), self.taps.kernel_rows + self.taps.rows - 1

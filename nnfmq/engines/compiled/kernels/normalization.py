@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from llvmlite import ir
-
 from nnfmq.base.frozen import dataclass
 from nnfmq.engines.compiled.ir_builder import (
     F32,
@@ -18,6 +16,7 @@ from nnfmq.engines.compiled.ir_builder import (
     I8,
     I32,
     I64,
+    Constant,
     KernelBuilder,
     Value,
     unseen_lanes_mask,
@@ -554,7 +553,7 @@ class RowQuantization(AxisKernel):
 
 
 def _real(value: float) -> Value:
-    return ir.Constant(F64, value)
+    return Constant(F64, value)
 
 
 def _rounded(kb: KernelBuilder, value: Value, half: Value) -> Value:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llvmlite import ir
-
 from nnfmq.base.frozen import dataclass
-from nnfmq.engines.compiled.ir_builder import I32, KernelBuilder, for_each_vector
+from nnfmq.engines.compiled.ir_builder import I32, I64, Constant, KernelBuilder, for_each_vector, integer
 from nnfmq.engines.compiled.kernels import Kernel
 
 __all__ = ["OneHot"]
@@ -35,7 +33,7 @@ class OneHot(Kernel):
     def emit(self, kb: KernelBuilder) -> None:
         """Args: indices (int32), on, off, rows."""
         indices, on, off, out = map(kb.argument, range(4))
-        size, kind = self.element_bytes, ir.IntType(8 * self.element_bytes)
+        size, kind = self.element_bytes, integer(8 * self.element_bytes)
         chosen, other = kb.load(kind, on), kb.load(kind, off)
         end = kb.intrinsic("llvm.smin", kb.mul(kb.end, self.rows_per_item), kb.i64(self.count))
         with kb.loop(kb.mul(kb.begin, self.rows_per_item), end) as number:
@@ -45,7 +43,7 @@ class OneHot(Kernel):
                 kb.store(kb.broadcast(other, lanes), row, kb.mul(offset, size))
 
             for_each_vector(kb, self.depth, 4 * kb.target.lanes // size, fill)
-            is_inside = kb.ir.icmp_unsigned("<", index, ir.Constant(I32, self.depth))
+            is_inside = kb.ir.icmp_unsigned("<", index, Constant(I32, self.depth))
             with kb.ir.if_then(is_inside):
-                kb.store(chosen, row, kb.mul(kb.ir.zext(index, ir.IntType(64)), size))
+                kb.store(chosen, row, kb.mul(kb.ir.zext(index, I64), size))
         kb.return_void()

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
 
 from nnfmq.base.frozen import dataclass
-from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, Index, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, Constant, Index, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.operations.shapes import WindowDimension
 
@@ -222,7 +221,7 @@ def pack_lhs_row_repeated(
     """Emit the conversion of `count` elements, each stored `repeat` times. Up to a vector after them is overwritten."""
     item, size, lanes = converter.item_bytes, converter.lhs_bytes, 4 * kb.target.lanes // converter.lhs_bytes
     with kb.loop(0, count) as index:
-        one = kb.ir.extract_element(converter.convert(kb, source, kb.mul(index, item), 1), ir.Constant(I32, 0))
+        one = kb.ir.extract_element(converter.convert(kb, source, kb.mul(index, item), 1), Constant(I32, 0))
         elements, first = kb.broadcast(one, lanes), kb.at(target, kb.ir.mul(index, kb.mul(repeat, size)))
         with kb.loop(0, repeat, lanes) as offset:
             kb.store(elements, first, kb.mul(offset, size))
@@ -321,7 +320,7 @@ class PackRhs(Kernel):
 
         store(kb.i64(0), aligned_columns, lanes, packed)
         store(aligned_columns, columns, 1, packed)
-        store(columns, kb.i64(self.nr), 1, lambda column, count: ir.Constant(I32, 0))
+        store(columns, kb.i64(self.nr), 1, lambda column, count: Constant(I32, 0))
 
     def _minus_zero_point(self, kb: KernelBuilder, source: Value, column: Value, count: int) -> Value:
         """Return (value - zero_point) * weight_prescale in int16: at most 2 * 255 in magnitude."""

@@ -223,7 +223,7 @@ def for_each_product(
     emit_at_least(1)
     with kb.loop(0, count) as row:
         first = kb.at(memory, kb.mul(row, vectors * size))
-        yield row, [kb.ir.load(kb.at(first, number * size), typ=kind, align=size) for number in range(vectors)]
+        yield row, [kb.ir.load(kind, kb.at(first, number * size), align=size) for number in range(vectors)]
 
 
 @contextmanager

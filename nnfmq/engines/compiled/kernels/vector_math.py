@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from llvmlite import ir
 
-from nnfmq.engines.compiled.ir_builder import F32, F64, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, F64, I32, I64, KernelBuilder, Value, VectorType, vector
 from nnfmq.operations.unary import ERFC_POLYNOMIAL
 
 __all__ = [
@@ -244,7 +243,7 @@ def fmuladd(kb: KernelBuilder, first: Value, second: Value, addend: Value) -> Va
         return kb.intrinsic("llvm.fma", first, second, addend)
     if not kb.target.emulates_fma:
         return kb.ir.fadd(kb.ir.fmul(first, second), addend)
-    if not isinstance(addend.type, ir.VectorType):
+    if not isinstance(addend.type, VectorType):
         vectors = (kb.broadcast(value, 1) for value in (first, second, addend))
         return kb.ir.extract_element(_emulated_fma(kb, *vectors), kb.i64(0))
     return _emulated_fma(kb, first, second, addend)
