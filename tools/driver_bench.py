@@ -1,4 +1,4 @@
-"""Measure a driver: its processes' memory, isolation of clients, how these share cores or a hosted file, and calls.
+"""Measure a driver: its processes' memory, isolation of clients, how these share cores or a hosted file, calls, deaths.
 
     python tools/driver_bench.py memory                                 # 8 clients, 1,000 executions each: some minutes
     python tools/driver_bench.py isolation --sections kills --phases idle,copying --kills 10 --json
@@ -6,9 +6,10 @@
     python tools/driver_bench.py classes                                # an interactive client beside two batch clients
     python tools/driver_bench.py hosting --model model.onnx
     python tools/driver_bench.py calls                                  # burst, execute, execute_async: a minute
+    python tools/driver_bench.py deaths                                 # how soon a death is noticed
 
-The modules driver_memory, driver_isolation, driver_sharing, driver_classes, driver_hosting and driver_calls say what
-each measures. At the end, also on Ctrl-C, all processes are killed and all files removed.
+The modules driver_memory, driver_isolation, driver_sharing, driver_classes, driver_hosting, driver_calls and
+driver_deaths say what each measures. At the end, also on Ctrl-C, all processes are killed and all files removed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 
 from bench_support import add_common_options, parser_for, run
 
-BENCHMARKS = ("memory", "isolation", "sharing", "classes", "hosting", "calls")
+BENCHMARKS = ("memory", "isolation", "sharing", "classes", "hosting", "calls", "deaths")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import driver_bench
 import driver_calls
 import driver_classes
+import driver_deaths
 import driver_hosting
 import driver_isolation
 import driver_memory
@@ -374,6 +375,28 @@ def test_a_small_run_measures_every_call(folder: Path) -> None:
     (found,) = report["models"]["10"]["rounds"]
     assert list(found) == list(driver_calls.CALLS)
     assert all(times["p50"] > 0 for times in found.values())
+
+
+def test_deaths_that_nobody_noticed_have_no_time() -> None:
+    noticed, missed = ({"notice_ms": time, "cpu": 0.5, "left": 2} for time in (4.0, None))
+    report = {
+        "conditions": {},
+        "targets": [],
+        "deaths": {"a": [noticed, noticed], "b": [noticed, missed], "c": [missed]},
+    }
+    assert driver_deaths.tables(report)["notices"].rows == [
+        ["a", "4.00", "4.00", "4.00", "0", "0.50", "4"],
+        ["b", "4.00", "4.00", "4.00", "1", "0.50", "4"],
+        ["c", "-", "-", "-", "1", "0.50", "2"],
+    ]
+
+
+def test_a_small_run_kills_a_worker_a_client_and_the_writer_of_a_queue(folder: Path) -> None:
+    report = reported(folder, "deaths", "--quick")
+    (worker,), (client,), (queue,) = report["deaths"].values()
+    assert worker["notice_ms"] > 0
+    assert client["notice_ms"] > 0
+    assert queue["notice_ms"] is None
 
 
 def test_what_failed_has_no_value() -> None:
