@@ -264,20 +264,15 @@ class Program:
         written = arrays.keys() & {index for partition in self._partitions for index in partition.direct_outputs}
         return _output_writer(self._outputs, outputs, self._output_dtypes, self._output_shapes, written)
 
-    def call(self, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
-        """Run a subgraph for IF or WHILE and return the outputs, which may be views of inputs.
-
-        The caller has charged `working_bytes`. What a compiled partition computed is copied: the next call, also by
-        another thread, may reuse its arena.
-        """
-        return self.detached(self.call_in(self.new_frame(), inputs, options))
-
     def new_frame(self) -> ExecutionFrame:
         """Return a frame with the constants, for `call_in`."""
         return self._frame.copy()
 
     def call_in(self, frame: ExecutionFrame, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
-        """Run a subgraph in a frame of `new_frame`; the outputs are valid until the frame is used again."""
+        """Run a subgraph for IF or WHILE in a frame of `new_frame`; the caller has charged `working_bytes`.
+
+        The outputs may be views of inputs, and are valid until the frame is used again.
+        """
         self._set_inputs(frame, inputs)
         _run_steps(self._functions, frame, options)
         return [frame[index] for index in self._outputs]

@@ -216,7 +216,7 @@ def control_flow_step(
     The program has counted the memory of the outputs in `counted`; the step counts the others in the frame's ledger.
     """
     outer_inputs = operation.inputs[FIRST_OUTER_INPUT[operation.type] :]
-    run = _if(operation.inputs[0], *callees) if operation.type == OperationType.IF else _while(*callees)
+    run = _if(operation.inputs[:3], *callees) if operation.type == OperationType.IF else _while(*callees)
     count = len(operation.outputs)
 
     def step(frame: ExecutionFrame) -> None:
@@ -237,9 +237,21 @@ def control_flow_step(
     return step
 
 
-def _if(condition: int, then: Program, otherwise: Program) -> Callable[[ExecutionFrame, list[Any]], list[Any]]:
+def _if(operands: Sequence[int], then: Program, otherwise: Program) -> Callable[[ExecutionFrame, list[Any]], list[Any]]:
+    """Return what calls a subgraph; `operands` are the condition and the references to both.
+
+    A reference has no value: its place in the frame keeps the frame of the subgraph, whose compiled partitions then
+    find inputs where they were in the last run.
+    """
+    condition, *references = operands
+
     def run(frame: ExecutionFrame, values: list[Any]) -> list[Any]:
-        return (then if _is_true(frame[condition]) else otherwise).call(values, frame[-1])
+        is_true = _is_true(frame[condition])
+        callee, place = (then, references[0]) if is_true else (otherwise, references[1])
+        own = frame[place]
+        if own is None:
+            own = frame[place] = callee.new_frame()
+        return callee.detached(callee.call_in(own, values, frame[-1]))
 
     return run
 

@@ -174,6 +174,14 @@ def test_exponents_keep_the_elements_of_their_type(
     assert_right(shared_client, each, [wanted.astype(base)], 2e-3 if base == "float16" else 2e-5)
 
 
+@pytest.mark.parametrize(("exponent", "name"), [(2.0, "MUL"), ([2.0], "MUL"), ([[2.0]], "POW"), (3.0, "POW")])
+def test_squares_are_products(exponent: Any, name: str) -> None:
+    numbers = np.array([-0.0, 1e30, 1.1, -3, NAN, -INF, 1e-30], F32)
+    each = case("Pow", numbers, np.array(exponent, F32), constants=(1,))
+    assert [operation.type.name for operation in nnfmq.load(each.content()).model.main.operations] == [name]
+    assert_right(None, each, by_definition(each), 2e-7)
+
+
 @pytest.mark.parametrize("kind", ["int32", "int64"])
 def test_negative_powers_of_integers_are_cut_off(shared_client: nnfmq.Client, kind: str) -> None:
     each = case("Pow", np.array([1, -1, -1, 2, -7, 0], kind), np.array([-3, -3, -2, -1, -2, -1], kind), opset=15)

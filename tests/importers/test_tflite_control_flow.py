@@ -49,6 +49,24 @@ def test_a_branch_may_return_its_input() -> None:
     np.testing.assert_array_equal(found, y)
 
 
+@pytest.mark.parametrize("truth", [False, True])
+def test_branches_have_constants_that_they_are_given(truth: bool) -> None:
+    """So kernels compute products with weights of the caller."""
+    given = [Tensor("x", (2, 3)), Tensor("w", (4, 3)), Tensor("b", (4,)), Tensor("z", (2, 4))]
+    options = {"FusedActivationFunction": 1}
+    dense = [Operator("FULLY_CONNECTED", (0, 1, 2), (3,), "FullyConnectedOptions", each) for each in ({}, options)]
+    branches = [Subgraph(given, [operator], (0, 1, 2), (3,)) for operator in dense]
+    weights = [Tensor("w", (4, 3), data=floats(4, 3)), Tensor("b", (4,), data=floats(4))]
+    operator = Operator("IF", (0, 1, 2, 3), (4,), "IfOptions", {"ThenSubgraphIndex": 1, "ElseSubgraphIndex": 2})
+    tensors = [Tensor("c", (), "BOOL"), given[0], *weights, given[3]]
+    content: bytes = writer.write(tensors, [operator], (0, 1), (4,), more=branches)
+    model = load(content).model
+    assert [len(model.main.operations[0].inputs), *(len(each.input_indexes) for each in model.referenced)] == [4, 1, 1]
+    x = np.arange(6, dtype=np.float32).reshape(2, 3) - 3
+    (found,) = ours(content)([np.array([truth]), x])
+    np.testing.assert_allclose(found, Theirs(content)([np.array(truth), x])[0], 1e-6)
+
+
 def looping(limit: int = 5) -> bytes:
     """Return a WHILE over a counter i, a sum and a factor: while i < limit, add factor · COS(sum) to the sum."""
     counter = Tensor("i", (), "INT32")

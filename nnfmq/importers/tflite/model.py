@@ -29,7 +29,7 @@ from nnfmq.importers.tflite.folding import EmptyTensors, Folding
 from nnfmq.importers.tflite.interface import FileSignature, read_metadata, read_signatures
 from nnfmq.importers.tflite.operators import ConversionContext, convert_operator, live_operators
 from nnfmq.importers.tflite.operators.control_flow import finish_variables
-from nnfmq.importers.tflite.operators.conversion import CalledSubgraph, has_unknown_sizes
+from nnfmq.importers.tflite.operators.conversion import CalledSubgraph, has_unknown_sizes, is_constant
 from nnfmq.importers.tflite.resizing import Resizing, input_index
 
 __all__ = ["Subgraphs", "TracedModel", "import_model", "import_traced"]
@@ -53,8 +53,12 @@ class Subgraphs:
         self._calls = 0
         self._depth = 0
 
-    def call(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> CalledSubgraph:
+    def call(
+        self, caller: ConversionContext, index: int, inputs: Sequence[int], keeps_constants: bool
+    ) -> CalledSubgraph:
         """Import a subgraph to be called with these operands of the caller.
+
+        If it `keeps_constants`, it has those among the operands itself, and is called with the others.
 
         Raises:
             InvalidArgument: If there are too many calls, or the subgraph is not supported; the message has all reasons.
@@ -64,14 +68,16 @@ class Subgraphs:
             raise InvalidArgument(f"more than {_CALLS_MAX} subgraphs are called, or deeper than {_DEPTH_MAX}")
         self._depth += 1
         try:
-            return self._import(caller, index, inputs)
+            return self._import(caller, index, inputs, keeps_constants)
         finally:
             self._depth -= 1
 
-    def _import(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> CalledSubgraph:
+    def _import(
+        self, caller: ConversionContext, index: int, inputs: Sequence[int], keeps_constants: bool
+    ) -> CalledSubgraph:
         context = ConversionContext(caller.file.subgraph(index), caller.builder.child())
         context.subgraphs = self
-        given = self._give(caller, context, inputs)
+        given = self._give(caller, context, inputs, keeps_constants)
         problems, folding = Problems(), Folding(context)
         convert = folding.or_convert(partial(convert_operator, context))
         for operator in live_operators(context.file):
@@ -92,8 +98,10 @@ class Subgraphs:
         number = context.builder.refer(given, outputs)
         return CalledSubgraph(number, tuple(context.builder[output] for output in outputs))
 
-    def _give(self, caller: ConversionContext, context: ConversionContext, inputs: Sequence[int]) -> list[int]:
-        """Return operands of the subgraph's inputs, of the types and shapes of the caller's."""
+    def _give(
+        self, caller: ConversionContext, context: ConversionContext, inputs: Sequence[int], keeps_constants: bool
+    ) -> list[int]:
+        """Return operands of the subgraph's inputs, of the types and shapes of the caller's; not of kept constants."""
         if len(inputs) != len(context.file.inputs):
             raise InvalidArgument(f"{len(inputs)} values for a subgraph of {len(context.file.inputs)} inputs")
         given = []
@@ -101,9 +109,11 @@ class Subgraphs:
             operand, tensor = caller.builder[outer], context.file.tensor(tensor_index)
             if operand.type != tensor.type or not operand.dimensions or 0 in operand.dimensions:
                 raise InvalidArgument(f"{tensor} of a subgraph gets a value of another type or of unknown shape")
+            is_kept = keeps_constants and is_constant(operand)
             inner = replace(operand, lifetime=LifeTime.SUBGRAPH_INPUT, location=type(operand.location)())
-            given.append(context.builder.operand(inner))
-            context.given(tensor_index, given[-1])
+            number = context.builder.operand(operand if is_kept else inner)
+            context.given(tensor_index, number)
+            given += [] if is_kept else [number]
         return given
 
 

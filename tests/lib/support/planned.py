@@ -82,8 +82,9 @@ def random_devices(rng: random.Random) -> list[FakeDevice]:
 
 def run_whole(model: Model, inputs: Sequence[Array | None]) -> list[Array]:
     """Return the outputs of a model, computed by the interpreter."""
+    program = interpreter.prepare(model)
     with np.errstate(all="ignore"):
-        return interpreter.prepare(model).call(inputs, RunOptions())
+        return program.call_in(program.new_frame(), inputs, RunOptions())
 
 
 def in_the_interpreter(step: ExecutionStep, inputs: Sequence[Array | None]) -> Sequence[Array]:

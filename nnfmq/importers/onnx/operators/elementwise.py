@@ -96,14 +96,21 @@ def _div(node: Node) -> None:
     return _arithmetic(Op.DIV, node)
 
 
+_SQUARED = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+
+
 def _pow(node: Node) -> None:
-    """Convert to POW of a type that has the bases and the exponents; integers wrap around."""
+    """Convert to POW of a type that has the bases and the exponents; integers wrap around. Squares are products."""
     base, exponent = node.value(0), node.value(1)
     shape, kind = common_shape(base, exponent), operand_type_of(base.dtype)
     if base.dtype.kind == "f" and exponent.array is not None:
         with np.errstate(over="ignore"):
             rounded = exponent.array.astype(base.dtype)
         exponent = Value.of(rounded) if np.array_equal(rounded, exponent.array) else exponent
+        if kind in _SQUARED and rounded.size == 1 and rounded.item() == 2 and shape == base.shape:
+            x = node.operand(0)
+            node.result(node.emit(Op.MUL, [x, x, node.builder.int32(0)]), shape)
+            return
     power = node.operand(exponent)
     computed = _power_type(base.dtype, exponent.dtype, kind, node.builder[power].type)
     operands = [_as_type(node, operand, computed) for operand in (node.operand(0), power)]

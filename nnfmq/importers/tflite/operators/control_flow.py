@@ -12,7 +12,7 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import StateInfo, operand_info
 from nnfmq.hal.types import LifeTime, Operand
 from nnfmq.importers.tflite.file import TfliteOperator, TfliteTensor
-from nnfmq.importers.tflite.operators.conversion import ConversionContext, OpConverter, State
+from nnfmq.importers.tflite.operators.conversion import ConversionContext, OpConverter, State, is_constant
 
 __all__ = ["CONVERTERS", "finish_variables"]
 
@@ -20,10 +20,11 @@ __all__ = ["CONVERTERS", "finish_variables"]
 def _if(context: ConversionContext, operator: TfliteOperator) -> None:
     options, builder = operator.options, context.builder
     condition, *values = _known(context, operator.inputs)
-    then = context.call(options.ThenSubgraphIndex(), values)
-    otherwise = context.call(options.ElseSubgraphIndex(), values)
+    then = context.call(options.ThenSubgraphIndex(), values, keeps_constants=True)  # kernels pack weights
+    otherwise = context.call(options.ElseSubgraphIndex(), values, keeps_constants=True)
     _require_same("branches", then.outputs, otherwise.outputs)
     callees = [builder.callee(callee.index) for callee in (then, otherwise)]
+    values = [value for value in values if not is_constant(builder[value])]
     _emit(context, operator, OperationType.IF, [condition, *callees, *values], then.outputs)
 
 

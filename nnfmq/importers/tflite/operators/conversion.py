@@ -34,6 +34,7 @@ __all__ = [
     "computed_size",
     "follows_from_data",
     "has_unknown_sizes",
+    "is_constant",
     "live_operators",
 ]
 
@@ -81,8 +82,15 @@ class CalledSubgraph(Struct, frozen=True):
 class SubgraphCalls(Protocol):
     """Imports the subgraphs that operators call; see `tflite.model`."""
 
-    def call(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> CalledSubgraph:
+    def call(
+        self, caller: ConversionContext, index: int, inputs: Sequence[int], keeps_constants: bool
+    ) -> CalledSubgraph:
         """Import a subgraph to be called with these operands of the caller."""
+
+
+def is_constant(operand: Operand) -> bool:
+    """Return whether an operand's value is in the model."""
+    return operand.lifetime in (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
 class ConversionContext:
@@ -103,11 +111,14 @@ class ConversionContext:
         self.resized_shapes: dict[int, tuple[int, ...]] = {}
         """New shapes of results whose shape the file states for its own inputs; see `tflite.resizing`."""
 
-    def call(self, index: int, inputs: Sequence[int]) -> CalledSubgraph:
-        """Import a subgraph to be called with these operands. Raises InvalidArgument if it is not supported."""
+    def call(self, index: int, inputs: Sequence[int], keeps_constants: bool = False) -> CalledSubgraph:
+        """Import a subgraph to be called with these operands. Raises InvalidArgument if it is not supported.
+
+        If it `keeps_constants`, it has those among the operands itself, and is called with the others.
+        """
         if self.subgraphs is None:
             raise InvalidArgument(f"subgraph {index} cannot be called here")
-        return self.subgraphs.call(self, index, inputs)
+        return self.subgraphs.call(self, index, inputs, keeps_constants)
 
     def states(self) -> Mapping[int, State]:
         """Return the states by tensor, in the order in which operators use them."""
