@@ -26,9 +26,9 @@ from nnfmq.engines.compiled.kernels.recurrent import (
     RnnCell,
     SequenceKernel,
     plan_gate_gemv,
-    plan_svdf,
     rows_at_once,
 )
+from nnfmq.engines.compiled.kernels.svdf import plan_svdf
 from nnfmq.engines.compiled.lowering import (
     Constant,
     Intermediate,
