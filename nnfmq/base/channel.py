@@ -172,6 +172,8 @@ class Channel(Closable):
         self._socket = sock
         self._buffer = bytearray(INLINE_BYTES + 1) if buffer is None else buffer  # one for all of a receiving thread
         self._enlargement: threading.Thread | None = None
+        self.left_unread = False
+        """Whether the peer has closed its end without having read all that was sent, or before it was sent."""
 
     @classmethod
     def adopt(cls, fd: int) -> Self:
@@ -322,6 +324,7 @@ class Channel(Closable):
             except OSError as error:
                 if error.errno == errno.EBADF and self._socket.fileno() >= 0:
                     raise InvalidArgument(f"one of the fds {list(fds)} is not open (N-VAL-13)") from error
+                self.left_unread |= error.errno in _GONE
                 raise self._gone(error) from error
 
     def receive(self, deadline_ns: int | None = None, *, body_bytes_max: int = BODY_BYTES_MAX) -> Frame:
@@ -345,8 +348,9 @@ class Channel(Closable):
                     raise DeadObject("the peer sent an empty message") from None
                 self._wait(select.POLLIN, deadline_ns)
                 continue
-            except ConnectionResetError:
-                continue  # reported once if the peer closed with unread data; what it sent comes next
+            except ConnectionResetError:  # reported once if the peer closed with unread data
+                self.left_unread = True
+                continue  # what it sent comes next
             except OSError as error:
                 raise self._gone(error) from error
             if size == 0 and not ancillary and not is_at_end:

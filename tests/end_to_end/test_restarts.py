@@ -27,6 +27,7 @@ from support.models import null_model
 
 import nnfmq
 from nnfmq.base.channel import Channel
+from nnfmq.client.connection import open_connections
 from nnfmq.driver.process.hand_over import REQUEST, Predecessor
 
 DRAINING = "this driver ends, and takes no new work: connect to the next one"
@@ -120,6 +121,20 @@ def test_a_request_that_was_sent_before_SIGTERM_is_executed(path: Path) -> None:
             terminate(daemon)
         assert call.wait().value == (one(2),)
         assert ends_well(daemon)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_client_that_connects_while_a_driver_ends_gets_the_next_one(path: Path, number: signal.Signals) -> None:
+    with started(path) as old:
+        with old.process.stopped():
+            before = len(open_connections._connections)
+            call = InThread.start(lambda: nnfmq.connect(path, timeout=LIMIT_S))
+            until(lambda: len(open_connections._connections) > before, "it waits for the driver to accept it")
+            old.process.send(number)
+        old.process.wait_for_end()
+        with running_daemon(path) as new, call.wait().value as client:
+            assert client.devices() and client.driver_pid == new.process.pid
+            client.close()
 
 
 def test_a_second_SIGTERM_ends_a_driver_at_once(path: Path) -> None:

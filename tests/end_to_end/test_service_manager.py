@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,41 @@ def test_a_client_that_connects_before_the_driver_starts_waits_for_it(manager: M
     with driver_of(manager), call.wait().value as client:
         assert executes(client, 1)
         client.close()
+
+
+@contextmanager
+def connecting(manager: Manager, *, is_read: bool) -> Iterator[InThread]:
+    """Yield a call of `connect` whose connection a driver has closed that ended, before or after it read the Hello."""
+    call = InThread.start(lambda: nnfmq.connect(manager.path, timeout=LIMIT_S))
+    accepted, _ = manager.listeners[0].accept()
+    with accepted:
+        if is_read:
+            assert accepted.recv(65536)
+    yield call
+
+
+def test_a_client_that_a_driver_did_not_hear_before_it_ended_gets_the_next_one(manager: Manager) -> None:
+    with connecting(manager, is_read=False) as call, driver_of(manager), call.wait().value as client:
+        assert executes(client, 1)
+        client.close()
+
+
+def test_a_driver_that_heard_a_client_and_ended_is_an_error_at_once(manager: Manager) -> None:
+    """As when a worker crashes: another attempt could let the next one crash as well."""
+    with connecting(manager, is_read=True) as call:
+        error = call.wait().error
+        assert isinstance(error, nnfmq.DeviceUnavailable) and "exited before it replied" in str(error)
+
+
+def test_a_task_that_a_driver_did_not_hear_before_it_ended_gets_the_next_one(manager: Manager) -> None:
+    async def connect() -> None:
+        connection = nnfmq.connect(manager.path, timeout=LIMIT_S)  # returns while the driver may still start
+        manager.listeners[0].accept()[0].close()
+        with driver_of(manager):
+            async with connection as client:
+                assert executes(client, 1)
+
+    asyncio.run(connect())
 
 
 def test_a_driver_leaves_the_socket_to_the_manager_when_it_ends(manager: Manager) -> None:
@@ -198,8 +234,8 @@ def test_a_driver_without_sockets_of_the_manager_tells_it_too(manager: Manager, 
 
 
 @contextmanager
-def under_load(path: Path) -> Iterator[None]:
-    """Execute again and again in the block; check that no execution has failed, and that there were some to its end."""
+def under_load(path: Path) -> Iterator[Callable[[], None]]:
+    """Execute again and again in the block, and check that no execution fails. Yield what waits for the next one."""
     ended, counts = threading.Event(), [0]
 
     def execute() -> None:
@@ -211,24 +247,26 @@ def under_load(path: Path) -> Iterator[None]:
             while not ended.is_set():
                 counts[0] += burst.execute(one(counts[0])) == (one(counts[0]),)
 
+    def wait_for_next() -> None:
+        before = counts[0]
+        until(lambda: counts[0] > before or not thread.is_running, "an execution")
+        assert thread.is_running, thread.error
+
     thread = InThread.start(execute)
-    until(lambda: counts[0] > 0 or not thread.is_running, "the first execution")  # `connect` itself is not repeated
-    yield
-    before = counts[0]
-    until(lambda: counts[0] > before or not thread.is_running, "an execution after the last restart")
-    ended.set()
+    try:
+        yield wait_for_next
+    finally:
+        ended.set()
     assert thread.wait().error is None
 
 
 def test_restarts_lose_no_request(manager: Manager) -> None:
-    daemon = manager.started()
-    with under_load(manager.path):
+    with ExitStack() as last, under_load(manager.path) as wait_for_next:
         for _ in range(RESTARTS):
-            stop(daemon)
-            daemon.close()
-            daemon = manager.started()
-    stop(daemon)
-    daemon.close()
+            with driver_of(manager):
+                wait_for_next()
+        last.enter_context(driver_of(manager))
+        wait_for_next()
 
 
 @pytest.mark.skipif(shutil.which("systemd-socket-activate") is None, reason="there is no systemd-socket-activate")

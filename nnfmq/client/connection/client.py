@@ -23,7 +23,7 @@ from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.device import Device
 from nnfmq.client.connection.hosted_choice import FileOptions, GivenModel, Hosting
-from nnfmq.client.connection.open_connections import CLOSED, DriverEnding
+from nnfmq.client.connection.open_connections import CLOSED, DriverEnding, NotAccepted
 from nnfmq.client.connection.prepare_arguments import (
     ClassArgument,
     ModelArgument,
@@ -475,7 +475,7 @@ class Client(Closable):
         while True:
             try:
                 return call(self._live_connection(deadline_ns), deadline_ns)
-            except DeadObject as error:
+            except (DeadObject, NotAccepted) as error:
                 is_ending = isinstance(error, DriverEnding)
                 if self._connect_again is None or (has_died and not is_ending):
                     raise
@@ -583,7 +583,7 @@ class Client(Closable):
         Raises what `connect` raises.
         """
         try:
-            await _beside_tasks(self._connection.wait_until_ready)
+            await _beside_tasks(self._wait_until_ready)
         except BaseException:
             await _beside_tasks(self.close)
             raise
@@ -591,6 +591,16 @@ class Client(Closable):
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    def _wait_until_ready(self) -> None:
+        """Wait for the driver's reply to Hello; if it ends before and the client recovers, for its successor's."""
+        connection = self._connection
+        try:
+            connection.wait_until_ready()
+        except NotAccepted:
+            if not self.recovers:
+                raise
+            self._live_connection(connection.start_deadline_ns)
+
     ) -> None:
         """Close the client; other tasks of the event loop run meanwhile."""
         await _beside_tasks(self.close)

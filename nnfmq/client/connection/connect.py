@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nnfmq.base import settings
 from nnfmq.base.channel import Channel
-from nnfmq.base.deadlines import deadline_after
+from nnfmq.base.deadlines import deadline_after, has_passed
 from nnfmq.base.paths import accounts_of, check_socket_directory, client_socket, is_socket_named, models_socket
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S, INTERFACE, level_of
-from nnfmq.client.connection.open_connections import CLOSED
+from nnfmq.client.connection.open_connections import CLOSED, NotAccepted
 from nnfmq.hal.errors import BadState, DeviceUnavailable, InvalidArgument
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ def connect(
             that the driver keeps for that when all others are taken, and can prepare no model.
 
     Raises:
-        DeviceUnavailable: If no driver can be reached, or it runs as another user, or it exits while it starts.
+        DeviceUnavailable: If no driver can be reached, or it runs as another user, or it exits while it starts. One
+            that ends before it has read the client's first message is no error: within `timeout`, or 10 s, the client
+            waits for its successor.
         GeneralFailure: If the driver rejects this client, for example because its configuration is not valid, or it
             does not give the class.
         MissedDeadlineTransient: If the timeout passes.
@@ -103,10 +105,11 @@ def connect(
         return LateClient(partial(_connect_when_listening, socket_path, options, deadline_ns))
     if wait:
         return _connect_when_listening(socket_path, options, deadline_ns, lambda: False)
+    may_embed = path is None and embedded is None
     try:
-        return _connect_to(socket_path, options, deadline_ns)
+        return _connect_or_wait(socket_path, options, deadline_ns, waits=not may_embed)
     except DeviceUnavailable as error:
-        if path is not None or embedded is False:
+        if not may_embed:
             raise _with_remedy(error, socket_path, is_default=path is None) from error
         if is_socket_named():
             _check_directory(socket_path, server_uid)  # an error in the configuration must not go unnoticed
@@ -175,6 +178,24 @@ def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Clien
             connection.wait_until_ready(deadline_ns)
         undo.pop_all()
     return client
+
+
+def _connect_or_wait(path: Path, options: _Options, deadline_ns: int | None, *, waits: bool) -> Client:
+    """Connect to the driver that listens; if it ends before it accepts this client, to its successor.
+
+    `waits`: for a successor that does not listen yet, until the deadline or for 10 s. One that has ended has left the
+    socket to its service manager or its successor, or another one is about to start: nobody knows which.
+    """
+    while True:
+        try:
+            return _connect_to(path, options, deadline_ns)
+        except NotAccepted:
+            limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
+            if waits:
+                return _connect_when_listening(path, options, limit_ns, lambda: False)
+            if has_passed(limit_ns):
+                raise
+        time.sleep(_RETRY_S)
 
 
 def _start_connection(channel: Channel, options: _Options, deadline_ns: int | None) -> Connection:

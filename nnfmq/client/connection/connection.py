@@ -267,7 +267,7 @@ class DriverStart:
 
     def __init__(self, deadline_ns: int | None) -> None:
         self.reply: HelloReply | None = None
-        self._deadline_ns = deadline_ns
+        self.deadline_ns = deadline_ns
         self._has_exited = False
         self._future: Future[HelloReply] = Future()
 
@@ -281,12 +281,16 @@ class DriverStart:
         """Let every wait raise `error`, unless the start has ended or failed before. Does not block."""
         self._future.set_exception(error)
 
-    def fail_with_exit(self, reason: str) -> None:
-        """Fail because of the driver's exit, unless the start has ended or failed before. Does not block."""
+    def fail_with_exit(self, reason: str, *, has_successor: bool) -> None:
+        """Fail because of the driver's exit, unless the start has ended or failed before. Does not block.
+
+        `has_successor`: another driver may serve the client, which this one has not heard.
+        """
         if not self._has_exited:
             self._has_exited = True
             vlog("manager", "the connection has ended: %s", reason)
-        self.fail(DeviceUnavailable(f"the driver exited before it replied: {reason}"))
+        kind = open_connections.NotAccepted if has_successor else DeviceUnavailable
+        self.fail(kind(f"the driver exited before it replied: {reason}"))
 
     def wait(self, deadline_ns: int | None) -> HelloReply:
         """Return the reply; block until it arrives.
@@ -296,7 +300,7 @@ class DriverStart:
             NnfmqError: The error with which the start failed.
         """
         if self.reply is None:
-            deadlines = [at for at in (deadline_ns, self._deadline_ns) if at is not None]
+            deadlines = [at for at in (deadline_ns, self.deadline_ns) if at is not None]
             return self._future.result(min(deadlines, default=None))
         return self.reply
 
@@ -423,6 +427,11 @@ class Connection(DroppedConnection):
         return self._driver_start.wait(deadline_ns)
 
     @property
+    @property
+    def start_deadline_ns(self) -> int | None:
+        """The end of every wait for the driver's reply to Hello."""
+        return self._driver_start.deadline_ns
+
     def has_started(self) -> bool:
         """Whether the driver has accepted this client. Does not block."""
         return self._driver_start.reply is not None
@@ -842,7 +851,9 @@ class Connection(DroppedConnection):
         for peer in peers:
             watcher.notify_peer_death(peer)
         self.close_own_bursts()
-        self._driver_start.fail_with_exit(self._close_reason)
+        self._driver_start.fail_with_exit(
+            self._close_reason, has_successor=self._channel.left_unread and self.end_process is None
+        )
         error = DeadObject(self._close_reason)
         for pending in pending_calls.values():
             pending.handler.set_exception(error)

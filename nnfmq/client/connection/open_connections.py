@@ -10,7 +10,7 @@ import os
 import weakref
 from typing import Protocol
 
-from nnfmq.hal.errors import BadState, DeadObject, NnfmqError
+from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, NnfmqError
 
 CLOSED = "this client is closed"
 """Why a connection has ended that this process has closed."""
@@ -26,6 +26,10 @@ class ForkAware(Protocol):
 
 class DriverEnding(DeadObject):
     """The driver has asked the client to leave, and has not executed the call: its successor may execute it."""
+
+
+class NotAccepted(DeviceUnavailable):
+    """A driver that listened has ended before it read this client's Hello: its successor may serve the client."""
 
 
 def closed_error(reason: str) -> NnfmqError:
