@@ -111,7 +111,7 @@ _ACTIONS = {
         _for_list,
     ),
     "set": CommandAction(
-        "give a client another class, until it leaves; print the client",
+        "give a client another class, until it is closed; print the client",
         ("nnfmq client set 4711 --class batch", "nnfmq client set 4711 --class normal --connect lab.sock"),
         _for_set,
     ),

@@ -6,7 +6,8 @@ different times. What tells who has a slot and which rows it has changes togethe
 and even afterwards, and a reader that saw it change reads again (SYNC rows in `_recorder.pyx`).
 
 What a client measures itself it writes to a page of its own, a memory with a row of calls for each row of its models.
-The supervisor copies the page into the client's slot before somebody reads. Nobody but the client answers for it.
+The supervisor copies the rows into the client's slot before somebody reads. Nobody but the client answers for them. In
+the same page the supervisor tells the client which class it was given, so that it asks the next driver for that.
 
 A histogram counts durations. Below 1 µs its buckets are 125 ns wide; above, each octave from 2^k to 2^(k+1) µs has 8
 buckets of equal width. So a bucket's middle is at most 1/16 (6.25 %) away from any duration in it. The last bucket,
@@ -115,7 +116,9 @@ QUEUE_NS: Final = 1  # sum of the times between client and driver, both ways
 CLIENT_HISTOGRAM: Final = 8
 QUEUE_HISTOGRAM: Final = CLIENT_HISTOGRAM + BUCKETS
 CALLS_WORDS: Final = QUEUE_HISTOGRAM + BUCKETS
-PAGE_BYTES: Final = MODELS_MAX * CALLS_WORDS * WORD_BYTES
+CALLS_BYTES: Final = MODELS_MAX * CALLS_WORDS * WORD_BYTES
+GIVEN_CLASS: Final = MODELS_MAX * CALLS_WORDS  # after the rows: the `ClientClass` set while it runs, by the supervisor
+PAGE_BYTES: Final = CALLS_BYTES + WORD_BYTES
 PAGE: Final = "nnfmq-calls"
 CALLS_AHEAD_MAX: Final = 64  # of the driver's counts: executions that it has not counted yet
 

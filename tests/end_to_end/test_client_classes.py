@@ -10,7 +10,17 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from support.core_page import SLOTS, Page, opened_page
-from support.drivers import LIMIT_S, Daemon, InThread, Process, Program, running_daemon, short_folder, until
+from support.drivers import (
+    LIMIT_S,
+    Daemon,
+    InThread,
+    Process,
+    Program,
+    kill_worker,
+    running_daemon,
+    short_folder,
+    until,
+)
 from support.models import slow_model
 
 import nnfmq
@@ -256,3 +266,24 @@ def test_the_command_shows_and_changes_classes(driver: Daemon, capsys: pytest.Ca
         assert (
             f"has no client 1; allowed are an id or a pid of `nnfmq client list`: {worker}" in capsys.readouterr().err
         )
+@pytest.mark.parametrize(
+    ("environment", "expected"), [({}, INTERACTIVE), ({"NNFMQ_INTERACTIVE_UIDS": ""}, NORMAL)], ids=["kept", "refused"]
+)
+def test_a_class_given_at_run_time_outlives_the_worker_and_the_driver(
+    environment: dict[str, str], expected: ClientClass, caplog: pytest.LogCaptureFixture
+) -> None:
+    with short_folder() as folder:
+        path = folder / "d.sock"
+        arguments = ["-P", "-c", UNPRIVILEGED, path]
+        with running_daemon(path, arguments=arguments) as daemon, connect(daemon) as administrator:
+            client = daemon.connect(recover=True)
+            for given in (BATCH, INTERACTIVE):
+                administrator.set_client_class(given, client.worker_pid)
+                kill_worker(client)
+                assert class_of(client) is given
+        with client, running_daemon(path, environment=environment, arguments=arguments):
+            assert class_of(client) is expected
+            client.close()
+    assert ("the class interactive is not kept: " in caplog.text) == (expected is NORMAL)
+
+

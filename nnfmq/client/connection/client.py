@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from nnfmq.base.channel import Channel
     from nnfmq.client.model.compiled_model import CompiledModel
     from nnfmq.client.named.models import ConnectRepository, NamedModels, ServedModel
+    from nnfmq.hal.client_class import ClientClass
     from nnfmq.hal.preparation import DeviceChoice
     from nnfmq.importers.file_format import ModelSource, SourceArgument
     from nnfmq.importers.loaded_model import LoadedModel
@@ -254,7 +255,7 @@ class Client(Closable):
         """Give a client of this driver the class "interactive", "normal" or "batch"; blocks until it has effect.
 
         `worker_pid` is the pid of the process that serves it (`ClientStatistics.worker_pid`); by default this client's.
-        A client that connects again gets the class that it asks for, or the driver decides.
+        A client that connects again asks for this class, and gets it if the driver gives it by request.
 
         Raises:
             InvalidArgument: If the class is another one.
@@ -536,6 +537,7 @@ class Client(Closable):
             if self._is_closed:  # by another thread, which did not see the new one
                 new.close()
             infos = {info.name: info for info in _list_devices(new._connection, deadline_ns)}
+            _request_class(new._connection, self._connection.given_class, deadline_ns)
         except BaseException:
             new.close()
             raise
@@ -589,8 +591,6 @@ class Client(Closable):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     def _wait_until_ready(self) -> None:
         """Wait for the driver's reply to Hello; if it ends before and the client recovers, for its successor's."""
         connection = self._connection
@@ -601,6 +601,8 @@ class Client(Closable):
                 raise
             self._live_connection(connection.start_deadline_ns)
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         """Close the client; other tasks of the event loop run meanwhile."""
         await _beside_tasks(self.close)
@@ -616,6 +618,17 @@ async def _beside_tasks(function: Callable[[], object]) -> None:
 def _list_devices(connection: Connection, deadline_ns: int | None) -> list[DeviceInfo]:
     message = messages.ListDevices(connection.next_call_id())
     return valid_devices(connection.exchange(message, messages.DeviceList, (), deadline_ns).devices)
+
+
+def _request_class(connection: Connection, given: ClientClass | None, deadline_ns: int | None) -> None:
+    """Ask a driver for the class that its predecessor has given this client, if it has; a refusal changes nothing."""
+    if given is None:
+        return
+    try:
+        message = messages.SetClientClass(connection.next_call_id(), 0, given)
+        connection.call(message, messages.Reply, (), deadline_ns)
+    except GeneralFailure as error:
+        _log.warning("the class %s is not kept: %s", given.name.lower(), error)
 
 
 def _refuse_repository(_deadline_ns: int | None, _is_closed: IsClosed, _has_listened: bool) -> Channel:

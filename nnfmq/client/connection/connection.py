@@ -43,7 +43,7 @@ from nnfmq.hal.errors import (
     status_for_error,
 )
 from nnfmq.hal.types import Pool, SharedPool
-from nnfmq.observe.statistics_layout import MODELS_MAX, PAGE_BYTES
+from nnfmq.observe.statistics_layout import CALLS_BYTES, MODELS_MAX, PAGE_BYTES
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import ConnectionState, PeerRole
 from nnfmq.serialize.messages import HelloReply
@@ -361,6 +361,7 @@ class Connection(DroppedConnection):
         self._watches: list[watcher.ReaderHandle] = []
         self._late_sends = LateSends(weak_call(self._on_channel_error))
         self._page: Memory | None = None
+        self._given_class: ClientClass | None = None
 
     @classmethod
     def start(
@@ -427,11 +428,11 @@ class Connection(DroppedConnection):
         return self._driver_start.wait(deadline_ns)
 
     @property
-    @property
     def start_deadline_ns(self) -> int | None:
         """The end of every wait for the driver's reply to Hello."""
         return self._driver_start.deadline_ns
 
+    @property
     def has_started(self) -> bool:
         """Whether the driver has accepted this client. Does not block."""
         return self._driver_start.reply is not None
@@ -621,7 +622,7 @@ class Connection(DroppedConnection):
         """
         from nnfmq.observe.recorder_core import Calls  # a client that prepares no model needs none
 
-        page, size = self._page, PAGE_BYTES // MODELS_MAX
+        page, size = self._page, CALLS_BYTES // MODELS_MAX
         if page is None or page.closed or row >= MODELS_MAX:
             return Calls(bytearray(size))
         return Calls(page.view[row * size : (row + 1) * size])
@@ -886,7 +887,17 @@ class Connection(DroppedConnection):
         open_connections.discard(self)
         self._thread_use.end()
 
+    @property
+    def given_class(self) -> ClientClass | None:
+        """The class that the client was given after it had connected; None if it has that of its start."""
+        page = self._page
+        if page is not None and not page.closed:
+            with contextlib.suppress(ValueError, BadState):  # it says 0, or anything; or it was closed meanwhile
+                self._given_class = ClientClass(int.from_bytes(page.view[CALLS_BYTES:PAGE_BYTES], "little"))
+        return self._given_class
+
     def _close_page(self) -> None:
+        self._given_class = self.given_class
         page, self._page = self._page, None
         if page is not None:
             page.close()

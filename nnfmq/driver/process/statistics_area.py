@@ -97,7 +97,7 @@ class StatisticsArea:
 
     def _copy_page(self, slot: int, page: Memory) -> None:
         begin = (layout.slot_at(slot) + layout.CALLS_AT) * WORD_BYTES
-        self._view[begin : begin + layout.PAGE_BYTES] = page.view[: layout.PAGE_BYTES]
+        self._view[begin : begin + layout.CALLS_BYTES] = page.view[: layout.CALLS_BYTES]
 
     def set(self, word: int, value: int) -> None:
         """Publish a word of the header."""
@@ -232,6 +232,10 @@ class SharedStatistics(StatisticsArea, Closable):
             super().set_client_class(slot, client_class)
         else:
             own.set_client_class(0, client_class)
+
+    def tell_class(self, slot: int, client_class: int) -> None:
+        """Tell the client that has a slot, in its page, which class it was given while it runs."""
+        self._pages[slot].view[layout.CALLS_BYTES : layout.PAGE_BYTES] = client_class.to_bytes(WORD_BYTES, "little")
 
     def take_slot(self, slot: int, uid: int = 0) -> Memory:
         """Prepare a slot for a worker, and return the page of its client, which stays owned by this object.

@@ -272,6 +272,8 @@ class WorkerProcesses:
             _log.info("client has the class %s now", client_class.name.lower(), extra=about(changed.logged))
         return reason
 
+        if not reason:
+            self._statistics.tell_class(changed.slot - 1, client_class)
     def _cache_for(self, uid: int) -> SharedCacheServer:
         """Return the shared cache of the clients of a uid: of all, if this driver serves one user."""
         user = None if self._uids is None else uid
