@@ -52,6 +52,7 @@ from nnfmq.lab.listening_driver import started_daemon
 MODEL = "models/mobilenet_v1_0.75_192_quant.tflite"
 P99_LIMIT, LEFT_LIMIT, JAIN_LIMIT = 1.5, 0.7, 0.95
 TRIALS = ("alone", "batch", "classes", "equal")
+_COMPILED = "compiled"
 _CONNECT_S = 60.0
 _WARM_UP = 20
 _SEED = 7
@@ -69,6 +70,7 @@ class ClientJob:
     model: Path
     socket: str
     limit_s: int
+    device: str = _COMPILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +110,13 @@ def _cpu_ns(client: nnfmq.Client) -> int:
 
 @contextmanager
 def _opened(job: ClientJob) -> Iterator[tuple[nnfmq.Client, Callable[[], object]]]:
-    """The device `compiled` of the driver, over a burst; arrays are written to and read from its memory."""
+    """A device of the driver, over a burst; arrays are written to and read from its memory."""
     with (
         nnfmq.connect(job.socket, timeout=_CONNECT_S) as client,
-        client.device("compiled").prepare(
-            nnfmq.load(job.model), preference=ExecutionPreference.SUSTAINED_SPEED, timeout=job.limit_s
+        client.device(job.device).prepare(
+            nnfmq.load(job.model) if job.device == _COMPILED else job.model,
+            preference=ExecutionPreference.SUSTAINED_SPEED,
+            timeout=job.limit_s,
         ) as prepared,
         prepared.burst() as burst,
     ):
@@ -163,6 +167,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, default=2, help="batch clients (default: 2)")
     parser.add_argument("--model", type=Path, help=f"of all clients (default: {MODEL} in $NNFMQ_DATA)")
     parser.add_argument("--batch-model", type=Path, help="of the batch clients (default: the same)")
+    parser.add_argument("--batch-device", default=_COMPILED, help="of the batch clients, such as litert")
     parser.add_argument("--quick", action="store_true", help="1 round of 0.2 s: for tests")
     parser.add_argument("--limit", type=positive, default=120, metavar="S", help="time limit of each step in seconds")
 
@@ -179,14 +184,16 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     batch_model = options.batch_model or model
     with ExitStack() as stack:
         daemon = stack.enter_context(started_daemon(folder))
-        jobs = [ClientJob(each, daemon.socket, options.limit) for each in [model, *[batch_model] * options.batch]]
+        jobs = [ClientJob(model, daemon.socket, options.limit)]
+        jobs += [ClientJob(batch_model, daemon.socket, options.limit, options.batch_device)] * options.batch
         clients = [stack.enter_context(started_child(client_main, job, name="client")) for job in jobs]
         for client in clients:
             client.receive(options.limit + GRACE_S)
         rounds = [_round(clients, number, options) for number in range(options.rounds)]
     targets = _targets(rounds)
     conditions = {
-        "model": model.name, "batch_model": batch_model.name, "batch_clients": options.batch, "rate": options.rate,
+        "model": model.name, "batch_model": batch_model.name, "batch_clients": options.batch,
+        "batch_device": options.batch_device, "rate": options.rate,
         "rounds": options.rounds, "seconds": options.seconds,
         "other_load_in_cores": [each["other_load"] for each in rounds],
     }  # fmt: skip

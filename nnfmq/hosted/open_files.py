@@ -70,6 +70,7 @@ class OpenFile(Generic[ModelT]):
 
     Attributes:
         model: What the runtime has opened.
+        threads: How many threads an execution uses.
         is_charged: Whether everything is charged, also what the first execution took.
     """
 
@@ -84,9 +85,10 @@ class OpenFile(Generic[ModelT]):
         self._shared = tuple(shared)
         self._charges: list[Charge | None] = []
         self._before_run: int | None = None
-        self._threads = self._stack_bytes = 0
+        self.threads = threads
+        self._taken = self._stack_bytes = 0
         take_threads(threads - 1)
-        self._threads, self._stack_bytes = threads - 1, (threads - 1) * _stack_bytes()
+        self._taken, self._stack_bytes = threads - 1, (threads - 1) * _stack_bytes()
         add_to_limit(self._stack_bytes)
         before = _private_bytes()
         self.model = open_file()
@@ -113,7 +115,7 @@ class OpenFile(Generic[ModelT]):
     def __del__(self) -> None:
         self.__dict__.pop("model", None)  # first: its threads end
         add_to_limit(-self._stack_bytes)
-        return_threads(self._threads)
+        return_threads(self._taken)
 
 
 def _stack_bytes() -> int:

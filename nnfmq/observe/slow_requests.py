@@ -268,12 +268,12 @@ class _Context:
             self.driver_slices[driver.pid, driver.thread].append(driver)
 
     def pauses_of(self, request: RequestStages) -> list[Slice]:
-        """Return the pauses of a request's engine."""
-        engine = request.engine
-        if engine is None:
+        """Return the pauses of a request's worker: in the engine, or before it if that executes as a whole."""
+        driver = request.driver
+        if driver is None:
             return []
-        found = self.pauses.get((engine.pid, engine.thread), [])
-        return [one for one in found if one.begin_ns < engine.end_ns and one.end_ns > engine.begin_ns]
+        found = self.pauses.get((driver.pid, driver.thread), [])
+        return [one for one in found if one.begin_ns < driver.end_ns and one.end_ns > driver.begin_ns]
 
 
 def _certain_stops(trace: Trace) -> Iterator[Stop]:

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING
 
-from nnfmq.observe.trace_layout import RAN, STANDARD_NAMES, WAITED
+from nnfmq.hal.client_class import ClientClass
+from nnfmq.observe.trace_layout import PAUSED, RAN, STANDARD_NAMES, WAITED
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -61,6 +62,11 @@ class TraceRecorder:
     def slice(self, name: str, begin_ns: int, end_ns: int, request: int = 0) -> None:
         """Record a slice of this thread."""
         self.ring.slice(self.id_of(name), request, begin_ns, end_ns)
+
+    def pauses(self, found: Iterable[tuple[int, int, int]]) -> None:
+        """Record pauses of this thread: begin, end, and the class for which it paused."""
+        for begin_ns, end_ns, for_class in found:
+            self.slice(f"{PAUSED} for {ClientClass(for_class).name.lower()} clients", begin_ns, end_ns)
 
     def sample_times(self) -> None:
         """Record for how long this thread has run, and waited for a CPU (schedstat), since the last sample of it."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -193,6 +195,51 @@ def test_a_batch_client_pauses_and_has_the_cores_at_once_when_its_class_changes(
 
 
 @only_the_compiled_core_pauses
+@pytest.mark.parametrize("runtime", ["litert", "onnxruntime"])
+def test_an_execution_of_a_hosted_runtime_pauses_before_it_begins(driver: Daemon, runtime: str, tmp_path: Path) -> None:
+    """At most until its deadline, or until its class changes."""
+    with (
+        connect(driver, "batch") as client,
+        connect(driver) as administrator,
+        client.device(runtime).prepare(hosted_file(runtime, tmp_path)) as model,
+        model.burst() as burst,
+        opened_page(driver) as page,
+    ):
+        inputs = [np.ones([size or 1 for size in each.shape], each.dtype) for each in model.inputs]
+        expected = burst.execute(*inputs, timeout=LIMIT_S)[0]
+        number = page.classes.index(BATCH)
+        page.compute(OTHER, INTERACTIVE, CORES)
+        try:
+            running = InThread.start(lambda: burst.execute(*inputs, timeout=LIMIT_S))
+            until(lambda: any(page.paused), "its worker pauses")
+            administrator.set_client_class("interactive", client.worker_pid)
+            assert np.array_equal(running.wait(5).value[0], expected)
+            administrator.set_client_class("batch", client.worker_pid)
+            begin_ns = time.monotonic_ns()
+            with suppress(nnfmq.MissedDeadline):
+                burst.execute(*inputs, timeout=0.2)
+            assert time.monotonic_ns() - begin_ns < 500_000_000  # less than a pause
+        finally:
+            page.end(OTHER)
+        assert not any(page.paused)
+        until(lambda: not page.busy[number], "it is busy no more")
+
+
+def hosted_file(runtime: str, folder: Path) -> Path:
+    """Return a model file for a runtime that is installed."""
+    if runtime == "litert":
+        pytest.importorskip("ai_edge_litert", reason="LiteRT is not installed")
+        return Path(nnfmq.example_path("digits.tflite"))
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    onnx = pytest.importorskip("onnx", reason="ONNX is not installed")
+    value = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8]) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "relu", value[:1], value[1:])
+    path = folder / "relu.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@only_the_compiled_core_pauses
 def test_a_batch_client_goes_on_when_the_worker_for_which_it_pauses_is_killed(driver: Daemon) -> None:
     with (
         connect(driver, "batch") as client,
@@ -242,6 +289,27 @@ def test_a_killed_batch_client_leaves_no_pause_behind(driver: Daemon) -> None:
             page.end(OTHER)
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"), [({}, INTERACTIVE), ({"NNFMQ_INTERACTIVE_UIDS": ""}, NORMAL)], ids=["kept", "refused"]
+)
+def test_a_class_given_at_run_time_outlives_the_worker_and_the_driver(
+    environment: dict[str, str], expected: ClientClass, caplog: pytest.LogCaptureFixture
+) -> None:
+    with short_folder() as folder:
+        path = folder / "d.sock"
+        arguments = ["-P", "-c", UNPRIVILEGED, path]
+        with running_daemon(path, arguments=arguments) as daemon, connect(daemon) as administrator:
+            client = daemon.connect(recover=True)
+            for given in (BATCH, INTERACTIVE):
+                administrator.set_client_class(given, client.worker_pid)
+                kill_worker(client)
+                assert class_of(client) is given
+        with client, running_daemon(path, environment=environment, arguments=arguments):
+            assert class_of(client) is expected
+            client.close()
+    assert ("the class interactive is not kept: " in caplog.text) == (expected is NORMAL)
+
+
 def test_an_embedded_driver_shows_a_class_that_has_no_effect() -> None:
     with nnfmq.connect(embedded=True, client_class="batch", recover=False) as client:
         assert class_of(client) is BATCH
@@ -266,24 +334,3 @@ def test_the_command_shows_and_changes_classes(driver: Daemon, capsys: pytest.Ca
         assert (
             f"has no client 1; allowed are an id or a pid of `nnfmq client list`: {worker}" in capsys.readouterr().err
         )
-@pytest.mark.parametrize(
-    ("environment", "expected"), [({}, INTERACTIVE), ({"NNFMQ_INTERACTIVE_UIDS": ""}, NORMAL)], ids=["kept", "refused"]
-)
-def test_a_class_given_at_run_time_outlives_the_worker_and_the_driver(
-    environment: dict[str, str], expected: ClientClass, caplog: pytest.LogCaptureFixture
-) -> None:
-    with short_folder() as folder:
-        path = folder / "d.sock"
-        arguments = ["-P", "-c", UNPRIVILEGED, path]
-        with running_daemon(path, arguments=arguments) as daemon, connect(daemon) as administrator:
-            client = daemon.connect(recover=True)
-            for given in (BATCH, INTERACTIVE):
-                administrator.set_client_class(given, client.worker_pid)
-                kill_worker(client)
-                assert class_of(client) is given
-        with client, running_daemon(path, environment=environment, arguments=arguments):
-            assert class_of(client) is expected
-            client.close()
-    assert ("the class interactive is not kept: " in caplog.text) == (expected is NORMAL)
-
-

@@ -34,6 +34,7 @@ from nnfmq.driver.execution.order import LONG_NS, ClientOrder, RunTimes
 from nnfmq.driver.memory.buffers import ManagedBuffers
 from nnfmq.driver.memory.quota import QuotaCharge
 from nnfmq.driver.session.error_translation import RECOVERABLE_ERRORS, errors_to_status
+from nnfmq.engines.compiled.thread_pool import default_thread_pool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions, run_options
 from nnfmq.hal.errors import (
     DeadObject,
@@ -207,6 +208,33 @@ class OrderedExecution(MappedExecution):
                 self._order.wake_next()
         times.add(self.engine_end_ns - self.engine_begin_ns)
         return shapes
+
+
+class PausingExecution(OrderedExecution):
+    """An `OrderedExecution` of code that does not look at other workers: all of it pauses for higher classes.
+
+    `threads` is how many threads it uses.
+    """
+
+    __slots__ = ("_pool", "_threads")
+
+    def __init__(self, program: BoundProgram, prepared: DriverPreparedModel, order: ClientOrder, threads: int) -> None:
+        super().__init__(program, prepared, order)
+        self._pool = default_thread_pool()
+        self._threads = threads
+
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        """See `BoundExecution.run`. Blocks while clients of higher classes use all cores, at most until the deadline.
+
+        That is a part of the client's time only (docs/explanation/scheduling.md).
+        """
+        pauses = self._pool.begin_work(options.deadline_ns)
+        try:
+            if pauses and TRACING.recorder is not None:
+                TRACING.recorder.pauses(pauses)
+            return super().run(options)
+        finally:
+            self._pool.end_work(self._threads)
 
 
 class StagedExecution:
@@ -388,6 +416,8 @@ class DriverPreparedModel(Struct, frozen=True):
         program = self.program.bind(inputs, outputs)
         if self.order is None:
             return MappedExecution(program, self.status_byte, self.recorder)
+        if self.kind is ProgramKind.OTHER:
+            return PausingExecution(program, self, self.order, getattr(self.program, "threads", 1))
         return OrderedExecution(program, self, self.order)
 
     @contextmanager

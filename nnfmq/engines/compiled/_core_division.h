@@ -193,9 +193,10 @@ static inline void nnfmq_sleep_paused(const nnfmq_core_division *division, uint3
     syscall(SYS_futex, division->resumed, FUTEX_WAIT, seen, &timeout, NULL, 0); /* the caller looks again */
 }
 
-/* Pauses until a core is left, or the process has paused for long enough; returns how many threads it may use. Call it if
- * `nnfmq_share` is 0. */
-static inline int64_t nnfmq_wait_for_core(const nnfmq_core_division *division, nnfmq_pauses *pauses, int64_t most) {
+/* Pauses until a core is left, or the process has paused for long enough, or `until_ns`; returns how many threads it may
+ * use. Call it if `nnfmq_share` is 0. */
+static inline int64_t nnfmq_wait_for_core(const nnfmq_core_division *division, nnfmq_pauses *pauses, int64_t most,
+                                          int64_t until_ns) {
     _Atomic uint8_t *const paused = division->paused + division->number;
     const int64_t begin = nnfmq_clock(), for_class = nnfmq_highest_busy(division);
     int64_t now = begin, share = 0;
@@ -203,7 +204,7 @@ static inline int64_t nnfmq_wait_for_core(const nnfmq_core_division *division, n
     pauses->credit_ns += earned < NNFMQ_PAUSE_CREDIT_NS ? earned : NNFMQ_PAUSE_CREDIT_NS;
     if (pauses->credit_ns > NNFMQ_PAUSE_CREDIT_NS)
         pauses->credit_ns = NNFMQ_PAUSE_CREDIT_NS;
-    while (!share && pauses->credit_ns > 0) {
+    while (!share && pauses->credit_ns > 0 && now < until_ns) {
         const uint32_t seen = atomic_load_explicit(division->resumed, memory_order_acquire);
         if (!pauses->stuck_ns || seen != pauses->seen) {
             pauses->stuck_ns = now;
@@ -253,6 +254,17 @@ static inline void nnfmq_end_run(const nnfmq_core_division *division, int64_t th
     atomic_store_explicit(division->own, 0, memory_order_seq_cst); /* SYNC resume */
     if (!atomic_load_explicit((const _Atomic uint8_t *)division->claims + division->number, memory_order_relaxed))
         nnfmq_resume(division);
+}
+
+/* Begins work of other code than launches; pauses before, no longer than until `until_ns`. Ends with `nnfmq_end_run`. */
+static inline void nnfmq_begin_work(const nnfmq_core_division *division, nnfmq_pauses *pauses, int64_t until_ns) {
+    nnfmq_begin_run(division);
+    if (!division->classes)
+        return;
+    if (nnfmq_share(division, 1))
+        pauses->stuck_ns = 0;
+    else
+        nnfmq_wait_for_core(division, pauses, 1, until_ns);
 }
 
 #endif

@@ -32,6 +32,8 @@ cdef extern from "_thread_pool.h" nogil:
     ctypedef struct nnfmq_pauses:
         int64_t count
         nnfmq_pause_times *last
+    void nnfmq_begin_work(const nnfmq_core_division *division, nnfmq_pauses *pauses, int64_t until_ns)
+    void nnfmq_end_run(const nnfmq_core_division *division, int64_t threads)
     const int NNFMQ_POOL_MAX_WORKERS
     nnfmq_pool *nnfmq_pool_new()
     void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, nnfmq_pauses *pauses,
@@ -58,6 +60,18 @@ cdef inline int64_t monotonic_ns() noexcept nogil:
     return now.tv_sec * 1000000000 + now.tv_nsec
 
 
+cdef list take(nnfmq_pauses *pauses):
+    """Return the pauses that were kept, and forget them."""
+    cdef nnfmq_pause_times each
+    cdef int64_t number
+    found = []
+    for number in range(pauses.count):
+        each = pauses.last[number]
+        found.append((each.begin_ns, each.end_ns, each.for_class))
+    pauses.count = 0
+    return found
+
+
 @cython.final
 cdef class LaunchCore:
     """Memory of a pool, and the loops of its threads."""
@@ -65,6 +79,7 @@ cdef class LaunchCore:
     cdef nnfmq_pool *pool
     cdef nnfmq_core_division division
     cdef nnfmq_pauses pauses
+    cdef nnfmq_pauses work_pauses
     cdef int64_t ended_ns  # the last run
 
     def __cinit__(self):
@@ -99,14 +114,20 @@ cdef class LaunchCore:
 
     def take_pauses(self):
         """Return the pauses since the last call: begin, end, and the class for which the process paused."""
-        cdef nnfmq_pause_times each
-        cdef int64_t number
-        found = []
-        for number in range(self.pauses.count):
-            each = self.pauses.last[number]
-            found.append((each.begin_ns, each.end_ns, each.for_class))
-        self.pauses.count = 0
-        return found
+        return take(&self.pauses)
+
+    def begin_work(self, int64_t until_ns):
+        """Begin work of other code than launches; pause before it, and return the pause. Blocks, without the GIL."""
+        if not self.division.words:
+            return []
+        with nogil:
+            nnfmq_begin_work(&self.division, &self.work_pauses, until_ns)
+        return take(&self.work_pauses)
+
+    def end_work(self, int64_t threads):
+        """End the work, which used so many threads."""
+        if self.division.words:
+            nnfmq_end_run(&self.division, threads)
 
     def run(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch, int64_t stride,
             uintptr_t times=0):

@@ -53,6 +53,17 @@ class LaunchCore:
         """
         return []
 
+    def begin_work(self, until_ns: int) -> list[tuple[int, int, int]]:
+        """Begin work of other code than launches, so that other processes see that this one is busy.
+
+        Pauses before it, until `until_ns` at most (CLOCK_MONOTONIC), and returns the pause as `take_pauses`. Blocks,
+        without the GIL. One caller at a time, and no other before `end_work`. Without workers there is nothing to do.
+        """
+        return []
+
+    def end_work(self, threads: int) -> None:
+        """End the work, which used so many threads."""
+
     def run(self, launches: int, first: int, last: int, scratch: int, stride: int, times: int = 0) -> None:
         """Run the launch records from `first` to before `last` of those at address `launches`, with the workers.
 

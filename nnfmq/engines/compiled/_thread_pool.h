@@ -152,7 +152,7 @@ static inline int64_t nnfmq_pool_admit(nnfmq_pool *pool, const nnfmq_core_divisi
     const int64_t active = pool ? atomic_load_explicit(&pool->active, memory_order_relaxed) : 0;
     if (pool)
         atomic_store_explicit(&pool->active, 0, memory_order_relaxed);
-    const int64_t threads = nnfmq_wait_for_core(division, pauses, most);
+    const int64_t threads = nnfmq_wait_for_core(division, pauses, most, INT64_MAX);
     if (pool)
         atomic_store_explicit(&pool->active, active, memory_order_relaxed);
     return threads;

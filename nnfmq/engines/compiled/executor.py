@@ -24,10 +24,8 @@ from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
 from nnfmq.engines.program import ExecutionFrame, OutputWriter
-from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import ResourceExhaustedTransient
 from nnfmq.hal.types import OutputShape
-from nnfmq.observe.trace_layout import PAUSED
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.operations.declaration import Array
 
@@ -121,8 +119,7 @@ class CompiledPartition:
             if self._traced_by is not recorder:
                 self._add_trace_names(recorder)
             recorder.ring.launches(self._name_ids, context.times)
-            for begin_ns, end_ns, for_class in self._pool.take_pauses():
-                recorder.slice(f"{PAUSED} for {ClientClass(for_class).name.lower()} clients", begin_ns, end_ns)
+            recorder.pauses(self._pool.take_pauses())
 
     def _run_with_checks(self, context: ExecutionContext, options: RunOptions, times: int) -> None:
         """Run all launches; check the options before a launch if `_CHECK_PERIOD_NS` have passed since the last check.

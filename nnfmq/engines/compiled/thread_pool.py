@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+_NEVER_NS = 2**63 - 1
 
 RECORD_WORDS = 4
 """64-bit words of a launch record: function, argument array, work items, parallelism."""
@@ -163,6 +164,23 @@ class ThreadPool:
         """Return the pauses of the runs since the last call: begin, end, and the class for which the pool paused."""
         return self._core.take_pauses()
 
+    def begin_work(self, deadline_ns: int | None) -> list[tuple[int, int, int]]:
+        """Begin work of other code than launches; call `end_work` at its end. Blocks, without holding the GIL.
+
+        Other processes see that this one is busy. It pauses before if processes of higher classes use all cores, not
+        beyond the deadline; the pause is returned as by `take_pauses`. Several threads may work at the same time.
+        """
+        with self._work_lock:  # also while it pauses: the next one would have to pause, too
+            self._works += 1
+            return self._core.begin_work(deadline_ns or _NEVER_NS) if self._works == 1 else []
+
+    def end_work(self, threads: int) -> None:
+        """End the work, which used so many threads."""
+        with self._work_lock:
+            self._works -= 1
+            if not self._works:
+                self._core.end_work(threads)
+
     def divide(self, division: CoreDivision, cores: int) -> None:
         """Use no more than a share of `cores` from the next run on: `cores` divided by the number of busy processes.
 
@@ -205,6 +223,7 @@ class ThreadPool:
         self._core = self._new_core()
         self._division = None
         self._in_use = threading.Lock()
+        self._work_lock, self._works = threading.Lock(), 0
         self._threads: list[threading.Thread] = []
 
     def _join_workers(self) -> None:
