@@ -8,11 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.bench import MODES, names_among, opened_model, positive_number, shown_progress
@@ -218,13 +216,12 @@ def _tested(arguments: argparse.Namespace) -> ConfusionMatrix:
     from nnfmq.lab import placement
     from nnfmq.lab.stress.clients import started_clients
     from nnfmq.lab.stress.self_test import ConfusionMatrix, combinations_of, run_self_test, unavailable_causes
-    from nnfmq.lab.stress.trial import TrialSetup, driver_socket
+    from nnfmq.lab.stress.trial import TrialSetup, socket_and_folder
 
     matrix, job = ConfusionMatrix(), _job(arguments)
     with ExitStack() as stack:
         progress = stack.enter_context(shown_progress(arguments.no_color))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nnfmq-")))
-        socket = stack.enter_context(driver_socket(arguments.connect, folder))
+        socket, folder = stack.enter_context(socket_and_folder(arguments.connect))
         job = replace(job, connect=socket)
         (client,) = stack.enter_context(started_clients(job, 1, tick=lambda: progress("the client loads the model")))
         unavailable = unavailable_causes(folder, client.pid)

@@ -28,6 +28,11 @@ class Daemon:
     socket: str
     log: Path
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the driver's files."""
+        return self.log.parent
+
 
 @contextmanager
 def started_daemon(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:
@@ -71,23 +76,40 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A driver with a folder of its own, of which nothing remains, also if the process that wants it is killed.
+# A folder, and a driver in it, of which nothing remains, also if the process that wants them is killed.
+#
+# A child process has them, and outlives this one until it has removed them.
 
 
 @contextmanager
-def kept_daemon() -> Iterator[Daemon]:
-    """Run a driver as `started_daemon` does, in a new folder; at exit, or when this process is killed, both go.
+def kept_folder() -> Iterator[Path]:
+    """Yield a new folder; at exit, or when this process is killed, it is removed with what is in it.
 
-    A child process has the folder and the driver, and outlives this one until it has removed them.
+    Raises:
+        BenchmarkFailed: If it cannot be made.
+    """
+    with started_child(_keep_folder, name="the temporary folder", cleans_up=True) as child:
+        yield child.receive(START_S)
+
+
+@contextmanager
+def kept_daemon(environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:
+    """Run a driver as `started_daemon` does, in a new folder; at exit, or when this process is killed, both go.
 
     Raises:
         BenchmarkFailed: If the driver does not start.
     """
-    with started_child(_keep_daemon, name="the driver", cleans_up=True) as child:
+    with started_child(_keep_daemon, environment, name="the driver", cleans_up=True) as child:
         yield child.receive(START_S + STOP_S)
 
 
-def _keep_daemon(connection: Any) -> None:
-    with tempfile.TemporaryDirectory(prefix="nnfmq-") as folder, started_daemon(Path(folder)) as daemon:
-        connection.send(daemon)
+def _keep_folder(connection: Any) -> None:
+    with tempfile.TemporaryDirectory(prefix="nnfmq-") as folder:
+        connection.send(Path(folder))
         connection.recv()  # nothing comes: until the end
+
+
+def _keep_daemon(connection: Any, environment: Mapping[str, str] | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="nnfmq-") as name, started_daemon(Path(name), environment) as daemon:
+        connection.send(daemon)
+        connection.recv()

@@ -20,7 +20,7 @@ __all__ = [
     "SIDES",
     "UNKNOWN",
     "Cause",
-    "Explained",
+    "Division",
     "holders_text",
     "named",
     "stop_cause",
@@ -59,16 +59,23 @@ class Cause(NamedTuple):
     evidence: str
 
 
-class Explained:
-    """How much of an excess is left to be explained, in ns."""
+class Division:
+    """Divides a request's excess among the evidence: what explains it is taken first, and no more than is left.
 
-    def __init__(self, excess_ns: int) -> None:
+    `excess_ns` is that of the request; `of_sides`, if it is known, that of what happened on each side of SIDES.
+    """
+
+    def __init__(self, excess_ns: int, of_sides: Mapping[str, int] = MappingProxyType({})) -> None:
         self.left_ns = max(excess_ns, 0)
+        self._of_sides = dict(of_sides)
 
-    def take(self, explained_ns: float) -> int:
-        """Return how much of the excess is explained by so much time, and subtract it."""
-        taken = min(self.left_ns, max(round(explained_ns), 0))
+    def take(self, time_ns: float, side: str = "") -> int:
+        """Return how much of the excess so much time explains, on this side if it is of one, and subtract it."""
+        left_ns = min(self.left_ns, self._of_sides.get(side, self.left_ns))
+        taken = min(left_ns, max(round(time_ns), 0))
         self.left_ns -= taken
+        if side in self._of_sides:
+            self._of_sides[side] -= taken
         return taken
 
 

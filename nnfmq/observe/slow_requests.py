@@ -17,10 +17,11 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median_low
 from typing import NamedTuple
 
-from nnfmq.observe.causes import COMPILERS, Cause, Explained, holders_text, ms, named, stop_cause, wait_cause
+from nnfmq.observe.causes import COMPILERS, Cause, Division, holders_text, ms, named, stop_cause, wait_cause
 from nnfmq.observe.machine_record import CpuHolder, Stop
 from nnfmq.observe.trace_files import Slice, Trace
 from nnfmq.observe.trace_layout import PAUSED, STANDARD_NAMES, TURN, WAKE_UP
@@ -302,10 +303,11 @@ def _medians(requests: Iterable[RequestStages]) -> dict[str, int]:
 
 def _explanation(context: _Context, request: RequestStages) -> Explanation:
     excess_ns = max(0, request.total_ns - context.typical_ns)
-    explained, found = Explained(excess_ns), []
+    of_sides = {side: _excess_of_side(context, request, side) for side in request.threads}
+    division, found = Division(excess_ns, of_sides), []
     parts: list[Cause] = []
     for side in request.threads:
-        evidence = _evidence(context, request, side, explained)
+        evidence = _evidence(context, request, side, division)
         found.append(evidence)
         parts += _parts(context, request, evidence)
     total_ns, off_cpu = max(request.total_ns, 1), _OffCpu(context, request, found)
@@ -332,15 +334,11 @@ def _explanation(context: _Context, request: RequestStages) -> Explanation:
     return Explanation(request, excess_ns, stages, operations, named(_joined_stops(found, parts), excess_ns), found)
 
 
-def _evidence(context: _Context, request: RequestStages, side: str, explained: Explained) -> ThreadEvidence:
+def _evidence(context: _Context, request: RequestStages, side: str, division: Division) -> ThreadEvidence:
     """Return what one thread did instead of running, and take it from the excess that is left."""
     trace, (pid, thread) = context.trace, request.threads[side]
-    of_side = Explained(_excess_of_side(context, request, side))
     begin_ns, end_ns = request.begin_ns, request.end_ns
-
-    def take(time_ns: float) -> int:
-        return explained.take(of_side.take(min(time_ns, explained.left_ns)))
-
+    take = partial(division.take, side=side)
     evidence = ThreadEvidence(side, (pid, thread))
     stopped_ns = context.machine.stopped_ns(pid, begin_ns, end_ns)
     evidence.stopped_ns = {how: taken for how, time_ns in stopped_ns.items() if (taken := take(time_ns))}

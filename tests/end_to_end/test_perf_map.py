@@ -36,6 +36,7 @@ def prepared(client: nnfmq.Client) -> nnfmq.PreparedModel:
 def named_functions(pid: int) -> dict[str, tuple[int, int]]:
     """Return begin and end of each function that the file of a process has; of one that was loaded again, the last."""
     lines = [line.split(maxsplit=2) for line in Path(perf_map_path(pid)).read_text().splitlines()]
+    assert lines.pop(0) == ["0", "1", f"nnfmq_in_pid_namespace_{os.stat('/proc/self/ns/pid').st_ino}"]
     return {name: (int(begin, 16), int(begin, 16) + int(size, 16)) for begin, size, name in lines}
 
 
@@ -85,6 +86,24 @@ def test_the_file_of_a_worker_is_removed_when_it_ends(profiled: Daemon, number: 
                 worker.send(number)
                 worker.wait_for_end()
     until(lambda: not os.path.exists(perf_map_path(pid)), "the supervisor has removed the file")
+
+
+def test_the_next_driver_removes_the_file_of_a_worker_that_outlived_its_supervisor() -> None:
+    with short_folder() as folder:
+        daemon = Daemon.start(folder / "d.sock", environment=SETTING)
+        try:
+            client = daemon.connect()
+            worker_file = Path(perf_map_path(client.worker_pid))
+            with Process(client.worker_pid) as worker:
+                daemon.kill()
+                assert client.devices()
+                client.close()
+                worker.wait_for_end()
+            assert worker_file.exists()
+            with running_daemon(folder / "d.sock", environment=SETTING):
+                assert not worker_file.exists()
+        finally:
+            daemon.close()
 
 
 def test_a_driver_without_the_setting_has_no_file(daemon: Daemon) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.drivers import Process, short_folder, until
+from support.drivers import Process, Program, short_folder, until
 
 import nnfmq
 from nnfmq.lab.child_processes import BenchmarkFailed, started_child
-from nnfmq.lab.listening_driver import kept_daemon, started_daemon
+from nnfmq.lab.listening_driver import kept_daemon, kept_folder, started_daemon
 
 
 def test_clients_connect_until_the_block_ends(tmp_path: Path) -> None:
@@ -46,6 +46,25 @@ def test_nothing_remains_of_a_driver_with_a_folder_of_its_own(monkeypatch: pytes
             assert client.driver_pid == daemon.pid and Path(daemon.socket).is_relative_to(folder)
         assert not Path(f"/proc/{daemon.pid}").exists()
         assert list(folder.iterdir()) == []
+
+
+def test_nothing_remains_of_a_folder_with_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    with short_folder() as folder:
+        monkeypatch.setenv("TMPDIR", str(folder))
+        with kept_folder() as kept:
+            assert kept.parent == folder
+            (kept / "file").write_text("content")
+        assert list(folder.iterdir()) == []
+
+
+def test_nothing_remains_of_a_stress_test_that_is_killed() -> None:
+    model = nnfmq.example_path("digits.tflite")
+    arguments = ["-P", "-m", "nnfmq", "stress", model, "--load", "none", "--duration", "60"]
+    with short_folder() as folder:
+        with Program.start(arguments, {"TMPDIR": str(folder)}) as program:
+            until(lambda: any(folder.rglob("driver.sock")), "its driver listens")
+            program.popen.kill()
+        until(lambda: not any(folder.iterdir()), "the folder is removed")
 
 
 def test_nothing_remains_of_it_when_its_parent_is_killed() -> None:

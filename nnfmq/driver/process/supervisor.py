@@ -52,6 +52,7 @@ from nnfmq.driver.process.statistics_area import SharedStatistics, UserLimits
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerSetup, preload
 from nnfmq.driver.process.workers import RepositoryProcess, WorkerProcesses
+from nnfmq.engines.compiled.perf_map import remove_left_perf_maps
 from nnfmq.engines.memory import trim_memory
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument
 from nnfmq.observe import statistics_layout as layout
@@ -438,6 +439,8 @@ def _prepare_workers(
 ) -> WorkerProcesses:
     """Load what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
     preload(has_cache=uids is None)
+    if settings.PERF_MAP.value():
+        remove_left_perf_maps()
     setup = WorkerSetup(entries, installed_plugins(), options)
     clients_max = CLIENTS_MAX if uids is None else min(CLIENTS_MAX, uids.size)
     limits = None if uids is None else UserLimits(user_limit_bytes(), user_clients(clients_max))

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from nnfmq.lab.statistics import percentile
 from nnfmq.lab.stress.records import RequestRecord, StressSample
-from nnfmq.observe.causes import NAMED_SHARE, Cause, ms, named, stop_cause, wait_cause
+from nnfmq.observe.causes import NAMED_SHARE, Cause, Division, ms, named, stop_cause, wait_cause
 
 __all__ = [
     "NAMED_MIN_NS",
@@ -183,45 +183,35 @@ def _stopped(during: Sequence[StressSample], record: RequestRecord, name: str) -
 def _parts(
     record: RequestRecord, seen: _Between, usual: _Usual, excess: int, who_had_cpu: WhoHadCpu
 ) -> Iterator[Cause]:
-    found = [
-        *_stops(seen, excess),
-        *_throttling(seen, excess),
-        *_waits(record, seen, excess, who_had_cpu),
-        *_collections(record, excess),
-        *_page_faults(record, usual, excess),
-    ]
-    yield from found
-    rest = max(0, excess - sum(part.explained for part in found))
-    yield from _backlog(record, rest)  # what delayed the request before, and this one with it, is named already
-    yield from _memory(record, seen, max(0, rest - record.late))
+    division = Division(excess)
+    yield from _stops(seen, division)
+    yield from _throttling(seen, division)
+    yield from _waits(record, seen, division, who_had_cpu)
+    yield from _collections(record, division)
+    yield from _page_faults(record, usual, division)
+    yield from _backlog(record, division)  # what delayed the request before, and this one with it, is named already
+    yield from _memory(record, seen, division)
 
 
-def _backlog(record: RequestRecord, rest: int) -> Iterator[Cause]:
-    if min(record.late, rest):
-        yield Cause(
-            "backlog", min(rest, record.late), f"sent {ms(record.late)} late, when the request before had ended"
-        )
-
-
-def _stops(seen: _Between, excess: int) -> Iterator[Cause]:
+def _stops(seen: _Between, division: Division) -> Iterator[Cause]:
     sides = {"client": seen.client_stopped, "worker": seen.worker_stopped}
     total = sum(sum(times.values()) for times in sides.values())
     if total:
-        yield stop_cause(sides, min(excess, total))
+        yield stop_cause(sides, division.take(total))
 
 
-def _throttling(seen: _Between, excess: int) -> Iterator[Cause]:
+def _throttling(seen: _Between, division: Division) -> Iterator[Cause]:
     total = seen.client_throttled + seen.worker_throttled
     if total:
         who = " and ".join(_who((seen.client_throttled, seen.worker_throttled)))
-        yield Cause("throttling", min(excess, total), f"{who}'s cgroup throttled for {ms(total)} (cpu.stat)")
+        yield Cause("throttling", division.take(total), f"{who}'s cgroup throttled for {ms(total)} (cpu.stat)")
 
 
 def _who(times: tuple[int, int]) -> Iterator[str]:
     yield from (name for name, time in zip(("client", "worker"), times, strict=True) if time)
 
 
-def _waits(record: RequestRecord, seen: _Between, excess: int, who_had_cpu: WhoHadCpu) -> Iterator[Cause]:
+def _waits(record: RequestRecord, seen: _Between, division: Division, who_had_cpu: WhoHadCpu) -> Iterator[Cause]:
     """Divide the waits for a CPU among compile processes, up to their CPU time there, and other tasks.
 
     A stopped thread does not wait for a CPU, but a throttled one does, as the scheduler counts (Linux 6.18).
@@ -231,24 +221,25 @@ def _waits(record: RequestRecord, seen: _Between, excess: int, who_had_cpu: WhoH
         ("client", record.client_delay, seen.client_throttled, seen.compiling_client),
         ("worker", record.worker_delay, seen.worker_throttled, seen.compiling_worker),
     ):
-        waited = max(0, min(delay, excess) - throttled)
-        behind = min(waited, used)
+        waited = max(0, min(delay, record.latency) - throttled)
+        behind = division.take(min(waited, used))
         compiled += behind
         if behind:
             details.append(f"{name} {ms(waited)}")
-        if waited > behind:
-            yield wait_cause(name, waited, waited - behind, who_had_cpu(name, record, waited))
+        if explained := division.take(waited - behind):
+            yield wait_cause(name, waited, explained, who_had_cpu(name, record, waited))
     if compiled:
         text = f"compilations used {ms(seen.compiling)} of CPU time; waits for a CPU: {', '.join(details)}"
-        yield Cause("compilation", min(excess, compiled), text)
+        yield Cause("compilation", compiled, text)
 
 
-def _collections(record: RequestRecord, excess: int) -> Iterator[Cause]:
+def _collections(record: RequestRecord, division: Division) -> Iterator[Cause]:
     if record.gc:
-        yield Cause("gc", min(excess, record.gc), f"{ms(record.gc)} in the client's garbage collector (gc.callbacks)")
+        text = f"{ms(record.gc)} in the client's garbage collector (gc.callbacks)"
+        yield Cause("gc", division.take(record.gc), text)
 
 
-def _page_faults(record: RequestRecord, usual: _Usual, excess: int) -> Iterator[Cause]:
+def _page_faults(record: RequestRecord, usual: _Usual, division: Division) -> Iterator[Cause]:
     """Explain more CPU time than usual by faults: by system time, or the least time of so many faults.
 
     The kernel counts system time in ticks, too coarsely for a few faults. A fault of a huge page takes a thousand times
@@ -260,18 +251,22 @@ def _page_faults(record: RequestRecord, usual: _Usual, excess: int) -> Iterator[
         ("worker", record.worker_cpu - usual.worker_cpu, 0,
          record.worker_minor_faults - usual.worker_minor_faults),
     ):  # fmt: skip
-        explained = round(min(cpu, max(system, page_faults * _MINOR_FAULT_NS), excess))
-        if page_faults >= _PAGE_FAULTS_MIN and explained > 0:
+        if page_faults >= _PAGE_FAULTS_MIN:
+            explained = division.take(min(cpu, max(system, page_faults * _MINOR_FAULT_NS)))
             yield Cause("page-faults", explained, f"{name}: {page_faults:,.0f} minor faults, {ms(cpu)} more CPU time")
 
 
-def _memory(record: RequestRecord, seen: _Between, rest: int) -> Iterator[Cause]:
+def _backlog(record: RequestRecord, division: Division) -> Iterator[Cause]:
+    if explained := division.take(record.late):
+        yield Cause("backlog", explained, f"sent {ms(record.late)} late, when the request before had ended")
+
+
+def _memory(record: RequestRecord, seen: _Between, division: Division) -> Iterator[Cause]:
     """Explain time off the CPU that nothing else explains by pages that had to be read or reclaimed."""
     page_faults = record.client_major_faults + record.worker_major_faults
-    off_cpu = record.latency - record.client_cpu - record.client_delay
+    off_cpu = record.latency - record.late - record.client_cpu - record.client_delay
     if record.worker_major_faults:
-        off_cpu = max(off_cpu, record.latency - record.worker_cpu - record.worker_delay)
+        off_cpu = max(off_cpu, record.latency - record.late - record.worker_cpu - record.worker_delay)
     stall = seen.memory_stall if seen.memory_stall >= _STALL_SHARE * record.latency else 0
-    explained = min(rest, off_cpu if page_faults else min(stall, off_cpu))
-    if explained > 0:
+    if explained := division.take(off_cpu if page_faults else min(stall, off_cpu)):
         yield Cause("memory", explained, f"{page_faults:,} major faults, memory stalls (PSI) {ms(seen.memory_stall)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +20,7 @@ from nnfmq.hal.errors import GeneralFailure
 from nnfmq.lab.bench.loops import intended_starts
 from nnfmq.lab.bench.runner import RunnerJob
 from nnfmq.lab.child_processes import BenchmarkFailed
-from nnfmq.lab.listening_driver import started_daemon
+from nnfmq.lab.listening_driver import kept_daemon, kept_folder
 from nnfmq.lab.machine_sampler import MachineSampler
 from nnfmq.lab.placement import Cpus, choose
 from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, slow_requests
@@ -40,9 +39,9 @@ __all__ = [
     "ScenarioPlan",
     "TrialRecords",
     "TrialSetup",
-    "driver_socket",
     "run_scenarios",
     "run_trial",
+    "socket_and_folder",
 ]
 
 _LEAD_NS = 100_000_000  # until the begin: the sampler starts meanwhile
@@ -200,17 +199,20 @@ class ScenarioPlan:
 
 
 @contextmanager
-def driver_socket(existing: str | None, folder: Path, window_us: int | None = None) -> Iterator[str]:
-    """Yield the socket of the given driver, or of one that runs meanwhile.
+def socket_and_folder(existing: str | None, window_us: int | None = None) -> Iterator[tuple[str, Path]]:
+    """Yield the socket of the given driver, or of one that runs meanwhile, and a folder for files.
+
+    Nothing of them remains, also if this process is killed.
 
     Raises:
         BenchmarkFailed: If the driver does not start.
     """
     if existing is not None:
-        yield existing
+        with kept_folder() as folder:
+            yield existing, folder
         return
-    with started_daemon(folder, _windows(BURST_SERVER_POLLING_WINDOW.variable, window_us)) as daemon:
-        yield daemon.socket
+    with kept_daemon(_windows(BURST_SERVER_POLLING_WINDOW.variable, window_us)) as daemon:
+        yield daemon.socket, daemon.folder
 
 
 def _windows(variable: str, window_us: int | None) -> dict[str, str]:
@@ -225,10 +227,8 @@ def run_scenarios(plan: ScenarioPlan, progress: Progress) -> Iterator[tuple[Scen
     """
     number = 0
     for window_us in plan.windows_us:
-        with tempfile.TemporaryDirectory(prefix="nnfmq-") as name, ExitStack() as stack:
-            folder = Path(name)
-            progress("the driver starts")
-            socket = stack.enter_context(driver_socket(plan.job.connect, folder, window_us))
+        progress("the driver starts")
+        with socket_and_folder(plan.job.connect, window_us) as (socket, folder):
             for mode, clients in product(plan.modes, plan.clients):
                 for scenario, records in _of_group(plan, (mode, clients, window_us), socket, folder, number, progress):
                     number += 1
