@@ -40,6 +40,7 @@ __all__ = [
     "about",
     "apply_levels",
     "configure",
+    "keep_stderr",
     "rate_limited",
     "set_client",
     "write_unless_handled",
@@ -182,6 +183,10 @@ class StderrHandler(logging.Handler):
         self._omitted = 0
         self._is_within_line = False
 
+    def move(self, fd: int) -> None:
+        """Write to `fd` from now on. Borrows it."""
+        self._fd = fd
+
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line, if it can be written now."""
         try:
@@ -250,6 +255,13 @@ def configure(*, is_embedded: bool = False) -> None:
     logging.captureWarnings(True)
     _Levels.default = "warning" if is_embedded else "info"
     apply_levels()
+
+
+def keep_stderr() -> None:
+    """Write the log to what is stderr now, from now on: the descriptor 2 may become another file."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, StderrHandler):
+            handler.move(os.dup(2))
 
 
 def _is_journal() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +72,43 @@ def test_a_crash_in_an_execution_is_DEAD_OBJECT(client: nnfmq.Client, tmp_path: 
     model = prepared(client, tmp_path, run=fault)
     with pytest.raises(nnfmq.DeadObject):
         MODES[mode](model, None)
+
+
+def logged_words(driver: Daemon, worker: int) -> list[str]:
+    """Return what a worker has written to stderr, by the lines of the log that name it; its death counts as such."""
+    pattern = re.compile(
+        rf" (?:WARNING|ERROR) [\w.]+\[\d+\]: (.*) client={os.getpid()} .* worker={worker}$", re.MULTILINE
+    )
+    return pattern.findall(driver.program.errors())
+
+
+WORDS = r"a worker wrote to stderr: the runtime says\n  two lines"
+
+
+def test_what_a_runtime_writes_to_stderr_is_logged_with_its_client(
+    client: nnfmq.Client, driver: Daemon, tmp_path: Path
+) -> None:
+    execute_in_burst(prepared(client, tmp_path, run="write"), None)
+    until(lambda: logged_words(driver, client.worker_pid) == [WORDS], "it is logged")
+
+
+def test_the_last_words_of_a_worker_are_logged_before_its_death(
+    client: nnfmq.Client, driver: Daemon, tmp_path: Path
+) -> None:
+    worker = client.worker_pid
+    with pytest.raises(nnfmq.DeadObject):
+        execute_in_burst(prepared(client, tmp_path, run="write and abort"), None)
+    until(lambda: len(logged_words(driver, worker)) == 2, "both are logged")
+    assert logged_words(driver, worker) == [WORDS, f"worker {worker} ended with status -6"]
+
+
+def test_a_runtime_that_writes_more_than_the_supervisor_reads_does_not_wait(
+    client: nnfmq.Client, driver: Daemon, tmp_path: Path
+) -> None:
+    model = prepared(client, tmp_path, run="write 1 MiB")
+    with driver.process.stopped():
+        execute_in_burst(model, LIMIT_S)
+    until(lambda: bool(logged_words(driver, client.worker_pid)), "the begin of it is logged")
 
 
 @pytest.mark.parametrize("fault", ["segfault", "abort", "killed"])

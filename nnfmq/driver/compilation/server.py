@@ -41,7 +41,6 @@ import itertools
 import os
 import re
 import signal
-import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
@@ -217,8 +216,7 @@ class _Compilation:
         if self.process is not None:
             status, last_words = self.process.reap(), os.pread(self._errors_fd, _LAST_WORDS_MAX, 0).rstrip(b"\0")
             if last_words:
-                sys.stderr.write(last_words.decode("utf-8", "replace"))
-                sys.stderr.flush()
+                _log.warning("a compile process wrote to stderr: %s", last_words.decode("utf-8", "replace").rstrip())
             with suppress(DeadObject, MissedDeadlineTransient):  # the worker no longer needs it
                 self.status.send(self._description(status, last_words).encode(), (), NO_WAIT)
         self.status.close()

@@ -37,6 +37,7 @@ from nnfmq.driver.memory.quota import MemoryShare, MemoryShares, quota_limit_byt
 from nnfmq.driver.process.sandboxes import prepare_worker_sandbox, worker_sandbox
 from nnfmq.driver.process.statistics_area import SharedStatistics, WorkerStatistics
 from nnfmq.driver.process.trace import WORKER_TRACE, TraceArea
+from nnfmq.driver.process.worker_errors import write_errors_to
 from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session, run_session
 from nnfmq.engines.compiled.perf_map import open_perf_map
@@ -66,6 +67,7 @@ class WorkerFds(NamedTuple):
         compile_relay: The connection over which the supervisor takes requests for compile processes.
         statistics: The memory of the statistics where the worker counts, whose mapping it inherits.
         page: The memory of what the client counts itself.
+        errors: The pipe that becomes its stderr.
         uid_lock: The lock on the worker's uid (`UidPool`); -1 if it has none of its own.
     """
 
@@ -78,6 +80,7 @@ class WorkerFds(NamedTuple):
     compile_relay: int
     statistics: int
     page: int
+    errors: int
     uid_lock: int = -1
 
 
@@ -136,6 +139,7 @@ def main(
     where it counts, and its slot there. `logged` names the client in the log.
     """
     set_client(logged)
+    write_errors_to(fds.errors)
     statistics, _ = own_statistics
     statistics.memory.keep_from_children()
     if fds.trace >= 0:

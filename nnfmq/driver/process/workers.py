@@ -47,6 +47,7 @@ from nnfmq.driver.process.sandboxes import private_folder_of
 from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
+from nnfmq.driver.process.worker_errors import WorkerErrors
 from nnfmq.driver.process.worker_requests import DriverRequests
 from nnfmq.driver.session.session import LEAVE, SESSION_SIGNALS
 from nnfmq.hal.client_class import ClientClass
@@ -82,7 +83,9 @@ class _Worker:
         client_class: ClientClass,
         cache: SharedCacheServer,
         logged: LoggedClient,
+        errors: WorkerErrors,
     ) -> None:
+        self.errors = errors
         self.cache = cache  # of its clients' user
         self.logged = logged
         self.started_s = time.monotonic()
@@ -222,9 +225,13 @@ class WorkerProcesses:
                 enter = partial(worker.enter_account, uid, client.uid)
             status = self._status.fileno()
             traces = traces if may_trace else -1
+            errors = WorkerErrors(self._loop)
+            undo.callback(errors.close)
+            worker_ends.callback(errors.close_child_end)
             fds = WorkerFds(
-                control_fd, status, shares, cores, traces, cache_fd, compile_fd, statistics.fileno(), page, uid_lock
-            )
+                control_fd, status, shares, cores, traces, cache_fd, compile_fd, statistics.fileno(), page,
+                errors.child_fd, uid_lock,
+            )  # fmt: skip
             logged = client.logged(command_name(client.pid))
             run = partial(
                 worker.main, hello, fds, slot, self._setup, own_statistics, self._traces, self._shares, logged
@@ -248,9 +255,9 @@ class WorkerProcesses:
         if self._is_replaced:
             process.send(LEAVE)
         vlog("driver", "worker %d serves a new client", process.pid)
-        logged = logged._replace(worker=process.pid)
+        logged = errors.client = logged._replace(worker=process.pid)
         _log.info("client connected, class %s", client_class.name.lower(), extra=about(logged))
-        return _Worker(process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged)
+        return _Worker(process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged, errors)
 
     def _publish_class(self, slot: int, client_class: ClientClass) -> None:
         self._cores.set_class(slot, client_class)
@@ -265,6 +272,8 @@ class WorkerProcesses:
         if requester is None or changed is None:
             return f"no client of this driver has the worker {worker_pid}: `nnfmq client list` shows them"
         reason = why_not_changed(requester.client, changed.client, client_class, is_own=requester is changed)
+        if not reason:
+            self._statistics.tell_class(changed.slot - 1, client_class)
         if not reason and client_class is not changed.client_class:
             changed.client_class = client_class
             self._publish_class(changed.slot, client_class)
@@ -272,8 +281,6 @@ class WorkerProcesses:
             _log.info("client has the class %s now", client_class.name.lower(), extra=about(changed.logged))
         return reason
 
-        if not reason:
-            self._statistics.tell_class(changed.slot - 1, client_class)
     def _cache_for(self, uid: int) -> SharedCacheServer:
         """Return the shared cache of the clients of a uid: of all, if this driver serves one user."""
         user = None if self._uids is None else uid
@@ -307,6 +314,7 @@ class WorkerProcesses:
     def _watch(self, started: _Worker) -> None:
         self._workers[started.process.pid] = started
         self._loop.add_reader(started.process.fileno(), lambda: self._on_exit(started))
+        started.errors.watch()
         self._loop.add_reader(started.cache_link.channel.fileno(), lambda: self._serve_cache(started))
         self._loop.add_reader(started.compile_link.channel.fileno(), lambda: self._relay_compilation(started))
         if started.client_pidfd is not None:
@@ -383,6 +391,7 @@ class WorkerProcesses:
         if self._uids is not None and uid is not None:
             self._uids.release(uid)
         status = ended.process.reap()
+        ended.errors.close()
         vlog("driver", "worker %d has ended with status %d", ended.process.pid, status)
         if status and not ended.was_killed:
             self._statistics.add(layout.DEAD_WORKERS)

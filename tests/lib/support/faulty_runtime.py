@@ -25,6 +25,7 @@ GRACE_S, STALL_S = 0.2, 1.5
 """The watchdog's limits in this driver."""
 
 _SOURCE = f"""
+import contextlib
 import ctypes
 import json
 import mmap
@@ -57,7 +58,18 @@ def fail(text):
     raise RuntimeError(text)
 
 
+def write(size, then=lambda: None):
+    with contextlib.suppress(BlockingIOError):
+        for _ in range(size // len(WORDS)):
+            os.write(2, WORDS)
+    then()
+
+
+WORDS = b"the runtime says\\n  two lines\\n"
 FAULTS = {{
+    "write": lambda: write(len(WORDS)),
+    "write and abort": lambda: write(len(WORDS), os.abort),
+    "write 1 MiB": lambda: write(1 << 20),
     "nothing": lambda: None,
     "segfault": lambda: ctypes.string_at(0),
     "abort": os.abort,
