@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 from dataclasses import replace
@@ -24,6 +25,7 @@ Needs prometheus-client: pip install 'nnfmq[metrics]'. Exit status 0 after SIGTE
 _DEFAULT = "127.0.0.1:9464"
 _UNIX = "unix:"
 _REPOSITORY_S = 2.0  # for the reply of the model repository
+_log = logging.getLogger("nnfmq.metrics")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +73,11 @@ def execute(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError:
         print("nnfmq: error: this needs prometheus-client: pip install 'nnfmq[metrics]'", file=sys.stderr)
         return 1
+    from nnfmq.base import logs
     from nnfmq.cli.metrics_collector import DriverCollector
     from nnfmq.cli.metrics_endpoint import Endpoint
+
+    logs.configure()
 
     registry = prometheus_client.CollectorRegistry()
     with DriverReader(arguments.connect) as reader:
@@ -94,11 +99,15 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 class DriverReader:
-    """Reads the statistics of the driver at `path`, and connects again when another one runs there. Close it."""
+    """Reads the statistics of the driver at `path`, and connects again when another one runs there. Close it.
+
+    Logs when they can no longer be read, and when they can again.
+    """
 
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._client: Client | None = None
+        self._problem = ""
 
     def read(self) -> DriverSample | None:
         """Return a sample with the models by name; None if no driver runs, or it does not let this user read."""
@@ -108,13 +117,26 @@ class DriverReader:
         for _ in range(2):  # the driver may have been replaced since the last scrape
             try:
                 client = self._connected()
-                return replace(take_sample(client), served=read_served_models(client, self._path, _REPOSITORY_S))
-            except DeadObject:
+                sample = replace(take_sample(client), served=read_served_models(client, self._path, _REPOSITORY_S))
+            except DeadObject as error:
                 self.close()
+                problem = str(error)
             except (NnfmqError, OSError) as error:
-                print(f"nnfmq: {error}", file=sys.stderr)
-                return None
+                problem = str(error)
+                break
+            else:
+                self._note("")
+                return sample
+        self._note(problem)
         return None
+
+    def _note(self, problem: str) -> None:
+        """Log why the driver cannot be read, or with "" that it can again, unless that is known."""
+        before, self._problem = self._problem, problem
+        if problem and problem != before:
+            _log.warning("the driver cannot be read: %s", problem)
+        elif before and not problem:
+            _log.info("the driver can be read again")
 
     def _connected(self) -> Client:
         import nnfmq

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import signal
@@ -197,16 +198,22 @@ def test_a_reader_connects_again_to_the_next_driver(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("error", [DeviceUnavailable("none listens"), GeneralFailure("uid 7 does not administer")])
-def test_a_reader_without_a_driver_returns_nothing_and_reports_why(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_reader_without_a_driver_logs_once_why_and_once_that_there_is_one(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def connect(*_: object, **__: object) -> None:
-        raise error
+    def connect(*_: object, **__: object) -> FakeClient:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
+    outcomes: list[Exception | FakeClient] = [error, error, FakeClient(driver(), driver(), error), error]
     monkeypatch.setattr(nnfmq, "connect", connect, raising=False)
+    caplog.set_level(logging.INFO, "nnfmq.metrics")
     with metrics.DriverReader(None) as reader:
-        assert reader.read() is None
-    assert capsys.readouterr().err == f"nnfmq: {error}\n"
+        assert [reader.read() is None for _ in range(5)] == [True, True, False, False, True]
+    why = f"the driver cannot be read: {error}"
+    assert caplog.messages == [why, "the driver can be read again", why]
 
 
 def test_a_reader_gives_up_on_drivers_that_die_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
