@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING
 from nnfmq.cli.console import console, print_json, table
 
 if TYPE_CHECKING:
-    from nnfmq.cli.statistics import Activity
+    from rich.console import Console
+
+    from nnfmq.cli.statistics import Activity, Rows
     from nnfmq.serialize.repository_protocol import ModelEntry
 
 _REPOSITORY_S = 2.0  # for the reply of the model repository
+_SCARCE = 0.5  # a limit is shown without --limits if so much of it is in use
 EXAMPLES = """\
 examples:
   nnfmq status
+  nnfmq status --limits
   nnfmq status --json | jq .driver.uptime_ns
   nnfmq status --connect /run/user/1000/nnfmq/lab.sock
 
@@ -28,6 +32,7 @@ Counts and times are those since the driver started; `nnfmq top` shows the prese
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `status`."""
     parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+    parser.add_argument("--limits", action="store_true", help="print all limits instead, with their use and settings")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -44,6 +49,8 @@ def execute(arguments: argparse.Namespace) -> int:
         entries = None if served is None else [_entry_json(entry) for entry in served]
         limits = limits_json(activity.now.statistics)
         print_json({**activity.as_json(), "limits": limits, "served": entries, "served_problem": problem or None})
+    elif arguments.limits:
+        _print_limits(activity, arguments.no_color)
     else:
         _print(activity, served, problem, arguments.no_color)
     return 0
@@ -73,11 +80,23 @@ def _print(activity: Activity, served: list[ModelEntry] | None, problem: str, no
     elif served is not None:
         screen.print(f"{'served':9} {len(served)} by name")
     of_clients = (make(activity, screen.width) for make in (client_rows, model_rows, times_rows))
-    for headings, rows in (*of_clients, served_rows(served or []), limit_rows(activity.now.statistics)):
-        if rows:
-            listing = table(*headings)
-            for cells in rows:
-                listing.add_row(*cells)
-            screen.print(listing)
+    scarce = limit_rows(activity.now.statistics, least_share=_SCARCE)
+    for rows in (*of_clients, served_rows(served or []), scarce):
+        _print_table(screen, rows)
     for line in failure_lines(served or []):
         screen.print(f"not served: {line}")
+
+
+def _print_limits(activity: Activity, no_color: bool) -> None:
+    from nnfmq.cli.limits import limit_rows
+
+    _print_table(console(no_color), limit_rows(activity.now.statistics))
+
+
+def _print_table(screen: Console, found: Rows) -> None:
+    headings, rows = found
+    if rows:
+        listing = table(*headings)
+        for cells in rows:
+            listing.add_row(*cells)
+        screen.print(listing)

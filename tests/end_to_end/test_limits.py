@@ -66,12 +66,24 @@ def test_status_shows_the_limits_and_what_is_in_use_of_them(
     other = "import nnfmq, sys; kept = nnfmq.connect(sys.argv[1], timeout=60); print(flush=True); sys.stdin.read()"
     with Program.start(["-P", "-c", other, daemon.path]) as client:
         client.line()
-        assert main(["status", "--connect", str(daemon.path)]) == 0
+        assert main(["status", "--limits", "--connect", str(daemon.path)]) == 0
         shown = capsys.readouterr().out.splitlines()
         client.end_input()
         client.wait()
     assert ["clients", "process", "1", "7", "NNFMQ_PROCESS_CLIENTS"] in [line.split() for line in shown]
     assert max(map(len, shown)) <= 80
+
+
+def test_status_without_the_option_shows_the_limits_that_are_half_used(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with daemon.connect() as client, ExitStack() as stack:
+        for _ in range(2):  # of 2 models; of 7 clients of a process there are two
+            stack.enter_context(client.device("reference").prepare(null_model()))
+        assert main(["status", "--connect", str(daemon.path)]) == 0
+    limits = [line.split() for line in capsys.readouterr().out.partition("of each")[2].splitlines()]
+    assert ["models", "client", "2", "2", settings.CLIENT_MODELS.variable] in limits
+    assert all(line[:2] != ["clients", "process"] for line in limits)
 
 
 def reached(setting: settings.Setting[int]) -> pytest.RaisesExc[nnfmq.ResourceExhaustedTransient]:
