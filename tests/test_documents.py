@@ -5,7 +5,11 @@ What the blocks of a page need is made beforehand: files, and a driver if they d
 
 from __future__ import annotations
 
+import ast
+import importlib
+import itertools
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +27,7 @@ from support.places import ROOT
 from support.ray_cluster import output_of_ray, ray_folder, require_ray
 
 import nnfmq
+from nnfmq.cli import command_parser
 from nnfmq.hal import errors
 from nnfmq.repository.version_import import read_options
 from nnfmq.serialize.repository_protocol import ModelState
@@ -223,6 +228,41 @@ def test_a_block_that_does_not_run_needs_what_a_test_does_not_have(page: Path) -
         if block.mark == "not run":
             assert block.language in ("sh", "python", "console"), block
             assert any(reason in block.text for reason in MAY_NOT_RUN), block.text
+
+
+def commands_of(code: str) -> Iterator[list[str]]:
+    """Yield the words of each `nnfmq` command of a shell block, without variables and redirections."""
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and re.match(r"\w+=", words[0]):
+            words.pop(0)
+        if words[:1] == ["nnfmq"]:
+            yield list(itertools.takewhile(lambda word: word[0] not in "<>|&;", words[1:]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_commands_of_a_block_that_does_not_run_have_these_options(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page):
+        if block.mark == "not run" and block.language in ("sh", "console"):
+            for command, *arguments in commands_of(block.code):
+                command_parser(command).parse_args(arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_block_that_does_not_run_imports_what_there_is(page: Path) -> None:
+    for block in blocks(page):
+        if block.mark == "not run" and block.language == "python":
+            for node in ast.walk(ast.parse(block.code)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nnfmq":
+                    module = importlib.import_module(node.module or "")
+                    public = {
+                        *dir(module),
+                        *getattr(module, "__all__", ()),
+                    }  # some import what they have when it is used
+                    assert {name.name for name in node.names} <= public, block.code
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
