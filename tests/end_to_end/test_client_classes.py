@@ -218,10 +218,10 @@ def test_an_execution_of_a_hosted_runtime_pauses_before_it_begins(driver: Daemon
             begin_ns = time.monotonic_ns()
             with suppress(nnfmq.MissedDeadline):
                 burst.execute(*inputs, timeout=0.2)
-            assert time.monotonic_ns() - begin_ns < 500_000_000  # less than a pause
+            until(lambda: not any(page.paused), "the worker does not pause beyond the deadline")
+            assert time.monotonic_ns() - begin_ns < 800_000_000  # a pause may take 1 s
         finally:
             page.end(OTHER)
-        assert not any(page.paused)
         until(lambda: not page.busy[number], "it is busy no more")
 
 

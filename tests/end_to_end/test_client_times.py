@@ -98,7 +98,7 @@ def test_a_client_that_writes_anything_to_its_page_is_not_believed_and_breaks_no
 ) -> None:
     with daemon.connect() as other, other.device("reference").prepare(null_model(), name="lies") as model:
         model.execute(one(1))
-        page = other.connection._page
+        page = other.connection.page._memory
         assert page is not None
         with pytest.raises(PermissionError):
             os.ftruncate(page.fileno(), 0)

@@ -500,8 +500,9 @@ class Client(Closable):
             MissedDeadline: If the deadline passes while connecting.
         """
         connection = self._connection
-        is_wanted = not self._is_closed and not connection.is_abandoned
-        if connection.is_open or self._connect_again is None or not is_wanted:
+        if self._is_closed and not connection.is_abandoned:
+            raise BadState(CLOSED)  # the connection, which had ended before, would say that the driver is gone
+        if connection.is_open or self._connect_again is None or connection.is_abandoned:
             return connection
         limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
         return self._attempt.run(lambda: self._connect_to_successor(limit_ns, wait), limit_ns)
@@ -537,7 +538,7 @@ class Client(Closable):
             if self._is_closed:  # by another thread, which did not see the new one
                 new.close()
             infos = {info.name: info for info in _list_devices(new._connection, deadline_ns)}
-            _request_class(new._connection, self._connection.given_class, deadline_ns)
+            _request_class(new._connection, self._connection.page.given_class, deadline_ns)
         except BaseException:
             new.close()
             raise

@@ -16,17 +16,17 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT, Channel, Frame, close_all
-from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
 from nnfmq.base.threads import Thread
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection import open_connections, trace
 from nnfmq.client.connection.defaults import INTERFACE, level_of
 from nnfmq.client.connection.garbage import ClosedWhenDropped, CloserUse, weak_call
+from nnfmq.client.connection.page import ClientPage
 from nnfmq.client.waiting import Future
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import (
@@ -43,13 +43,9 @@ from nnfmq.hal.errors import (
     status_for_error,
 )
 from nnfmq.hal.types import Pool, SharedPool
-from nnfmq.observe.statistics_layout import CALLS_BYTES, MODELS_MAX, PAGE_BYTES
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import ConnectionState, PeerRole
 from nnfmq.serialize.messages import HelloReply
-
-if TYPE_CHECKING:
-    from nnfmq.observe.recorder_core import Calls
 
 __all__ = [
     "Connection",
@@ -360,8 +356,8 @@ class Connection(DroppedConnection):
         self._is_abandoned, self._pid, self._pidfd = False, os.getpid(), -1
         self._watches: list[watcher.ReaderHandle] = []
         self._late_sends = LateSends(weak_call(self._on_channel_error))
-        self._page: Memory | None = None
-        self._given_class: ClientClass | None = None
+        self.page = ClientPage()
+        """What this client counts, and the class that it was given."""
 
     @classmethod
     def start(
@@ -615,18 +611,6 @@ class Connection(DroppedConnection):
                 self.raise_if_closed()
             self._pending_calls[key] = pending
 
-    def calls_of(self, row: int) -> Calls:
-        """Return what counts the executions of a model as this client sees them, in a row of its page.
-
-        Nobody reads the counts if there is no page, or no such row, or the connection is closed.
-        """
-        from nnfmq.observe.recorder_core import Calls  # a client that prepares no model needs none
-
-        page, size = self._page, CALLS_BYTES // MODELS_MAX
-        if page is None or page.closed or row >= MODELS_MAX:
-            return Calls(bytearray(size))
-        return Calls(page.view[row * size : (row + 1) * size])
-
     def add_peer(self, peer: watcher.DeathRecipients) -> None:
         """Register queues to be woken when the driver dies. Raises as `raise_if_closed`."""
         with self._lock:
@@ -739,7 +723,7 @@ class Connection(DroppedConnection):
         message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=frame.fd_count)
         self._connection_state.process_message(message, PeerRole.DRIVER)
         if isinstance(message, messages.HelloReply):
-            self._map_page(frame.detach_fds())
+            self.page.map(frame.detach_fds())
             trace.trace_worker(self, message.worker_pid)
             self._driver_start.set_reply(message)
         elif isinstance(message, messages.Refused):
@@ -761,12 +745,6 @@ class Connection(DroppedConnection):
         else:
             assert isinstance(message, messages.Call)
             self._on_reply(message, frame)
-
-    def _map_page(self, fds: list[int]) -> None:
-        """Map the page that came with the driver's reply to Hello, if it did. Raises InvalidArgument if it may not."""
-        with contextlib.suppress(ResourceExhaustedTransient):  # nothing is counted here then
-            for fd in fds:
-                self._page = Memory.adopt(fd, PAGE_BYTES)
 
     def _on_go_away(self, reason: str) -> None:
         """Take no new calls, if the client moves: the next one raises DeadObject, as after the driver's death.
@@ -846,7 +824,7 @@ class Connection(DroppedConnection):
             peers, self._peers = self._peers, []
             watches, self._watches = self._watches, []
             self._bursts.clear()
-        self._close_page()
+        self.page.close()
         for watch in watches:
             watcher.remove_reader(watch)
         for peer in peers:
@@ -883,24 +861,9 @@ class Connection(DroppedConnection):
             self._channel.hang_up()  # also ends a send that blocks in another thread
         self._channel.close()
         self._close_pidfd()
-        self._close_page()
+        self.page.close()
         open_connections.discard(self)
         self._thread_use.end()
-
-    @property
-    def given_class(self) -> ClientClass | None:
-        """The class that the client was given after it had connected; None if it has that of its start."""
-        page = self._page
-        if page is not None and not page.closed:
-            with contextlib.suppress(ValueError, BadState):  # it says 0, or anything; or it was closed meanwhile
-                self._given_class = ClientClass(int.from_bytes(page.view[CALLS_BYTES:PAGE_BYTES], "little"))
-        return self._given_class
-
-    def _close_page(self) -> None:
-        self._given_class = self.given_class
-        page, self._page = self._page, None
-        if page is not None:
-            page.close()
 
     def _close_pidfd(self) -> None:
         pidfd, self._pidfd = self._pidfd, -1
@@ -919,4 +882,4 @@ class Connection(DroppedConnection):
             peer.flag.set()
         self._channel.close()
         self._close_pidfd()
-        self._close_page()
+        self.page.close()

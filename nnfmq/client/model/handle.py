@@ -219,7 +219,7 @@ class ModelHandle(ClosedWhenDropped):
             known = reply.program in ProgramKind.__members__.values()  # a driver is not trusted
             self.program = ProgramKind(reply.program) if known else ProgramKind.OTHER
             self.compiled_operations = reply.compiled
-            calls = self.connection.calls_of(reply.calls_row)
+            calls = self.connection.page.calls_of(reply.calls_row)
             self.location = replace(self.location, model_id=reply.model_id, calls=calls)
 
     @property

@@ -212,8 +212,7 @@ class WorkerProcesses:
             self._publish_class(slot, client_class)
             if self._uids is not None:
                 self._cores.set_user(slot, client.uid)
-            memories = (self._shares.memory, self._cores.memory, self._traces.memory)
-            shares, cores, traces = (memory.fileno() for memory in memories)
+            shares, cores, traces = (each.memory.fileno() for each in (self._shares, self._cores, self._traces))
             own_statistics = self._statistics.of_worker(slot - 1)
             statistics = own_statistics[0].memory
             may_trace = self._uids is None or client.uid in (os.getuid(), 0)
@@ -223,14 +222,12 @@ class WorkerProcesses:
                 undo.callback(self._uids.release, uid)
                 worker_ends.callback(os.close, uid_lock)
                 enter = partial(worker.enter_account, uid, client.uid)
-            status = self._status.fileno()
-            traces = traces if may_trace else -1
             errors = WorkerErrors(self._loop)
             undo.callback(errors.close)
             worker_ends.callback(errors.close_child_end)
             fds = WorkerFds(
-                control_fd, status, shares, cores, traces, cache_fd, compile_fd, statistics.fileno(), page,
-                errors.child_fd, uid_lock,
+                control_fd, self._status.fileno(), shares, cores, traces if may_trace else -1, cache_fd, compile_fd,
+                statistics.fileno(), page, errors.child_fd, uid_lock,
             )  # fmt: skip
             logged = client.logged(command_name(client.pid))
             run = partial(

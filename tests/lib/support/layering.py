@@ -65,6 +65,7 @@ CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "connection.defaults",
         "connection.open_connections",
+        "connection.page",
         "connection.embedded",
         "connection.switches",
         "connection.trace",
