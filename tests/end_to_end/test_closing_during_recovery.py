@@ -74,6 +74,15 @@ def test_a_call_that_waits_for_a_driver_ends_when_the_client_is_closed(
             assert isinstance(call.wait(SOON_S).error, nnfmq.BadState)
 
 
+def test_a_client_that_is_closed_after_its_driver_has_died_says_that_it_is_closed(client: nnfmq.Client) -> None:
+    with client.device("reference").prepare(null_model()) as model:
+        kill_worker(client)
+        client.close()
+        for call in (client.devices, partial(model.execute, one(1))):
+            with pytest.raises(nnfmq.BadState):
+                call()
+
+
 def test_a_call_whose_next_driver_does_not_reply_ends_when_the_client_is_closed(
     client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
