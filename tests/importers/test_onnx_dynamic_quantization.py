@@ -32,6 +32,7 @@ RANGES = {
     "NaN": F32([[np.nan, 1, 2, np.nan]]),
     "infinity": F32([[np.inf, 1, -2]]),
     "beyond float32": F32([[3e38, -3e38]]),
+    "five dimensions": np.linspace(-1, 2, 12, dtype=F32).reshape(2, 1, 3, 1, 2),
 }
 
 

@@ -162,9 +162,8 @@ def dynamically_quantized(node: Node, x: Value) -> tuple[Value, Value, Value]:
     scale, zero_point = (builder.operand(Operand(OperandType.TENSOR_FLOAT32, ())) for _ in range(2))
     code = operation_code(TfliteOperation.DYNAMIC_QUANTIZE_LINEAR)
     builder.operation(code, [node.operand(x)], found, scale, zero_point)
-    steps = builder.operand(Operand(OperandType.TENSOR_FLOAT32, ()))
-    builder.operation(Op.DEQUANTIZE, [found], steps)
-    builder.infer_shapes(begin)
+    builder.infer_shapes(begin)  # whether DEQUANTIZE is the HAL's depends on the rank
+    steps = node.emit(Op.DEQUANTIZE, [found], OperandType.TENSOR_FLOAT32)
     forms = {OperandType.TENSOR_QUANT8_ASYMM: found}
     return Value(x.shape, _FLOAT, steps, forms=forms), Value((), _FLOAT, scale), Value((), _FLOAT, zero_point)
 
