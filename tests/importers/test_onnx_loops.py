@@ -150,6 +150,26 @@ def test_a_loop_of_many_iterations_becomes_while(name: str) -> None:
     assert_close(results(content, ROW), expected(content, ROW))
 
 
+@pytest.mark.parametrize(("rows", "is_around"), [(300, True), (301, False)])
+def test_products_of_a_sequence_s_elements_are_one_product_around_the_loop(rows: int, is_around: bool) -> None:
+    """Unless that has more elements than there are iterations."""
+    ramp = np.linspace(-1, 1, rows, dtype=np.float32).reshape(rows, 1, 1)
+    cell = [
+        node("Gather", ["sequence", "i"], ["element"]), node("MatMul", ["element", "w_in"], ["p"]),
+        node("Add", ["p", "v"], ["q"]), node("Tanh", ["q"], ["v_next"]), node("Identity", ["w_in"], ["w_out"]),
+    ]  # fmt: skip
+    described = [info("c_next", BOOL, []), *(info(name, FLOAT, None) for name in ("v_next", "w_out", "p"))]
+    inputs = [*HEAD, info("v", FLOAT, [1, 3]), info("w_in", FLOAT, None)]
+    loop = node("Loop", ["n", "true", "x", "w"], ["y", "w_last", "all"], body=graph([SAME, *cell], inputs, described))
+    constants = {**COUNT, **MANY, "w": WEIGHTS, "ramp": ramp}
+    content = file_of([node("Mul", ["x", "ramp"], ["sequence"]), loop], ROW, ["y", "all"], constants)
+    model = nnfmq.load(content).model
+    products = [sum("MATMUL" in each.type.name or "FULLY_CONNECTED" in each.type.name for each in graph.operations)
+                for graph in (model.main, *model.referenced)]  # fmt: skip
+    assert products == ([1, 0, 0] if is_around else [0, 1, 0])
+    assert_close(results(content, ROW), expected(content, ROW))
+
+
 @pytest.mark.parametrize(
     "attributes",
     [{}, {"scan_input_directions": [1], "scan_output_directions": [1]}, {"scan_output_axes": [1]}],

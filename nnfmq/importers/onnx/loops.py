@@ -6,7 +6,7 @@ values of the next iteration, and elements of the sequences that the node return
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -23,7 +23,16 @@ from nnfmq.importers.onnx.operators.composition import Composition
 from nnfmq.importers.onnx.operators.movement import axis_of
 from nnfmq.importers.onnx.values import Node, Value
 
-__all__ = ["Iterations", "Sequenced", "VaryingShape", "WhileLoop", "iterations_of", "trip_count", "unrolled"]
+__all__ = [
+    "Iterations",
+    "Sequenced",
+    "VaryingShape",
+    "WhileLoop",
+    "iterations_of",
+    "trip_count",
+    "unrolled",
+    "with_products_around",
+]
 
 Convert: TypeAlias = Callable[[Mapping[str, Value]], "list[Value | None]"]
 """Converts the body once, with these values by name, and returns its results; None is a result with a problem."""
@@ -230,6 +239,60 @@ def _stacked(compose: Composition, row: Sequence[Value], sequenced: Sequenced) -
         return Value.of(np.stack([np.asarray(value.array) for value in ordered], axis))
     parts = [compose.reshape(value, *value.shape[:axis], 1, *value.shape[axis:]) for value in ordered]
     return parts[0] if len(parts) == 1 else compose("Concat", *parts, axis=axis)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Products of a Loop that do not depend on the iterations before: the input's part of a recurrent cell, for example.
+
+
+def with_products_around(node: Node, loop: Iterations, count: int, values: dict[str, Value | None]) -> Iterations:
+    """Return a loop that selects products in place of computing them: the product of all elements is around it.
+
+    MatMul(Gather(sequence, i), weights) is Gather(MatMul(sequence, weights), i), which reads constant weights once
+    instead of in each of the `count` iterations. `values` are those around the loop, and get the products.
+    """
+    carried = dict(zip(loop.carried_names, loop.carried, strict=True))
+    scalars = {name for name, value in carried.items() if value.shape == ()}
+    scalars |= set() if loop.is_scan else {loop.body.input[0].name}
+    unchanged = _values_of_all_iterations(loop, carried, values)
+    gathers = {proto.output[0]: proto for proto in loop.body.node if _selects_element(proto, scalars)}
+    body = type(loop.body)()
+    body.CopyFrom(loop.body)
+    for proto in body.node:
+        if proto.op_type != "MatMul" or proto.domain or proto.input[0] not in gathers:
+            continue
+        gather, output = gathers[proto.input[0]], proto.output[0]
+        sequence, weights = (unchanged.get(name) for name in (gather.input[0], proto.input[1]))
+        if sequence is not None and weights is not None and _is_product_of_rows(sequence, weights, count):
+            product = f"{output} of all iterations"
+            values[product] = Composition(node)("MatMul", sequence, weights)
+            proto.CopyFrom(gather)
+            proto.input[0], proto.output[0] = product, output
+    return replace(loop, body=body)
+
+
+def _values_of_all_iterations(
+    loop: Iterations, carried: Mapping[str, Value], around: Mapping[str, Value | None]
+) -> dict[str, Value]:
+    """Return the values by name that are the same in each iteration of a body: those around it, and what it passes."""
+    names = loop.carried_names
+    made = {name for proto in loop.body.node for name in proto.output} | {each.name for each in loop.body.initializer}
+    made |= {info.name for info in loop.body.input}
+    found = {name: value for name, value in around.items() if value is not None and name not in made}
+    passed = set(range(len(names))).difference(_varying(loop))
+    return found | {names[position]: carried[names[position]] for position in passed}
+
+
+def _selects_element(proto: Any, scalars: Container[str]) -> bool:
+    """Return whether a node is Gather along axis 0 with an index of rank 0."""
+    axes = [each.i for each in proto.attribute if each.name == "axis"]
+    return proto.op_type == "Gather" and not proto.domain and axes in ([], [0]) and proto.input[1] in scalars
+
+
+def _is_product_of_rows(sequence: Value, weights: Value, count: int) -> bool:
+    """Return whether each of `count` elements of a sequence is a matrix, which constant weights multiply."""
+    is_matrix = weights.array is not None and len(weights.shape) == 2 and len(sequence.shape) == 3
+    return is_matrix and 0 < sequence.shape[0] <= count and sequence.shape[2] == weights.shape[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

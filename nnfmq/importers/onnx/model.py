@@ -39,7 +39,15 @@ from nnfmq.importers.onnx.file import (
     tensor_array,
 )
 from nnfmq.importers.onnx.folding import FOLDED, MAX_ELEMENTS, evaluated, fold
-from nnfmq.importers.onnx.loops import Iterations, VaryingShape, WhileLoop, iterations_of, trip_count, unrolled
+from nnfmq.importers.onnx.loops import (
+    Iterations,
+    VaryingShape,
+    WhileLoop,
+    iterations_of,
+    trip_count,
+    unrolled,
+    with_products_around,
+)
 from nnfmq.importers.onnx.operators import CONVERTERS
 from nnfmq.importers.onnx.schema import require_legal
 from nnfmq.importers.onnx.values import Array, Node, Value, operand_type_of
@@ -578,7 +586,7 @@ class _Import:
         if count is None and any(node.used(len(loop.carried) + place) for place in range(len(loop.results))):
             raise InvalidArgument("how often it iterates, and so a result's size, depends on the model's inputs")
         limit = loop.limit if count is None else count
-        loop = loop if count is not None else replace(loop, results=())
+        loop = replace(loop, results=()) if count is None else with_products_around(node, loop, count, self._values)
         known, given = self._read_by([loop.body])
         with self._subgraph(known):
             inner = Node(node.name, node.operator, self._opset, self._builder, [], [])
