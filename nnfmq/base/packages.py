@@ -121,10 +121,5 @@ def _read(folder: str, name: str) -> str:
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package; None if it is not installed, as nnfmq in a bare source tree."""
-    from importlib import metadata  # it takes 10 ms
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    """Return the version of an installed package, None if it is not installed: nnfmq in a source tree. Blocks."""
+    return InstalledPackages().version(package)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from pathlib import Path
 
 from nnfmq.base import settings
@@ -147,22 +148,26 @@ def execute(arguments: argparse.Namespace) -> int:
     _export_log_settings(arguments.log_level, arguments.log_format)
     logs.configure()
     use_one_blas_thread()  # the supervisor forks, and a process with threads does not
-    from nnfmq.driver.process.supervisor import UserOptions, serve
+    gc.disable()  # until workers can be forked: collections take a tenth of the imports' time, and find nothing
+    try:
+        from nnfmq.driver.process.supervisor import UserOptions, serve
 
-    return serve(
-        arguments.socket,
-        extensions=arguments.extensions,
-        runtimes=arguments.runtimes,
-        devices=arguments.devices,
-        allow_device_status=arguments.allow_device_status,
-        memory_mib=arguments.memory,
-        models=arguments.models,
-        sandbox=arguments.sandbox,
-        replace=arguments.replace,
-        users=UserOptions(arguments.user, arguments.worker_uids, arguments.allow_user, arguments.allow_group),
-        parent=arguments.exit_with,
-        ready=_announce,
-    )
+        return serve(
+            arguments.socket,
+            extensions=arguments.extensions,
+            runtimes=arguments.runtimes,
+            devices=arguments.devices,
+            allow_device_status=arguments.allow_device_status,
+            memory_mib=arguments.memory,
+            models=arguments.models,
+            sandbox=arguments.sandbox,
+            replace=arguments.replace,
+            users=UserOptions(arguments.user, arguments.worker_uids, arguments.allow_user, arguments.allow_group),
+            parent=arguments.exit_with,
+            ready=_announce,
+        )
+    finally:
+        gc.enable()
 
 
 def _export_log_settings(level: str | None, form: str | None) -> None:

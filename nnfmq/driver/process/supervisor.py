@@ -463,9 +463,9 @@ def _prepare_workers(
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    gc.collect()
     trim_memory()
-    gc.freeze()  # the collector would write to pages that workers share
+    gc.freeze()  # the collector would write to pages that workers share; a hundredth of it all is garbage, some KiB
+    gc.enable()  # the command has disabled it for the time of the imports
     return workers
 
 
