@@ -41,6 +41,7 @@ settings.load_profile("nnfmq")  # before @given in any test module takes the cur
 
 _TIER = pytest.StashKey[str]()
 _EXCLUDED = pytest.StashKey[int]()
+_watcher = leaks.Watcher()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     complaint = under_test.complaint()
     if complaint:
         pytest.exit(complaint, returncode=pytest.ExitCode.USAGE_ERROR)
+    config.pluginmanager.register(_watcher)  # a hook of this file is not called for a fixture of the session
     bugs.watch_for_them()
     os.environ.pop("PYTEST_ADDOPTS", None)  # options of this run, not of the pytest runs that tests start
     _restore_signals()
@@ -139,7 +141,7 @@ def _nothing_left_behind_by_the_session() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    with leaks.watch():
+    with _watcher.watch():
         yield
         request.node.funcargs.clear()  # pytest keeps what the other fixtures returned, such as a program with its code
 

@@ -80,6 +80,17 @@ def test_existing_resources_are_no_leak(after: ExitStack) -> None:
         pass
 
 
+def test_a_watcher_finds_what_one_test_after_another_leaves(after: ExitStack) -> None:
+    watcher = leaks.Watcher()
+    with watcher.watch(SHORT_NS):
+        pass
+    open_descriptor(after)  # what a fixture of several tests opens, and has not told
+    with pytest.raises(pytest.fail.Exception, match=r"descriptor \d+ -> /dev/null"), watcher.watch(SHORT_NS):
+        pass
+    with watcher.watch(SHORT_NS):
+        pass
+
+
 def test_an_object_in_a_reference_cycle_is_no_leak() -> None:
     with leaks.watch(SHORT_NS):
         descriptor = os.memfd_create("cycle")

@@ -1,9 +1,10 @@
 """Resources of the process that a test may not leak: fds, threads, mappings, children, environment variables.
 
 They are read from /proc, which lists them no matter which code created them. `watch()` compares before and after and
-names new entries. The environment is read from Python, because /proc does not follow it; for it, removed variables are
-named, too. Of mappings only shared memory (memfd, /dev/shm) counts, because libraries that a test loads stay mapped.
-NumPy is imported before the first snapshot, because BLAS starts its threads then.
+names new entries; a `Watcher` does so for one test after the other, and reads once between two of them. The environment
+is read from Python, because /proc does not follow it; for it, removed variables are named, too. Of mappings only shared
+memory (memfd, /dev/shm) counts, because libraries that a test loads stay mapped. NumPy is imported before the first
+snapshot, because BLAS starts its threads then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,27 +91,26 @@ def _command(pid: str) -> str:
     return words or "(ended, not waited for)"
 
 
-def _new_since(before: Held) -> list[str]:
-    now = snapshot()
+def _new_since(before: Held, now: Held) -> list[str]:
     new = sorted(f"{what} {more}".rstrip() for what, more in now.items() if what not in before)
     return new + sorted(f"no {what}" for what in before.keys() - now.keys() if what.startswith("variable "))
 
 
-def _settled(before: Held, deadline_ns: int) -> list[str]:
-    """Return the entries that are still new after resources that are being released are gone.
+def _settled(before: Held, deadline_ns: int) -> tuple[Held, list[str]]:
+    """Return what is held, and the entries that are still new, after resources that are being released are gone.
 
     A joined thread's task and a hung-up child's entry leave /proc a moment later and nothing can be waited on for that,
     so this function polls; for a test without leaks the first snapshot is enough.
     """
-    left = _new_since(before)
-    if left:
+    now = snapshot()
+    if _new_since(before, now):
         _close_own_bursts()
         gc.collect()
-        left = _new_since(before)
-    while left and time.monotonic_ns() < deadline_ns:
+        now = snapshot()
+    while (left := _new_since(before, now)) and time.monotonic_ns() < deadline_ns:
         time.sleep(0.005)
-        left = _new_since(before)
-    return left
+        now = snapshot()
+    return now, left
 
 
 def _close_own_bursts() -> None:
@@ -134,12 +134,37 @@ def _connections() -> Iterator[Any]:
             yield connection
 
 
-@contextmanager
-def watch(grace_ns: int = GRACE_NS) -> Iterator[None]:
-    """Fail with a list if the block leaks anything; wait up to `grace_ns` for resources that are being released."""
-    _wait_for_pages()
-    before = snapshot()
-    yield
-    left = _settled(before, time.monotonic_ns() + grace_ns)
-    if left:
-        pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
+class Watcher:
+    """Watches one test after the other. Each begins with what the last one ended with, so that /proc is read once.
+
+    A plugin of pytest: what a fixture of several tests has opened or closed between two of them is read again.
+    """
+
+    def __init__(self) -> None:
+        self._held: Held | None = None
+
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        """Let the next test begin with what the fixture opens."""
+        if fixturedef.scope != "function":
+            self._held = None
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        """Let the next test begin without what the fixture has closed."""
+        if fixturedef.scope != "function":
+            self._held = None
+
+    @contextmanager
+    def watch(self, grace_ns: int = GRACE_NS) -> Iterator[None]:
+        """Fail with a list if the block leaks anything; wait up to `grace_ns` for resources that are being released."""
+        _wait_for_pages()
+        before, self._held = self._held or snapshot(), None
+        yield
+        now, left = _settled(before, time.monotonic_ns() + grace_ns)
+        if left:
+            pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
+        self._held = now
+
+
+def watch(grace_ns: int = GRACE_NS) -> AbstractContextManager[None]:
+    """Return a context manager that fails if its block leaks anything, see `Watcher.watch`."""
+    return Watcher().watch(grace_ns)
