@@ -113,6 +113,9 @@ def test_server_and_processes_have_their_own_sessions_and_fds(
     assert isinstance(call.wait().error, DeadObject)
 
 
+NICE_MAX = 19  # the kernel's, which the processes of a driver that is nice itself may reach
+
+
 def nice(process: Process) -> int:
     """Return the nice value of a process's main thread, which computes: the 19th field of its stat (proc(5))."""
     return int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[16])
@@ -125,7 +128,8 @@ def test_compile_processes_have_a_lower_priority_than_workers(
     call = InThread.start(lambda: prepare(client, ENDLESS, preference=preference))
     with compile_processes(server) as processes:
         # A process lowers its priority after it has closed the fds.
-        until(lambda: {nice(process) - nice(worker) for process in processes} == {nicer}, "they have a lower priority")
+        lower = min(nice(worker) + nicer, NICE_MAX)
+        until(lambda: {nice(process) for process in processes} == {lower}, "they have a lower priority")
         until(lambda: {scheduling_of(process.pid) for process in processes} == {BATCH}, "they have a short slice")
         assert nice(server) == nice(worker)  # it answers immediately, and what it forks decides for itself
     client.close()
@@ -145,7 +149,8 @@ def test_the_session_of_the_compile_processes_has_a_lower_priority(
         pytest.skip("the kernel has no autogroups, or lets users change one session in 0.1 s")
     call = InThread.start(lambda: prepare(client, ENDLESS, preference=preference))
     with compile_processes(server):
-        until(lambda: group_nice(server.pid) - group_nice(worker.pid) == nicer, "the session has its value")
+        lower = min(group_nice(worker.pid) + nicer, NICE_MAX)
+        until(lambda: group_nice(server.pid) == lower, "the session has its value")
     client.close()
     call.wait()
 

@@ -337,9 +337,13 @@ class Load:
                     self.count += 1
             return client.recovery
 
+    def stop(self) -> None:
+        """Let the client end after its execution."""
+        self._ends.set()
+
     def end(self) -> tuple[int, int]:
         """Stop; return the deaths of drivers and the reconnections that the client has counted."""
-        self._ends.set()
+        self.stop()
         call = self.thread.wait()
         assert call.error is None, repr(call.error)
         return call.value
@@ -363,29 +367,28 @@ def wait_until_all_execute(loads: list[Load]) -> None:
     until(have_executed, "each load executes")
 
 
-def restarted(path: Path, daemon: Daemon, replaces: bool) -> Daemon:
-    """Return the driver that follows another one, which has ended."""
+def restarted(path: Path, daemon: Daemon, replaces: bool, drivers: ExitStack) -> Daemon:
+    """Return the driver that follows another one, which has ended; `drivers` kills it if a test fails."""
     if not replaces:
         terminate(daemon)
-    successor = Daemon.start(path, options=["--replace"] if replaces else [])
+    successor = drivers.enter_context(Daemon.start(path, options=["--replace"] if replaces else []))
     assert ends_well(daemon)
-    daemon.close()
     return successor
 
 
 @pytest.mark.parametrize("replaces", [True, False], ids=["replaced", "SIGTERM and start"])
 def test_no_request_of_clients_that_recover_is_lost_in_restarts_under_load(path: Path, replaces: bool) -> None:
-    daemon = Daemon.start(path)
-    try:
+    with ExitStack() as drivers:
+        daemon = drivers.enter_context(Daemon.start(path))
         loads = [Load(path, execute) for execute in LOADS]
+        for load in loads:
+            drivers.callback(load.stop)
         for _ in range(RESTARTS):
             wait_until_all_execute(loads)
-            daemon = restarted(path, daemon, replaces)
+            daemon = restarted(path, daemon, replaces, drivers)
         wait_until_all_execute(loads)
         for load in loads:
             deaths, reconnections = load.end()
             assert (deaths, reconnections > 0) == (0, True)
         print("longest request, ms:", [f"{load.longest_ns / 1e6:.0f}" for load in loads])
         daemon.end()
-    finally:
-        daemon.close()

@@ -204,17 +204,16 @@ def test_LIFE_a_killed_worker_leaves_no_slot(daemon: Daemon, client: nnfmq.Clien
 
 
 def test_a_client_that_reads_while_its_driver_is_killed_gets_dead_object(folder: Any) -> None:
-    daemon = Daemon.start(folder / "d.sock")
-    try:
-        with daemon.connect() as client:
-            assert client.statistics().pid == daemon.process.pid
-            with Process(client.worker_pid) as worker:
-                worker.kill()
-                daemon.kill()
-                with pytest.raises(nnfmq.DeadObject):
-                    client.statistics()
-    finally:
-        daemon.close()
+    with (
+        Daemon.start(folder / "d.sock") as daemon,
+        daemon.connect() as client,
+        Process(client.worker_pid) as worker,
+    ):
+        assert client.statistics().pid == daemon.process.pid
+        worker.kill()
+        daemon.kill()
+        with pytest.raises(nnfmq.DeadObject):
+            client.statistics()
 
 
 def received_fd(client: nnfmq.Client) -> int:
@@ -268,15 +267,12 @@ def test_the_memory_outlives_its_client_and_has_the_open_calls_of_the_others(dae
 
 
 def test_the_memory_is_readable_after_its_driver_was_killed(folder: Any) -> None:
-    daemon = Daemon.start(folder / "d.sock")
-    try:
+    with Daemon.start(folder / "d.sock") as daemon:
         with daemon.connect() as client:
             memory = client.statistics_memory()
             daemon.kill()
         with memory:
             assert [each.pid for each in client_calls(memory.view)] == [os.getpid()]
-    finally:
-        daemon.close()
 
 
 def test_an_embedded_driver_counts_for_its_only_client() -> None:

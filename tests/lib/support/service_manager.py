@@ -59,9 +59,11 @@ class Manager:
 
     def started(self, *options: str | Path, environment: Mapping[str, str] | None = None) -> Daemon:
         """Return a driver that has told that it is ready."""
-        program = self.start(*options, environment=environment)
-        self.wait_for(READY="1")
-        return Daemon(program, self.path)
+        with ExitStack() as if_it_fails:
+            program = if_it_fails.enter_context(self.start(*options, environment=environment))
+            self.wait_for(READY="1")
+            if_it_fails.pop_all()
+            return Daemon(program, self.path)
 
     def message(self, limit_s: float = LIMIT_S) -> dict[str, str]:
         """Return the next message's variables; empty if none comes within the limit."""
