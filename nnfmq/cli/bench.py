@@ -443,7 +443,7 @@ def _narrow(listing: Any) -> Any:
 
 
 def _costs(results: Sequence[_Named], *, is_wide: bool) -> Any:
-    more = (">client", ">driver", ">µs each") if is_wide else ()
+    more = (">client", ">driver", ">CPU µs each") if is_wide else ()
     listing = _narrow(table("", ">CPU s", *more, ">PSS MiB", ">processes"))
     for name, result in results:
         client_s, driver_s = result["cpu_s"]["client"], result["cpu_s"]["driver"]

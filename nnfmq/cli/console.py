@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from nnfmq.base.settings import CLASSES
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import Progress
     from rich.table import Table
 
@@ -144,6 +144,13 @@ def console(no_color: bool, at_least: int = 0) -> Console:
         at_least = max(at_least, _WIDTH_IN_A_FILE)
     screen.width = max(screen.width, at_least)
     return screen
+
+
+def indented(text: str, columns: int) -> RenderableType:
+    """Return a text whose lines all begin at a column."""
+    from rich.padding import Padding
+
+    return Padding(text, (0, 0, 0, columns))
 
 
 def error_console(no_color: bool = True) -> Console:

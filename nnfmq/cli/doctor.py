@@ -244,8 +244,9 @@ def _limits() -> Iterator[Finding]:
     limits = f"{total_limit_bytes() // _MIB:,} MiB, one client {quota_limit_bytes() // _MIB:,} MiB"
     yield Finding("limits", "memory of a driver's clients", limits)
     yield Finding("limits", "/dev/shm free (named queues)", _free_bytes("/dev/shm"))
-    socket_buffer = _first_line("/proc/sys/net/core/wmem_max") or "unknown"
-    yield Finding("limits", "socket buffer", f"{socket_buffer} bytes at most")
+    socket_buffer = _first_line("/proc/sys/net/core/wmem_max")
+    value = f"{int(socket_buffer):,} bytes at most" if socket_buffer and socket_buffer.isdigit() else "unknown"
+    yield Finding("limits", "socket buffer", value)
 
 
 def _limit(value: int, unit: int = 1) -> str:
@@ -356,7 +357,7 @@ def _cache() -> Iterator[Finding]:
         remedy = "follow the message; until then each model is compiled again"
         yield Finding("driver", "cached programs", str(error), FindingState.LIMITED, remedy)
         return
-    value = f"{len(sizes)}, {sum(sizes) / _MIB:,.1f} MiB of {limit // _MIB:,} at most"
+    value = f"{len(sizes)}, {sum(sizes) / _MIB:,.1f} MiB of {limit // _MIB:,} MiB at most"
     yield Finding("driver", "cached programs", value)
 
 

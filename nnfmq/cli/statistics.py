@@ -466,7 +466,6 @@ def _open_bursts(activity: Activity) -> Counter[_Key]:
 
 WIDE = 80
 """Columns that a table with everything needs."""
-_WITH_CLASS = 94  # columns, for the table of clients
 _MIB = 1 << 20
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -513,7 +512,7 @@ def client_rows(activity: Activity, width: int) -> Rows:
     columns: list[tuple[str, Callable[[ClientActivity], str], bool]] = [
         (">pid", lambda row: pid_text(row.client.pid), True),
         ("client", lambda row: row.name, True),
-        *([("class", lambda row: row.class_name, False)] if width >= _WITH_CLASS else []),
+        ("class", lambda row: row.class_name, False),
         _executed(activity, lambda row: row.client.executions),
         (">failed", lambda row: f"{row.client.failures:,}", False),
         (">calls", lambda row: str(row.client.open_calls), False),
@@ -525,13 +524,13 @@ def client_rows(activity: Activity, width: int) -> Rows:
 
 
 def model_rows(activity: Activity, width: int) -> Rows:
-    """Return the table of models. `engine` is the engine's part of the time in the driver."""
+    """Return the table of models, with the engine's part of the time in the driver."""
     columns: list[tuple[str, Callable[[ModelActivity], str], bool]] = [
         (">pid", lambda row: pid_text(row.client_pid), False),
         ("model", lambda row: _model_text(row.model), True),
         ("device", lambda row: row.model.device, False),
         _executed(activity, lambda row: row.model.executions),
-        (">engine", lambda row: share_text(row.engine_share), True),
+        (">in engine", lambda row: share_text(row.engine_share), True),
         (">failed", lambda row: f"{row.model.failures:,}", False),
     ]
     return _rows(columns, activity.models, width)
@@ -552,7 +551,7 @@ def times_rows(activity: Activity, width: int) -> Rows:
     rows = [(row, name, getattr(row.counts, name)) for row in activity.times for name in TIMES]
     columns: list[tuple[str, Callable[[tuple[TimesActivity, str, LatencyHistogram]], str], bool]] = [
         ("model", lambda row: _of_first(row[1], _path_text(row[0].key.name, row[0].key.version)), True),
-        ("device", lambda row: _of_first(row[1], row[0].key.device), False),
+        ("device", lambda row: _of_first(row[1], row[0].key.device), width >= WIDE),
         ("client", lambda row: _of_first(row[1], row[0].key.program), False),
         ("time, µs", lambda row: row[1], True),
         *(

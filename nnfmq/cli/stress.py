@@ -14,7 +14,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.bench import MODES, names_among, opened_model, positive_number, shown_progress
-from nnfmq.cli.console import at_least_one, console, from_zero, new_file, print_json, short_microseconds, table
+from nnfmq.cli.console import (
+    at_least_one,
+    console,
+    from_zero,
+    indented,
+    new_file,
+    print_json,
+    short_microseconds,
+    table,
+)
 from nnfmq.cli.model_file import add_model_arguments, add_runtime_option, shapes_of
 from nnfmq.cli.stress_suite import (
     OPTIONS,
@@ -26,7 +35,7 @@ from nnfmq.cli.stress_suite import (
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from nnfmq.lab.bench.runner import RunnerJob
     from nnfmq.lab.stress.self_test import ConfusionMatrix
@@ -264,14 +273,14 @@ def _scenarios(scenarios: Sequence[Mapping[str, Any]], names: Sequence[str], *, 
     return listing
 
 
-def _worst(scenario: Mapping[str, Any]) -> Iterator[str]:
+def _worst(scenario: Mapping[str, Any]) -> Iterator[RenderableType]:
     from nnfmq.lab.stress.report import request_lines, scenario_lines
 
     yield from scenario_lines(scenario)
     for request in scenario.get("worst", ()):
         first, *causes = request_lines(request)
-        yield f"  {first}"
-        yield from (f"    {line}" for line in causes)
+        yield indented(first, 2)
+        yield from (indented(line, 4) for line in causes)
 
 
 def print_matrix(screen: Console, report: Mapping[str, Any]) -> None:

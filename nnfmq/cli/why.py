@@ -13,6 +13,7 @@ from nnfmq.cli.console import (
     add_connect_argument,
     at_least_one,
     console,
+    indented,
     microseconds,
     open_client,
     print_json,
@@ -92,7 +93,7 @@ def _print(screen: Console, trace: Trace, number: int, one: Explanation) -> None
         "begin."
     )
     for text in _outcome(one):
-        screen.print(f"   {text}")
+        screen.print(indented(text, 3))
     min_ns = one.request.total_ns // 100
     has_off_cpu = any(stage.off_cpu_ns > min_ns for stage in (*one.stages, *one.operations))
     columns = [">share"] if screen.width >= _WIDE else []

@@ -87,7 +87,7 @@ def named(parts: Iterable[Cause], excess_ns: int, share: float = NAMED_SHARE) ->
 def stop_cause(stopped_ns: Mapping[str, Mapping[str, int]], explained_ns: int) -> Cause:
     """Return the cause of stops; `stopped_ns` has for each side how it was stopped, a key of STOPS, and how long."""
     texts = [
-        f"the {side} was {STOPS[how]} for at least {ms(time_ns)}"
+        f"the {side} was {STOPS[how]} for at least {time_text(time_ns)}"
         for side, hows in stopped_ns.items()
         for how, time_ns in hows.items()
     ]
@@ -96,7 +96,7 @@ def stop_cause(stopped_ns: Mapping[str, Mapping[str, int]], explained_ns: int) -
 
 def wait_cause(side: str, waited_ns: int, explained_ns: int, holders: str) -> Cause:
     """Return the cause of a wait for a CPU on a side of SIDES; `holders` says who had it (`holders_text`)."""
-    text = f"{SIDES[side]} waited {ms(waited_ns)} for a CPU (schedstat)"
+    text = f"{SIDES[side]} waited {time_text(waited_ns)} for a CPU (schedstat)"
     return Cause(f"cpu-{side}", explained_ns, f"{text}; {holders}" if holders else text)
 
 
@@ -106,13 +106,13 @@ def holders_text(holders: Sequence[CpuHolder], waited_ns: int, *, is_sampled: bo
         return "who had it was not recorded"
     if not holders:
         return "who had it is not known: no process used much of it"
-    texts = [f"{holder.name} had it for {ms(holder.had_ns)}" for holder in holders[:_SHOWN]]
+    texts = [f"{holder.name} had it for {time_text(holder.had_ns)}" for holder in holders[:_SHOWN]]
     unknown_ns = waited_ns - sum(holder.had_ns for holder in holders)
     if unknown_ns * 5 > waited_ns:
-        texts.append(f"nobody known for {ms(unknown_ns)}")
+        texts.append(f"nobody known for {time_text(unknown_ns)}")
     return ", ".join(texts)
 
 
-def ms(duration_ns: float) -> str:
-    """Return a duration in ms."""
-    return f"{duration_ns / 1e6:,.1f} ms"
+def time_text(duration_ns: float) -> str:
+    """Return a duration in ms, or in µs if it is below 1 ms."""
+    return f"{duration_ns / 1e6:,.1f} ms" if duration_ns >= 1e6 else f"{duration_ns / 1e3:.0f} µs"

@@ -21,7 +21,7 @@ from functools import partial
 from statistics import median_low
 from typing import NamedTuple
 
-from nnfmq.observe.causes import COMPILERS, Cause, Division, holders_text, ms, named, stop_cause, wait_cause
+from nnfmq.observe.causes import COMPILERS, Cause, Division, holders_text, named, stop_cause, time_text, wait_cause
 from nnfmq.observe.machine_record import CpuHolder, Stop
 from nnfmq.observe.trace_files import Slice, Trace
 from nnfmq.observe.trace_layout import PAUSED, STANDARD_NAMES, TURN, WAKE_UP
@@ -382,13 +382,14 @@ def _parts(context: _Context, request: RequestStages, evidence: ThreadEvidence) 
         yield Cause("pause", evidence.paused_ns, _pause_text(context, request, evidence))
     compiled_ns = sum(one.had_ns for one in evidence.holders if machine.processes.get(one.pid) in COMPILERS)
     if compiled_ns:
-        text = f"{ms(compiled_ns)} of the waits for a CPU of the {evidence.side} were for compile processes"
+        text = f"{time_text(compiled_ns)} of the waits for a CPU of the {evidence.side} were for compile processes"
         yield Cause("compilation", compiled_ns, text)
     if evidence.waited_ns > compiled_ns:
         text = holders_text(evidence.holders, evidence.waited_ns, is_sampled=machine.is_sampled)
         yield wait_cause(evidence.side, evidence.waited_ns, evidence.waited_ns - compiled_ns, text)
     if evidence.unknown_ns:
-        text = f"the worker's listener thread neither ran nor waited for a CPU for at least {ms(evidence.unknown_ns)}"
+        least = time_text(evidence.unknown_ns)
+        text = f"the worker's listener thread neither ran nor waited for a CPU for at least {least}"
         reason = "it slept in the engine, for another thread of its pool or for a page"
         stopped = "" if machine.is_sampled else ", or was stopped: nobody looked, use `nnfmq trace`"
         yield Cause("off-cpu", evidence.unknown_ns, f"{text}: {reason}{stopped}")
@@ -398,14 +399,15 @@ def _pause_text(context: _Context, request: RequestStages, evidence: ThreadEvide
     """Return for whom a worker paused: those that used CPUs meanwhile, as far as somebody has looked."""
     pauses, machine = context.pauses_of(request), context.machine
     classes = sorted({one.name.removeprefix(PAUSED).strip() for one in pauses} - {""})
-    text = f"the worker paused for {ms(evidence.paused_ns)} {' and '.join(classes) or 'for a client of a higher class'}"
+    for_whom = " and ".join(classes) or "for a client of a higher class"
+    text = f"the worker paused for {time_text(evidence.paused_ns)} {for_whom}"
     used = Counter[int]()
     for pause in pauses:
         for use in machine.between(pause.begin_ns, pause.end_ns):
             if machine.processes.get(use.pid, "").startswith("nnfmq-worker") and use.pid != evidence.thread[0]:
                 inside_ns = _Interval(use.begin_ns, use.end_ns).inside(pause.begin_ns, pause.end_ns)
                 used[use.pid] += use.used_ns * inside_ns // max(use.end_ns - use.begin_ns, 1)
-    names = [f"{machine.name_of(pid)} computed for {ms(time_ns)}" for pid, time_ns in used.most_common(2)]
+    names = [f"{machine.name_of(pid)} computed for {time_text(time_ns)}" for pid, time_ns in used.most_common(2)]
     return "; ".join([text, *names])
 
 

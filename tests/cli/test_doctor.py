@@ -167,10 +167,10 @@ class TestReport:
     def test_the_driver_s_cache_is_counted(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setenv("NNFMQ_CACHE_MIB", "7")
-        assert named("cached programs").value == "0, 0.0 MiB of 7 at most"
+        assert named("cached programs").value == "0, 0.0 MiB of 7 MiB at most"
         (tmp_path / "nnfmq").mkdir(mode=0o700)
         (tmp_path / "nnfmq" / "entry").write_bytes(bytes(3 << 20))
-        assert named("cached programs").value == "1, 3.0 MiB of 7 at most"
+        assert named("cached programs").value == "1, 3.0 MiB of 7 MiB at most"
 
     def test_a_cache_that_others_can_access_is_limited_and_has_a_remedy(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

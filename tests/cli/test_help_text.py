@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 
+from nnfmq.cli import COMMANDS, command_parser
 from nnfmq.cli.parser import HelpFormatter
 
 LISTING = "demo     classify the digits of a data set\nprofile  time each operation"
@@ -49,6 +50,15 @@ def test_an_example_is_never_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = help_lines(30, monkeypatch)
     assert EXAMPLE in lines
     assert lines[-2:] == ["The photo is cut to a", "square."]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_comment_that_does_not_fit_beside_its_example_comes_before_it(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = command_parser(command).format_help().splitlines()
+    assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
 
 
 @pytest.mark.parametrize("usage", [None, "nnfmq [-h] [--record-bytes N] [--replace-existing]"])

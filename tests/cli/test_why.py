@@ -78,7 +78,10 @@ def test_it_fits_into_a_narrow_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     assert main(["why", str(file)]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 40
+    evidence = out[out.index("   cpu-worker:") : out.index(" stage")].rstrip().splitlines()
+    assert len(evidence) > 2 and all(line.startswith("   ") for line in evidence)
 
 
 def test_the_report_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from nnfmq.lab.statistics import percentile
 from nnfmq.lab.stress.records import RequestRecord, StressSample
-from nnfmq.observe.causes import NAMED_SHARE, Cause, Division, ms, named, stop_cause, wait_cause
+from nnfmq.observe.causes import NAMED_SHARE, Cause, Division, named, stop_cause, time_text, wait_cause
 
 __all__ = [
     "NAMED_MIN_NS",
@@ -204,7 +204,7 @@ def _throttling(seen: _Between, division: Division) -> Iterator[Cause]:
     total = seen.client_throttled + seen.worker_throttled
     if total:
         who = " and ".join(_who((seen.client_throttled, seen.worker_throttled)))
-        yield Cause("throttling", division.take(total), f"{who}'s cgroup throttled for {ms(total)} (cpu.stat)")
+        yield Cause("throttling", division.take(total), f"{who}'s cgroup throttled for {time_text(total)} (cpu.stat)")
 
 
 def _who(times: tuple[int, int]) -> Iterator[str]:
@@ -225,17 +225,17 @@ def _waits(record: RequestRecord, seen: _Between, division: Division, who_had_cp
         behind = division.take(min(waited, used))
         compiled += behind
         if behind:
-            details.append(f"{name} {ms(waited)}")
+            details.append(f"{name} {time_text(waited)}")
         if explained := division.take(waited - behind):
             yield wait_cause(name, waited, explained, who_had_cpu(name, record, waited))
     if compiled:
-        text = f"compilations used {ms(seen.compiling)} of CPU time; waits for a CPU: {', '.join(details)}"
+        text = f"compilations used {time_text(seen.compiling)} of CPU time; waits for a CPU: {', '.join(details)}"
         yield Cause("compilation", compiled, text)
 
 
 def _collections(record: RequestRecord, division: Division) -> Iterator[Cause]:
     if record.gc:
-        text = f"{ms(record.gc)} in the client's garbage collector (gc.callbacks)"
+        text = f"{time_text(record.gc)} in the client's garbage collector (gc.callbacks)"
         yield Cause("gc", division.take(record.gc), text)
 
 
@@ -253,12 +253,14 @@ def _page_faults(record: RequestRecord, usual: _Usual, division: Division) -> It
     ):  # fmt: skip
         if page_faults >= _PAGE_FAULTS_MIN:
             explained = division.take(min(cpu, max(system, page_faults * _MINOR_FAULT_NS)))
-            yield Cause("page-faults", explained, f"{name}: {page_faults:,.0f} minor faults, {ms(cpu)} more CPU time")
+            yield Cause(
+                "page-faults", explained, f"{name}: {page_faults:,.0f} minor faults, {time_text(cpu)} more CPU time"
+            )
 
 
 def _backlog(record: RequestRecord, division: Division) -> Iterator[Cause]:
     if explained := division.take(record.late):
-        yield Cause("backlog", explained, f"sent {ms(record.late)} late, when the request before had ended")
+        yield Cause("backlog", explained, f"sent {time_text(record.late)} late, when the request before had ended")
 
 
 def _memory(record: RequestRecord, seen: _Between, division: Division) -> Iterator[Cause]:
@@ -269,4 +271,6 @@ def _memory(record: RequestRecord, seen: _Between, division: Division) -> Iterat
         off_cpu = max(off_cpu, record.latency - record.late - record.worker_cpu - record.worker_delay)
     stall = seen.memory_stall if seen.memory_stall >= _STALL_SHARE * record.latency else 0
     if explained := division.take(off_cpu if page_faults else min(stall, off_cpu)):
-        yield Cause("memory", explained, f"{page_faults:,} major faults, memory stalls (PSI) {ms(seen.memory_stall)}")
+        yield Cause(
+            "memory", explained, f"{page_faults:,} major faults, memory stalls (PSI) {time_text(seen.memory_stall)}"
+        )
