@@ -6,11 +6,12 @@ built, the setting `core` asks for Python, or the CPU has no such instructions. 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nnfmq.base import settings
 
-__all__ = ["DIGEST_BYTES", "Sha256", "are_equal", "hmac_sha256", "is_compiled", "sha256"]
+__all__ = ["DIGEST_BYTES", "Sha256", "are_equal", "hmac_sha256", "is_compiled", "sha256", "sha256_of"]
 
 DIGEST_BYTES = 32
 _BLOCK_BYTES = 64
@@ -43,6 +44,11 @@ if not TYPE_CHECKING:
 
 def sha256(*parts: bytes | bytearray | memoryview) -> bytes:
     """Return the digest of `parts`, one after the other. Blocks: about 1 ms for each MiB."""
+    return sha256_of(parts)
+
+
+def sha256_of(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
+    """Return the digest of `parts`, one after the other; each is asked for when those before it are in the digest."""
     digest = Sha256()
     for part in parts:
         digest.update(part)

@@ -14,11 +14,10 @@ bfloat16, which NumPy lacks, crosses as 16-bit words (TENSOR_QUANT16_ASYMM).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import TENSOR_COMPLEX64, TENSOR_FLOAT64, TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64
@@ -36,10 +35,12 @@ __all__ = [
     "HostedDescription",
     "HostedRuntime",
     "HostedTensor",
+    "Shape",
     "call_of",
     "constant_bytes",
     "decode_call",
     "is_file_name",
+    "is_known",
     "is_runtime_name",
     "library_names",
     "require_number_type",
@@ -58,6 +59,7 @@ _FILES_MAX, _TENSORS_MAX, _NAME_MAX = 64, 65536, 255
 
 Dimension = int | str | None
 """A size, the name of a symbol, or None if it has neither."""
+Shape = tuple[Dimension, ...]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -67,14 +69,13 @@ Dimension = int | str | None
 class HostedRuntime(Struct, frozen=True):
     """A runtime: the name of its device, the module that the adapter imports, and how to install it.
 
-    `formats` are the formats of files that it runs, as `importers.file_format` names them. `adapter` is the module of
-    the device, `device_class` its class there.
+    `formats` are the formats of files that it runs, as `importers.file_format` names them. The adapter is the class
+    `device_class` of the module of this name in `nnfmq.hosted`.
     """
 
     name: str
     package: str
     formats: tuple[str, ...]
-    adapter: str
     device_class: str
 
     @property
@@ -84,11 +85,11 @@ class HostedRuntime(Struct, frozen=True):
 
 
 RUNTIMES = (
-    HostedRuntime("litert", "ai_edge_litert", ("tflite",), "nnfmq.hosted.litert", "LiteRtDevice"),
-    HostedRuntime("onnxruntime", "onnxruntime", ("onnx",), "nnfmq.hosted.onnxruntime", "OnnxRuntimeDevice"),
-    HostedRuntime("openvino", "openvino", ("openvino", "onnx", "tflite"), "nnfmq.hosted.openvino", "OpenVinoDevice"),
-    HostedRuntime("torch", "torch", ("pt2",), "nnfmq.hosted.torch", "TorchDevice"),
-    HostedRuntime("jax", "jax", ("jax",), "nnfmq.hosted.jax", "JaxDevice"),
+    HostedRuntime("litert", "ai_edge_litert", ("tflite",), "LiteRtDevice"),
+    HostedRuntime("onnxruntime", "onnxruntime", ("onnx",), "OnnxRuntimeDevice"),
+    HostedRuntime("openvino", "openvino", ("openvino", "onnx", "tflite"), "OpenVinoDevice"),
+    HostedRuntime("torch", "torch", ("pt2",), "TorchDevice"),
+    HostedRuntime("jax", "jax", ("jax",), "JaxDevice"),
 )
 """The runtimes of this build, in the order in which they are tried for a file that names no device."""
 
@@ -107,6 +108,11 @@ def runtimes_of(format: str) -> tuple[HostedRuntime, ...]:
 # What a hosted model's operation has, and what a device tells of a file.
 
 
+def is_known(shape: Shape | None) -> TypeGuard[tuple[int, ...]]:
+    """Return whether the rank and all sizes are known."""
+    return shape is not None and all(isinstance(size, int) for size in shape)
+
+
 class HostedTensor(Struct, frozen=True):
     """An input or output as the file declares it.
 
@@ -117,10 +123,10 @@ class HostedTensor(Struct, frozen=True):
 
     name: str
     dtype: str
-    shape: tuple[Dimension, ...] | None
+    shape: Shape | None
     scale: float = 0.0
     zero_point: int = 0
-    stated: tuple[Dimension, ...] | None = None
+    stated: Shape | None = None
 
     @property
     def is_rank_0(self) -> bool:
@@ -135,9 +141,7 @@ class HostedTensor(Struct, frozen=True):
     @property
     def known_shape(self) -> tuple[int, ...] | None:
         """The shape, or None if a size or the rank is not known."""
-        if self.shape is None or not all(isinstance(size, int) for size in self.shape):
-            return None
-        return tuple(size for size in self.shape if isinstance(size, int))
+        return self.shape if is_known(self.shape) else None
 
     @property
     def dimensions(self) -> tuple[int, ...]:
@@ -164,20 +168,17 @@ class HostedDescription(Struct, frozen=True):
     providers: tuple[str, ...] = ()
 
 
-def with_sizes(description: HostedDescription, inputs: Sequence[HostedTensor]) -> HostedDescription:
-    """Return a description whose outputs have the sizes that `inputs` give to symbols, unless they differ."""
+def with_sizes(description: HostedDescription, shapes: Sequence[Shape | None]) -> list[Shape | None]:
+    """Return the shapes of the outputs with the sizes that `shapes` of inputs give to symbols, unless they differ."""
     found = dict[Dimension, set[Dimension]]()
-    for tensor, given in zip(description.inputs, inputs, strict=True):
-        for symbol, size in zip(tensor.shape or (), given.shape or (), strict=False):
+    for tensor, shape in zip(description.inputs, shapes, strict=True):
+        for symbol, size in zip(tensor.shape or (), shape or (), strict=False):
             found.setdefault(symbol, set()).add(size)
     sizes: dict[Dimension, Dimension] = {
         symbol: given.pop() for symbol, given in found.items() if isinstance(symbol, str) and len(given) == 1
     }
-    outputs = tuple(
-        replace(tensor, shape=tuple(sizes.get(size, size) for size in tensor.shape)) if tensor.shape else tensor
-        for tensor in description.outputs
-    )
-    return replace(description, outputs=outputs)
+    outputs = (tensor.shape for tensor in description.outputs)
+    return [None if shape is None else tuple(sizes.get(size, size) for size in shape) for shape in outputs]
 
 
 class FileParts(Struct, frozen=True, array_like=True):

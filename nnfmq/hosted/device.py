@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +18,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nnfmq.base.deadlines import has_passed
+from nnfmq.base.deadlines import has_passed, remaining_s
 from nnfmq.base.digests import sha256
 from nnfmq.driver.cache.files import CacheContents, PackedConstants, decode_program, encode_program
 from nnfmq.driver.cache.programs import CacheEntry, entry_of
@@ -43,17 +42,16 @@ from nnfmq.hal.errors import (
     InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
-    ResourceExhaustedTransient,
 )
 from nnfmq.hal.extensions import extension_prefix, extension_type
 from nnfmq.hal.hosted import (
     LIBRARIES,
     NAME,
     RUN,
-    Dimension,
     HostedCall,
     HostedDescription,
     HostedTensor,
+    Shape,
     call_of,
     constant_bytes,
     library_names,
@@ -62,12 +60,12 @@ from nnfmq.hal.hosted import (
 )
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Pool, Subgraph
 from nnfmq.hosted.libraries import Library, trusted_library
-from nnfmq.hosted.open_files import KeptFile, OpenFile, is_out_of_memory, opening_error, thread_count
+from nnfmq.hosted.open_files import KeptFile, OpenFile, errors_of, runtime_error
+from nnfmq.hosted.options import require_one_of, thread_count
 from nnfmq.operations.declaration import Array
 
 __all__ = ["HostedDevice", "HostedFile", "HostedModel", "HostedRun", "OpenOptions"]
 
-Shape = tuple[Dimension, ...]
 _log = logging.getLogger("nnfmq.hosted")
 _COPIED_KINDS = "iub"  # dtype.kind of what may be an index or a size
 
@@ -121,10 +119,7 @@ class OpenOptions(Struct, frozen=True):
             InvalidArgument: If one is another; the message lists those that are allowed.
         """
         for name in self.options:
-            if name not in names:
-                raise InvalidArgument(
-                    f"runtime option {name!r:.80} is not known; known are {', '.join(('threads', *names))}"
-                )
+            require_one_of("runtime option", name, ("threads", *names))
 
 
 class HostedRun:
@@ -171,20 +166,20 @@ class HostedModel:
         """
         raise NotImplementedError
 
-    def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
-        """Return what is in the file if its inputs have these sizes; some may still be open. May block.
+    def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
+        """Return the shapes of the outputs if the inputs have these shapes; sizes may still be open. May block.
 
-        It is called before `bind`. A runtime that infers shapes tells those of the outputs here: outputs of known
-        shapes are filled in place. It may also take other sizes than those that the file states. By default outputs
-        have the sizes that the inputs give to symbols of the file.
+        It is called before `bind`, unless these are the shapes of the description. A runtime that infers shapes tells
+        those of the outputs here: outputs of known shapes are filled in place. It may also take other sizes than those
+        that the file states. By default outputs have the sizes that the inputs give to symbols of the file.
 
         Raises:
-            Exception: If inputs cannot have these sizes.
+            Exception: If inputs cannot have these shapes.
         """
-        for given, found in zip(inputs, self.description.inputs, strict=True):
-            if not _is_case(given.shape, found.shape):
-                raise InvalidArgument(f"input {given.name!r} is {found.shape} in the file, not {given.shape}")
-        return with_sizes(self.description, inputs)
+        for given, found in zip(shapes, self.description.inputs, strict=True):
+            if not _is_case(given, found.shape):
+                raise InvalidArgument(f"input {found.name!r} is {found.shape} in the file, not {given}")
+        return with_sizes(self.description, shapes)
 
     def save(self) -> bytes | None:
         """Return what makes opening the file again faster (`OpenOptions.saved`), or None; also if it was opened so."""
@@ -247,27 +242,23 @@ class HostedDevice(DescribedDevice):
 
     def _resolved(self, model: HostedModel, call: HostedCall) -> HostedDescription:
         """Return what is in an open file for the sizes of a call's inputs. Raises InvalidArgument."""
-        count = len(model.description.inputs)
-        if len(call.inputs) != count:
-            raise InvalidArgument(f"the model declares {len(call.inputs)} inputs, its file has {count}")
-        try:
-            return model.resolve(call.inputs)
-        except NnfmqError:
-            raise
-        except Exception as error:
-            raise opening_error(self.name, error) from error
+        found = model.description
+        if len(call.inputs) != len(found.inputs):
+            raise InvalidArgument(f"the model declares {len(call.inputs)} inputs, its file has {len(found.inputs)}")
+        shapes = [tensor.shape for tensor in call.inputs]
+        if shapes == [tensor.shape for tensor in found.inputs]:
+            return found
+        with errors_of(self.name):
+            outputs = _with_shapes(found.outputs, model.resolve(shapes))
+        return replace(found, inputs=_with_shapes(found.inputs, shapes), outputs=outputs)
 
-    def compile(self, model: Model) -> PreparedProgram:
-        """Return the program that runs the file.
+    def compile(self, model: Model, packed: PackedConstants = ()) -> HostedProgram:
+        """Return the program that runs the file; `packed` is what `_packed` returned of it.
 
         Raises:
             InvalidArgument: If the runtime rejects the file, or the model declares other inputs or outputs.
             ResourceExhausted: If the quota does not allow the memory that it takes.
         """
-        return self._prepared(model)
-
-    def _prepared(self, model: Model, packed: PackedConstants = ()) -> HostedProgram:
-        """Return the program that runs the file; `packed` is what `_packed` returned of it."""
         call = _valid_call(model)
         count = sum(file.parts for file in call.files)
         indexes = model.main.operations[0].inputs[1 : 1 + count]
@@ -294,17 +285,14 @@ class HostedDevice(DescribedDevice):
         threads = thread_count(options.pop("threads", None))
         names = library_names(options.pop(LIBRARIES, [])) if self.takes_libraries else []
         file = _file(call, [part.data for part in parts], names)
-        open_options = OpenOptions(threads, call.signature, options)
+        open_options = OpenOptions(threads, call.signature, options, _unpacked(packed))
         deadline_ns = current_prepare_context().deadline_ns
         token = None if deadline_ns is None else WATCHDOG.begin(deadline_ns, cannot_abort, watchdog.OPEN_GRACE_S)
         try:
-            opened = OpenFile(
-                threads, lambda: self._open_saved(file, open_options, packed), [part.shared for part in parts]
-            )
-        except NnfmqError:
-            raise
-        except Exception as error:
-            raise opening_error(self.name, error) from error
+            with errors_of(self.name):
+                opened = OpenFile(
+                    threads, lambda: self._open_saved(file, open_options), [part.shared for part in parts]
+                )
         finally:
             if token is not None:
                 WATCHDOG.end(token)
@@ -322,43 +310,46 @@ class HostedDevice(DescribedDevice):
 
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
         """Open the saved files again."""
-        return decode_program(contents, self._prepared)
+        return decode_program(contents, self.compile)
 
-    def _open_saved(self, file: HostedFile, options: OpenOptions, packed: PackedConstants) -> HostedModel:
+    def _open_saved(self, file: HostedFile, options: OpenOptions) -> HostedModel:
         """Open a file with what was saved of it; if the driver's cache has nothing, store what the runtime saves."""
-        entry = self._entry(file, options) if self.saves and not packed else None
-        packed = packed or (entry and entry.load()) or ()
-        if packed:
-            reopened = self._open_packed(file, options, packed)
+        entry = self._entry(file, options) if self.saves and options.saved is None else None
+        saved = options.saved if entry is None else _unpacked(entry.load())
+        options = replace(options, saved=None)
+        if saved is not None:
+            reopened = self._reopened(file, options, saved)
             if reopened is not None:
                 return reopened
             if entry is not None:
                 entry.remove()
-        opened = self.open(file, replace(options, saves=entry is not None))
-        packed = () if entry is None else self._stored(opened, entry)
-        if not (packed and self.reopens):
+        if entry is None:
+            return self.open(file, options)
+        opened = self.open(file, replace(options, saves=True))
+        saved = self._stored(opened, entry)
+        if not (saved and self.reopens):
             return opened
         del opened  # two would take twice the memory
-        reopened = self._open_packed(file, options, packed)
-        return self.open(file, options) if reopened is None else reopened
+        return self._reopened(file, options, saved) or self.open(file, options)
 
-    def _open_packed(self, file: HostedFile, options: OpenOptions, packed: PackedConstants) -> HostedModel | None:
+    def _reopened(self, file: HostedFile, options: OpenOptions, saved: bytes) -> HostedModel | None:
         """Open a file with what the runtime saved of it; return None if the runtime does not, which is logged."""
         try:
-            return self.open(file, replace(options, saved=packed[0][0].tobytes()))
+            return self.open(file, replace(options, saved=saved))
         except Exception as error:  # noqa: BLE001  the runtime's own; without it, the error is that of the file
             _log.warning("%s does not open what it saved, but the file: %s", self.name, str(error) or repr(error))
             return None
 
-    def _stored(self, opened: HostedModel, entry: CacheEntry) -> PackedConstants:
-        """Store what the runtime saves of an open file, and return it; nothing if that fails, which is logged."""
+    def _stored(self, opened: HostedModel, entry: CacheEntry) -> bytes | None:
+        """Store what the runtime saves of an open file, and return it; None if that fails, which is logged."""
         try:
-            if packed := _packed(opened.save()):
-                entry.store(packed)
-            return packed
+            saved = opened.save()
+            if saved:
+                entry.store(_packed(saved))
+            return saved
         except Exception as error:  # noqa: BLE001  the runtime's own; the file is open
             _log.warning("%s does not save what it opened: %s", self.name, str(error) or repr(error))
-            return ()
+            return None
 
     def _entry(self, file: HostedFile, options: OpenOptions) -> CacheEntry | None:
         """Return the entry of the driver's cache for a file that is opened with these options."""
@@ -370,6 +361,11 @@ class HostedDevice(DescribedDevice):
 def _packed(saved: bytes | None) -> PackedConstants:
     """Return what a runtime saves as the caches keep it."""
     return ((np.frombuffer(saved, np.uint8),),) if saved else ()
+
+
+def _unpacked(packed: PackedConstants | None) -> bytes | None:
+    """Return what `_packed` was given; None for nothing."""
+    return packed[0][0].tobytes() if packed else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -461,6 +457,11 @@ def _require_same(call: HostedCall, description: HostedDescription) -> None:
                     f"the model declares {kind} {index} as {ours.name!r}, {ours.dtype} {ours.shape}; "
                     f"its file as {theirs.name!r}, {theirs.dtype} {theirs.shape}"
                 )
+
+
+def _with_shapes(tensors: Sequence[HostedTensor], shapes: Sequence[Shape | None]) -> tuple[HostedTensor, ...]:
+    """Return tensors with other shapes."""
+    return tuple(replace(tensor, shape=shape) for tensor, shape in zip(tensors, shapes, strict=True))
 
 
 def _is_case(ours: Shape | None, theirs: Shape | None) -> bool:
@@ -567,7 +568,7 @@ class HostedExecution:
             raise
         except Exception as error:
             options.check()  # the runtime was told to stop at the deadline
-            raise _execution_error(self._program.device, error) from error
+            raise runtime_error(self._program.device, error, GeneralFailure) from error
         file.end_first_run()
         return results
 
@@ -586,18 +587,9 @@ class HostedExecution:
 
 def _acquire(lock: threading.Lock, deadline_ns: int | None) -> None:
     """Acquire the lock of a runtime that executes a file on one thread at a time. Raises MissedDeadlineTransient."""
-    if lock.acquire(blocking=False):
-        return
-    left_s = (
-        -1.0 if deadline_ns is None else min(max(deadline_ns - time.monotonic_ns(), 0) / 1e9, threading.TIMEOUT_MAX)
-    )
-    if not lock.acquire(timeout=left_s):
+    left_s = remaining_s(deadline_ns)
+    if not lock.acquire(timeout=-1 if left_s is None else left_s):
         raise MissedDeadlineTransient("the deadline passed while another execution of the model ran")
-
-
-def _execution_error(device: str, error: Exception) -> NnfmqError:
-    text = f"{device}: {str(error) or repr(error)}"
-    return ResourceExhaustedTransient(text) if is_out_of_memory(error) else GeneralFailure(text)
 
 
 def _declared(array: Array, tensor: HostedTensor) -> Array:

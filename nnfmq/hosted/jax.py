@@ -17,12 +17,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from nnfmq.base.processes import set_default_variables
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.hosted import HostedDescription, HostedTensor
+from nnfmq.hal.hosted import HostedDescription, HostedTensor, Shape, is_known
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.options import require_one_of
 from nnfmq.operations.declaration import Array
 
 __all__ = ["JaxDevice"]
@@ -54,9 +54,7 @@ class JaxDevice(HostedDevice):
         if exported.nr_devices != 1:
             raise InvalidArgument(f"the function was exported for {exported.nr_devices} devices; it needs 1 here")
         platform = options.options.get("platform", exported.platforms[0])
-        if platform not in exported.platforms:
-            allowed = ", ".join(exported.platforms)
-            raise InvalidArgument(f"platform {platform!r:.80}: the function was exported for {allowed}")
+        require_one_of("platform", platform, exported.platforms)
         _require_no_foreign_calls(jax, exported)
         return _Model(jax, exported, jax.devices(platform)[0])
 
@@ -127,14 +125,10 @@ class _Model(HostedModel):
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"jax: {error}") from error
 
-    def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
-        shapes = [tensor.known_shape for tensor in inputs]
-        if None in shapes:
-            return replace(self.description, inputs=tuple(inputs))
-        results = self.jax.eval_shape(self._call, *self._arguments(shapes))
-        found = zip(self.description.outputs, results, strict=True)
-        outputs = tuple(replace(tensor, shape=tuple(result.shape)) for tensor, result in found)
-        return replace(self.description, inputs=tuple(inputs), outputs=outputs)
+    def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
+        if not all(map(is_known, shapes)):
+            return [tensor.shape for tensor in self.description.outputs]
+        return [tuple(result.shape) for result in self.jax.eval_shape(self._call, *self._arguments(shapes))]
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
         dtypes = [aval.dtype for aval in self.exported.in_avals]

@@ -19,11 +19,11 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
-from msgspec.structs import replace
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.hosted import OPERAND_TYPES, HostedDescription, HostedTensor
+from nnfmq.hal.hosted import OPERAND_TYPES, HostedDescription, HostedTensor, Shape, is_known
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.options import require_one_of
 from nnfmq.hosted.resource_variables import initialize, with_access
 from nnfmq.operations.declaration import Array
 
@@ -68,12 +68,11 @@ class LiteRtDevice(HostedDevice):
 def _arguments(options: OpenOptions, resolvers: Any) -> dict[str, Any]:
     """Return arguments of the interpreter. Raises InvalidArgument if an option is none of them."""
     options.require_known(_RESOLVER, _PRESERVE, *_FLAGS)
-    arguments: dict[str, Any] = {"num_threads": options.threads}
+    arguments: dict[str, Any] = {"num_threads": options.threads, **options.options}
     for name, value in options.options.items():
-        allowed = dict(resolvers.__members__) if name == _RESOLVER else {True: True, False: False}
-        if not isinstance(value, str if name == _RESOLVER else bool) or value not in allowed:
-            raise InvalidArgument(f"runtime option {name}: {value!r:.80} is not one of {', '.join(map(str, allowed))}")
-        arguments[name] = allowed[value]
+        require_one_of(name, value, resolvers.__members__ if name == _RESOLVER else (True, False))
+    if _RESOLVER in arguments:
+        arguments[_RESOLVER] = resolvers[arguments[_RESOLVER]]
     return arguments
 
 
@@ -195,15 +194,11 @@ class _Model(HostedModel):
         value = self.calls.GetTensor(*place)
         return HostedTensor(name, value.dtype.name, value.shape, *self._quantization(place)), value.tobytes()
 
-    def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
+    def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
         """See `HostedModel.resolve`. LiteRT also takes other sizes than those that the file states."""
-        shapes = [tensor.known_shape for tensor in inputs[: len(inputs) - self.description.states]]
-        self.resize({position: shape for position, shape in enumerate(shapes) if shape is not None})
-        if self.shapes is None:  # some sizes are still open
-            return super().resolve(inputs)
-        pairs = zip(self.description.outputs, self.outputs, strict=True)
-        outputs = (replace(tensor, shape=self._result_sizes(place)) for tensor, place in pairs)
-        return replace(self.description, inputs=tuple(inputs), outputs=tuple(outputs))
+        given = shapes[: len(shapes) - self.description.states]
+        self.resize({position: shape for position, shape in enumerate(given) if is_known(shape)})
+        return super().resolve(shapes) if self.shapes is None else list(map(self._result_sizes, self.outputs))
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
         """See `HostedModel.bind`."""

@@ -8,9 +8,9 @@ without the Python layer above it, which keeps the file in memory, and adds 1 to
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import Dimension, HostedDescription, HostedTensor
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
 from nnfmq.hosted.optimized_onnx import SAVED_BYTES_MIN, Writing, mapped_weights
+from nnfmq.hosted.options import require_one_of, settings_by_name
 from nnfmq.operations.declaration import Array
 
 __all__ = ["OnnxRuntimeDevice"]
@@ -52,13 +53,13 @@ class OnnxRuntimeDevice(HostedDevice):
         return opening.of_saved(options.saved) if options.saved is not None else opening.of_file()
 
 
-class _Opening:
+class _Opening(NamedTuple):
     """How a file is opened."""
 
-    def __init__(
-        self, onnxruntime: Any, file: HostedFile, options: OpenOptions, providers: Mapping[str, Mapping[str, str]]
-    ) -> None:
-        self.onnxruntime, self.file, self.options, self.providers = onnxruntime, file, options, providers
+    onnxruntime: Any
+    file: HostedFile
+    options: OpenOptions
+    providers: Mapping[str, Mapping[str, str]]
 
     def of_saved(self, saved: bytes) -> HostedModel:
         """Return the model that `_Model.save` has returned. Raises Exception if the cache lacks its weights."""
@@ -75,21 +76,11 @@ class _Opening:
         is_written = self.options.saves and is_on_cpu and not self.file.libraries and size >= SAVED_BYTES_MIN
         if is_written and may_store(2 * size):
             try:
-                return self._written(content, size)
+                session_options = self._session_options()
+                return self._model(content, session_options, Writing(session_options, size))
             except Exception as error:  # noqa: BLE001  ONNX Runtime's; without writing, the error is that of the file
                 _log.info("ONNX Runtime does not write what it has optimized: %s", error)
         return self._model(content, self._session_options())
-
-    def _written(self, content: bytes, size_bytes: int) -> HostedModel:
-        session_options = self._session_options()
-        writing = Writing(session_options, size_bytes)
-        try:
-            model = self._model(content, session_options)
-        except BaseException:
-            writing.close()
-            raise
-        model.writing = writing
-        return model
 
     def _session_options(self) -> Any:
         """Return the options of a session of the file. ONNX Runtime gets what is in other files: it opens none."""
@@ -101,10 +92,10 @@ class _Opening:
             made.add_external_initializers_from_files_in_memory(list(others), views, list(map(len, views)))
         return made
 
-    def _model(self, content: bytes, session_options: Any) -> _Model:
+    def _model(self, content: bytes, session_options: Any, writing: Writing | None = None) -> HostedModel:
         session = self._loaded(content, session_options)
         session.initialize_session(list(self.providers), list(self.providers.values()), set())
-        model = _Model(self.onnxruntime, session, declared_shapes(self.file.model))
+        model = _Model(self.onnxruntime, session, declared_shapes(self.file.model), writing)
         model.copies_floats = any(name in content for name in _SORTING)
         return model
 
@@ -135,7 +126,7 @@ def _content(file: HostedFile) -> bytes:
 
 _FLAGS = ("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "use_deterministic_compute")
 _ENUMS = {"graph_optimization_level": "GraphOptimizationLevel", "execution_mode": "ExecutionMode"}
-_OPTIONS = ("threads", "providers", "provider_options", *_ENUMS, *_FLAGS, "session_config_entries")
+_ENTRIES = "session_config_entries"
 _CONFIG_GROUPS = ("mlas.", "optimization.")  # entries about kernels and optimizers; others may name files
 _CONFIG_ENTRIES = tuple(f"session.{name}" for name in (
     "allow_released_opsets_only", "disable_aot_function_inlining", "disable_cpu_ep_fallback",
@@ -165,19 +156,19 @@ def _session_options(onnxruntime: Any, options: OpenOptions) -> Any:
     # A pool spins within a run only. 12 products on 2 threads take 0.34 ms as by default, 0.37 ms without spinning; a
     # run and 20 idle ms after it take 0.7 ms of CPU, 9 ms by default.
     made.add_session_config_entry("session.force_spinning_stop", "1")
+    options.require_known("providers", "provider_options", *_ENUMS, *_FLAGS, _ENTRIES)
     for key, value in options.options.items():
-        _require_one_of("runtime option", key, _OPTIONS)
         if key in _ENUMS:
-            _require_one_of(key, value, getattr(onnxruntime, _ENUMS[key]).__members__)
-            setattr(made, key, getattr(getattr(onnxruntime, _ENUMS[key]), value))
+            members = getattr(onnxruntime, _ENUMS[key]).__members__
+            require_one_of(key, value, members)
+            setattr(made, key, members[value])
         elif key in _FLAGS:
-            _require_one_of(key, value, (True, False))
-            setattr(made, key, bool(value))
-        elif key == "session_config_entries":
-            for name, entry in _table(key, value).items():
-                if not name.startswith(_CONFIG_GROUPS):
-                    _require_one_of("session config entry", name, _CONFIG_ENTRIES)
-                made.add_session_config_entry(name, entry)
+            require_one_of(key, value, (True, False))
+            setattr(made, key, value)
+    for name, entry in settings_by_name(_ENTRIES, options.options.get(_ENTRIES, {})).items():
+        if not name.startswith(_CONFIG_GROUPS):
+            require_one_of("session config entry", name, _CONFIG_ENTRIES)
+        made.add_session_config_entry(name, str(entry))
     if made.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:  # nodes share the threads: two pools would add up
         made.intra_op_num_threads, made.inter_op_num_threads = 1, options.threads
     return made
@@ -191,23 +182,12 @@ def _providers(onnxruntime: Any, given: Mapping[str, Any]) -> dict[str, dict[str
     found: dict[str, dict[str, str]] = {}
     for entry, more in zip(entries, own or [{}] * len(entries), strict=True):
         name, setting = entry if isinstance(entry, list) and len(entry) == 2 else (entry, {})
-        _require_one_of("provider", name, onnxruntime.get_available_providers())
-        found[name] = {**_table(name, setting), **_table(name, more)}
-        for key in found[name]:
-            _require_one_of(f"{name} option", key, _PROVIDER_OPTIONS.get(name, ()))
+        require_one_of("provider", name, onnxruntime.get_available_providers())
+        settings = {**settings_by_name(name, setting), **settings_by_name(name, more)}
+        for key in settings:
+            require_one_of(f"{name} option", key, _PROVIDER_OPTIONS.get(name, ()))
+        found[name] = {key: str(value) for key, value in settings.items()}
     return found
-
-
-def _table(key: object, value: object) -> dict[str, str]:
-    """Return settings by name, as texts. Raises InvalidArgument if they are none."""
-    if not isinstance(value, dict):
-        raise InvalidArgument(f"{key!r:.80} has settings by name, not {value!r:.80}")
-    return {name: str(setting) for name, setting in value.items()}
-
-
-def _require_one_of(what: str, value: object, allowed: Iterable[object]) -> None:
-    if value not in list(allowed):
-        raise InvalidArgument(f"{what} {value!r:.80}: allowed are {', '.join(map(str, allowed)) or 'none'}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -217,9 +197,10 @@ def _require_one_of(what: str, value: object, allowed: Iterable[object]) -> None
 class _Model(HostedModel):
     is_thread_safe = True
 
-    def __init__(self, onnxruntime: Any, session: Any, declared: Mapping[str, Dimensions | None]) -> None:
-        self.writing: Writing | None = None
-        self.session, self.onnxruntime = session, onnxruntime
+    def __init__(
+        self, onnxruntime: Any, session: Any, declared: Mapping[str, Dimensions | None], writing: Writing | None
+    ) -> None:
+        self.session, self.onnxruntime, self.writing = session, onnxruntime, writing
         self.cpu = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
         self.description = HostedDescription(
             tuple(_tensor(node, declared.get(node.name)) for node in session.inputs_meta),
@@ -281,8 +262,6 @@ class _Run(HostedRun):
         return None
 
     def _results(self) -> Sequence[Array | None]:
-        if len(self._allocated) == len(self._tensors):
-            return self._unbound_results()
         for place in self._allocated:  # otherwise it would take the memory of the last results
             self._binding.bind_output(self._tensors[place].name, self._cpu)
         try:
@@ -295,12 +274,12 @@ class _Run(HostedRun):
         self._is_in_place = not self._allocated
         return [_view(v, self._tensors[i]) if i in self._allocated else None for i, v in enumerate(found)]
 
-    def _unbound_results(self, error: Exception | None = None) -> Sequence[Array]:
-        """Execute with outputs that ONNX Runtime allocates, in whatever shapes; `error` is of a run with a binding.
+    def _unbound_results(self, error: Exception) -> Sequence[Array]:
+        """Execute with outputs that ONNX Runtime allocates, in whatever shapes, after an error of a run with a binding.
 
         Such an error has no status, and may be about the shape of an output that the file declares wrongly.
         """
-        if error is not None and self._options.terminate:
+        if self._options.terminate:
             raise error
         self._values = self._session.run_with_ort_values(self._feed, self._names, self._options)
         self._allocated, self._is_in_place = set(range(len(self._tensors))), False

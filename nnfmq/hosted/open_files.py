@@ -15,20 +15,19 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from nnfmq.base.processes import allowed_cores, allowed_cpus
 from nnfmq.driver.cache.shared_files import SharedFile
 from nnfmq.driver.memory.object_limits import return_threads, take_threads
 from nnfmq.driver.memory.quota import add_to_limit
 from nnfmq.engines import memory
 from nnfmq.engines.memory import Charge
-from nnfmq.hal.errors import InvalidArgument, NnfmqError, ResourceExhausted, ResourceExhaustedTransient
+from nnfmq.hal.errors import HalError, InvalidArgument, NnfmqError, ResourceExhausted, ResourceExhaustedTransient
 
-__all__ = ["KeptFile", "OpenFile", "is_out_of_memory", "opening_error", "thread_count"]
+__all__ = ["KeptFile", "OpenFile", "errors_of", "runtime_error"]
 
 ModelT = TypeVar("ModelT")
 _STACK_BYTES_MAX = 64 << 20  # of a thread that a runtime starts; usually 8 MiB
@@ -38,29 +37,27 @@ _OUT_OF_MEMORY = (
 )  # fmt: skip
 
 
-def thread_count(option: object) -> int:
-    """Return the number of threads of an execution: the option, at most the CPUs of this process; else its cores.
-
-    Raises:
-        InvalidArgument: If the option is not a number of at least 1.
-    """
-    if option is None:
-        return allowed_cores()
-    if not isinstance(option, int) or isinstance(option, bool) or option < 1:
-        raise InvalidArgument(f"threads {option!r}: a number of at least 1 is needed")
-    return min(option, allowed_cpus())
-
-
-def is_out_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Return whether a runtime says by an error that memory is missing."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(phrase in text for phrase in _OUT_OF_MEMORY)
 
 
-def opening_error(device: str, error: Exception) -> NnfmqError:
-    """Return the error of a client whose file a runtime has not opened."""
+def runtime_error(device: str, error: Exception, otherwise: type[HalError]) -> HalError:
+    """Return the error of a client with a runtime's text: ResourceExhausted if memory is missing, or `otherwise`."""
     text = f"{device}: {str(error) or repr(error)}"
-    return ResourceExhaustedTransient(text) if is_out_of_memory(error) else InvalidArgument(text)
+    return ResourceExhaustedTransient(text) if _is_out_of_memory(error) else otherwise(text)
+
+
+@contextmanager
+def errors_of(device: str) -> Iterator[None]:
+    """Make InvalidArgument or ResourceExhausted of what a runtime raises in the block about a client's file."""
+    try:
+        yield
+    except NnfmqError:
+        raise
+    except Exception as error:
+        raise runtime_error(device, error, InvalidArgument) from error
 
 
 class OpenFile(Generic[ModelT]):

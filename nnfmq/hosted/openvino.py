@@ -13,16 +13,16 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from nnfmq.base.onnx_fields import require_files, with_external_data
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.hosted import HostedDescription, HostedTensor
+from nnfmq.hal.hosted import HostedDescription, HostedTensor, Shape
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.options import require_one_of, settings_by_name
 from nnfmq.hosted.private_folder import private_folder
 from nnfmq.operations.declaration import Array
 
@@ -81,14 +81,12 @@ def _imported() -> Any:
 
 def _config(given: object) -> dict[str, Any]:
     """Return the properties that the client gave. Raises InvalidArgument if one is not allowed."""
-    if not isinstance(given, Mapping):
-        raise InvalidArgument(f"config {given!r:.80}: properties of OpenVINO and their values are needed")
-    for name, value in given.items():
-        if name not in CONFIG:
-            raise InvalidArgument(f"config: a client may not set {name!r:.80}, only {', '.join(CONFIG)}")
+    config = settings_by_name("config", given)
+    for name, value in config.items():
+        require_one_of("config", name, CONFIG)
         if not isinstance(value, (str, int, float)):
             raise InvalidArgument(f"config: {name} {value!r:.80} is no string, number or bool")
-    return dict(given)
+    return config
 
 
 def _read(openvino: Any, core: Any, file: HostedFile) -> Any:
@@ -138,15 +136,16 @@ class _Model(HostedModel):
             tuple(map(_tensor, compiled.inputs)), tuple(map(_tensor, compiled.outputs))
         )
 
-    def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
+    def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
         sized = _read(self.openvino, self.core, self.file)
-        sizes = {
-            index: [-1 if size is None else size for size in given.shape or ()] for index, given in enumerate(inputs)
-        }
-        sized.reshape({index: self.openvino.PartialShape(shape) for index, shape in sizes.items()})
-        found = zip(self.description.outputs, sized.outputs, strict=True)
-        outputs = tuple(replace(tensor, shape=_shape(port)) for tensor, port in found)
-        return replace(self.description, inputs=tuple(inputs), outputs=outputs)
+        partial = self.openvino.PartialShape
+        sized.reshape(
+            {
+                index: partial.dynamic() if shape is None else partial([-1 if size is None else size for size in shape])
+                for index, shape in enumerate(shapes)
+            }
+        )
+        return list(map(_shape, sized.outputs))
 
     def save(self) -> bytes | None:
         """Return OpenVINO's compiled model."""
@@ -200,7 +199,7 @@ def _tensor(port: Any) -> HostedTensor:
     return HostedTensor(name, dtype, _shape(port))
 
 
-def _shape(port: Any) -> tuple[int | None, ...] | None:
+def _shape(port: Any) -> Shape | None:
     shape = port.get_partial_shape()
     if not shape.rank.is_static:
         return None

@@ -19,11 +19,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from nnfmq.base.processes import raise_in_thread, set_default_variables
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.hosted import HostedDescription, HostedTensor
+from nnfmq.hal.hosted import HostedDescription, Shape
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
 from nnfmq.hosted.libraries import is_trusted
 from nnfmq.hosted.torch_archive import safe_archive
@@ -145,10 +143,9 @@ class _Model(HostedModel):
                 copied.append((place.index, tensor))
         return _Run(self, arguments, copied)
 
-    def resolve(self, inputs: Sequence[HostedTensor]) -> HostedDescription:
-        known = symbol_sizes(self.inputs, [tensor.shape or () for tensor in inputs], self.ranges)
-        outputs = tuple(place.described(known) for place in self.output_places)
-        return replace(self.description, inputs=tuple(inputs), outputs=outputs)
+    def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
+        known = symbol_sizes(self.inputs, [shape or () for shape in shapes], self.ranges)
+        return [place.described(known).shape for place in self.output_places]
 
 
 class _Run(HostedRun):

@@ -94,7 +94,7 @@ def safe_archive(data: memoryview, is_known: Callable[[str], bool]) -> io.BytesI
 def _members(data: memoryview) -> dict[str, bytes]:
     """Return the members that are kept, by name without the folder that all are in."""
     found: dict[str, bytes] = {}
-    with zipfile.ZipFile(_Reader(data)) as archive:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
         infos, total_bytes = archive.infolist(), 0
         for info in infos:
             folder, _, name = info.filename.partition("/")
@@ -110,29 +110,6 @@ def _members(data: memoryview) -> dict[str, bytes]:
                 raise InvalidArgument("the members of the archive are larger than the file")
             found[name] = archive.read(info)
     return found
-
-
-class _Reader(io.RawIOBase):
-    """A file over memory, without a copy."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data, self._at = data, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max((0, self._at, len(self._data))[whence] + offset, 0)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        end = len(self._data) if size is None or size < 0 else self._at + size
-        part = bytes(self._data[self._at : end])
-        self._at += len(part)
-        return part
 
 
 def _not_trusted(what: str) -> InvalidArgument:

@@ -23,10 +23,10 @@ from nnfmq.driver.memory.private import ConstantPool, copy_constant_pools
 from nnfmq.driver.memory.quota import MemoryQuota
 from nnfmq.engines import memory
 from nnfmq.engines.execution import PreparedProgram, RunOptions
-from nnfmq.hal.hosted import HostedCall, HostedDescription, HostedTensor
+from nnfmq.hal.hosted import HostedCall, HostedDescription, HostedTensor, Shape
 from nnfmq.hal.types import Protection
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
-from nnfmq.importers.hosted import load_hosted
+from nnfmq.importers.hosted import hosted_model, load_hosted
 from nnfmq.operations.declaration import Array
 
 MIB = 1 << 20
@@ -118,7 +118,7 @@ class Sent:
         def describe(
             call: HostedCall, parts: Sequence[SharedConstants]
         ) -> tuple[HostedDescription, Sequence[SharedConstants]]:
-            self.call, self.pools = call, received(parts, is_sealed=is_sealed)
+            self.call, self.parts, self.pools = call, parts, received(parts, is_sealed=is_sealed)
             self.received_again = received(parts, is_sealed=is_sealed)
             return device.describe_file(call, self.pools), parts
 
@@ -261,6 +261,38 @@ def test_a_runtime_of_one_thread_lets_an_execution_wait_until_its_deadline(devic
     second = InThread.start(lambda: executed(program, RunOptions(time.monotonic_ns() + 10**10)))
     opened.may_end.set()
     assert first.wait().value == second.wait().value == [2, 4]
+
+
+class Unlimited(Opened):
+    """The same for inputs of all shapes."""
+
+    def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
+        return shapes
+
+
+class AnyShape(Doubling):
+    def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
+        return Unlimited(0)
+
+
+@pytest.mark.parametrize("declared", [("z", "float32"), ("x", "int32")])
+def test_a_runtime_that_takes_all_shapes_gets_no_other_names_and_types_than_those_of_its_file(
+    tmp_path: Path, declared: tuple[str, str]
+) -> None:
+    device = AnyShape()
+    sent = Sent(device, tmp_path)
+    for name, dtype in (("x", "float32"), declared):
+        tensors = (HostedTensor(name, dtype, (3,)),), (HostedTensor("y", "float32", (3,)),)
+        call = replace(sent.call, inputs=tensors[0], outputs=tensors[1])
+        made = hosted_model(call, sent.parts, HostedDescription(*tensors))
+        model = replace(made.model, pools=sent.received_again)
+        if name == "x" and dtype == "float32":
+            device.compile(model)
+        else:
+            with pytest.raises(
+                nnfmq.InvalidArgument, match=rf"declares input 0 as '{name}', {dtype} .* as 'x', float32"
+            ):
+                device.compile(model)
 
 
 @pytest.mark.parametrize("is_private", [False, True])

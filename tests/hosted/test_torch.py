@@ -150,7 +150,7 @@ def test_a_truncated_or_compressed_archive_is_refused(device: nnfmq.Device, file
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"device": "mps"}, "'cpu', 'cuda' or 'cuda:N' is needed"), ({"compile": True}, "known are threads, device")],
+    [({"device": "mps"}, "'cpu', 'cuda' or 'cuda:N' is needed"), ({"compile": True}, "allowed are threads, device")],
 )
 def test_an_option_that_is_not_allowed_is_refused(
     device: nnfmq.Device, files: Path, options: dict[str, object], message: str

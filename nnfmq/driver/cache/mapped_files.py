@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nnfmq.base.digests import Sha256, sha256
+from nnfmq.base.digests import sha256, sha256_of
 from nnfmq.base.file_memory import SLICE_BYTES
 from nnfmq.base.memory import Memory
 from nnfmq.base.paths import cache_directory
 from nnfmq.driver.cache.files import read_file
-from nnfmq.driver.cache.programs import cache_limit_bytes, copy_entry, mark_used, open_entry
+from nnfmq.driver.cache.programs import cache_limit_bytes, mark_used, open_entry, store_memory
 from nnfmq.driver.cache.shared import shared_cache
 from nnfmq.hal.errors import GeneralFailure
 
@@ -43,19 +43,11 @@ def store_file(memory: Memory) -> str | None:
     name = sha256(memory.view).hex()
     try:
         path = cache_directory() / name
-        _store(name, memory)
+        store_memory(name, memory)
         return name if path.exists() else None
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
         _log.warning("a file is not stored in the cache: %s", error)
         return None
-
-
-def _store(name: str, memory: Memory) -> None:
-    client = shared_cache()
-    if client is None:
-        copy_entry(name, memory.fileno())
-    else:
-        client.store(name, memory)
 
 
 @contextmanager
@@ -71,7 +63,9 @@ def stored_file(name: str) -> Iterator[Path]:
     path = cache_directory() / name
     try:
         opened = os.fstat(fd)
-        if _digest_of(fd, opened.st_size) != name:
+        begins = range(0, opened.st_size, SLICE_BYTES)
+        slices = (read_file(fd, min(SLICE_BYTES, opened.st_size - begin), begin) for begin in begins)
+        if sha256_of(slices).hex() != name:
             raise GeneralFailure(f"the file {name:.80} of the cache has another content")
         mark_used(fd)
         yield path
@@ -81,10 +75,3 @@ def stored_file(name: str) -> Iterator[Path]:
         raise GeneralFailure(f"the file {name:.80} of the cache is not used: {error}") from error
     finally:
         os.close(fd)
-
-
-def _digest_of(fd: int, size_bytes: int) -> str:
-    digest = Sha256()
-    for begin in range(0, size_bytes, SLICE_BYTES):
-        digest.update(read_file(fd, min(SLICE_BYTES, size_bytes - begin), begin))
-    return digest.digest().hex()

@@ -61,6 +61,7 @@ __all__ = [
     "entry_sizes",
     "mark_used",
     "open_entry",
+    "store_memory",
     "will_keep",
 ]
 
@@ -245,7 +246,7 @@ class CacheEntry(Struct, frozen=True):
             with Memory.create_constant(size_bytes, lambda fd: write_file(fd, header, data), _MEMORY_LABEL) as memory:
                 packed = decode_constants(CacheContents((memory.view[len(header) :],)))
                 client.publish(self.name, memory)
-                client.store(self.name, memory)
+                store_memory(self.name, memory)
                 return packed
         except _ERRORS as error:
             _log.warning("a model is not shared: %s", str(error))
@@ -280,6 +281,15 @@ def write_entry(name: str, fill: Callable[[int], object]) -> None:
         _evict(directory)
     except _ERRORS as error:
         _log.warning("a model was not added to the cache: %s", str(error))
+
+
+def store_memory(name: str, memory: Memory) -> None:
+    """Write constant memory to the file of an entry, or let the supervisor do it. Blocks. Failures are logged."""
+    client = shared_cache()
+    if client is None:
+        copy_entry(name, memory.fileno())
+    else:
+        client.store(name, memory)
 
 
 def copy_entry(name: str, memory: int) -> None:

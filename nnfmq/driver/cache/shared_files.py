@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from weakref import WeakValueDictionary
 
-from nnfmq.base.digests import Sha256
+from nnfmq.base.digests import sha256_of
 from nnfmq.base.file_memory import SLICE_BYTES, FileMemory
 from nnfmq.base.memory import Memory, file_identity, sealed_size
 from nnfmq.base.ownership import Uncopyable
@@ -106,8 +106,11 @@ def _shared(memory: FileMemory, check: Callable[[], None]) -> SharedFile | None:
 
 def _name(data: memoryview, check: Callable[[], None]) -> str:
     """Return the name of an entry with these bytes, which no program has (`programs.entry_of`)."""
-    digest = Sha256(b"nnfmq hosted file\0")
-    for begin in range(0, len(data), SLICE_BYTES):
-        digest.update(data[begin : begin + SLICE_BYTES])
-        check()
-    return digest.digest().hex()
+
+    def slices() -> Iterator[bytes | memoryview]:
+        yield b"nnfmq hosted file\0"
+        for begin in range(0, len(data), SLICE_BYTES):
+            yield data[begin : begin + SLICE_BYTES]
+            check()
+
+    return sha256_of(slices()).hex()

@@ -75,7 +75,8 @@ class LazyDevice(DescribedDevice):
 
     @cached_property
     def _adapter(self) -> DeviceBase:
-        adapter: DeviceBase = getattr(import_module(self._runtime.adapter), self._runtime.device_class)()
+        module = import_module(f"nnfmq.hosted.{self._runtime.name}")
+        adapter: DeviceBase = getattr(module, self._runtime.device_class)()
         return adapter
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
