@@ -387,8 +387,19 @@ def model_of(*nodes: Any, opset: int = OPSET) -> bytes:
     return content
 
 
+def proto_of(**fields: Any) -> bytes:
+    content: bytes = onnx.ModelProto(**fields).SerializeToString()
+    return content
+
+
 FILES = {
     "empty": b"",
+    "a version alone": proto_of(ir_version=IR_VERSION),
+    "a producer alone": proto_of(producer_name="someone"),
+    "no graph": proto_of(ir_version=99, opset_import=[onnx.helper.make_opsetid("", OPSET)]),
+    "zeros": bytes(4),
+    "a TensorFlow Lite file": b"\x1c\0\0\0TFL3" + bytes(40),
+    "complex numbers": file_of([NODE("Identity", ["x"], ["y"])], {"x": np.zeros(2, np.complex64)}, ["y"]),
     "text": b"garbage" * 100,
     "cut": symbolic_model()[:-20],
     "an unknown operator": model_of(NODE("Nonesuch", ["x"], ["y"])),

@@ -193,9 +193,59 @@ RUNS: dict[str, Script] = {
     "an OrtValue of a negative size": lambda ort: ort.OrtValue.ortvalue_from_shape_and_type([-1], np.float32),
     "an OrtValue of no type": lambda ort: ort.OrtValue.ortvalue_from_shape_and_type([1], "nonsense"),
     "an OrtValue that gets another size": lambda ort: ort.OrtValue.ortvalue_from_numpy(X).update_inplace(X[0]),
+    "an OrtValue that gets another type": lambda ort: ort.OrtValue.ortvalue_from_numpy(X).update_inplace(
+        ort.OrtValue.ortvalue_from_numpy(X.astype(np.int32))
+    ),
+    "an OrtValue of an array": lambda ort: ort.OrtValue(X),
+    "an OrtValue of nothing": lambda ort: ort.OrtValue(None),
+    "an OrtValue of another's tensor": lambda ort: ort.OrtValue(ort.OrtValue.ortvalue_from_numpy(X)._ortvalue).numpy(),
+    "a list as OrtValue of a type": lambda ort: ort.OrtValue.ortvalue_from_numpy_with_onnx_type([1.0], 1),
+    "an OrtValue of a type of another size": lambda ort: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(X, 11),
+    "arrays for OrtValues": lambda ort: session(ort).run_with_ort_values(["z"], FED),
+    "an array bound as OrtValue": lambda ort: session(ort).io_binding().bind_ortvalue_input("x", X),
+    "an array bound as OrtValue of an output": lambda ort: session(ort).io_binding().bind_ortvalue_output("z", X),
+    "arrays in a vector of OrtValues": lambda ort: ort.capi.onnxruntime_pybind11_state.OrtValueVector().push_back(
+        [1.0]
+    ),
     "a dimension by its denotation": lambda ort: _denoted(ort, "DATA_BATCH"),
     "a dimension by another denotation": lambda ort: _denoted(ort, "DATA_CHANNEL"),
 }
+
+
+NO_ELEMENTS = {
+    "complex64": np.complex64, "complex128": np.complex128, "long double": np.longdouble, "times": "M8[s]",
+    "strings": "U3", "objects": object, "bytes without a type": "V4",
+}  # fmt: skip
+
+
+def _bound_elements(ort: Any, array: Any) -> Any:
+    made, binding = bound(ort, **feed(x=array))
+    binding.bind_output("z")
+    made.run_with_iobinding(binding)
+
+
+@pytest.mark.parametrize("name", NO_ELEMENTS)
+def test_elements_of_no_tensor_are_refused_as_by_onnx_runtime(name: str) -> None:
+    array = np.zeros(X.shape, NO_ELEMENTS[name])
+    scripts: list[Script] = [
+        lambda ort: ort.OrtValue.ortvalue_from_numpy(array),
+        lambda ort: ort.OrtValue.ortvalue_from_shape_and_type([1], array.dtype),
+        run("z", x=array),
+        lambda ort: _bound_elements(ort, array),
+        lambda ort: session(ort).io_binding().bind_input("x", "cpu", 0, array.dtype, X.shape, X.ctypes.data),
+    ]
+    for script in scripts:
+        assert answer(lambda script=script: script(ours)) == answer(lambda script=script: script(runtime))
+
+
+@pytest.mark.parametrize("number", [0, 14, 15])
+def test_numbers_of_no_element_type_are_refused_as_by_onnx_runtime(number: int) -> None:
+    scripts: list[Script] = [
+        lambda ort: ort.OrtValue.ortvalue_from_shape_and_type([1], number),
+        lambda ort: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(X, number),
+    ]
+    for script in scripts:
+        assert answer(lambda script=script: script(ours)) == answer(lambda script=script: script(runtime))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -502,17 +552,25 @@ def test_a_driver_that_is_killed_while_threads_run_costs_no_result() -> None:
         assert_same(result, wanted)
 
 
-def test_a_profile_lists_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_has_the_events_of_onnx_runtime_but_those_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ours.SessionOptions()
-    options.enable_profiling = True
-    made = ours.InferenceSession(symbolic_model(), options)
-    assert made.get_profiling_start_time_ns() > 0
-    for _ in range(3):
-        made.run(None, FED)
-    events = json.loads(Path(made.end_profiling()).read_text())
-    assert [event["name"] for event in events] == ["session_initialization"] + ["model_run"] * 3
-    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
+    Path("model.onnx").write_bytes(symbolic_model())
+    for given in (symbolic_model(), "model.onnx"):
+        found = []
+        for ort in (ours, runtime):
+            options = _assigned(ort, enable_profiling=True, profile_file_prefix=f"{ort.__name__}_profile")
+            made = ort.InferenceSession(given, options)
+            assert made.get_profiling_start_time_ns() > 0
+            for _ in range(3):
+                made.run(None, FED)
+            name = made.end_profiling()
+            assert re.fullmatch(rf"{ort.__name__}_profile_\d{{4}}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{{3}}\.json", name)
+            events = [event for event in json.loads(Path(name).read_text()) if event["cat"] == "Session"]
+            assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
+            found.append([event["name"] for event in events])
+        assert found[0] == found[1]
     assert session(ours).end_profiling() == ""
 
 

@@ -150,21 +150,21 @@ def open_model(
     place = load_failure(path)
     try:
         source = path_or_bytes if isinstance(path_or_bytes, ModelSource) else read_source(path_or_bytes)
-        if not len(source.data):
-            raise ort_error("InvalidArgument", f"{place}No graph was found in the protobuf.")
         if source.data[4:8] == b"ORTM":
             raise ort_error(
                 "NotImplemented", f"{place}this is a model in ONNX Runtime's own format (.ort); use its .onnx"
             )
-        if importer_of(source.data) != "nnfmq.importers.onnx.model":
-            raise InvalidArgument("this is no ONNX model; nnfmq.load and nnfmq.compat.litert read .tflite files")
         if find_spec("onnx") is None:
+            if importer_of(source.data) != "nnfmq.importers.onnx.model":
+                raise InvalidArgument("this is no ONNX model; nnfmq.load and nnfmq.compat.litert read .tflite files")
             given.require_none()
             return _with_folder(source, path_or_bytes, data_folder), None
         from nnfmq.importers.onnx.file import parse
         from nnfmq.importers.onnx.interface import read_interface
 
         proto = parse(source)
+        if not proto.HasField("graph"):
+            raise ort_error("InvalidArgument", f"{place}No graph was found in the protobuf.")
         if given.replace_in(proto):
             source = replace(source, data=proto.SerializeToString())
         source = _with_folder(source, path_or_bytes, data_folder)

@@ -29,8 +29,15 @@ from nnfmq.compat.onnxruntime.model_rules import refusal_of
 from nnfmq.compat.onnxruntime.options import OrtRunOptions, SessionOptions
 from nnfmq.compat.onnxruntime.providers import CPU, Provider, UnknownProvider, checked_providers
 from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlan, ShapePlans, bindings
-from nnfmq.compat.onnxruntime.types import BFLOAT16
-from nnfmq.compat.onnxruntime.values import IOBinding, OrtValue, OrtValueVector, require_cpu, require_numpy_type
+from nnfmq.compat.onnxruntime.types import BFLOAT16, require_element_type
+from nnfmq.compat.onnxruntime.values import (
+    IOBinding,
+    OrtValue,
+    OrtValueVector,
+    require_cpu,
+    require_numpy_type,
+    value_over,
+)
 from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NnfmqError, UnsupportedModel
 
@@ -56,14 +63,15 @@ class RunProfile:
         self._events: list[tuple[str, int, int, int]] = []
         self.start_ns = time.monotonic_ns()
 
-    def add(self, name: str, begin_ns: int, end_ns: int) -> None:
-        """Add an event of this thread; without effect after a million of them."""
+    def add(self, name: str, begin_ns: int) -> None:
+        """Add an event of this thread that ends now; without effect after a million of them."""
         if len(self._events) < _MAX_EVENTS:
-            self._events.append((name, begin_ns, end_ns, threading.get_native_id()))
+            self._events.append((name, begin_ns, time.monotonic_ns(), threading.get_native_id()))
 
     def write(self) -> str:
         """Write the events to a file in the current folder and return its name."""
-        path = Path(f"{self._prefix}_{datetime.now():%Y-%m-%d_%H-%M-%S}.json".replace("__", "_"))
+        now = datetime.now()
+        path = Path(f"{self._prefix}_{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond // 1000:03}.json")
         events = [
             {
                 "cat": "Session",
@@ -130,7 +138,7 @@ class InferenceSession:
             share.abandon()
             raise
         if self._profile is not None:
-            self._profile.add("session_initialization", self._profile.start_ns, time.monotonic_ns())
+            self._profile.add("session_initialization", self._read_ns)
 
     def _open(
         self,
@@ -140,6 +148,10 @@ class InferenceSession:
     ) -> None:
         options = self._options
         source, interface = open_model(path_or_bytes, options.external_data_folder, options.given_initializers)
+        self._path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
+        self._read_ns = time.monotonic_ns()
+        if self._profile is not None:
+            self._profile.add(f"model_loading_{'array' if self._path is None else 'uri'}", self._profile.start_ns)
         sizes = options.free_dimensions
         if options.free_denotations and interface is not None:
             sizes = {**sizes, **_denoted_sizes(source.parsed, options.free_denotations)}
@@ -148,7 +160,6 @@ class InferenceSession:
         self._overridable = read_nodes(interface.overridable, sizes) if interface is not None else []
         self._metadata = OrtModelMetadata.of(interface) if interface is not None else None
         self._share = share
-        self._path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
         self._start(source, wanted)
 
     def _start(self, source: ModelSource, wanted: Sequence[Provider]) -> None:
@@ -310,7 +321,8 @@ class InferenceSession:
     ) -> list[OrtValue]:
         """Return the named outputs, or all of them, as OrtValues; blocks. Raises as `run`."""
         places = self._places_of(output_names)
-        return [OrtValue(array) for array in self._run(places, input_dict_ort_values, run_options)]
+        feed = {name: value.elements for name, value in input_dict_ort_values.items()}
+        return [value_over(array) for array in self._run(places, feed, run_options)]
 
     def run_async(
         self,
@@ -371,11 +383,11 @@ class InferenceSession:
                 self._check_shapes(inputs)
                 plan = self._plan_for(inputs)
             try:
-                results = plan.execute(inputs, places)
+                results = self._execute(plan, inputs, places)
             except (InvalidArgument, GeneralFailure) as error:  # ONNX Runtime has a result, or its own error
                 if not isinstance(plan, ShapePlan) or isinstance(error, BadState):
                     raise
-                results = self._host(error).execute(inputs, places)
+                results = self._execute(self._host(error), inputs, places)
         except NnfmqError as error:
             is_gone = isinstance(error, DeadObject) or (plan is not None and plan.is_retired)
             if is_last or not is_gone:
@@ -384,7 +396,15 @@ class InferenceSession:
                 self._plans.discard(self._plans.key_of(inputs), plan)
             return self._run(places, feed, run_options, is_last=True)
         if self._profile is not None:
-            self._profile.add("model_run", begin_ns, time.monotonic_ns())
+            self._profile.add("model_run", begin_ns)
+        return results
+
+    def _execute(self, plan: ShapePlan | HostedPlan, inputs: list[Array], places: Sequence[int]) -> list[Array]:
+        if self._profile is None:
+            return plan.execute(inputs, places)
+        begin_ns = time.monotonic_ns()
+        results = plan.execute(inputs, places)
+        self._profile.add("SequentialExecutor::Execute", begin_ns)
         return results
 
     def _plan_for(self, inputs: Sequence[Array]) -> ShapePlan | HostedPlan:
@@ -568,7 +588,7 @@ def _as_array(node: NodeArg, value: Any) -> Array:
     """Return the value of an input as an array, as ONNX Runtime converts it.
 
     Raises:
-        RuntimeError: If it is neither array, list nor OrtValue.
+        RuntimeError: If it is neither array, list nor OrtValue, or has elements of a type that ONNX Runtime lacks.
         Exception: InvalidArgument if it has another type.
     """
     if value is None:
@@ -581,6 +601,7 @@ def _as_array(node: NodeArg, value: Any) -> Array:
         if isinstance(value, Sequence) and not isinstance(value, str):
             raise RuntimeError(f"Input must be a list of dictionaries or a single numpy array for input '{node.name}'.")
         raise RuntimeError(f"Unable to handle object of type {type(value)}")
+    require_element_type(value.dtype)
     array: Array = np.asarray(value, value.dtype.newbyteorder("="))
     if array.dtype != node.dtype:
         node.check(array)

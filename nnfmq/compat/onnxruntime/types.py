@@ -25,31 +25,40 @@ __all__ = [
     "OrtSparseFormat",
 ]
 
-ELEMENT_NUMBERS = {
+_ELEMENT_NUMBERS = {
     "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
-    "float64": 11, "uint32": 12, "uint64": 13, "complex64": 14, "complex128": 15,
+    "float64": 11, "uint32": 12, "uint64": 13,
 }  # fmt: skip
-"""TensorProto's number of each NumPy type."""
+"""TensorProto's number of each NumPy type that ONNX Runtime has; it has no complex ones."""
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 """What stands here for bfloat16, which NumPy lacks: 16-bit words that are no uint16."""
 _BFLOAT16_NUMBER = 16
-_DTYPES = {number: np.dtype(name) for name, number in ELEMENT_NUMBERS.items()} | {_BFLOAT16_NUMBER: BFLOAT16}
+_UNSUPPORTED = (0, 14, 15)  # none, and the complex ones
+_DTYPES = {number: np.dtype(name) for name, number in _ELEMENT_NUMBERS.items()} | {_BFLOAT16_NUMBER: BFLOAT16}
+STRING_KINDS = "USOV"
+"""`dtype.kind` of the arrays that ONNX Runtime takes for strings."""
 _NAMES = {"float32": "float", "float64": "double"}
-_DTYPES_OF_TYPES = {f"tensor({_NAMES.get(name, name)})": np.dtype(name) for name in ELEMENT_NUMBERS}
+_DTYPES_OF_TYPES = {f"tensor({_NAMES.get(name, name)})": np.dtype(name) for name in _ELEMENT_NUMBERS}
 _DTYPES_OF_TYPES["tensor(bfloat16)"] = BFLOAT16
 _DTYPES_OF_TYPES["tensor(int64)"] = np.dtype(np.longlong)  # as ONNX Runtime's: equal, but an array prints its name
 
 
 def element_number(dtype: np.dtype[Any]) -> int:
     """Return TensorProto's number of an element type; 0 if it has none."""
-    return _BFLOAT16_NUMBER if dtype == BFLOAT16 else ELEMENT_NUMBERS.get(dtype.name, 0)
+    return _BFLOAT16_NUMBER if dtype == BFLOAT16 else _ELEMENT_NUMBERS.get(dtype.name, 0)
+
+
+def require_element_type(dtype: np.dtype[Any]) -> None:
+    """Raise RuntimeError, with ONNX Runtime's text, if it has neither numbers nor strings of this type."""
+    if dtype.kind not in STRING_KINDS and not element_number(dtype):
+        raise RuntimeError(f"Numpy_type {dtype.num} can't be converted to MLDataType.")
 
 
 def tensor_type(dtype: np.dtype[Any]) -> str:
     """Return the name of the type of a tensor with these elements, such as "tensor(float)"."""
     if dtype == BFLOAT16:
         return type_name("bfloat16")
-    return "tensor(string)" if dtype.kind in "USO" else type_name(dtype.name)
+    return "tensor(string)" if dtype.kind in STRING_KINDS else type_name(dtype.name)
 
 
 def type_name(element: str) -> str:
@@ -67,8 +76,11 @@ def element_dtype(element_type: npt.DTypeLike | int) -> np.dtype[Any]:
 
     Raises:
         NotImplementedError: If NumPy has no such type.
+        RuntimeError: If ONNX Runtime has none.
     """
     if isinstance(element_type, int):
+        if element_type in _UNSUPPORTED:
+            raise RuntimeError(f"tensor type {element_type} is not supported")
         if element_type not in _DTYPES:
             raise NotImplementedError(f"NumPy has no type for ONNX's element type {element_type}")
         return _DTYPES[element_type]

@@ -12,7 +12,14 @@ import numpy.typing as npt
 from nnfmq.compat.onnxruntime.errors import ort_error
 from nnfmq.compat.onnxruntime.interface import NodeArg, check_shape
 from nnfmq.compat.onnxruntime.shape_plans import Array
-from nnfmq.compat.onnxruntime.types import BFLOAT16, ELEMENT_NUMBERS, element_dtype, element_number, tensor_type
+from nnfmq.compat.onnxruntime.types import (
+    BFLOAT16,
+    STRING_KINDS,
+    element_dtype,
+    element_number,
+    require_element_type,
+    tensor_type,
+)
 
 __all__ = [
     "IOBinding",
@@ -71,11 +78,13 @@ def require_cpu(device_type: str, device_id: int = 0, vendor_id: int = -1) -> No
 class OrtValue:
     """A tensor. It shares its memory with the array that it was made of."""
 
-    def __init__(self, ortvalue: Array, numpy_obj: Array | None = None, session: Any = None) -> None:
-        if not isinstance(ortvalue, np.ndarray):
-            raise ValueError("an OrtValue is made of a NumPy array")
-        self._array = ortvalue
-        self._element_type = element_number(ortvalue.dtype)
+    _array: Array
+
+    def __init__(self, ortvalue: OrtValue, numpy_obj: Array | None = None, session: Any = None) -> None:
+        """Make another object of a tensor, such as one in an OrtValueVector. Raises ValueError if it is none."""
+        if not isinstance(ortvalue, OrtValue):
+            raise ValueError(f"`Provided ortvalue` needs to be of type `{OrtValue.__module__}.OrtValue`")
+        self._array = ortvalue._array
 
     @classmethod
     def ortvalue_from_numpy(
@@ -87,14 +96,23 @@ class OrtValue:
             RuntimeError: If the device is not the CPU, or the array has strings.
         """
         require_cpu(device_type, device_id, vendor_id)
-        if not isinstance(numpy_obj, np.ndarray) or numpy_obj.dtype.name not in ELEMENT_NUMBERS:
-            raise RuntimeError("Creation of OrtValues is currently only supported from non-string numpy arrays")
-        return cls(np.ascontiguousarray(numpy_obj).reshape(numpy_obj.shape))
+        _require_numbers(numpy_obj.dtype if isinstance(numpy_obj, np.ndarray) else np.dtype(object))
+        return value_over(np.ascontiguousarray(numpy_obj).reshape(numpy_obj.shape))
 
     @classmethod
     def ortvalue_from_numpy_with_onnx_type(cls, data: Array, /, onnx_element_type: int) -> OrtValue:
-        """Return a tensor of ONNX's element type, which has the size of the array's, over the memory of an array."""
-        return cls(data.view(element_dtype(onnx_element_type)))
+        """Return a tensor of ONNX's element type, which has the size of the array's, over the memory of an array.
+
+        Raises:
+            TypeError: If `data` is no array.
+            RuntimeError: If elements of this type have another size, or there are none.
+        """
+        if not isinstance(data, np.ndarray):
+            raise TypeError(f"data is a {type(data).__name__}: it must be an array")
+        dtype = element_dtype(onnx_element_type)
+        if dtype.itemsize != data.itemsize:
+            raise RuntimeError(f"elements of {data.itemsize} bytes are no {dtype} of {dtype.itemsize} bytes")
+        return value_over(data.view(dtype))
 
     @classmethod
     def ortvalue_from_shape_and_type(
@@ -118,7 +136,8 @@ class OrtValue:
             dtype = element_dtype(element_type)
         except TypeError:
             raise RuntimeError("Not a valid numpy type") from None
-        return cls(np.empty(tuple(shape), dtype))
+        _require_numbers(dtype)
+        return value_over(np.empty(tuple(shape), dtype))
 
     @classmethod
     def ort_value_from_sparse_tensor(cls, sparse_tensor: Any) -> NoReturn:
@@ -128,7 +147,9 @@ class OrtValue:
     @classmethod
     def from_dlpack(cls, data: Any, /) -> OrtValue:
         """Return a tensor over the memory of an object with the DLPack protocol."""
-        return cls(np.from_dlpack(data))
+        array: Array = np.from_dlpack(data)
+        _require_numbers(array.dtype)
+        return value_over(array)
 
     def as_sparse_tensor(self) -> NoReturn:
         """Raise RuntimeError: this is a dense tensor."""
@@ -171,7 +192,7 @@ class OrtValue:
 
     def element_type(self) -> int:
         """Return ONNX's number of the element type."""
-        return self._element_type
+        return element_number(self._array.dtype)
 
     def device_name(self) -> str:
         """Return "cpu"."""
@@ -206,22 +227,41 @@ class OrtValue:
         """Copy an array, or another tensor, into this one's memory.
 
         Raises:
-            RuntimeError: If it has another size.
+            RuntimeError: If it has another size, or elements of another type.
             TypeError: If it is neither.
         """
         if not isinstance(data, (np.ndarray, OrtValue)):
             raise TypeError(f"data is a {type(data).__name__}: it must be an array or an OrtValue")
         array = data.elements if isinstance(data, OrtValue) else data
+        _require_numbers(array.dtype, "Inplace update")
+        if array.dtype.newbyteorder("=") != self._array.dtype.newbyteorder("="):
+            raise RuntimeError("The source and destination OrtValues must have the same data type")
         if array.size != self._array.size:
             raise RuntimeError("The input size of numpy arrays does not match the size of the OrtValue.")
         self._array[...] = array.reshape(self._array.shape)
+
+
+def value_over(array: Array) -> OrtValue:
+    """Return a tensor over the memory of an array, whose elements a tensor can have."""
+    value = OrtValue.__new__(OrtValue)
+    value._array = array
+    return value
+
+
+def _require_numbers(dtype: np.dtype[Any], what: str = "Creation") -> None:
+    """Raise RuntimeError, with ONNX Runtime's text, if no OrtValue has such elements."""
+    if dtype.kind in f"{STRING_KINDS}Mm" and dtype != BFLOAT16:
+        raise RuntimeError(f"{what} of OrtValues is currently only supported from non-string numpy arrays")
+    require_element_type(dtype)
 
 
 class OrtValueVector(list[OrtValue]):
     """Tensors, as the inputs and outputs of `InferenceSession.run_with_ortvaluevector`."""
 
     def push_back(self, value: OrtValue) -> None:
-        """Append a tensor."""
+        """Append a tensor. Raises TypeError if it is none."""
+        if not isinstance(value, OrtValue):
+            raise TypeError(f"a {type(value).__name__} is no OrtValue")
         self.append(value)
 
     def reserve(self, count: int) -> None:
@@ -260,8 +300,15 @@ class _Address:
 
 
 def array_at(address: int, shape: Sequence[int], element_type: npt.DTypeLike | int) -> Array:
-    """Return an array over memory that the caller owns, which must outlive the array."""
+    """Return an array over memory that the caller owns, which must outlive the array.
+
+    Raises:
+        RuntimeError: If no tensor has such elements, with ONNX Runtime's text.
+    """
     dtype = element_dtype(element_type)
+    if dtype.kind in STRING_KINDS and dtype != BFLOAT16:
+        raise RuntimeError("Only binding non-string Tensors is currently supported")
+    require_element_type(dtype)
     return np.asarray(_Address(address, shape, dtype)).view(dtype)
 
 
@@ -286,9 +333,15 @@ class IOBinding:
         self._results: list[OrtValue] = []
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
-        """Use an array, with its content at the time of each run, as an input. Raises RuntimeError if there is none."""
+        """Use an array, with its content at the time of each run, as an input.
+
+        Raises:
+            RuntimeError: If there is no such input, or the array has elements of a type that no tensor has.
+        """
         if name not in {node.name for node in self.session.get_inputs()}:
             raise RuntimeError(f"Failed to find NodeArg with name: {name} in the def list")
+        if isinstance(arr_on_cpu, np.ndarray):
+            require_element_type(arr_on_cpu.dtype)
         self.inputs[name] = arr_on_cpu
 
     def bind_input(
@@ -325,11 +378,11 @@ class IOBinding:
             return
         if element_type is None or shape is None:
             raise ValueError("buffer_ptr needs element_type and shape")
-        self.outputs[name] = OrtValue(array_at(buffer_ptr, shape, element_type))
+        self.outputs[name] = value_over(array_at(buffer_ptr, shape, element_type))
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Have an output written into a tensor."""
-        self.outputs[name] = ortvalue
+        self.outputs[name] = ortvalue._ortvalue
 
     def fill(self, results: Sequence[Array]) -> None:
         """Store the results of a run, in the order of `outputs`.
@@ -341,7 +394,7 @@ class IOBinding:
         nodes = {node.name: node for node in self.session.get_outputs()}
         for (name, target), array in zip(self.outputs.items(), results, strict=True):
             if target is None:
-                found.append(OrtValue(array))
+                found.append(value_over(array))
                 continue
             given = target.elements
             _require_place(nodes[name], given, array)
