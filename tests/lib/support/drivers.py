@@ -41,12 +41,13 @@ _SHARED_MEMORY = ("/memfd:", "/dev/shm/")
 
 
 def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-    """Poll `condition` until it is true; fail with `what` at the limit."""
-    deadline = time.monotonic() + limit_s
+    """Poll `condition` until it is true, less often the longer it takes; fail with `what` at the limit."""
+    begin = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - begin
+        if waited_s > limit_s:
             pytest.fail(f"not within {limit_s:g} s: {what}", pytrace=False)
-        time.sleep(0.001)
+        time.sleep(min(0.001 + waited_s / 20, 0.01))
 
 
 class Process:
