@@ -120,7 +120,7 @@ def sentence(summary: str) -> str:
 # The layout of `--help`: descriptions and listings follow the width of the terminal, examples stay as they are.
 #
 # An example is a line that is indented. It is never wrapped, because a line break in it would be copied with it. If it
-# does not fit, its comment comes on a line of its own before it.
+# does not fit, its comment comes on lines of its own before it.
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -147,7 +147,8 @@ def _wrapped(line: str, width: int, indent: str) -> str:
     if line.startswith(" "):
         example, mark, comment = line.partition("  # ")
         margin = indent + line[: len(line) - len(line.lstrip())]
-        return f"{margin}# {comment}\n{indent}{example.rstrip()}" if mark else indent + line
+        before = textwrap.fill(comment, width, initial_indent=f"{margin}# ", subsequent_indent=f"{margin}# ")
+        return f"{before}\n{indent}{example.rstrip()}" if mark else indent + line
     entry = re.match(r"\S+ {2,}", line)
     hanging = indent + " " * (entry.end() if entry else 0)
     return textwrap.fill(line, max(width, len(hanging) + 11), initial_indent=indent, subsequent_indent=hanging)

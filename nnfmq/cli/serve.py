@@ -15,8 +15,8 @@ from nnfmq.cli.service_units import UNITS, unit_text
 
 EXAMPLES = """\
 examples:
-  nnfmq serve --runtimes onnxruntime      # and no other runtime, whatever is installed
-  nnfmq serve --models ~/models           # serve ~/models/NAME/VERSION/model.tflite by name
+  nnfmq serve --runtimes onnxruntime    # and no other runtime
+  nnfmq serve --models ~/models         # NAME/VERSION/model.tflite, by name
   nnfmq serve --user nnfmq --worker-uids 60000-60063 --allow-group video
   nnfmq serve --print-unit service > ~/.config/systemd/user/nnfmq.service
 

@@ -6,6 +6,7 @@ import os
 import pwd
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -182,9 +183,12 @@ def test_the_supervisor_keeps_two_capabilities_and_no_other_process_has_any(driv
     ann.run(PREPARE)  # there is a compile server then
     assert capabilities(driver.program.pid) == [SET_IDS, SET_IDS, 0, 0]
     assert int(words_of(driver.program.pid)["CapBnd"][0], 16) == SET_IDS
-    children = driver.process.children()
-    assert len(children) >= 2
-    assert {pid: capabilities(pid) for pid in children} == {pid: [0, 0, 0, 0] for pid in children}
+    found = {}
+    for pid in driver.process.children():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the worker of a client that has just left
+            found[pid] = capabilities(pid)
+    assert len(found) >= 2
+    assert found == {pid: [0, 0, 0, 0] for pid in found}
 
 
 def test_each_worker_has_a_uid_of_its_own(ann: UserProcess, ben: UserProcess, driver: Daemon) -> None:

@@ -40,6 +40,7 @@ def samples(end_ms: int, **increase: int) -> list[StressSample]:
 def causes(record: RequestRecord, seen: list[StressSample] | None = None, **limits: Any) -> dict[str, int]:
     (found,) = slow_requests([*USUAL, record], seen or [], Thresholds(**limits))
     assert found.record is record
+    assert sum(cause.explained for cause in found.causes) <= found.excess
     return {cause.name: cause.explained for cause in found.causes}
 
 
@@ -54,6 +55,11 @@ def test_a_wait_for_a_cpu_is_named_for_the_thread_that_waited(side: str) -> None
 def test_a_wait_for_a_cpu_behind_compile_processes_is_a_compilation() -> None:
     seen = samples(20, compiling=18 * MS, compiling_client=18 * MS)
     assert causes(slow(20, client_delay=16 * MS), seen) == {"compilation": 16 * MS}
+
+
+def test_two_waits_that_are_longer_than_the_request_explain_its_excess_once() -> None:
+    found = causes(slow(20, client_delay=15 * MS, worker_delay=15 * MS))
+    assert found == {"cpu-client": 15 * MS, "cpu-worker": 5 * MS - P50}
 
 
 def test_compile_processes_on_another_cpu_explain_nothing() -> None:
