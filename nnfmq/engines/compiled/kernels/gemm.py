@@ -146,6 +146,7 @@ def _initial_or_stored(tile: TileBuilder, block: _KBlock, place: TilePlace, stor
 
 
 _CACHE_LINE = 64
+_SUMMED_ROWS = 8  # at a time, for the weight zero point
 
 
 class LhsLayout(Enum):
@@ -589,15 +590,17 @@ class _GemmBuilder:
 
         Weights outside int8 are stored as w' = w - zp, so sum(x * w) = sum(x * w') + zp * sum(x). The sums are dot
         products with ones, once per work item and shared by its panels (ruy: `sums`; oneDNN: zero-point compensation).
-        The last tile starts early, as in `emit_positions`.
+        The last rows start early, as in `emit_positions`. They are fewer than in a tile of tile registers: more of them
+        would be more code, and would not fit the vector registers.
         """
-        kb, n, mk, mr, lanes = self.kb, self.n, self._mk, self.kernel.mr, self.kernel.lanes
+        kb, n, mk, lanes = self.kb, self.n, self._mk, self.kernel.lanes
+        rows = min(self.kernel.mr, _SUMMED_ROWS)
         assert isinstance(mk, Dot4), "no other micro-kernel has a weight zero point"
         emit_tap, zeros = self.tile.row_sum_tap(mk), kb.splat(I32, 0, lanes)
-        zero_point, last = mk.weight_zero_point(kb, self.epilogue), kb.ir.sub(n.positions, kb.i64(mr))
-        with kb.loop(0, n.positions, mr) as position:
+        zero_point, last = mk.weight_zero_point(kb, self.epilogue), kb.ir.sub(n.positions, kb.i64(rows))
+        with kb.loop(0, n.positions, rows) as position:
             position = kb.intrinsic("llvm.smin", position, last)
-            accs = self._over_taps(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), [zeros] * mr, emit_tap)
+            accs = self._over_taps(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), [zeros] * rows, emit_tap)
             sums = kb.horizontal_sums(accs)
             corrections = kb.ir.mul(sums, kb.broadcast(zero_point, sums.type.count))
-            kb.store_partial(corrections, mr, row_sums, kb.mul(position, 4))
+            kb.store_partial(corrections, rows, row_sums, kb.mul(position, 4))
