@@ -237,7 +237,7 @@ _COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": 
 
 def _binary(name: str) -> Callable[[Builder, Value, Value], Value]:
     def add(self: Builder, first: Value, second: Value) -> Value:
-        return self.define(first.type, f"{name} {first.typed}, {second.text}")
+        return self._pure(first.type, f"{name} {first.typed}, {second.text}")
 
     add.__doc__ = f"Add the instruction {name}, and return its result."
     return add
@@ -245,14 +245,18 @@ def _binary(name: str) -> Callable[[Builder, Value, Value], Value]:
 
 def _cast(name: str) -> Callable[[Builder, Value, Type], Value]:
     def add(self: Builder, value: Value, kind: Type) -> Value:
-        return value if value.type is kind else self.define(kind, f"{name} {value.typed} to {kind.text}")
+        return value if value.type is kind else self._pure(kind, f"{name} {value.typed} to {kind.text}")
 
     add.__doc__ = f"Add the instruction {name}, unless the value has the type, and return its result."
     return add
 
 
 class Builder:
-    """Adds instructions at the end of a block of a function."""
+    """Adds instructions at the end of a block of a function.
+
+    An instruction that a block has already, and that has the same result there, is not added again: that makes a
+    quarter of the text of some kernels, which LLVM would have to read.
+    """
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -268,6 +272,8 @@ class Builder:
         """Add the next instructions to a block."""
         self._block = block
         self._add = block.lines.append
+        self._known: dict[str, Value] = {}  # results in this block
+        self._loaded: dict[str, Value] = {}  # since memory was last written
 
     def define(self, kind: Type, text: str) -> Value:
         """Add an instruction by its text, and return its result."""
@@ -275,6 +281,20 @@ class Builder:
         value = Value(kind, f"%v{self._count}")
         self._add(f"{value.text} = {text}")
         return value
+
+    def _pure(self, kind: Type, text: str) -> Value:
+        """Return the result of an instruction that depends on its operands only; add it if the block lacks it."""
+        found = self._known.get(text)
+        if found is None:
+            found = self._known[text] = self.define(kind, text)
+        return found
+
+    def _read(self, kind: Type, text: str) -> Value:
+        """Likewise of an instruction that also depends on memory."""
+        found = self._loaded.get(text)
+        if found is None:
+            found = self._loaded[text] = self.define(kind, text)
+        return found
 
     # -- arithmetic ----------------------------------------------------------------------------------------------------
 
@@ -286,7 +306,7 @@ class Builder:
 
     def neg(self, value: Value) -> Value:
         """Return 0 minus integers."""
-        return self.define(value.type, f"sub {value.type.text} zeroinitializer, {value.text}")
+        return self._pure(value.type, f"sub {value.type.text} zeroinitializer, {value.text}")
 
     def not_(self, value: Value) -> Value:
         """Return integers with all bits inverted."""
@@ -295,7 +315,7 @@ class Builder:
 
     def fneg(self, value: Value) -> Value:
         """Return floats with the other sign."""
-        return self.define(value.type, f"fneg {value.typed}")
+        return self._pure(value.type, f"fneg {value.typed}")
 
     def icmp_signed(self, comparison: str, first: Value, second: Value) -> Value:
         """Compare signed integers: <, <=, >, >=, == or !=."""
@@ -316,26 +336,26 @@ class Builder:
     def _compare(self, name: str, prefix: str, comparison: str, first: Value, second: Value) -> Value:
         kind = vector(I1, first.type.count) if isinstance(first.type, VectorType) else I1
         condition = comparison if comparison not in _COMPARISONS else prefix + _COMPARISONS[comparison]
-        return self.define(kind, f"{name}{condition} {first.typed}, {second.text}")
+        return self._pure(kind, f"{name}{condition} {first.typed}, {second.text}")
 
     def select(self, condition: Value, when_true: Value, when_false: Value) -> Value:
         """Return one value where the condition is true, the other one elsewhere."""
-        return self.define(when_true.type, f"select {condition.typed}, {when_true.typed}, {when_false.typed}")
+        return self._pure(when_true.type, f"select {condition.typed}, {when_true.typed}, {when_false.typed}")
 
     # -- vectors -------------------------------------------------------------------------------------------------------
 
     def extract_element(self, values: Value, lane: Value) -> Value:
         """Return a lane of a vector."""
-        return self.define(values.type.element, f"extractelement {values.typed}, {lane.typed}")
+        return self._pure(values.type.element, f"extractelement {values.typed}, {lane.typed}")
 
     def insert_element(self, values: Value, value: Value, lane: Value) -> Value:
         """Return a vector with another value in a lane."""
-        return self.define(values.type, f"insertelement {values.typed}, {value.typed}, {lane.typed}")
+        return self._pure(values.type, f"insertelement {values.typed}, {value.typed}, {lane.typed}")
 
     def shuffle_vector(self, first: Value, second: Value, mask: Value) -> Value:
         """Return the lanes that a constant selects from `first` followed by `second`."""
         kind = vector(first.type.element, mask.type.count)
-        return self.define(kind, f"shufflevector {first.typed}, {second.typed}, {mask.typed}")
+        return self._pure(kind, f"shufflevector {first.typed}, {second.typed}, {mask.typed}")
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -348,16 +368,18 @@ class Builder:
 
     def gep(self, address: Value, offset: Value) -> Value:
         """Return the address `offset` bytes after another one."""
-        return self.define(POINTER, f"getelementptr i8, {address.typed}, {offset.typed}")
+        return self._pure(POINTER, f"getelementptr i8, {address.typed}, {offset.typed}")
 
     def load(self, kind: Type, address: Value, align: int, is_volatile: bool = False) -> Value:
         """Load a value from an address that is a multiple of `align`."""
-        volatile = "volatile " if is_volatile else ""
-        return self.define(kind, f"load {volatile}{kind.text}, {address.typed}, align {align}")
+        if is_volatile:
+            return self.define(kind, f"load volatile {kind.text}, {address.typed}, align {align}")
+        return self._read(kind, f"load {kind.text}, {address.typed}, align {align}")
 
     def store(self, value: Value, address: Value, align: int) -> None:
         """Store a value at an address that is a multiple of `align`."""
         self._add(f"store {value.typed}, {address.typed}, align {align}")
+        self._loaded.clear()
 
     # -- calls and branches --------------------------------------------------------------------------------------------
 
@@ -365,8 +387,9 @@ class Builder:
         """Call a function that the module declares, and return its result."""
         text = f"call {result.text} @{name}({', '.join([argument.typed for argument in arguments])})"
         if result is not VOID:
-            return self.define(result, text)
+            return self._read(result, text) if name.startswith("llvm.") else self.define(result, text)
         self._add(text)
+        self._loaded.clear()
         return _NOTHING
 
     def phi(self, kind: Type) -> Phi:

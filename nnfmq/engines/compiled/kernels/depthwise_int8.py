@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
 
@@ -63,14 +63,14 @@ __all__ = ["DwConvInt8Kernel", "RegisterTiles", "plan_dwconv_int8"]
 class RegisterTiles:
     """Emits the tiles of the output rows of a panel.
 
-    `rows` are the input rows under them, `weights` the addresses of the terms of the panel's weights, and `biases` the
-    sums' first values, one for each vector of channels.
+    `rows` are the input rows under them, and `biases` the sums' first values, one for each vector of channels. `store`
+    gets the number of a tile's first position, and for each vector of channels the sums of all rows and positions.
     """
 
     interleaver: RowInterleaver
     rows: Sequence[Sequence[Value]]
-    weights: Sequence[Value]
     biases: Callable[[], list[Value]]
+    store: Callable[[Value, list[list[Value]]], None]
 
     @property
     def _kb(self) -> KernelBuilder:
@@ -81,38 +81,38 @@ class RegisterTiles:
         """Pixels of the window that the next tile's first window has, too."""
         return self.interleaver.taps.columns - self.interleaver.taps.stride
 
-    def emit(self, sizes: Iterable[tuple[int, Value]], store: Callable[[Value, list[list[Value]]], None]) -> None:
-        """Emit loops over the tiles of an output row; each of `sizes` is a number of positions, and how many tiles.
+    def first_pixels(self) -> list[Value]:
+        """Emit the pixels that an output row's first tile has of the one before."""
+        left = self._kb.ir.neg(self.interleaver.n.left)
+        return _flat([self._pixel(left, number) for number in range(self._kept)])
 
-        `store` gets the number of a tile's first position, and for each vector of channels the sums of all rows and
-        positions.
+    def emit(
+        self, weights: Sequence[Value], begin: Value, positions: int, tiles: Value, kept: Sequence[Value]
+    ) -> Sequence[Value]:
+        """Emit a loop over tiles of some positions, from position `begin` on; return the pixels kept for the next one.
+
+        `weights` are the addresses of the terms of the panel's weights.
         """
-        kb, left = self._kb, self._kb.ir.neg(self.interleaver.n.left)
-        begin = kb.i64(0)
-        kept: Sequence[Value] = _flat([self._pixel(left, number) for number in range(self._kept)])
-        for positions, tiles in sizes:
-            kept = kb.for_loop(tiles, kept, partial(self._tile, begin, positions, store), may_be_empty=True)
-            begin = kb.ir.add(begin, kb.ir.mul(tiles, kb.i64(positions)))
+        body = partial(self._tile, weights, begin, positions)
+        return self._kb.for_loop(tiles, kept, body, may_be_empty=True)
 
     def _tile(
-        self,
-        begin: Value,
-        positions: int,
-        store: Callable[[Value, list[list[Value]]], None],
-        number: Value,
-        kept: Sequence[Value],
+        self, weights: Sequence[Value], begin: Value, positions: int, number: Value, kept: Sequence[Value]
     ) -> list[Value]:
         """Emit a tile, given the pixels kept from the one before. Returns those to be kept."""
         kb, stride = self._kb, self.interleaver.taps.stride
         first = kb.ir.add(begin, kb.mul(number, positions))
         pixels = [list(kept[at : at + PANEL_VECTORS]) for at in range(0, len(kept), PANEL_VECTORS)]
-        store(first, self._sums(kb.ir.sub(kb.mul(first, stride), self.interleaver.n.left), pixels, positions))
+        left = kb.ir.sub(kb.mul(first, stride), self.interleaver.n.left)
+        self.store(first, self._sums(weights, left, pixels, positions))
         return _flat(pixels[len(pixels) - self._kept :])
 
     def _pixel(self, first: Value, number: int) -> list[Value]:
         return self.interleaver.pixel(self.rows, self._kb.add(first, number))
 
-    def _sums(self, first: Value, pixels: list[list[Value]], positions: int) -> list[list[Value]]:
+    def _sums(
+        self, weights: Sequence[Value], first: Value, pixels: list[list[Value]], positions: int
+    ) -> list[list[Value]]:
         """Return the sums of a tile whose first pixel is `first`. Appends to `pixels` those that it lacks."""
         taps = self.interleaver.taps
         sums = [[bias] * (taps.rows * positions) for bias in self.biases()]
@@ -122,16 +122,23 @@ class RegisterTiles:
             for position in range(positions):
                 column = pixel - position * taps.stride
                 if 0 <= column < taps.columns:
-                    self._multiply_add(sums, pixels[pixel], column, slice(position, None, positions))
+                    self._multiply_add(weights, sums, pixels[pixel], column, slice(position, None, positions))
         return sums
 
-    def _multiply_add(self, sums: list[list[Value]], pixel: list[Value], column: int, of_position: slice) -> None:
+    def _multiply_add(
+        self,
+        terms: Sequence[Value],
+        sums: list[list[Value]],
+        pixel: list[Value],
+        column: int,
+        of_position: slice,
+    ) -> None:
         """Add the products of a pixel with a column of taps to the sums of a position, in all output rows."""
         kb, dot, taps, n = self._kb, self.interleaver.dot, self.interleaver.taps, self.interleaver.n
         vector_bytes = self.interleaver.pixel_bytes // PANEL_VECTORS
         for v, lhs in enumerate(pixel):
             results = sums[v][of_position]
-            for row, term in itertools.product(range(taps.rows), self.weights):
+            for row, term in itertools.product(range(taps.rows), terms):
                 address = kb.at(term, kb.ir.mul(n.vector_weight_bytes, kb.i64(v)))
                 weights = dot.load(kb, address, (column * taps.rows + row) * vector_bytes)
                 results[row] = dot.multiply_add(kb, results[row], lhs, weights)
@@ -408,38 +415,29 @@ class _DwConvInt8Builder:
             self.interleaver.emit(image_rows)
             self._emit_rows(out, panel, rows_left)
             return
-        kb, n = self.kb, self.n
-        weights = kb.at(self.weights, kb.ir.mul(panel, n.panel_weight_bytes))
-        if self.kernel.dot.terms == 1:
-            self._emit_rows_in_registers(image_rows, [weights], out, panel, rows_left)
-            return
-        first = kb.at(weights, _TERM_COUNT_BYTES)
-        terms = [first, kb.at(first, kb.mul(n.vector_weight_bytes, PANEL_VECTORS))]
-        has_one = kb.ir.icmp_signed("==", kb.load(I64, weights), kb.i64(1))
-        with kb.ir.if_else(has_one) as (one, two):
-            with one:
-                self._emit_rows_in_registers(image_rows, terms[:1], out, panel, rows_left)
-            with two:
-                self._emit_rows_in_registers(image_rows, terms, out, panel, rows_left)
-
-    def _emit_rows_in_registers(
-        self,
-        image_rows: Sequence[Sequence[Value]],
-        weights: Sequence[Value],
-        out: Value,
-        panel: Value,
-        rows_left: Value,
-    ) -> None:
-        """Emit the tiles of the output rows of a panel, whose weights are the sums of the terms `weights`."""
         kb, n, k = self.kb, self.n, self.kernel
+        weights = kb.at(self.weights, kb.ir.mul(panel, n.panel_weight_bytes))
         channel = kb.mul(panel, k.nr)  # packed
 
         def store(first: Value, sums: list[list[Value]]) -> None:
             results = self._packed(lambda v: self._requantized(sums[v], channel, v))
             self._store_rows(results, kb.at(out, kb.ir.mul(first, n.out_stride)), rows_left)
 
-        sizes = [(k.mr, n.tiles), (1, n.tail)] if k.mr > 1 else [(1, n.tiles)]
-        RegisterTiles(self.interleaver, image_rows, weights, partial(self._biases, channel)).emit(sizes, store)
+        tiles = RegisterTiles(self.interleaver, image_rows, partial(self._biases, channel), store)
+        kept: Sequence[Value] = tiles.first_pixels()
+        if k.dot.terms == 1:
+            terms = [weights]
+            kept = tiles.emit(terms, kb.i64(0), k.mr, n.tiles, kept)
+        else:
+            first = kb.at(weights, _TERM_COUNT_BYTES)
+            terms = [first, kb.at(first, kb.mul(n.vector_weight_bytes, PANEL_VECTORS))]
+            kept = kb.either(
+                kb.ir.icmp_signed("==", kb.load(I64, weights), kb.i64(1)),
+                lambda: tiles.emit(terms[:1], kb.i64(0), k.mr, n.tiles, kept),
+                lambda: tiles.emit(terms, kb.i64(0), k.mr, n.tiles, kept),
+            )
+        if k.mr > 1:  # the few positions that are left, with a second term of 0 if there is one only
+            tiles.emit(terms, kb.ir.mul(n.tiles, kb.i64(k.mr)), 1, n.tail, kept)
 
     def _emit_rows(self, out: Value, panel: Value, rows_left: Value) -> None:
         """Emit the tiles of the output rows of a panel, whose input rows are interleaved in scratch memory."""
