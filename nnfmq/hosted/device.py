@@ -169,9 +169,10 @@ class HostedModel:
     def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
         """Return the shapes of the outputs if the inputs have these shapes; sizes may still be open. May block.
 
-        It is called before `bind`, unless these are the shapes of the description. A runtime that infers shapes tells
-        those of the outputs here: outputs of known shapes are filled in place. It may also take other sizes than those
-        that the file states. By default outputs have the sizes that the inputs give to symbols of the file.
+        It is called before `bind`, unless these are the shapes of the description, and perhaps for other shapes before.
+        A runtime that infers shapes tells those of the outputs here: outputs of known shapes are filled in place. It
+        may also take other sizes than those that the file states. By default outputs have the sizes that the inputs
+        give to symbols of the file.
 
         Raises:
             Exception: If inputs cannot have these shapes.

@@ -84,8 +84,9 @@ class _Model(HostedModel):
         inputs: The places of the inputs, states last.
         outputs: The places of the outputs, states last.
         subgraphs: The subgraphs that an execution invokes, in order.
+        count: The number of inputs without states.
         open_inputs: The positions of the inputs whose shapes the file leaves open.
-        shapes: The shapes of these inputs for which memory is allocated; None: for none.
+        shapes: The shapes of the inputs without states for which memory is allocated; None: for none.
     """
 
     def __init__(self, interpreter: Any, file: Any, schema: Any, options: OpenOptions, names: Sequence[str]) -> None:
@@ -103,6 +104,7 @@ class _Model(HostedModel):
         self.inputs = [*(place for _, place in (*inputs, *variables)), *((value, reader + 1) for value in values)]
         self.outputs = [*(place for _, place in (*outputs, *variables)), *((value, reader) for value in values)]
         self.subgraphs = (reader + 1, self._graph, reader) if names else (self._graph,)
+        self.count = len(inputs)
         self.open_inputs = [i for i, (_, place) in enumerate(inputs) if None in self._sizes(place)]
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self._allocate_first()
@@ -143,8 +145,11 @@ class _Model(HostedModel):
     def _allocate_first(self) -> None:
         """Allocate memory for the shapes that the file states, which may be impossible if it leaves some open."""
         with suppress(*((RuntimeError, ValueError) if self.open_inputs else ())):
-            self.calls.AllocateTensors(self._graph)
-            self.shapes = tuple(self._size(self.inputs[position]) for position in self.open_inputs)
+            self._allocate()
+
+    def _allocate(self) -> None:
+        self.calls.AllocateTensors(self._graph)
+        self.shapes = tuple(map(self._size, self.inputs[: self.count]))
 
     def _size(self, place: _Place) -> tuple[int, ...]:
         return tuple(self.calls.TensorSize(*place).tolist())
@@ -196,8 +201,7 @@ class _Model(HostedModel):
 
     def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
         """See `HostedModel.resolve`. LiteRT also takes other sizes than those that the file states."""
-        given = shapes[: len(shapes) - self.description.states]
-        self.resize({position: shape for position, shape in enumerate(given) if is_known(shape)})
+        self.resize({position: shape for position, shape in enumerate(shapes[: self.count]) if is_known(shape)})
         return super().resolve(shapes) if self.shapes is None else list(map(self._result_sizes, self.outputs))
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
@@ -211,12 +215,10 @@ class _Model(HostedModel):
             for position, shape in shapes.items():
                 index, graph = self.inputs[position]
                 self.calls.ResizeInputTensor(index, np.array(shape, np.int32), False, graph)
-            if not all(position in shapes for position in self.open_inputs):
-                return
-            self.calls.AllocateTensors(self._graph)
+            if all(position in shapes for position in self.open_inputs):
+                self._allocate()
         except (RuntimeError, ValueError) as error:
             raise InvalidArgument(f"litert: inputs of {', '.join(map(str, shapes.values()))}: {error}") from error
-        self.shapes = tuple(shapes[position] for position in self.open_inputs)
 
 
 class _Run(HostedRun):
@@ -229,12 +231,12 @@ class _Run(HostedRun):
         self._inputs = [(i, array, *_unless_first(graph)) for (i, graph), array in takes if array.size]
         self._outputs = [((calls, i, *_unless_first(graph)), out) for (i, graph), out in gives if out is not None]
         self._found = [(position, *place) for position, place in enumerate(model.outputs) if outputs[position] is None]
-        self._shapes = tuple(inputs[position].shape for position in model.open_inputs)
+        self._shapes = tuple(array.shape for array in inputs[: model.count])
 
     def __call__(self) -> Sequence[Array | None]:
         """See `HostedRun.__call__`."""
         if self._model.shapes != self._shapes:
-            self._model.resize(dict(zip(self._model.open_inputs, self._shapes, strict=True)))
+            self._model.resize(dict(enumerate(self._shapes)))
         set_tensor, view = self._set, self._view
         for arguments in self._inputs:
             set_tensor(*arguments)

@@ -15,6 +15,8 @@ from support.stateful_models import handle, stream, streaming_window, two_rnns
 from support.tflite_files import Operator, Tensor, writer
 
 import nnfmq
+from nnfmq.importers.file_format import read_source
+from nnfmq.importers.hosted import read_hosted
 
 litert: Any = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 Array = npt.NDArray[Any]
@@ -177,7 +179,9 @@ def test_sizes_that_the_file_states_are_changed_as_litert_changes_them(device: n
     expected, x = InProcess(path.read_bytes()), random_array((3, 8, 8, 1))
     with device.prepare(path, shapes={"image": x.shape}, runtime_options=ONE_THREAD) as model, model.burst() as burst:
         assert_same(burst.execute(x), expected(x))
-    with device.prepare(path, runtime_options=ONE_THREAD) as model:
+    source = read_hosted(read_source(path))
+    device.load(source, shapes={"image": x.shape}, runtime_options=ONE_THREAD)
+    with device.prepare(device.load(source, runtime_options=ONE_THREAD)) as model:  # finds the file open, with 3 images
         assert_same(model.execute(x[:1]), expected(x[:1]))
 
 
