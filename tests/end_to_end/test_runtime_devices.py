@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from support.forking import fork
 from support.models import add_model, null_model
 
 import nnfmq
+from nnfmq.base.packages import installed_version
 from nnfmq.cli import main
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, performance_of
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperandType
@@ -261,14 +261,10 @@ def test_PART_13_the_cpu_device_has_every_operation_whichever_devices_are_config
 def test_PART_13_without_llvmlite_the_cpu_device_has_numpy_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = metadata.version
-
-    def version_without(name: str) -> str:
-        if name == "llvmlite":
-            raise metadata.PackageNotFoundError(name)
-        return version(name)
-
-    monkeypatch.setattr(metadata, "version", version_without)
+    monkeypatch.setattr(
+        "nnfmq.client.partitioned.devices.installed_version",
+        lambda package: None if package == "llvmlite" else installed_version(package),
+    )
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_LLVMLITE)
     inherited = os.environ.get("PYTHONPATH")  # an empty entry would be the working directory
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{inherited}" if inherited else str(tmp_path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -278,10 +277,7 @@ def test_a_closed_writer_writes_no_second_end(tmp_path: Path) -> None:
 def test_a_source_tree_that_is_not_installed_has_an_unknown_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def version(_name: str) -> str:
-        raise metadata.PackageNotFoundError
-
-    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr("nnfmq.recording.writer.installed_version", lambda _package: None)
     with RecordingFile(write_recording(tmp_path / "a.nnrec", [])) as recording:
         assert recording.session.version == "unknown"
 
