@@ -299,7 +299,7 @@ class DynamicSequenceKernel(Kernel):
     def _emit_tile(
         self, kb: KernelBuilder, step: Value, first: Value, weights: Value, rows: Value, constants: Value
     ) -> None:
-        """Emit a step of the rows from `first` on that are multiplied at once."""
+        """Emit a step of the rows from `first` on that are multiplied together."""
         size, width = self._gemv.k * 4, self._gemv.gates * self._gemv.padded_units * 4
         count = kb.intrinsic("llvm.smin", kb.i64(self._gemv.rows), kb.ir.sub(kb.i64(self.batch), first))
 

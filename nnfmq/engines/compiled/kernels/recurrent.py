@@ -2,7 +2,7 @@
 
 `CellKernel` splits a step into blocks of units. `SequenceKernel` takes batch rows through all time steps, because rows
 are independent and units are not. Both copy a row's inputs and states to scratch, padded to whole blocks, and
-copy the results from there. Several rows are multiplied at once, so that weights are read once for all of them.
+copy the results from there. Several rows are multiplied together, so that weights are read once for all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
     "for_each_product",
     "load_units",
     "plan_gate_gemv",
-    "rows_at_once",
+    "rows_of_tile",
     "tiled",
 ]
 
@@ -56,7 +56,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 _MAX_ACCUMULATORS = 8  # of a block and one row, so that inputs and weights have registers, too
-_MAX_ROWS = 4  # that are multiplied at once
+_MAX_ROWS = 4  # that are multiplied together
 _K_UNROLL = 4
 _MAX_UNITS_OF_TWO_SETS = 8  # of a cell with four gates: a vector of AVX2
 _VARIANCE_EPSILON = 1e-8
@@ -77,7 +77,7 @@ def apply_activation(kb: KernelBuilder, code: int, value: Value) -> Value:
 class GateGemv:
     """The products of rows of `k` elements with the matrices (units, k) of all `gates`, in blocks of units.
 
-    A block has `vectors` vectors of `lanes` units. At most `rows` rows are multiplied at once; all their accumulators
+    A block has `vectors` vectors of `lanes` units. At most `rows` rows are multiplied together; all their accumulators
     of a block, rows · gates · vectors, are in registers.
     """
 
@@ -169,8 +169,8 @@ def _sets_of(gates: int, units: int) -> int:
     return 2 if gates < 4 or units <= _MAX_UNITS_OF_TWO_SETS else 1
 
 
-def rows_at_once(gates: int, units: int, batch: int, target: Target) -> int:
-    """Return how many of `batch` rows are multiplied at once, a power of two: accumulators take half the registers."""
+def rows_of_tile(gates: int, units: int, batch: int, target: Target) -> int:
+    """Return how many of `batch` rows are multiplied together, a power of two: accumulators take half the registers."""
     fits = target.registers // 2 // (gates * _sets_of(gates, units))
     wanted = 1 << (batch - 1).bit_length()
     return max(1, min(_MAX_ROWS, wanted, 1 << (fits.bit_length() - 1) if fits else 1))
@@ -191,7 +191,7 @@ def for_each_product(
 ) -> Iterator[tuple[Value, Sequence[Value]]]:
     """Emit the products of `count` rows, 1 to `gemv.rows`, and a loop over them; yield a row's number and its products.
 
-    `emit` emits those of so many rows at once, 1, 2, 4 ... up to `gemv.rows`; what it returns for a row that is not
+    `emit` emits those of so many rows together, 1, 2, 4 ... up to `gemv.rows`; what it returns for a row that is not
     there is not used.
     """
     if gemv.rows == 1:
@@ -604,7 +604,7 @@ class SequenceKernel(Kernel):
 
     Args: these; the hidden state; the state if the cell has one; `outputs`; the constants of the recurrent weights; the
     cell's constants if it has a state; the projection's constants and biases if there is one. Scratch, for each row
-    that is multiplied at once: hidden state, state, outputs of the cell, pre-activations if it is normalized, what the
+    that is multiplied together: hidden state, state, outputs of the cell, pre-activations if it is normalized, what the
     products need.
     """
 
@@ -627,7 +627,7 @@ class SequenceKernel(Kernel):
 
     @property
     def _rows_per_item(self) -> int:
-        """Rows of a work item: so many that threads multiply several at once, and so few that there is one for each."""
+        """Rows of a work item: so many that a thread multiplies several together, so few that each thread has one."""
         return min(self._gemv.rows, 4 if self.batch >= 16 else 2 if self.batch >= 4 else 1)
 
     @property
@@ -676,7 +676,7 @@ class SequenceKernel(Kernel):
 
 
 class _SequenceOfRows:
-    """Emits the time steps of `count` rows, which are multiplied at once, from `first` on."""
+    """Emits the time steps of `count` rows, which are multiplied together, from `first` on."""
 
     def __init__(
         self,

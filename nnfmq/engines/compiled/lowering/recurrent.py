@@ -26,7 +26,7 @@ from nnfmq.engines.compiled.kernels.recurrent import (
     RnnCell,
     SequenceKernel,
     plan_gate_gemv,
-    rows_at_once,
+    rows_of_tile,
 )
 from nnfmq.engines.compiled.kernels.svdf import plan_svdf
 from nnfmq.engines.compiled.lowering import (
@@ -175,7 +175,7 @@ class _CellWeights:
     def plan_gemv(self, k: int, batch: int, target: Target) -> GateGemv:
         """Plan the product of the gates' weights with `batch` rows of `k` elements."""
         gates, units = self.cell.gates, self.biases.shape[1]
-        return plan_gate_gemv(gates, units, k, target, rows_at_once(gates, units, batch, target))
+        return plan_gate_gemv(gates, units, k, target, rows_of_tile(gates, units, batch, target))
 
     def initial_accumulators(self, gemv: GateGemv) -> Array:
         """Return the biases as `GateGemv.emit` reads them; 0 if gates are normalized, whose biases are added later."""
@@ -298,7 +298,7 @@ def _launch_step(weights: _CellWeights, batch: int, outputs: tuple[OutputKind, .
 
 
 def _plan_projection(projection: _Projection, rows: int, target: Target) -> tuple[GateProduct, tuple[Constant, ...]]:
-    """Plan the projection of cells that are computed `rows` at once."""
+    """Plan the projection of cells that are computed `rows` at a time."""
     _, size, units = projection.weights.shape
     gemv, weights = plan_gate_gemv(1, size, units, target, rows), projection.weights
     return weights.product(gemv), (*weights.constants(gemv), gemv.pack_rows(projection.biases).tobytes())
@@ -562,7 +562,7 @@ def _dynamic_lstm_sequence(
         peepholes = _stacked_gates(cell.peephole, cell.gates)
     update = LstmCellUpdate(is_cifg, peepholes is not None, False, activation, cell_clip)
     gates, units, hidden = recurrent.shape
-    gemv = plan_gate_gemv(gates, units, hidden, target, rows_at_once(gates, units, batch, target))
+    gemv = plan_gate_gemv(gates, units, hidden, target, rows_of_tile(gates, units, batch, target))
     biases = _stacked_gates(cell.bias, cell.gates)
     quantize = quantized_input(time * batch * elements, _INPUT, _LSTM_INPUTS)
     width = gemv.gates * gemv.padded_units
