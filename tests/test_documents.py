@@ -141,6 +141,9 @@ def onnx_detector(folder: PageFolder) -> AbstractContextManager[None]:
         make("count", kinds.INT64, []),
     ]
     graph = onnx.helper.make_graph(nodes, "detector", inputs, [make("found", kinds.INT64, [None, 3])])
+    arrays = {"boxes": np.zeros((1, 6, 4), np.float32), "scores": np.zeros((1, 2, 6), np.float32), "count": np.int64(3)}
+    for name, array in arrays.items():
+        np.save(folder.path / f"{name}.npy", array)
     onnx.save(
         onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
         folder.path / "detector.onnx",
