@@ -424,10 +424,13 @@ def test_a_revision_that_does_not_exist_is_an_error_of_one_line() -> None:
 
 @needs_llvmlite
 @pytest.mark.full
-def test_a_commit_is_built_and_compared_with_the_working_tree(data_dir: Path) -> None:
+def test_a_commit_is_built_and_compared_with_the_working_tree(data_dir: Path, tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')  # to optimize the cores of both versions takes 30 s of a CPU
+    compiler.chmod(0o755)
     words = ("--against-ref", "HEAD", "--quick", "--json", "--only", "mobilenet_v1_0.25_128_quant")
     with one_cpu():  # half as many runners
-        done = bench(*words, "--models", str(data_dir / "models"))
+        done = bench(*words, "--models", str(data_dir / "models"), CC=str(compiler))
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(done.stdout)["versions"]["rows"]
     starts = ["script, first start", "script, cached"]
