@@ -61,13 +61,13 @@ def limits_json(statistics: DriverStatistics) -> list[dict[str, Any]]:
     ]
 
 
-def limit_rows(statistics: DriverStatistics, *, least_share: float = 0.0) -> Rows:
+def limit_rows(statistics: DriverStatistics, *, min_share: float = 0.0) -> Rows:
     """Return headings and cells of a table of the limits of which so much is in use; no rows for an embedded driver."""
     uses = _uses(statistics)
     rows: list[tuple[str, ...]] = []
     for limit, value in zip(LIMITS, statistics.limits, strict=False):
         use = uses.get((limit.name, limit.of))
-        if not least_share or (use and value and use >= least_share * value):
+        if not min_share or (use and value and use >= min_share * value):
             rows.append((limit.name, limit.of, _text(limit, use), _text(limit, value or None), limit.variable or "-"))
     return ("limit", "of each", ">in use", ">at most", "setting"), rows
 

@@ -80,7 +80,7 @@ def _print(activity: Activity, served: list[ModelEntry] | None, problem: str, no
     elif served is not None:
         screen.print(f"{'served':9} {len(served)} by name")
     of_clients = (make(activity, screen.width) for make in (client_rows, model_rows, times_rows))
-    scarce = limit_rows(activity.now.statistics, least_share=_SCARCE)
+    scarce = limit_rows(activity.now.statistics, min_share=_SCARCE)
     for rows in (*of_clients, served_rows(served or []), scarce):
         _print_table(screen, rows)
     for line in failure_lines(served or []):

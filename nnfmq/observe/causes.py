@@ -20,7 +20,7 @@ __all__ = [
     "SIDES",
     "UNKNOWN",
     "Cause",
-    "Division",
+    "ExcessDivision",
     "holders_text",
     "named",
     "stop_cause",
@@ -59,7 +59,7 @@ class Cause(NamedTuple):
     evidence: str
 
 
-class Division:
+class ExcessDivision:
     """Divides a request's excess among the evidence: what explains it is taken first, and no more than is left.
 
     `excess_ns` is that of the request; `of_sides`, if it is known, that of what happened on each side of SIDES.

@@ -21,7 +21,16 @@ from functools import partial
 from statistics import median_low
 from typing import NamedTuple
 
-from nnfmq.observe.causes import COMPILERS, Cause, Division, holders_text, named, stop_cause, time_text, wait_cause
+from nnfmq.observe.causes import (
+    COMPILERS,
+    Cause,
+    ExcessDivision,
+    holders_text,
+    named,
+    stop_cause,
+    time_text,
+    wait_cause,
+)
 from nnfmq.observe.machine_record import CpuHolder, Stop
 from nnfmq.observe.trace_files import Slice, Trace
 from nnfmq.observe.trace_layout import PAUSED, STANDARD_NAMES, TURN, WAKE_UP
@@ -304,7 +313,7 @@ def _medians(requests: Iterable[RequestStages]) -> dict[str, int]:
 def _explanation(context: _Context, request: RequestStages) -> Explanation:
     excess_ns = max(0, request.total_ns - context.typical_ns)
     of_sides = {side: _excess_of_side(context, request, side) for side in request.threads}
-    division, found = Division(excess_ns, of_sides), []
+    division, found = ExcessDivision(excess_ns, of_sides), []
     parts: list[Cause] = []
     for side in request.threads:
         evidence = _evidence(context, request, side, division)
@@ -334,7 +343,7 @@ def _explanation(context: _Context, request: RequestStages) -> Explanation:
     return Explanation(request, excess_ns, stages, operations, named(_joined_stops(found, parts), excess_ns), found)
 
 
-def _evidence(context: _Context, request: RequestStages, side: str, division: Division) -> ThreadEvidence:
+def _evidence(context: _Context, request: RequestStages, side: str, division: ExcessDivision) -> ThreadEvidence:
     """Return what one thread did instead of running, and take it from the excess that is left."""
     trace, (pid, thread) = context.trace, request.threads[side]
     begin_ns, end_ns = request.begin_ns, request.end_ns
@@ -388,8 +397,8 @@ def _parts(context: _Context, request: RequestStages, evidence: ThreadEvidence) 
         text = holders_text(evidence.holders, evidence.waited_ns, is_sampled=machine.is_sampled)
         yield wait_cause(evidence.side, evidence.waited_ns, evidence.waited_ns - compiled_ns, text)
     if evidence.unknown_ns:
-        least = time_text(evidence.unknown_ns)
-        text = f"the worker's listener thread neither ran nor waited for a CPU for at least {least}"
+        min_time = time_text(evidence.unknown_ns)
+        text = f"the worker's listener thread neither ran nor waited for a CPU for at least {min_time}"
         reason = "it slept in the engine, for another thread of its pool or for a page"
         stopped = "" if machine.is_sampled else ", or was stopped: nobody looked, use `nnfmq trace`"
         yield Cause("off-cpu", evidence.unknown_ns, f"{text}: {reason}{stopped}")

@@ -83,20 +83,20 @@ def connecting(manager: Manager, *, is_read: bool) -> Iterator[InThread]:
     yield call
 
 
-def test_a_client_that_a_driver_did_not_hear_before_it_ended_gets_the_next_one(manager: Manager) -> None:
+def test_a_client_whose_Hello_a_driver_had_not_read_when_it_ended_gets_the_next_one(manager: Manager) -> None:
     with connecting(manager, is_read=False) as call, driver_of(manager), call.wait().value as client:
         assert executes(client, 1)
         client.close()
 
 
-def test_a_driver_that_heard_a_client_and_ended_is_an_error_at_once(manager: Manager) -> None:
+def test_a_driver_that_ends_after_it_has_read_a_Hello_is_an_error_immediately(manager: Manager) -> None:
     """As when a worker crashes: another attempt could let the next one crash as well."""
     with connecting(manager, is_read=True) as call:
         error = call.wait().error
         assert isinstance(error, nnfmq.DeviceUnavailable) and "exited before it replied" in str(error)
 
 
-def test_a_task_that_a_driver_did_not_hear_before_it_ended_gets_the_next_one(manager: Manager) -> None:
+def test_a_task_whose_Hello_a_driver_had_not_read_when_it_ended_gets_the_next_one(manager: Manager) -> None:
     async def connect() -> None:
         connection = nnfmq.connect(manager.path, timeout=LIMIT_S)  # returns while the driver may still start
         manager.listeners[0].accept()[0].close()

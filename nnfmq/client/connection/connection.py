@@ -280,7 +280,7 @@ class DriverStart:
     def fail_with_exit(self, reason: str, *, has_successor: bool) -> None:
         """Fail because of the driver's exit, unless the start has ended or failed before. Does not block.
 
-        `has_successor`: another driver may serve the client, which this one has not heard.
+        `has_successor`: another driver may serve the client, whose Hello this one has not read.
         """
         if not self._has_exited:
             self._has_exited = True

@@ -37,7 +37,7 @@ class WorkerErrors(Closable):
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._fd, self.child_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._rest = b""  # a line without its end
+        self._partial_line = b""  # a line without its end
         self._timer: Timer | None = None
         self.client: LoggedClient | None = None
 
@@ -58,12 +58,12 @@ class WorkerErrors(Closable):
             return True
         if not data:
             return False
-        lines, separator, self._rest = (self._rest + data).rpartition(b"\n")
+        lines, separator, self._partial_line = (self._partial_line + data).rpartition(b"\n")
         if separator:
             self._log_text(lines)
-        if len(self._rest) > _LINE_BYTES_MAX:
-            self._log_text(self._rest)
-            self._rest = b""
+        if len(self._partial_line) > _LINE_BYTES_MAX:
+            self._log_text(self._partial_line)
+            self._partial_line = b""
         return True
 
     def _log_text(self, data: bytes) -> None:
@@ -80,8 +80,8 @@ class WorkerErrors(Closable):
         if self._timer is not None:
             self._timer.cancel()
         with suppress(BlockingIOError):  # a process that the worker has started still has the other end
-            self._rest += os.read(fd, _READ_BYTES * 4)
-        self._log_text(self._rest)
+            self._partial_line += os.read(fd, _READ_BYTES * 4)
+        self._log_text(self._partial_line)
         os.close(fd)
         self.close_child_end()
 

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from nnfmq.lab.statistics import percentile
 from nnfmq.lab.stress.records import RequestRecord, StressSample
-from nnfmq.observe.causes import NAMED_SHARE, Cause, Division, named, stop_cause, time_text, wait_cause
+from nnfmq.observe.causes import NAMED_SHARE, Cause, ExcessDivision, named, stop_cause, time_text, wait_cause
 
 __all__ = [
     "NAMED_MIN_NS",
@@ -183,7 +183,7 @@ def _stopped(during: Sequence[StressSample], record: RequestRecord, name: str) -
 def _parts(
     record: RequestRecord, seen: _Between, usual: _Usual, excess: int, who_had_cpu: WhoHadCpu
 ) -> Iterator[Cause]:
-    division = Division(excess)
+    division = ExcessDivision(excess)
     yield from _stops(seen, division)
     yield from _throttling(seen, division)
     yield from _waits(record, seen, division, who_had_cpu)
@@ -193,14 +193,14 @@ def _parts(
     yield from _memory(record, seen, division)
 
 
-def _stops(seen: _Between, division: Division) -> Iterator[Cause]:
+def _stops(seen: _Between, division: ExcessDivision) -> Iterator[Cause]:
     sides = {"client": seen.client_stopped, "worker": seen.worker_stopped}
     total = sum(sum(times.values()) for times in sides.values())
     if total:
         yield stop_cause(sides, division.take(total))
 
 
-def _throttling(seen: _Between, division: Division) -> Iterator[Cause]:
+def _throttling(seen: _Between, division: ExcessDivision) -> Iterator[Cause]:
     total = seen.client_throttled + seen.worker_throttled
     if total:
         who = " and ".join(_who((seen.client_throttled, seen.worker_throttled)))
@@ -211,7 +211,7 @@ def _who(times: tuple[int, int]) -> Iterator[str]:
     yield from (name for name, time in zip(("client", "worker"), times, strict=True) if time)
 
 
-def _waits(record: RequestRecord, seen: _Between, division: Division, who_had_cpu: WhoHadCpu) -> Iterator[Cause]:
+def _waits(record: RequestRecord, seen: _Between, division: ExcessDivision, who_had_cpu: WhoHadCpu) -> Iterator[Cause]:
     """Divide the waits for a CPU among compile processes, up to their CPU time there, and other tasks.
 
     A stopped thread does not wait for a CPU, but a throttled one does, as the scheduler counts (Linux 6.18).
@@ -233,13 +233,13 @@ def _waits(record: RequestRecord, seen: _Between, division: Division, who_had_cp
         yield Cause("compilation", compiled, text)
 
 
-def _collections(record: RequestRecord, division: Division) -> Iterator[Cause]:
+def _collections(record: RequestRecord, division: ExcessDivision) -> Iterator[Cause]:
     if record.gc:
         text = f"{time_text(record.gc)} in the client's garbage collector (gc.callbacks)"
         yield Cause("gc", division.take(record.gc), text)
 
 
-def _page_faults(record: RequestRecord, usual: _Usual, division: Division) -> Iterator[Cause]:
+def _page_faults(record: RequestRecord, usual: _Usual, division: ExcessDivision) -> Iterator[Cause]:
     """Explain more CPU time than usual by faults: by system time, or the least time of so many faults.
 
     The kernel counts system time in ticks, too coarsely for a few faults. A fault of a huge page takes a thousand times
@@ -258,12 +258,12 @@ def _page_faults(record: RequestRecord, usual: _Usual, division: Division) -> It
             )
 
 
-def _backlog(record: RequestRecord, division: Division) -> Iterator[Cause]:
+def _backlog(record: RequestRecord, division: ExcessDivision) -> Iterator[Cause]:
     if explained := division.take(record.late):
         yield Cause("backlog", explained, f"sent {time_text(record.late)} late, when the request before had ended")
 
 
-def _memory(record: RequestRecord, seen: _Between, division: Division) -> Iterator[Cause]:
+def _memory(record: RequestRecord, seen: _Between, division: ExcessDivision) -> Iterator[Cause]:
     """Explain time off the CPU that nothing else explains by pages that had to be read or reclaimed."""
     page_faults = record.client_major_faults + record.worker_major_faults
     off_cpu = record.latency - record.late - record.client_cpu - record.client_delay
