@@ -205,13 +205,14 @@ class KernelBuilder:
         """
         return self.ir.load(kind, self.at(address, offset), align=1, is_volatile=True)
 
-    def launder(self, address: Value) -> Value:
-        """Hide the value of `address` from the optimizer (empty inline assembly).
+    def launder(self, value: Value) -> Value:
+        """Hide what an address or an integer is from the optimizer (empty inline assembly).
 
         LLVM then keeps one pointer for each row of a tile in a register, instead of deriving it from another row's in
         each iteration.
         """
-        return self.ir.define(POINTER, f'call ptr asm "", "=r,0" ({address.typed})')
+        kind = value.type.text
+        return self.ir.define(value.type, f'call {kind} asm "", "=r,0" ({value.typed})')
 
     def masked_load(self, kind: Any, address: Value, offset: Index, mask: Value) -> Value:
         """Load the lanes of a vector that `mask` selects. The others are 0, and their memory is not read."""
