@@ -2,6 +2,7 @@
 
     python tools/start_bench.py process [--rounds N] [--model FILE]
     python tools/start_bench.py cache MODEL... [--device NAME] [--rounds N] [--json]
+    python tools/start_bench.py compile MODEL... [--rounds N]
 
 *process*: each round starts one Python process with an embedded driver and one that connects to a running driver; both
 find the model's program in the driver's cache. Printed are the median and the minimum of each step, as the application
@@ -12,6 +13,9 @@ Byte code is in a folder of the benchmark, which a first round fills. The applic
 *cache*: for each model, the medians of reading the file, preparing the model from scratch, preparing and saving it, and
 preparing it from the cache, through an embedded driver, and the ratio of the second to the last. Each round measures
 all four, so that a disturbance of the machine affects all of them.
+
+*compile*: for each model, the CPU time of each part of its compilation for the device `compiled`, all on one thread:
+the minimum of the rounds. Imports are not included.
 """
 
 from __future__ import annotations
@@ -171,13 +175,67 @@ def _prepare_ns(prepare: Callable[[], nnfmq.PreparedModel]) -> int:
     return elapsed_ns
 
 
+# ---- where the CPU time of a compilation goes
+
+
+COMPILE_ROUNDS = 5
+PARTS = ("lower", "pack", "write", "parse", "generate", "link")
+
+
+def _print_compilation(arguments: argparse.Namespace) -> None:
+    print(f"{'ms of CPU time':40} " + " ".join(f"{part:>8}" for part in (*PARTS, "total", "kernels", "lines")))
+    for path in arguments.models:
+        times, kernels, lines = measure_compilation(path, arguments.rounds)
+        numbers = [*(times[part] / 1e6 for part in PARTS), sum(times.values()) / 1e6]
+        counts = f"{kernels:8} {lines:8}"
+        print(f"{Path(path).name:40} " + " ".join(f"{number:8.1f}" for number in numbers), counts)
+
+
+def measure_compilation(path: str, rounds: int = COMPILE_ROUNDS) -> tuple[dict[str, int], int, int]:
+    """Return the least CPU time of each of `PARTS` in ns, the number of kernels, and the lines of their text.
+
+    The parts: lower operations to launches of kernels; pack constants, and plan memory; write the kernels as LLVM's
+    text; parse it; generate object code; link and load that.
+    """
+    from nnfmq.engines.compiled import code_generator, partition
+    from nnfmq.engines.compiled.kernel_compilation import Meanwhile, unique_kernels, warm_up
+    from nnfmq.engines.compiled.kernels import Kernel
+    from nnfmq.engines.compiled.target import Target
+
+    model, found, counts = nnfmq.load(path).model, list[dict[str, int]](), [0, 0]
+    warm_up()
+
+    def compile_timed(kernels: Sequence[Kernel], target: Target, meanwhile: Meanwhile) -> list[bytes]:
+        begin_ns = found[-1]["lower"]
+        ends = [time.process_time_ns()]
+        meanwhile()
+        ends.append(time.process_time_ns())
+        texts = [code_generator.ir_of([kernel], target) for kernel in unique_kernels(kernels)]
+        ends.append(time.process_time_ns())
+        modules = [code_generator.parsed_ir(text, target) for text in texts]
+        ends.append(time.process_time_ns())
+        codes = [code_generator.object_code(module, target) for module in modules]
+        ends.append(time.process_time_ns())
+        counts[:] = len(texts), sum(text.count("\n") for text in texts)
+        found[-1] = {part: end - begin for part, begin, end in zip(PARTS, [begin_ns, *ends], ends, strict=False)}
+        found[-1]["link"] = ends[-1]
+        return codes
+
+    for _ in range(1 + rounds):  # the first one imports
+        found.append({"lower": time.process_time_ns()})
+        partition.prepare(model, compile=compile_timed)
+        found[-1]["link"] = time.process_time_ns() - found[-1]["link"]
+    kernel_count, line_count = counts
+    return {part: min(times[part] for times in found[1:]) for part in PARTS}, kernel_count, line_count
+
+
 # ---- the program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; return 0."""
     parser = parser_for(__doc__)
-    commands = parser.add_subparsers(required=True, metavar="process|cache")
+    commands = parser.add_subparsers(required=True, metavar="process|cache|compile")
     process = commands.add_parser("process")
     process.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds (default: {ROUNDS})")
     process.add_argument("--model", type=Path, default=MODEL, help="model file (default: the digits' of the package)")
@@ -188,6 +246,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     cache.add_argument("--rounds", type=int, default=CACHE_ROUNDS, help=f"rounds (default: {CACHE_ROUNDS})")
     cache.add_argument("--json", action="store_true", help="print JSON: everything in ns and bytes")
     cache.set_defaults(command=_print_caching)
+    compilation = commands.add_parser("compile")
+    compilation.add_argument("models", nargs="+", metavar="MODEL", help="model files")
+    compilation.add_argument("--rounds", type=int, default=COMPILE_ROUNDS, help=f"rounds (default: {COMPILE_ROUNDS})")
+    compilation.set_defaults(command=_print_compilation)
     arguments = parser.parse_args(argv)
     arguments.command(arguments)
     return 0

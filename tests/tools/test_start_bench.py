@@ -43,3 +43,14 @@ def test_the_table_has_a_line_for_each_model(capsys: pytest.CaptureFixture[str])
     assert start_bench.main(["cache", *paths, "--rounds", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2:]] == ["digits.tflite", "digits_quant.tflite"]
+
+
+def test_it_divides_the_time_of_a_compilation(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llvmlite", exc_type=ImportError)
+    assert start_bench.main(["compile", str(nnfmq.example_path("digits_quant.tflite")), "--rounds", "1"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[-9:] == [*start_bench.PARTS, "total", "kernels", "lines"]
+    name, *numbers, kernels, lines = row.split()
+    *parts, total = map(float, numbers)
+    assert name == "digits_quant.tflite" and min(parts) > 0 and abs(sum(parts) - total) < 0.5
+    assert 0 < 10 * int(kernels) < int(lines)

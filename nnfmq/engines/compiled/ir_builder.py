@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 Value: TypeAlias = Any
-"""A value, see `ir_text.Value`; in named tuples of parameters also the int of which it is made."""
+"""A value, see `ir_text.IrValue`; in named tuples of parameters also the int of which it is made."""
 
 Index: TypeAlias = "int | Value"
 """A 64-bit integer: a Python int is computed with while the kernel is built, a Value while it runs."""

@@ -27,9 +27,9 @@ __all__ = [
     "Builder",
     "Constant",
     "Function",
+    "IrValue",
     "Module",
     "Type",
-    "Value",
     "VectorType",
     "integer",
     "undefined",
@@ -79,13 +79,13 @@ class _FloatType(Type):
 
     def format(self, value: Any) -> str:
         """Return a constant as LLVM writes it."""
-        code = _FLOAT_CODES[self.width]
-        (rounded,) = struct.unpack(code, struct.pack(code, value))
+        layout = _FLOAT_FORMATS[self.width]
+        (rounded,) = struct.unpack(layout, struct.pack(layout, value))
         (bits,) = struct.unpack("<Q", struct.pack("<d", rounded))
         return f"{bits:#018x}"
 
 
-_FLOAT_CODES = {16: "<e", 32: "<f", 64: "<d"}
+_FLOAT_FORMATS = {16: "<e", 32: "<f", 64: "<d"}
 
 
 class VectorType(Type):
@@ -120,7 +120,7 @@ F16, F32, F64 = _FloatType("half", 16, "f16"), _FloatType("float", 32, "f32"), _
 POINTER, VOID = Type("ptr"), Type("void")
 
 
-class Value:
+class IrValue:
     """What instructions have as operands.
 
     Attributes:
@@ -137,7 +137,7 @@ class Value:
         self.typed = f"{kind.text} {text}"
 
 
-class Constant(Value):
+class Constant(IrValue):
     """A constant of a type: a number, the numbers of a vector's lanes, or None for zeros."""
 
     __slots__ = ()
@@ -146,9 +146,9 @@ class Constant(Value):
         super().__init__(kind, "zeroinitializer" if value is None else kind.format(value))
 
 
-def undefined(kind: Type) -> Value:
+def undefined(kind: Type) -> IrValue:
     """Return a constant without a specified value."""
-    return Value(kind, "undef")
+    return IrValue(kind, "undef")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Block:
         self.is_terminated = False
 
 
-class Phi(Value):
+class Phi(IrValue):
     """A value that depends on the block from which control has come."""
 
     __slots__ = ("_incoming",)
@@ -179,7 +179,7 @@ class Phi(Value):
         super().__init__(kind, text)
         self._incoming: list[str] = []
 
-    def add_incoming(self, value: Value, block: Block) -> None:
+    def add_incoming(self, value: IrValue, block: Block) -> None:
         """Say which value it has after a block."""
         self._incoming.append(f"[{value.text}, %{block.name}]")
 
@@ -199,7 +199,7 @@ class Module:
         """Add a function."""
         self._functions.append(function)
 
-    def declare(self, name: str, result: Type, arguments: Sequence[Value]) -> None:
+    def declare(self, name: str, result: Type, arguments: Sequence[IrValue]) -> None:
         """Declare a function that is defined elsewhere, by its first call. Idempotent."""
         if name not in self._declarations:
             kinds = ", ".join([argument.type.text for argument in arguments])
@@ -213,7 +213,7 @@ class Function:
     """A function without a result, in a module. `str` of it is its text."""
 
     def __init__(self, module: Module, name: str, arguments: Sequence[Type]) -> None:
-        self.args = [Value(kind, f"%a{number}") for number, kind in enumerate(arguments)]
+        self.args = [IrValue(kind, f"%a{number}") for number, kind in enumerate(arguments)]
         self.blocks: list[Block] = []
         self.stack: list[str] = []  # instructions at the begin that allocate memory
         self._name = name
@@ -235,16 +235,16 @@ class Function:
 _COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
 
 
-def _binary(name: str) -> Callable[[Builder, Value, Value], Value]:
-    def add(self: Builder, first: Value, second: Value) -> Value:
+def _binary(name: str) -> Callable[[Builder, IrValue, IrValue], IrValue]:
+    def add(self: Builder, first: IrValue, second: IrValue) -> IrValue:
         return self._pure(first.type, f"{name} {first.typed}, {second.text}")
 
     add.__doc__ = f"Add the instruction {name}, and return its result."
     return add
 
 
-def _cast(name: str) -> Callable[[Builder, Value, Type], Value]:
-    def add(self: Builder, value: Value, kind: Type) -> Value:
+def _cast(name: str) -> Callable[[Builder, IrValue, Type], IrValue]:
+    def add(self: Builder, value: IrValue, kind: Type) -> IrValue:
         return value if value.type is kind else self._pure(kind, f"{name} {value.typed} to {kind.text}")
 
     add.__doc__ = f"Add the instruction {name}, unless the value has the type, and return its result."
@@ -272,24 +272,24 @@ class Builder:
         """Add the next instructions to a block."""
         self._block = block
         self._add = block.lines.append
-        self._known: dict[str, Value] = {}  # results in this block
-        self._loaded: dict[str, Value] = {}  # since memory was last written
+        self._known: dict[str, IrValue] = {}  # results in this block
+        self._loaded: dict[str, IrValue] = {}  # since memory was last written
 
-    def define(self, kind: Type, text: str) -> Value:
+    def define(self, kind: Type, text: str) -> IrValue:
         """Add an instruction by its text, and return its result."""
         self._count += 1
-        value = Value(kind, f"%v{self._count}")
+        value = IrValue(kind, f"%v{self._count}")
         self._add(f"{value.text} = {text}")
         return value
 
-    def _pure(self, kind: Type, text: str) -> Value:
+    def _pure(self, kind: Type, text: str) -> IrValue:
         """Return the result of an instruction that depends on its operands only; add it if the block lacks it."""
         found = self._known.get(text)
         if found is None:
             found = self._known[text] = self.define(kind, text)
         return found
 
-    def _read(self, kind: Type, text: str) -> Value:
+    def _read(self, kind: Type, text: str) -> IrValue:
         """Likewise of an instruction that also depends on memory."""
         found = self._loaded.get(text)
         if found is None:
@@ -304,86 +304,86 @@ class Builder:
     trunc, zext, sext, fptrunc, fpext = map(_cast, ("trunc", "zext", "sext", "fptrunc", "fpext"))
     fptosi, sitofp, uitofp, ptrtoint, bitcast = map(_cast, ("fptosi", "sitofp", "uitofp", "ptrtoint", "bitcast"))
 
-    def neg(self, value: Value) -> Value:
+    def neg(self, value: IrValue) -> IrValue:
         """Return 0 minus integers."""
         return self._pure(value.type, f"sub {value.type.text} zeroinitializer, {value.text}")
 
-    def not_(self, value: Value) -> Value:
+    def not_(self, value: IrValue) -> IrValue:
         """Return integers with all bits inverted."""
         ones = -1 if not isinstance(value.type, VectorType) else [-1] * value.type.count
         return self.xor(value, Constant(value.type, ones))
 
-    def fneg(self, value: Value) -> Value:
+    def fneg(self, value: IrValue) -> IrValue:
         """Return floats with the other sign."""
         return self._pure(value.type, f"fneg {value.typed}")
 
-    def icmp_signed(self, comparison: str, first: Value, second: Value) -> Value:
+    def icmp_signed(self, comparison: str, first: IrValue, second: IrValue) -> IrValue:
         """Compare signed integers: <, <=, >, >=, == or !=."""
         return self._compare("icmp ", "s" if comparison[0] in "<>" else "", comparison, first, second)
 
-    def icmp_unsigned(self, comparison: str, first: Value, second: Value) -> Value:
+    def icmp_unsigned(self, comparison: str, first: IrValue, second: IrValue) -> IrValue:
         """Compare unsigned integers, likewise."""
         return self._compare("icmp ", "u" if comparison[0] in "<>" else "", comparison, first, second)
 
-    def fcmp_ordered(self, comparison: str, first: Value, second: Value) -> Value:
+    def fcmp_ordered(self, comparison: str, first: IrValue, second: IrValue) -> IrValue:
         """Compare floats, likewise; false if one is NaN."""
         return self._compare("fcmp ", "o", comparison, first, second)
 
-    def fcmp_unordered(self, comparison: str, first: Value, second: Value) -> Value:
+    def fcmp_unordered(self, comparison: str, first: IrValue, second: IrValue) -> IrValue:
         """Compare floats, likewise; true if one is NaN. `uno`: only then."""
         return self._compare("fcmp ", "u", comparison, first, second)
 
-    def _compare(self, name: str, prefix: str, comparison: str, first: Value, second: Value) -> Value:
+    def _compare(self, name: str, prefix: str, comparison: str, first: IrValue, second: IrValue) -> IrValue:
         kind = vector(I1, first.type.count) if isinstance(first.type, VectorType) else I1
         condition = comparison if comparison not in _COMPARISONS else prefix + _COMPARISONS[comparison]
         return self._pure(kind, f"{name}{condition} {first.typed}, {second.text}")
 
-    def select(self, condition: Value, when_true: Value, when_false: Value) -> Value:
+    def select(self, condition: IrValue, when_true: IrValue, when_false: IrValue) -> IrValue:
         """Return one value where the condition is true, the other one elsewhere."""
         return self._pure(when_true.type, f"select {condition.typed}, {when_true.typed}, {when_false.typed}")
 
     # -- vectors -------------------------------------------------------------------------------------------------------
 
-    def extract_element(self, values: Value, lane: Value) -> Value:
+    def extract_element(self, values: IrValue, lane: IrValue) -> IrValue:
         """Return a lane of a vector."""
         return self._pure(values.type.element, f"extractelement {values.typed}, {lane.typed}")
 
-    def insert_element(self, values: Value, value: Value, lane: Value) -> Value:
+    def insert_element(self, values: IrValue, value: IrValue, lane: IrValue) -> IrValue:
         """Return a vector with another value in a lane."""
         return self._pure(values.type, f"insertelement {values.typed}, {value.typed}, {lane.typed}")
 
-    def shuffle_vector(self, first: Value, second: Value, mask: Value) -> Value:
+    def shuffle_vector(self, first: IrValue, second: IrValue, mask: IrValue) -> IrValue:
         """Return the lanes that a constant selects from `first` followed by `second`."""
         kind = vector(first.type.element, mask.type.count)
         return self._pure(kind, f"shufflevector {first.typed}, {second.typed}, {mask.typed}")
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def alloca(self, kind: Type, count: int, align: int) -> Value:
+    def alloca(self, kind: Type, count: int, align: int) -> IrValue:
         """Return stack memory for `count` values, which lasts until the function returns."""
         self._count += 1
-        memory = Value(POINTER, f"%v{self._count}")
+        memory = IrValue(POINTER, f"%v{self._count}")
         self._function.stack.append(f"{memory.text} = alloca {kind.text}, i32 {count}, align {align}")
         return memory
 
-    def gep(self, address: Value, offset: Value) -> Value:
+    def gep(self, address: IrValue, offset: IrValue) -> IrValue:
         """Return the address `offset` bytes after another one."""
         return self._pure(POINTER, f"getelementptr i8, {address.typed}, {offset.typed}")
 
-    def load(self, kind: Type, address: Value, align: int, is_volatile: bool = False) -> Value:
+    def load(self, kind: Type, address: IrValue, align: int, is_volatile: bool = False) -> IrValue:
         """Load a value from an address that is a multiple of `align`."""
         if is_volatile:
             return self.define(kind, f"load volatile {kind.text}, {address.typed}, align {align}")
         return self._read(kind, f"load {kind.text}, {address.typed}, align {align}")
 
-    def store(self, value: Value, address: Value, align: int) -> None:
+    def store(self, value: IrValue, address: IrValue, align: int) -> None:
         """Store a value at an address that is a multiple of `align`."""
         self._add(f"store {value.typed}, {address.typed}, align {align}")
         self._loaded.clear()
 
     # -- calls and branches --------------------------------------------------------------------------------------------
 
-    def call(self, name: str, result: Type, arguments: Sequence[Value]) -> Value:
+    def call(self, name: str, result: Type, arguments: Sequence[IrValue]) -> IrValue:
         """Call a function that the module declares, and return its result."""
         text = f"call {result.text} @{name}({', '.join([argument.typed for argument in arguments])})"
         if result is not VOID:
@@ -403,7 +403,7 @@ class Builder:
         """End the block with a jump."""
         self._end(f"br {target.label}")
 
-    def cbranch(self, condition: Value, when_true: Block, when_false: Block) -> None:
+    def cbranch(self, condition: IrValue, when_true: Block, when_false: Block) -> None:
         """End the block with a jump to one of two."""
         self._end(f"br {condition.typed}, {when_true.label}, {when_false.label}")
 
@@ -416,7 +416,7 @@ class Builder:
         self._block.is_terminated = True
 
     @contextmanager
-    def if_then(self, condition: Value) -> Iterator[None]:
+    def if_then(self, condition: IrValue) -> Iterator[None]:
         """Execute the `with` block's instructions only if a condition is true."""
         then, after = self._append_block(), self._append_block()
         self.cbranch(condition, then, after)
@@ -425,7 +425,9 @@ class Builder:
         self.position_at_end(after)
 
     @contextmanager
-    def if_else(self, condition: Value) -> Iterator[tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
+    def if_else(
+        self, condition: IrValue
+    ) -> Iterator[tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
         """Yield two context managers: the instructions in the first one are executed if a condition is true."""
         then, other, after = self._append_block(), self._append_block(), self._append_block()
         self.cbranch(condition, then, other)
@@ -443,4 +445,4 @@ class Builder:
             self.branch(after)
 
 
-_NOTHING = Value(VOID, "")
+_NOTHING = IrValue(VOID, "")

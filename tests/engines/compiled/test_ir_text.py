@@ -220,7 +220,7 @@ def test_memory_and_calls() -> None:
 def test_a_volatile_load_and_inline_assembly() -> None:
     module = Module()
     builder = Builder(ir_text.Function(module, "kernel", [POINTER]))
-    builder.load(I64, ir_text.Value(POINTER, "%a0"), align=1, is_volatile=True)
+    builder.load(I64, ir_text.IrValue(POINTER, "%a0"), align=1, is_volatile=True)
     builder.define(POINTER, 'call ptr asm "", "=r,0" (ptr %a0)')
     builder.ret_void()
     assert "load volatile i64, ptr %0, align 1" in parsed(module)
