@@ -1,8 +1,8 @@
 """How soon one process learns that its peer has been killed, and what stays behind: nnfmq, and what else can be asked.
 
-In each round a peer of every party is killed (SIGKILL) while the other side, the observer, waits for it. The time is
-that from just before kill(2) to the moment at which the observer knows it, on one clock; an observer that does not know
-it within --wait seconds is counted as *unnoticed*. *CPU* is the part of a core that the observer takes while it waits.
+In each round a peer of every candidate is killed (SIGKILL) while the other side, the observer, waits for it. The time
+is that from just before kill(2) to the moment at which the observer knows it, on one clock; an observer that does not
+know it within --wait seconds is counted as *unnoticed*. *CPU* is the part of a core that the observer takes meanwhile.
 *left* counts the files in /dev/shm and in iceoryx2's folder that were not there before, when both have ended.
 
 The peer does not reply, so the observer has something to wait for; nnfmq's worker is stopped (SIGSTOP) for that. A bare
@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--rounds", type=positive, default=20, help="deaths of each peer (default: 20)")
     parser.add_argument("--wait", type=float, default=2.0, metavar="S", help="for the notice of a death (default: 2)")
-    parser.add_argument("--quick", action="store_true", help="1 round of nnfmq and of a bare queue, 0.2 s: for tests")
+    parser.add_argument("--quick", action="store_true", help="1 round, 0.2 s, without iceoryx2 and gRPC: for tests")
     parser.add_argument(
         "--limit", type=positive, default=600, metavar="S", help="time limit of each process in seconds"
     )
@@ -70,14 +70,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 # The observer and its peer
 
 
-def observe(connection: Connection, party: str, address: str, limit_s: int) -> None:
+def observe(connection: Connection, candidate: str, address: str, limit_s: int) -> None:
     """Send the pid of a peer, and wait for its death until the time that the parent sends. Entry point.
 
     Then send the time of the notice, in ns of the monotonic clock, or None, and the part of a core that waiting took.
     """
     set_time_limit(limit_s)
     with ExitStack() as stack:
-        pid, wait = PARTIES[party](stack, address)
+        pid, wait = CANDIDATES[candidate](stack, address)
         connection.send(pid)
         end = connection.recv()
         begin, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
@@ -287,7 +287,7 @@ def _iceoryx_nodes(stack: ExitStack, address: str) -> tuple[int, Wait]:
     return pid, wait
 
 
-PARTIES: Mapping[str, Callable[[ExitStack, str], tuple[int, Wait]]] = MappingProxyType({
+CANDIDATES: Mapping[str, Callable[[ExitStack, str], tuple[int, Wait]]] = MappingProxyType({
     "nnfmq: a client in a burst, its worker killed": _waiting_call,
     "nnfmq: a worker, its client killed": _idle_worker,
     "a unix socket": _unix_socket,
@@ -312,26 +312,25 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
     """
     if options.quick:
         options.rounds, options.wait = 1, 0.2
-    parties = [party for party in PARTIES if not options.quick or party.startswith(("nnfmq", "a bare queue"))]
-    missing = tuple(name for name, package in _NEEDED.items() if installed_version(package) is None)
-    parties = [party for party in parties if not party.startswith(missing)]
-    deaths: dict[str, list[Report]] = {party: [] for party in parties}
+    skipped = [name for name, package in _NEEDED.items() if options.quick or installed_version(package) is None]
+    candidates = [candidate for candidate in CANDIDATES if not candidate.startswith(tuple(skipped))]
+    deaths: dict[str, list[Report]] = {candidate: [] for candidate in candidates}
     with ExitStack() as stack:
-        if any(party.startswith("iceoryx2") for party in parties):
+        if any(candidate.startswith("iceoryx2") for candidate in candidates):
             stack.callback(call_in_child, _remove_dead_nodes)
         daemon = stack.enter_context(started_daemon(folder))
         for number in range(options.rounds):
-            shift = number % len(parties)
-            for party in parties[shift:] + parties[:shift]:
-                deaths[party].append(_death(party, daemon.socket, options))
-    targets = [_target(party, found) for party, found in deaths.items() if party.startswith("nnfmq")]
+            shift = number % len(candidates)
+            for candidate in candidates[shift:] + candidates[:shift]:
+                deaths[candidate].append(_death(candidate, daemon.socket, options))
+    targets = [_target(candidate, found) for candidate, found in deaths.items() if candidate.startswith("nnfmq")]
     conditions = {"rounds": options.rounds, "wait_s": options.wait}
     return {"conditions": conditions, "deaths": deaths, "targets": targets, "missed": missed_targets(targets)}
 
 
-def _death(party: str, address: str, options: argparse.Namespace) -> Report:
+def _death(candidate: str, address: str, options: argparse.Namespace) -> Report:
     before = _files()
-    with started_child(observe, party, address, options.limit, name=party) as observer:
+    with started_child(observe, candidate, address, options.limit, name=candidate) as observer:
         peer = observer.receive(_START_S)
         observer.send(time.monotonic() + _THINK_S + options.wait)
         observer.receive(_START_S)
@@ -352,21 +351,27 @@ def _times(deaths: list[Report]) -> list[float]:
     return sorted(death["notice_ms"] for death in deaths if death["notice_ms"] is not None)
 
 
-def _target(party: str, deaths: list[Report]) -> Report:
+def _target(candidate: str, deaths: list[Report]) -> Report:
     times = _times(deaths)
     worst = max(times) if len(times) == len(deaths) else float("inf")
-    return upper_limit(f"{party}: latest notice", [worst], worst, LIMIT_MS, "ms")
+    return upper_limit(f"{candidate}: latest notice", [worst], worst, LIMIT_MS, "ms")
 
 
 def tables(report: Report) -> Tables:
     """Return the targets, and the times of the notices."""
     rows = []
-    for party, deaths in report["deaths"].items():
+    for candidate, deaths in report["deaths"].items():
         times = _times(deaths)
         cells = [f"{value:.2f}" for value in (min(times), statistics.median(times), max(times))] if times else ["-"] * 3
         cpu = statistics.median(death["cpu"] for death in deaths)
         rows.append(
-            [party, *cells, str(len(deaths) - len(times)), f"{cpu:.2f}", str(sum(death["left"] for death in deaths))]
+            [
+                candidate,
+                *cells,
+                str(len(deaths) - len(times)),
+                f"{cpu:.2f}",
+                str(sum(death["left"] for death in deaths)),
+            ]
         )
     headings = ("what waits", ">least, ms", ">median, ms", ">latest, ms", ">unnoticed", ">CPU", ">left")
     return {"targets": targets_table(report["targets"]), "notices": Table("notices", headings, rows)}

@@ -393,7 +393,7 @@ def test_deaths_that_nobody_noticed_have_no_time() -> None:
 
 def test_a_small_run_kills_a_worker_a_client_and_the_writer_of_a_queue(folder: Path) -> None:
     report = reported(folder, "deaths", "--quick")
-    (worker,), (client,), (queue,) = report["deaths"].values()
+    (worker,), (client,), (_socket,), (queue,) = report["deaths"].values()
     assert worker["notice_ms"] > 0
     assert client["notice_ms"] > 0
     assert queue["notice_ms"] is None
