@@ -93,9 +93,7 @@ def scheduling(worker: int) -> set[Scheduling]:
 
 
 def expected(client_class: ClientClass) -> set[Scheduling]:
-    wanted = SCHEDULING[client_class]
-    slice_ns = wanted.slice_ns or scheduling_of(os.getpid()).slice_ns  # of this process: the default
-    return {wanted._replace(slice_ns=slice_ns)}
+    return {SCHEDULING[client_class]}
 
 
 def test_a_class_has_effect_on_a_running_worker_and_so_has_the_way_back_without_privileges(driver: Daemon) -> None:

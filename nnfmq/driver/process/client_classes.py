@@ -10,6 +10,7 @@ users' programs.
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import partial
 from types import MappingProxyType
@@ -27,12 +28,16 @@ __all__ = ["SCHEDULING", "class_without_request", "schedule_worker", "why_not_ch
 
 SCHEDULING = MappingProxyType(
     {
-        ClientClass.INTERACTIVE: Scheduling(os.SCHED_OTHER, 300_000),
-        ClientClass.NORMAL: Scheduling(os.SCHED_OTHER),
+        ClientClass.INTERACTIVE: Scheduling(os.SCHED_OTHER, 100_000),
+        ClientClass.NORMAL: Scheduling(os.SCHED_OTHER, 300_000),
         ClientClass.BATCH: BATCH,
     }
 )
-"""What the threads of a worker ask of the kernel's scheduler, by the class of its client."""
+"""What the threads of a worker ask of the kernel's scheduler, by the class of its client.
+
+The slices are shorter than the kernel's, that of interactive the shortest that it takes: of two threads, the one whose
+slice is much shorter interrupts the other when it wakes. None gets more time for it.
+"""
 _log = rate_limited("nnfmq.supervisor")
 
 
@@ -104,4 +109,5 @@ def schedule_worker(worker: ChildProcess, client_class: ClientClass) -> None:
     try:
         as_owner(worker.uid, partial(set_scheduling, worker.pid, SCHEDULING[client_class]))
     except OSError as error:
-        _log.warning("worker %d keeps its scheduling: %s", worker.pid, error.strerror)
+        level = logging.DEBUG if client_class is ClientClass.NORMAL else logging.WARNING  # nobody asked for normal
+        _log.log(level, "worker %d keeps its scheduling: %s", worker.pid, error.strerror)

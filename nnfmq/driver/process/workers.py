@@ -247,8 +247,7 @@ class WorkerProcesses:
                 )
             undo.pop_all()
         link.worker_pid = process.pid
-        if client_class is not ClientClass.NORMAL:
-            schedule_worker(process, client_class)
+        schedule_worker(process, client_class)
         if self._is_replaced:
             process.send(LEAVE)
         vlog("driver", "worker %d serves a new client", process.pid)

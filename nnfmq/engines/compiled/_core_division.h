@@ -26,6 +26,7 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -37,6 +38,7 @@
 #define NNFMQ_PAUSE_STUCK_NS 1000000000
 #define NNFMQ_PAUSE_LOOK_NS 5000000
 #define NNFMQ_PAUSES_KEPT 64
+#define NNFMQ_YIELD_NS 100000
 
 enum { NNFMQ_CLASS_BATCH = 1, NNFMQ_CLASS_NORMAL = 2, NNFMQ_CLASS_INTERACTIVE = 3 }; /* hal.client_class */
 
@@ -180,6 +182,31 @@ static inline int64_t nnfmq_highest_busy(const nnfmq_core_division *division) {
             highest = NNFMQ_CLASS_NORMAL;
     }
     return highest;
+}
+
+/* Whether a process of the class interactive is there, and this one is of another. */
+static inline int nnfmq_is_below_interactive(const nnfmq_core_division *division) {
+    uint64_t found = 0;
+    if (!division->classes || nnfmq_class(division) == NNFMQ_CLASS_INTERACTIVE)
+        return 0;
+    for (int64_t word = 0; word < division->words; word++)
+        found |= nnfmq_of_class(atomic_load_explicit(&division->classes[word], memory_order_relaxed),
+                                NNFMQ_CLASS_INTERACTIVE);
+    return found != 0;
+}
+
+/* Lets threads that wait for this CPU go first, every NNFMQ_YIELD_NS, if a process of the class interactive is there. Its
+ * worker is busy only when it has a CPU, and the threads of its client never are; a thread that has woken waits until the
+ * one that computes has used up its slice, or the timer of the kernel ticks. */
+static inline void nnfmq_yield(const nnfmq_core_division *division) {
+    static _Thread_local int64_t last_ns;
+    if (!nnfmq_is_below_interactive(division))
+        return;
+    const int64_t now = nnfmq_clock();
+    if (now - last_ns < NNFMQ_YIELD_NS)
+        return;
+    last_ns = now;
+    sched_yield();
 }
 
 /* Keeps a pause, unless there are many already. */

@@ -144,6 +144,8 @@ static inline int64_t nnfmq_pool_admit(nnfmq_pool *pool, const nnfmq_core_divisi
                                        int64_t most) {
     if (!division)
         return most;
+    if (pauses)
+        nnfmq_yield(division);
     const int64_t share = nnfmq_share(division, most);
     if (pauses && share)
         pauses->stuck_ns = 0;
@@ -176,8 +178,11 @@ static inline void nnfmq_pool_compute(nnfmq_pool *pool, int64_t me) {
         while ((number = atomic_fetch_add_explicit(&range->next, 1, memory_order_relaxed)) < end) {
             const int64_t first = number * chunk, last = first + chunk;
             kernel(args, first, last < items ? last : items, scratch);
-            if (yields && me && !nnfmq_share(yields, 1))
-                return; /* the caller computes what is left */
+            if (yields && me) {
+                nnfmq_yield(yields);
+                if (!nnfmq_share(yields, 1))
+                    return; /* the caller computes what is left */
+            }
             if (yields && !me)
                 nnfmq_pool_admit(pool, yields, pool->pauses, 1);
         }

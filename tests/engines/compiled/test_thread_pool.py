@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
+import signal
+import struct
 import threading
 import time
 import warnings
@@ -15,6 +18,8 @@ import numpy as np
 import pytest
 from support.drivers import InThread, until
 
+from nnfmq.base.sandbox.filter_program import ALLOW, KILL
+from nnfmq.base.sandbox.kernel import forbid_new_privileges, install_filter, supports_filter
 from nnfmq.engines.compiled import thread_pool
 from nnfmq.engines.compiled.code_generator import compile_ir
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
@@ -371,6 +376,42 @@ def test_a_batch_pool_pauses_within_a_launch(kernels: LoadedCode, make_pool: Cal
     args[0] = shared.busy.ctypes.data  # another byte
     running.wait(5)
     assert args[1] == 80
+
+
+@pytest.mark.skipif(not supports_filter(), reason="the kernel has no filter of system calls, which shows the yield")
+@pytest.mark.parametrize(
+    ("own", "other", "yields"),
+    [
+        (BATCH, INTERACTIVE, True),
+        (NORMAL, INTERACTIVE, True),
+        (0, INTERACTIVE, True),
+        (INTERACTIVE, INTERACTIVE, False),
+        (BATCH, NORMAL, False),
+    ],
+)
+def test_a_pool_yields_to_what_waits_for_its_cpu_while_another_client_is_interactive(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool], own: int, other: int, yields: bool
+) -> None:
+    shared = Shared(own, other, 1)
+    shared.busy[OTHER] = 0  # it is there, and does nothing
+    pool = make_pool(0)
+    child = os.fork()
+    if not child:
+        pool.divide(shared.division(), 2)
+        _exit_at_a_yield()
+        run_launches(pool, kernels.address("count"), [np.zeros(8, np.int64)] * 2, 8)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == (-signal.SIGSYS if yields else 0)
+
+
+def _exit_at_a_yield() -> None:
+    """Let the kernel end this process when it calls sched_yield(2)."""
+    number = {"x86_64": 24, "aarch64": 124}[platform.machine()]
+    load, if_equal, result = 0x20, 0x15, 0x06  # of classic BPF; the number of the call is at offset 0
+    program = ((load, 0, 0, 0), (if_equal, 0, 1, number), (result, 0, 0, KILL), (result, 0, 0, ALLOW))
+    forbid_new_privileges()
+    install_filter(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
 
 
 def test_busy_bytes_that_are_no_whole_words_are_rejected(make_pool: Callable[[int], ThreadPool]) -> None:

@@ -154,14 +154,14 @@ class GateGemv:
             return result
 
         iterations, remainder = divmod(self.k, _K_UNROLL)
-        totals: Sequence[Value] = accs
+        sums: Sequence[Value] = accs
         if iterations:
-            totals = kb.for_loop(iterations, totals, lambda k, a: accumulate(kb.mul(k, _K_UNROLL), _K_UNROLL, a))
-        totals = accumulate(kb.i64(iterations * _K_UNROLL), remainder, totals)
+            sums = kb.for_loop(iterations, sums, lambda k, a: accumulate(kb.mul(k, _K_UNROLL), _K_UNROLL, a))
+        sums = accumulate(kb.i64(iterations * _K_UNROLL), remainder, sums)
         if sets == 2:
-            pairs = [first + n for first in range(0, len(totals), 2 * count) for n in range(count)]
-            totals = [kb.ir.fadd(totals[n], totals[count + n]) for n in pairs]
-        return [totals[first : first + count] for first in range(0, len(totals), count)]
+            pairs = [first + n for first in range(0, len(sums), 2 * count) for n in range(count)]
+            sums = [kb.ir.fadd(sums[n], sums[count + n]) for n in pairs]
+        return [sums[first : first + count] for first in range(0, len(sums), count)]
 
 
 def _sets_of(gates: int, units: int) -> int:
