@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nnfmq.hal.client_class import ClientClass
 
 _RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
+_ENDED_MAX = 3  # attempts; what closes each connection without reading is no driver that ends
 
 
 def connect(
@@ -80,8 +81,8 @@ def connect(
 
     Raises:
         DeviceUnavailable: If no driver can be reached, or it runs as another user, or it exits while it starts. One
-            that ends before it has read the client's first message is no error: within `timeout`, or 10 s, the client
-            waits for its successor.
+            that ends before it has read the client's first message is no error: the client connects to its successor
+            and, if it recovers, waits for that within `timeout`, or 10 s.
         GeneralFailure: If the driver rejects this client, for example because its configuration is not valid, or it
             does not give the class.
         MissedDeadlineTransient: If the timeout passes.
@@ -107,7 +108,7 @@ def connect(
         return _connect_when_listening(socket_path, options, deadline_ns, lambda: False)
     may_embed = path is None and embedded is None
     try:
-        return _connect_or_wait(socket_path, options, deadline_ns, waits=not may_embed)
+        return _connect_or_wait(socket_path, options, deadline_ns, waits=recover and not may_embed)
     except DeviceUnavailable as error:
         if not may_embed:
             raise _with_remedy(error, socket_path, is_default=path is None) from error
@@ -186,14 +187,16 @@ def _connect_or_wait(path: Path, options: _Options, deadline_ns: int | None, *, 
     `waits`: for a successor that does not listen yet, until the deadline or for 10 s. One that has ended has left the
     socket to its service manager or its successor, or another one is about to start: nobody knows which.
     """
+    limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
+    ended = 0
     while True:
         try:
             return _connect_to(path, options, deadline_ns)
-        except NotAccepted:
-            limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
-            if waits:
-                return _connect_when_listening(path, options, limit_ns, lambda: False)
-            if has_passed(limit_ns):
+        except DeviceUnavailable as error:
+            is_ending = isinstance(error, NotAccepted)
+            ended += is_ending
+            may_wait = is_ending or (waits and ended > 0)
+            if not may_wait or ended >= _ENDED_MAX or has_passed(limit_ns):
                 raise
         time.sleep(_RETRY_S)
 
