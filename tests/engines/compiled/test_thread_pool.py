@@ -395,7 +395,9 @@ def test_a_pool_yields_to_what_waits_for_its_cpu_while_another_client_is_interac
     shared = Shared(own, other, 1)
     shared.busy[OTHER] = 0  # it is there, and does nothing
     pool = make_pool(0)
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from Python 3.12 on: a fork with threads
+        child = os.fork()
     if not child:
         pool.divide(shared.division(), 2)
         _exit_at_a_yield()
