@@ -268,14 +268,15 @@ class WorkerProcesses:
         if requester is None or changed is None:
             return f"no client of this driver has the worker {worker_pid}: `nnfmq client list` shows them"
         reason = why_not_changed(requester.client, changed.client, client_class, is_own=requester is changed)
-        if not reason:
-            self._statistics.tell_class(changed.slot - 1, client_class)
-        if not reason and client_class is not changed.client_class:
+        if reason:
+            return reason
+        self._statistics.tell_class(changed.slot - 1, client_class)
+        if client_class is not changed.client_class:
             changed.client_class = client_class
             self._publish_class(changed.slot, client_class)
             schedule_worker(changed.process, client_class)
             _log.info("client has the class %s now", client_class.name.lower(), extra=about(changed.logged))
-        return reason
+        return ""
 
     def _cache_for(self, uid: int) -> SharedCacheServer:
         """Return the shared cache of the clients of a uid: of all, if this driver serves one user."""

@@ -178,13 +178,15 @@ static inline void nnfmq_pool_compute(nnfmq_pool *pool, int64_t me) {
         while ((number = atomic_fetch_add_explicit(&range->next, 1, memory_order_relaxed)) < end) {
             const int64_t first = number * chunk, last = first + chunk;
             kernel(args, first, last < items ? last : items, scratch);
-            if (yields && me) {
-                nnfmq_yield(yields);
-                if (!nnfmq_share(yields, 1))
-                    return; /* the caller computes what is left */
-            }
-            if (yields && !me)
+            if (!yields)
+                continue;
+            if (!me) {
                 nnfmq_pool_admit(pool, yields, pool->pauses, 1);
+                continue;
+            }
+            nnfmq_yield(yields);
+            if (!nnfmq_share(yields, 1))
+                return; /* the caller computes what is left */
         }
         owner = owner + 1 == threads ? 0 : owner + 1;
     }
