@@ -13,13 +13,13 @@ about it. After it the tool looks for hangs (calls that outlive their deadline, 
 descriptors and shared mappings that were not there before, outputs that are not NumPy's, and statuses that nothing
 explains; and at a neighbour, another client of the driver: its outputs, and the times of its executions. It measures
 how long the other side needs to notice a death. The exit status is 0 only if nothing was found and the scripts pass
-every step. FILE is written while the events come about, so a run that is ended early counts, too.
+every step. FILE is written while the events come about, so a run that is ended early counts, too; several runs may add
+to one FILE at the same time.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -31,9 +31,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import results_file
+
 from nnfmq.base.processes import use_one_blas_thread
 from nnfmq.cli.console import console, from_zero, print_json, table
-from nnfmq.hal.errors import NnfmqError
+from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.lab.child_processes import BenchmarkFailed
 
 if TYPE_CHECKING:
@@ -229,8 +231,51 @@ def print_sums(sums: Mapping[str, Any], no_color: bool) -> None:
 # The command
 
 
-def run(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
-    """Bring the events about; add the results of this run to `parts`, and write them to the file."""
+class SeriesFile:
+    """The runs of a series, with one seed, in a file to which several processes add. `path` is None: in this object.
+
+    Raises:
+        InvalidArgument: If the file is that of another seed.
+    """
+
+    def __init__(self, path: Path | None, seed: int) -> None:
+        self._path = path
+        self._content: dict[str, Any] = {"seed": seed, "next": 0, "parts": []}
+        if path is not None:
+            self._content = results_file.content(path, self._content)
+        if self._content["seed"] != seed:
+            raise InvalidArgument(f"--resume {path}: its events have the seed {self._content['seed']}, not {seed}")
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """The results of the runs."""
+        parts: list[dict[str, Any]] = self._content["parts"]
+        return parts
+
+    @contextmanager
+    def _changed(self) -> Iterator[dict[str, Any]]:
+        if self._path is None:
+            yield self._content
+            return
+        with results_file.changed(self._path, self._content) as self._content:
+            yield self._content
+
+    def take(self, count: int) -> range:
+        """Return the numbers of the next events, which no other run gets."""
+        with self._changed() as content:
+            first = content["next"]
+            content["next"] += count
+        return range(first, first + count)
+
+    def save(self, part: dict[str, Any]) -> None:
+        """Add the results of a run, or replace those that it had earlier."""
+        with self._changed() as content:
+            others = [each for each in content["parts"] if each["first"] != part["first"]]
+            content["parts"] = [*others, part]
+
+
+def run(options: argparse.Namespace, file: SeriesFile) -> None:
+    """Bring the events about, and add the results to the file."""
     use_one_blas_thread()  # before NumPy is imported: a tool with threads could not fork its clients
     from chaos_place import several_users
     from chaos_steps import Page, Role, install
@@ -241,22 +286,13 @@ def run(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
 
         open_the_way(*([] if options.resume is None else [options.resume.absolute().parent]))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a run that is ended removes its driver
-    first = options.first if options.first is not None else sum(part["events"] for part in parts)
-    before = list(parts)
-
-    def save() -> None:
-        parts[:] = [*before, series.report(first)]
-        if options.resume is not None:
-            text = json.dumps({"seed": options.seed, "parts": parts})
-            made = options.resume.with_suffix(".new")
-            made.write_text(text)
-            made.replace(options.resume)
-
+    given = options.first
+    numbers = file.take(options.events) if given is None else range(given, given + options.events)
     with tempfile.TemporaryDirectory(prefix="nnfmq-chaos-") as name:
         page = Page(Path(name) / "page")
         install(page, Role.CLIENT)
         series = Series(options.seed, Path(name), page, _say, several_users() if options.users == "several" else None)
-        series.run(range(first, first + options.events), save)
+        series.run(numbers, lambda: file.save(series.report(numbers.start)))
 
 
 def _say(text: str) -> None:
@@ -296,30 +332,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.users == "several" and os.getuid():
         parser.error("--users several: only root starts a driver for several users")
-    parts = _parts(parser, options)
+    try:
+        file = SeriesFile(options.resume, options.seed)
+    except InvalidArgument as error:
+        parser.error(str(error))
     if options.events:
         try:
-            run(options, parts)
+            run(options, file)
         except (BenchmarkFailed, NnfmqError) as error:
             print(f"chaos: error: {error}", file=sys.stderr)
             return 1
-    sums = summed(parts)
+    sums = summed(file.parts)
     if options.json:
         print_json(sums)
     else:
         print_sums(sums, options.no_color)
     return 1 if sums["findings"] else 0
-
-
-def _parts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the runs that the file has."""
-    if options.resume is None or not options.resume.exists():
-        return []
-    file = json.loads(options.resume.read_text())
-    if file["seed"] != options.seed:
-        parser.error(f"--resume {options.resume}: its events have the seed {file['seed']}, not {options.seed}")
-    parts: list[dict[str, Any]] = file["parts"]
-    return parts
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ _VICTIMS = {
 _AT_THE_STEP = 0.5
 _AT_RANDOM_TIMES = 8
 """One event in so many is at a random time."""
+_SCRIPTS = {"executions": 6, "bursts": 6, "compilation": 4, "surplus": 4, "versions": 1, "broken": 1}
+"""How often a script is chosen of those that pass a step. The last two start interpreters, which import models."""
 
 
 class Event(NamedTuple):
@@ -92,7 +94,8 @@ def draw(seed: int, number: int, scripts_of: dict[int, list[str]], seconds: dict
     place, step = number % (len(known) * _AT_RANDOM_TIMES // (_AT_RANDOM_TIMES - 1)), -1
     if place < len(known):
         step = known[place]
-    script = chance.choice(scripts_of[step] if step >= 0 else sorted(seconds))
+    scripts = scripts_of[step] if step >= 0 else sorted(seconds)
+    script = chance.choices(scripts, [_SCRIPTS[each] for each in scripts])[0]
     action = chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     victim = chance.choices(list(_VICTIMS), list(_VICTIMS.values()))[0]
     if action is Action.DELAY or (step >= 0 and chance.random() < _AT_THE_STEP):
@@ -396,6 +399,6 @@ def record(place: Place, script: str) -> tuple[list[int], list[Call], float]:
         seconds = time.monotonic() - begin
     finally:
         running.close()
-    place.baseline()
+    place.baseline(0.0)
     after = place.page.counts()
     return [step for step, count in enumerate(after) if count > before[step]], running.calls, seconds

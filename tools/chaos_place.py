@@ -38,6 +38,8 @@ SETTLE_S = 20.0
 """What is still there so long after the end of the client was left behind."""
 AFTER_EXIT_S = 2.0
 """Of an unfinished compilation, which may go on without its client."""
+_CALM_S = 0.4
+"""The repository looks at its directory several times meanwhile."""
 _STACKS_S = 0.5
 DISK_BYTES = 16 << 20
 _STAYING = {"supervisor": 1, "repository": 1, "worker": 2}
@@ -199,6 +201,7 @@ class Place:
         self.socket = str(folder / "driver.sock")
         self.repository_deaths = 0
         self._log_read = 0
+        self._strangers: set[int] = set()  # processes of others
         self.state = folder / "state"
         for directory in (self.models, self.cache, self.state):
             directory.mkdir()
@@ -277,9 +280,15 @@ class Place:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def processes(self) -> list[int]:
-        """Return the pids of all processes of the driver, also of those that have lost their parents."""
+        """Return the pids of all processes of the driver, also of those that have lost their parents.
+
+        A process is looked at once if it is another's: nobody but the driver's processes starts some of the driver.
+        """
         text = f"{PAGE_VARIABLE}={self.page.path}\0".encode()
-        return [int(name) for name in os.listdir("/proc") if name.isdigit() and environment_has(int(name), text)]
+        pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        own = [pid for pid in sorted(pids - self._strangers) if environment_has(pid, text)]
+        self._strangers = pids.difference(own)
+        return own
 
     def of_role(self, role: Role) -> list[int]:
         """Return the pids of the driver's processes with a role."""
@@ -296,15 +305,15 @@ class Place:
             resources["supervisor"] -= Counter({"socket": 1, "anon_inode": 1})
         return Traces(dict(counts), resources)
 
-    def baseline(self) -> Traces:
-        """Return what the driver has as soon as only what stays is there, and nothing has changed for 1 s.
+    def baseline(self, calm_s: float = _CALM_S) -> Traces:
+        """Return what the driver has as soon as only what stays is there, and nothing has changed for `calm_s`.
 
         Raises:
             BenchmarkFailed: If that does not come within START_S.
         """
         end, since, found = time.monotonic() + START_S, time.monotonic(), self.traces()
-        while found.processes != _STAYING or time.monotonic() < since + 1.0:
-            time.sleep(0.05)
+        while found.processes != _STAYING or time.monotonic() < since + calm_s:
+            time.sleep(0.02)
             now = self.traces()
             if now.differences(found):
                 since, found = time.monotonic(), now
@@ -319,7 +328,7 @@ class Place:
             differences = self.traces().differences(wanted)
             if not differences or time.monotonic() > end:
                 return differences
-            time.sleep(0.02)
+            time.sleep(0.01)
 
     def neighbour_report(self) -> tuple[list[int], list[str]]:
         """Return the times of the neighbour's executions since the last report, and what was wrong."""

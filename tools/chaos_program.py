@@ -12,11 +12,18 @@ import runpy
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PROGRAM_VARIABLE = "CHAOS_PROGRAM"
 """The script that replaces the interpreter."""
+_TIMES: Mapping[str, float] = {
+    "nnfmq.repository.repository:LOOK_S": 0.05,
+    "nnfmq.repository.repository:PAUSE_MAX_S": 0.2,
+    "nnfmq.repository.repository:RESTORE_PAUSE_S": 0.5,
+    "nnfmq.driver.process.workers:PAUSE_MAX_S": 0.2,
+}
+"""Pauses before something is done again, which the tool would only wait for: module and name → seconds instead."""
 
 
 def write_program(path: Path) -> None:
@@ -36,7 +43,7 @@ def main(words: Sequence[str]) -> None:
 
     faulthandler.register(signal.SIGUSR1)  # the tool wants to know where a process hangs
     use_one_blas_thread()  # as `nnfmq serve`: a supervisor with threads does not fork
-    from chaos_steps import PAGE_VARIABLE, Page, Role, install
+    from chaos_steps import PAGE_VARIABLE, Page, Role, find, install
 
     role = Role.SUPERVISOR
     if module == "nnfmq.repository":
@@ -45,6 +52,9 @@ def main(words: Sequence[str]) -> None:
         role = Role.UNFINISHED
     sys.executable = os.environ[PROGRAM_VARIABLE]
     install(Page(Path(os.environ[PAGE_VARIABLE])), role)
+    for name, seconds in _TIMES.items():
+        holder, attribute, _ = find(name)
+        setattr(holder, attribute, seconds)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

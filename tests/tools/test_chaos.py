@@ -210,6 +210,15 @@ def test_the_sums_of_a_file_are_printed_and_decide_the_status(
     assert json.loads(capsys.readouterr().out)["found"]["left behind"] == 1
 
 
+def test_several_runs_add_to_one_file_and_get_events_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "series.json"
+    first, second = (tool.SeriesFile(path, 1) for _ in range(2))
+    assert (first.take(100), second.take(50), first.take(1)) == (range(100), range(100, 150), range(150, 151))
+    for file, at, events in ((first, 0, 10), (second, 100, 20), (first, 0, 30)):
+        file.save(part(first=at, events=events))
+    assert [(each["first"], each["events"]) for each in tool.SeriesFile(path, 1).parts] == [(100, 20), (0, 30)]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [(["--events", "1001"], "a run has at most 1000"), (["--seed", "2"], "its events have the seed 1, not 2")],
