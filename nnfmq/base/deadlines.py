@@ -6,9 +6,10 @@ that everything that the call waits for ends at the same time. `None` means no d
 
 from __future__ import annotations
 
+import threading
 import time
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient
 
 CLOCK_MAX_NS = 2**63 - 1
 """The last point of CLOCK_MONOTONIC that the kernel can express: 292 years. Later deadlines are cut to it (QOS-6)."""
@@ -60,3 +61,14 @@ def remaining_ms(deadline_ns: int | None) -> int:
 
 
 _POLL_MS_MAX = 2**31 - 1  # poll(2) takes an int
+
+
+def acquire(lock: threading.Lock | threading.RLock, deadline_ns: int | None, missed: str) -> None:
+    """Acquire a lock, which the caller releases. Blocks until the deadline at most.
+
+    Raises:
+        MissedDeadlineTransient: If the deadline has passed; its text is `missed`.
+    """
+    left_s = remaining_s(deadline_ns)
+    if not lock.acquire(timeout=-1 if left_s is None else min(left_s, threading.TIMEOUT_MAX)):
+        raise MissedDeadlineTransient(missed)

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from nnfmq.base.deadlines import deadline_after, remaining_s
+from nnfmq.base.deadlines import acquire, deadline_after, remaining_s
 from nnfmq.client.connection.connect import connect
-from nnfmq.hal.errors import MissedDeadlineTransient
 
 if TYPE_CHECKING:  # `connect` imports the client while an embedded driver starts
     from nnfmq.client.connection.client import Client
@@ -167,9 +166,7 @@ class _Kept:
     @contextmanager
     def _preparation(self, deadline_ns: int | None) -> Iterator[None]:
         """Let one thread prepare. Raises MissedDeadlineTransient if another one does until the deadline."""
-        left_s = remaining_s(deadline_ns)
-        if not self._preparing.acquire(timeout=-1 if left_s is None else min(left_s, threading.TIMEOUT_MAX)):
-            raise MissedDeadlineTransient("the timeout passed while another thread prepared a model")
+        acquire(self._preparing, deadline_ns, "the timeout passed while another thread prepared a model")
         try:
             yield
         finally:

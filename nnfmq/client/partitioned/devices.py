@@ -11,7 +11,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from nnfmq.base.deadlines import deadline_after, remaining_s
+from nnfmq.base.deadlines import acquire, deadline_after, remaining_s
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.base.packages import installed_version
 from nnfmq.client.connection.client import Client, is_same_device
@@ -33,7 +33,6 @@ from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
     InvalidArgument,
-    MissedDeadlineTransient,
     NnfmqError,
 )
 from nnfmq.hal.extensions import is_extension
@@ -175,9 +174,7 @@ class DriverAccess(Uncopyable):
     def _locked(self, deadline_ns: int | None) -> Iterator[None]:
         if os.getpid() != self._pid:
             raise InvalidArgument(f"this runtime belongs to process {self._pid}, which forked; make a new one")
-        left = remaining_s(deadline_ns)
-        if not self._lock.acquire(timeout=-1 if left is None else left):
-            raise MissedDeadlineTransient(f"another thread still connects to driver {self.label}")
+        acquire(self._lock, deadline_ns, f"another thread still connects to driver {self.label}")
         try:
             yield
         finally:

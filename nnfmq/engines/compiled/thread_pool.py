@@ -23,6 +23,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nnfmq.base.cores import CorePair
+from nnfmq.base.deadlines import acquire
 from nnfmq.base.processes import allowed_cores
 from nnfmq.base.threads import Thread
 
@@ -169,10 +170,17 @@ class ThreadPool:
 
         Other processes see that this one is busy. It pauses before if processes of higher classes use all cores, not
         beyond the deadline; the pause is returned as by `take_pauses`. Several threads may work at the same time.
+
+        Raises:
+            MissedDeadlineTransient: If another thread paused until the deadline: then no work has begun.
         """
-        with self._work_lock:  # also while it pauses: the next one would have to pause, too
+        acquire(self._work_lock, deadline_ns, "the deadline passed while clients of higher classes used all cores")
+        try:  # it is held during a pause: the next thread would have to pause, too, but perhaps not as long
+            pauses = self._core.begin_work(_NEVER_NS if deadline_ns is None else deadline_ns) if not self._works else []
             self._works += 1
-            return self._core.begin_work(deadline_ns or _NEVER_NS) if self._works == 1 else []
+            return pauses
+        finally:
+            self._work_lock.release()
 
     def end_work(self, threads: int) -> None:
         """End the work, which used so many threads."""

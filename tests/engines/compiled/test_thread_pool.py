@@ -27,6 +27,7 @@ from nnfmq.engines.compiled.object_code import LoadedCode
 from nnfmq.engines.compiled.target import host_target
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, CoreDivision, CorePauses, Parallelism, ThreadPool
 from nnfmq.hal.client_class import ClientClass
+from nnfmq.hal.errors import MissedDeadlineTransient
 from nnfmq.lab.roofline import CopyBandwidth
 from nnfmq.operations.declaration import Array
 from nnfmq.queue.futex import ALL_BITS, futex_wake
@@ -376,6 +377,26 @@ def test_a_batch_pool_pauses_within_a_launch(kernels: LoadedCode, make_pool: Cal
     args[0] = shared.busy.ctypes.data  # another byte
     running.wait(5)
     assert args[1] == 80
+
+
+def test_other_work_pauses_no_longer_than_until_its_own_deadline_while_another_thread_s_pauses(
+    make_pool: Callable[[int], ThreadPool],
+) -> None:
+    pool, shared = make_pool(0), Shared(NORMAL, INTERACTIVE, 2)
+    pool.divide(shared.division(), 2)
+    first = InThread.start(lambda: pool.begin_work(time.monotonic_ns() + 60_000_000_000))
+    until(lambda: shared.paused[OWN] == 1, "the first one pauses")
+    begin_ns = time.monotonic_ns()
+    with pytest.raises(MissedDeadlineTransient, match="higher classes used all cores"):
+        pool.begin_work(begin_ns + 10_000_000)
+    assert shared.paused[OWN] == 1 and time.monotonic_ns() - begin_ns < 500_000_000  # a pause may take 1 s
+    shared.end_other()
+    ((_, _, for_class),) = first.wait(5).value
+    assert (for_class, shared.busy[OWN]) == (INTERACTIVE, 1)
+    assert pool.begin_work(None) == [], "the first one has begun"
+    for is_busy in (1, 0):
+        pool.end_work(1)
+        assert shared.busy[OWN] == is_busy
 
 
 @pytest.mark.skipif(not supports_filter(), reason="the kernel has no filter of system calls, which shows the yield")
