@@ -5,11 +5,13 @@
     python tools/driver_bench.py sharing --quick
     python tools/driver_bench.py classes                                # an interactive client beside two batch clients
     python tools/driver_bench.py hosting --model model.onnx
+    python tools/driver_bench.py runtimes                               # what hosting adds to a runtime: eight minutes
     python tools/driver_bench.py calls                                  # burst, execute, execute_async: a minute
     python tools/driver_bench.py deaths                                 # how soon a death is noticed
 
-The modules driver_memory, driver_isolation, driver_sharing, driver_classes, driver_hosting, driver_calls and
-driver_deaths say what each measures. At the end, also on Ctrl-C, all processes are killed and all files removed.
+The modules driver_memory, driver_isolation, driver_sharing, driver_classes, driver_hosting, driver_runtimes,
+driver_calls and driver_deaths say what each measures. At the end, also on Ctrl-C, all processes are killed and all
+files removed.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 
 from bench_support import add_common_options, parser_for, run
 
-BENCHMARKS = ("memory", "isolation", "sharing", "classes", "hosting", "calls", "deaths")
+BENCHMARKS = ("memory", "isolation", "sharing", "classes", "hosting", "runtimes", "calls", "deaths")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

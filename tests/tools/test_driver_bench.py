@@ -20,6 +20,7 @@ import driver_deaths
 import driver_hosting
 import driver_isolation
 import driver_memory
+import driver_runtimes
 import driver_sharing
 import pytest
 from bench_support import failed, lower_limit, outcome_text, upper_limit
@@ -356,6 +357,21 @@ def test_hosting_has_the_memory_of_both_and_medians_of_the_rounds() -> None:
     assert made["memory"].title == "a.onnx: 2.0 MiB, in shared memory 1 time for 2 clients; not mapped: 1.0 MiB"
     assert made["memory"].rows[0][:3] == ["nnfmq: client", "2", "3.0"]
     assert made["throughput"].rows == [["nnfmq", "20"], ["ONNX Runtime", "5"]]
+
+
+def test_what_hosting_adds_to_a_runtime_is_that_of_p50_with_its_noise(folder: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    words = ("runtimes", "--runtimes", "litert", "--models", "digits", "--threads", "1", "--count", "25")
+    report = reported(folder, *words)
+    (row,) = report["rows"]
+    assert list(row["runners"]) == ["burst", "burst, polling", "LiteRT"]
+    assert {name: len(rounds) for name, rounds in row["added_us"].items()} == {"burst": 5, "burst, polling": 5}
+    assert [target["limit"] for target in report["targets"]] == [6 + row["copy_us"]] * 2
+    row["added_us"] = {"burst": [7.0, 9.0, 8.0], "burst, polling": [5.0, 4.0, 4.5]}
+    shown = driver_runtimes.tables(report)["runtimes"].rows
+    assert [(line[2], line[6], line[7]) for line in shown] == [
+        ("burst", "8.0", "2.0"), ("burst, polling", "4.5", "1.0"), ("LiteRT", "", ""),
+    ]  # fmt: skip
 
 
 def test_calls_have_medians_of_the_rounds_and_ratios_to_the_burst() -> None:

@@ -122,7 +122,7 @@ def _onnx_runtime(job: PeerJob) -> Iterator[Runner]:
         raise RunnerUnavailable(f"{error.name} is not installed: {INSTALL}") from None
     if job.is_onnx:
         session = _create_session(runtime, str(job.path), job.threads)
-        yield Runner({"run": _file_variant(session)}, (), {"threads": job.threads})
+        yield Runner(_file_variants(session), (), {"threads": job.threads})
         return
     variants: dict[str, Step] = {}
     for weights in _weight_types(job.model):
@@ -158,6 +158,15 @@ def _shifted(step: Step, exported: Any) -> Step:
         return [exported.from_onnx_output(array) for array in outputs]
 
     return converted
+
+
+def _file_variants(session: Any) -> dict[str, Step]:
+    """Return the steps of an .onnx file, which has no states: without sizes that it leaves open, also a bound one."""
+    variants = {"run": _file_variant(session)}
+    described = [*session.get_inputs(), *session.get_outputs()]
+    if all(each.type in _ORT_TYPES and all(isinstance(size, int) for size in each.shape) for each in described):
+        variants["bound"] = _io_binding_variant(session, ())
+    return variants
 
 
 def _file_variant(session: Any) -> Step:
