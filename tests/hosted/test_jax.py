@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.drivers import Daemon
 from support.hosted_files import assert_equal, examples, made
 
 import nnfmq
@@ -81,18 +80,6 @@ def test_a_truncated_file_gets_the_runtime_s_own_text(device: nnfmq.Device, file
     data = (files / "vision.jax").read_bytes()
     with pytest.raises(nnfmq.InvalidArgument, match="jax: "):
         device.prepare(data[: len(data) - 100])
-
-
-def test_a_deadline_ends_the_worker_and_not_the_neighbour(shared_daemon: Daemon, files: Path) -> None:
-    inputs, outputs = examples(files, "vision")
-    with shared_daemon.connect() as client, shared_daemon.connect() as neighbour:
-        model = neighbour.device("jax").prepare(files / "vision.jax", runtime_options=ONE_THREAD)
-        long = client.device("jax").prepare(files / "long.jax")
-        with pytest.raises(nnfmq.MissedDeadlineTransient):
-            long.execute(np.zeros((64, 64), np.float32), timeout=0.2)
-        with pytest.raises(nnfmq.DeadObject):
-            long.execute(np.zeros((64, 64), np.float32))
-        assert_equal(model.execute(*inputs), outputs)
 
 
 def test_a_burst_of_open_sizes_takes_those_of_each_request(device: nnfmq.Device, files: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import signal
-import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ from support.drivers import DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, 
 from support.hosted_files import examples, made
 
 import nnfmq
+from nnfmq.driver.execution.watchdog import GRACE_S
 
 ENDLESS = 2**62
 
@@ -50,30 +50,31 @@ def onnx_loop(_: Path) -> Example:
     return Example(content, [np.array(ENDLESS), ones], content, [np.array(2), ones])
 
 
-def tflite_convolution(_: Path) -> Example:
-    """Return a convolution of 40 billion multiplications."""
-    from support.tflite_files import CONV, Operator, Tensor, single, writer
+def tflite_loop(_: Path) -> Example:
+    """Return a loop of as many iterations as the input says."""
+    from support.tflite_files import Operator, Tensor, ints, writer
 
-    shape, weights = (1, 256, 256, 64), (64, 12, 12, 64)
-    tensors = [
-        Tensor("x", shape),
-        Tensor("w", weights, data=bytes(4 * math.prod(weights))),
-        Tensor("b", (64,), data=bytes(4 * 64)),
-        Tensor("y", shape),
-    ]
-    content = single("CONV_2D", tensors, "Conv2DOptions", CONV)
-    short = Path(nnfmq.example_path("digits.tflite")).read_bytes()
+    count, limit = Tensor("i", (), "INT32"), Tensor("n", (), "INT32")
+    condition = writer.Subgraph(
+        [count, limit, Tensor("more", (), "BOOL")], [Operator("LESS", (0, 1), (2,))], (0, 1), (2,)
+    )
+    body = writer.Subgraph(
+        [count, limit, Tensor("one", (), "INT32", ints(1)), Tensor("next", (), "INT32")],
+        [Operator("ADD", (0, 2), (3,), "AddOptions")], (0, 1), (3, 1),
+    )  # fmt: skip
+    tensors = [Tensor("start", (), "INT32", ints(0)), limit, Tensor("i'", (), "INT32"), Tensor("n'", (), "INT32")]
+    loop = Operator("WHILE", (0, 1), (2, 3), "WhileOptions", {"CondSubgraphIndex": 1, "BodySubgraphIndex": 2})
+    content = writer.write(tensors, [loop], (1,), (2,), more=[condition, body])
     tensors = [
         Tensor("x", (1,), "INT64"), Tensor("shape", (2,), "INT32"), Tensor("product", (1, 1), "INT64"),
-        Tensor("y", (), "INT64"), Tensor("axes", (2,), "INT32", struct.pack("<2i", 0, 1)),
+        Tensor("y", (), "INT64"), Tensor("axes", (2,), "INT32", ints(0, 1)),
     ]  # fmt: skip
     operators = [
         Operator("BROADCAST_TO", (0, 1), (2,), "BroadcastToOptions", {}),
         Operator("REDUCE_MAX", (2, 4), (3,), "ReducerOptions", {}),
     ]
     huge = writer.write(tensors, operators, (0, 1), (3,)), [np.ones(1, np.int64), np.int32([36800] * 2)]
-    images = [np.zeros((1, 8, 8, 1), np.float32)]
-    return Example(content, [np.ones(shape, np.float32)], short, images, huge)
+    return Example(content, [np.array(2**31 - 1, np.int32)], content, [np.array(2, np.int32)], huge)
 
 
 def framework_files(folder: Path, runtime: str, ending: str, size: int) -> Example:
@@ -88,7 +89,7 @@ def framework_files(folder: Path, runtime: str, ending: str, size: int) -> Examp
 
 RUNTIMES: dict[str, Callable[[Path], Example]] = {
     "onnxruntime": onnx_loop,
-    "litert": tflite_convolution,
+    "litert": tflite_loop,
     "openvino": lambda folder: framework_files(folder, "openvino", ".xml", 1200),
     "torch": lambda folder: framework_files(folder, "torch", ".pt2", 1200),
     "jax": lambda folder: framework_files(folder, "jax", ".jax", 64),
@@ -189,3 +190,20 @@ def test_SIGSTOP_of_the_worker_in_a_run_is_a_missed_deadline(
         with worker.stopped():
             assert isinstance(call.wait().error, nnfmq.MissedDeadline)
             worker.kill()
+
+
+def test_a_runtime_that_cannot_be_told_to_stop_ends_with_its_worker_after_the_deadline(
+    shared_daemon: Daemon, runtime: str, example: Example, neighbour: None
+) -> None:
+    if runtime not in ("litert", "jax"):
+        pytest.skip("its executions stop: the tests of its device")
+    with shared_daemon.connect() as client, Process(client.worker_pid) as worker:
+        model = client.device(runtime).prepare(example.file)
+        begin_s = time.monotonic()
+        with pytest.raises(nnfmq.MissedDeadlineTransient):
+            model.execute(*example.inputs, timeout=0.1)
+        assert time.monotonic() - begin_s < GRACE_S
+        worker.wait_for_end()
+        assert time.monotonic() - begin_s > GRACE_S
+        with pytest.raises(nnfmq.DeadObject):
+            model.execute(*example.inputs)

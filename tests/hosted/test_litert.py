@@ -15,6 +15,8 @@ from support.stateful_models import handle, stream, streaming_window, two_rnns
 from support.tflite_files import Operator, Tensor, writer
 
 import nnfmq
+from nnfmq.hal.hosted import call_of
+from nnfmq.importers import hosted
 from nnfmq.importers.file_format import read_source
 from nnfmq.importers.hosted import read_hosted
 
@@ -95,6 +97,19 @@ def test_a_burst_returns_the_bits_that_litert_returns(device: nnfmq.Device, requ
             x = random_inputs(model, seed)
             assert_same(burst.execute(*x), expected(*x))
         assert_same(model.execute(*x), expected(*x))
+
+
+def test_a_file_that_is_larger_than_an_operand_crosses_in_several(
+    device: nnfmq.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = Path(nnfmq.example_path("digits.tflite")).read_bytes()
+    monkeypatch.setattr(hosted, "MAX_PART_BYTES", len(content) // 3)  # 4 GiB would take as much memory
+    loaded = device.load(content, runtime_options=ONE_THREAD)
+    (file,) = call_of(loaded.model).files
+    assert (file.parts, len(loaded.model.pools)) == (4, 4)
+    with device.prepare(loaded) as model:
+        x = random_inputs(model)
+        assert_same(model.execute(*x), InProcess(content)(*x))
 
 
 @pytest.mark.full
