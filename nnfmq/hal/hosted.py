@@ -45,7 +45,6 @@ __all__ = [
     "library_names",
     "require_number_type",
     "runtimes_of",
-    "with_sizes",
 ]
 
 NAME = "nnfmq.hosted"
@@ -166,19 +165,6 @@ class HostedDescription(Struct, frozen=True):
     states: int = 0
     initial: tuple[bytes, ...] = ()
     providers: tuple[str, ...] = ()
-
-
-def with_sizes(description: HostedDescription, shapes: Sequence[Shape | None]) -> list[Shape | None]:
-    """Return the shapes of the outputs with the sizes that `shapes` of inputs give to symbols, unless they differ."""
-    found = dict[Dimension, set[Dimension]]()
-    for tensor, shape in zip(description.inputs, shapes, strict=True):
-        for symbol, size in zip(tensor.shape or (), shape or (), strict=False):
-            found.setdefault(symbol, set()).add(size)
-    sizes: dict[Dimension, Dimension] = {
-        symbol: given.pop() for symbol, given in found.items() if isinstance(symbol, str) and len(given) == 1
-    }
-    outputs = (tensor.shape for tensor in description.outputs)
-    return [None if shape is None else tuple(sizes.get(size, size) for size in shape) for shape in outputs]
 
 
 class FileParts(Struct, frozen=True, array_like=True):

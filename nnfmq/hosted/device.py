@@ -18,15 +18,14 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nnfmq.base.deadlines import has_passed, remaining_s
+from nnfmq.base.deadlines import CLOCK_MAX_NS, acquire, has_passed
 from nnfmq.base.digests import sha256
 from nnfmq.driver.cache.files import CacheContents, PackedConstants, decode_program, encode_program
 from nnfmq.driver.cache.programs import CacheEntry, entry_of
 from nnfmq.driver.cache.shared_files import SharedFile, shared_file_of
 from nnfmq.driver.compilation.jobs import current_prepare_context
 from nnfmq.driver.devices.hosted_runtimes import DescribedDevice
-from nnfmq.driver.execution import watchdog
-from nnfmq.driver.execution.watchdog import WATCHDOG, cannot_abort
+from nnfmq.driver.execution.watchdog import OPEN_GRACE_S, WATCHDOG, cannot_abort
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.memory.quota import add_to_limit
 from nnfmq.engines.execution import (
@@ -37,17 +36,13 @@ from nnfmq.engines.execution import (
     check_inputs,
     copy_outputs,
 )
-from nnfmq.hal.errors import (
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadlineTransient,
-    NnfmqError,
-)
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.extensions import extension_prefix, extension_type
 from nnfmq.hal.hosted import (
     LIBRARIES,
     NAME,
     RUN,
+    Dimension,
     HostedCall,
     HostedDescription,
     HostedTensor,
@@ -56,7 +51,6 @@ from nnfmq.hal.hosted import (
     constant_bytes,
     library_names,
     require_number_type,
-    with_sizes,
 )
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Pool, Subgraph
 from nnfmq.hosted.libraries import Library, trusted_library
@@ -180,7 +174,7 @@ class HostedModel:
         for given, found in zip(shapes, self.description.inputs, strict=True):
             if not _is_case(given, found.shape):
                 raise InvalidArgument(f"input {found.name!r} is {found.shape} in the file, not {given}")
-        return with_sizes(self.description, shapes)
+        return _with_sizes(self.description, shapes)
 
     def save(self) -> bytes | None:
         """Return what makes opening the file again faster (`OpenOptions.saved`), or None; also if it was opened so."""
@@ -288,15 +282,15 @@ class HostedDevice(DescribedDevice):
         file = _file(call, [part.data for part in parts], names)
         open_options = OpenOptions(threads, call.signature, options, _unpacked(packed))
         deadline_ns = current_prepare_context().deadline_ns
-        token = None if deadline_ns is None else WATCHDOG.begin(deadline_ns, cannot_abort, watchdog.OPEN_GRACE_S)
+        limit_ns = CLOCK_MAX_NS if deadline_ns is None else deadline_ns
+        token = WATCHDOG.begin(limit_ns, cannot_abort, OPEN_GRACE_S)
         try:
             with errors_of(self.name):
                 opened = OpenFile(
                     threads, lambda: self._open_saved(file, open_options), [part.shared for part in parts]
                 )
         finally:
-            if token is not None:
-                WATCHDOG.end(token)
+            WATCHDOG.end(token)
         description = opened.model.description
         require_number_type("input", description.inputs)
         require_number_type("output", description.outputs)
@@ -465,6 +459,19 @@ def _with_shapes(tensors: Sequence[HostedTensor], shapes: Sequence[Shape | None]
     return tuple(replace(tensor, shape=shape) for tensor, shape in zip(tensors, shapes, strict=True))
 
 
+def _with_sizes(description: HostedDescription, shapes: Sequence[Shape | None]) -> list[Shape | None]:
+    """Return the shapes of the outputs with the sizes that `shapes` of inputs give to symbols, unless they differ."""
+    found = dict[Dimension, set[Dimension]]()
+    for tensor, shape in zip(description.inputs, shapes, strict=True):
+        for symbol, size in zip(tensor.shape or (), shape or (), strict=False):
+            found.setdefault(symbol, set()).add(size)
+    sizes: dict[Dimension, Dimension] = {
+        symbol: given.pop() for symbol, given in found.items() if isinstance(symbol, str) and len(given) == 1
+    }
+    outputs = (tensor.shape for tensor in description.outputs)
+    return [None if shape is None else tuple(sizes.get(size, size) for size in shape) for shape in outputs]
+
+
 def _is_case(ours: Shape | None, theirs: Shape | None) -> bool:
     """Return whether a shape is that of the file, perhaps with sizes that the file leaves open."""
     if ours is None or theirs is None:
@@ -490,12 +497,7 @@ class HostedProgram:
     def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> HostedExecution:
         """See `PreparedProgram.bind`."""
         check_inputs(self.inputs, inputs)
-        return HostedExecution(self, [_required(array) for array in inputs], outputs)
-
-
-def _required(array: Array | None) -> Array:
-    assert array is not None  # no input of a hosted model is optional
-    return array
+        return HostedExecution(self, [array for array in inputs if array is not None], outputs)  # none is optional
 
 
 _UNBOUND = HostedRun()
@@ -540,7 +542,7 @@ class HostedExecution:
         lock = self._program.lock
         if lock is None:
             return self._run_until(options)
-        _acquire(lock, options.deadline_ns)
+        acquire(lock, options.deadline_ns, "the deadline passed while another execution of the model ran")
         try:
             if self._run is _UNBOUND:
                 self._run = self._program.opened.bind(self._views, self._targets)
@@ -561,17 +563,12 @@ class HostedExecution:
     def _called(self, options: RunOptions) -> Sequence[Array | None] | None:
         file = self._program.file
         try:
-            if file.is_charged:
-                return self._run()
-            file.begin_first_run()
-            results = self._run()
+            return self._run() if file.is_charged else file.run_first(self._run)
         except NnfmqError:
             raise
         except Exception as error:
             options.check()  # the runtime was told to stop at the deadline
             raise runtime_error(self._program.device, error, GeneralFailure) from error
-        file.end_first_run()
-        return results
 
     def _copied(self, results: Sequence[Array | None]) -> tuple[OutputShape, ...]:
         """Copy what the runtime returned to the buffers. Raises OutputInsufficientSize."""
@@ -584,13 +581,6 @@ class HostedExecution:
             for result, out, tensor, dtype in zip(results, self._outputs, declared, program.output_dtypes, strict=True)
         ]
         return copy_outputs(arrays, self._outputs)
-
-
-def _acquire(lock: threading.Lock, deadline_ns: int | None) -> None:
-    """Acquire the lock of a runtime that executes a file on one thread at a time. Raises MissedDeadlineTransient."""
-    left_s = remaining_s(deadline_ns)
-    if not lock.acquire(timeout=-1 if left_s is None else left_s):
-        raise MissedDeadlineTransient("the deadline passed while another execution of the model ran")
 
 
 def _declared(array: Array, tensor: HostedTensor) -> Array:

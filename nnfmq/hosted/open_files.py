@@ -30,6 +30,7 @@ from nnfmq.hal.errors import HalError, InvalidArgument, NnfmqError, ResourceExha
 __all__ = ["KeptFile", "OpenFile", "errors_of", "runtime_error"]
 
 ModelT = TypeVar("ModelT")
+ResultT = TypeVar("ResultT")
 _STACK_BYTES_MAX = 64 << 20  # of a thread that a runtime starts; usually 8 MiB
 _OUT_OF_MEMORY = (
     "bad_alloc", "bad allocation", "cannot allocate memory", "failed to allocate", "not enough memory",
@@ -91,20 +92,20 @@ class OpenFile(Generic[ModelT]):
         self.model = open_file()
         self._charge(before)
 
-    def begin_first_run(self) -> None:
-        """Remember what memory the process has before the first execution."""
-        if self._before_run is None:
-            self._before_run = _private_bytes()
-
-    def end_first_run(self) -> None:
-        """Charge what the first execution took.
+    def run_first(self, run: Callable[[], ResultT]) -> ResultT:
+        """Return the result of the first execution, and charge what that took; several threads may be the first.
 
         Raises:
             ResourceExhausted: If the client's limit does not allow it; the next execution is then the first again.
+            Exception: What `run` raises.
         """
-        if not self.is_charged and self._before_run is not None:  # another thread's may have ended meanwhile
+        if self._before_run is None:
+            self._before_run = _private_bytes()
+        result = run()
+        if not self.is_charged:  # another thread's may have ended meanwhile
             self._charge(self._before_run)
             self.is_charged = True
+        return result
 
     def _charge(self, before: int) -> None:
         self._charges.append(memory.charge(max(_private_bytes() - before, 0)))

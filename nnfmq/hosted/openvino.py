@@ -14,6 +14,7 @@ import io
 import re
 import sys
 from collections.abc import Sequence
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import HostedDescription, HostedTensor, Shape
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
 from nnfmq.hosted.options import require_one_of, settings_by_name
-from nnfmq.hosted.private_folder import private_folder
 from nnfmq.operations.declaration import Array
 
 __all__ = ["CONFIG", "OpenVinoDevice"]
@@ -104,10 +104,10 @@ def _read(openvino: Any, core: Any, file: HostedFile) -> Any:
         if file.format == "onnx":
             require_files(file.model, file.others)  # OpenVINO would open external data below the current folder
             return front_end.convert(front_end.load(io.BytesIO(with_external_data(file.model, file.others))))
-        with private_folder() as folder:  # this front end reads files only
-            path = folder / "model.tflite"
-            path.write_bytes(file.model)
-            return front_end.convert(front_end.load(str(path), enable_mmap=False))
+        with NamedTemporaryFile(suffix=".tflite") as copy:  # this front end reads files only
+            copy.write(file.model)
+            copy.flush()
+            return front_end.convert(front_end.load(copy.name, enable_mmap=False))
     others = list(file.others.values())
     if len(others) > 1:
         raise InvalidArgument(f"an OpenVINO model has 1 file of weights, {len(others)} were given")

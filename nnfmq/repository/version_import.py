@@ -400,7 +400,7 @@ def _load_hosted(
         if options.device and not hosting.hosts:
             assert refusal is not None  # otherwise the device hosts a runtime, or the driver has none of that name
             raise refusal
-        return hosting.first(GivenModel(None, file, of_file, refusal), refusal, None, batched)
+        return hosting.first(GivenModel(None, file, of_file, refusal), None, batched)
 
 
 def _with_own_libraries(options: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from support.drivers import running_daemon, short_folder
@@ -19,11 +18,9 @@ from nnfmq.driver.cache.files import CacheContents
 from nnfmq.driver.cache.programs import entry_sizes
 from nnfmq.driver.devices.installation import installation
 from nnfmq.driver.memory.private import ConstantPool
-from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import FileParts, HostedCall, HostedDescription, HostedTensor
 from nnfmq.hal.types import Model
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
-from nnfmq.hosted.private_folder import pack_folder, private_folder
 from nnfmq.importers.hosted import hosted_model
 from nnfmq.operations.declaration import Array
 from nnfmq.serialize.models import decode_model, encode_model
@@ -151,43 +148,6 @@ def test_cache_files_have_the_file_and_the_artefact() -> None:
     assert [bytes(pool.view) for pool in restored.pools] == [b"abc"]
     assert restored.main == model.main
     assert restoring.opened == [b"ABC"]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A private folder packed as one cache file.
-
-
-def test_a_folder_is_packed_and_unpacked_into_a_private_one(tmp_path: Path) -> None:
-    (tmp_path / "a.blob").write_bytes(b"123")
-    (tmp_path / "empty").touch()
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to("/etc/passwd")
-    packed = pack_folder(tmp_path, 3)
-    with private_folder(packed) as folder:
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a.blob": b"123", "empty": b""}
-    assert not folder.exists()
-
-
-def test_nothing_is_packed_beyond_the_limit_or_of_an_empty_folder(tmp_path: Path) -> None:
-    assert pack_folder(tmp_path, 100) is None
-    (tmp_path / "a.blob").write_bytes(b"123")
-    assert pack_folder(tmp_path, 2) is None
-
-
-@pytest.mark.parametrize("name", ["../a", "a/b", "..", ".", "", "/tmp/a", "a\0"])
-def test_a_name_outside_the_folder_is_refused(name: str) -> None:
-
-    with (
-        pytest.raises(InvalidArgument, match="names of one folder"),
-        private_folder(msgspec.msgpack.encode({name: b""})),
-    ):
-        pass
-
-
-def test_what_is_no_packed_folder_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="no packed folder"), private_folder(b"\x81\xa1a"):
-        pass
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -397,9 +397,7 @@ class Client(Closable):
         deadline_ns = deadline_after(timeout)
         devices, compilation = self._usable_devices(deadline_ns)
         given = GivenModel(None, file, options, refusal)
-        return compilation.hosting(self, devices).first(
-            given, refusal, deadline_ns, lambda host, loaded: (host.name, loaded)
-        )
+        return compilation.hosting(self, devices).first(given, deadline_ns, lambda host, loaded: (host.name, loaded))
 
     def _usable_devices(self, deadline_ns: int | None) -> tuple[list[DeviceInfo], Compilation]:
         devices = self.devices(timeout=DEFAULT_TIMEOUT_S if deadline_ns is None else remaining_s(deadline_ns))

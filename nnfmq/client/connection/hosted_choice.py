@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.client.connection.device import Device
@@ -199,16 +200,16 @@ class Hosting(Struct, frozen=True):
             prepared.is_synchronous = self.is_synchronous
             return prepared
 
-        def prepare_file(refusal: InvalidArgument | GeneralFailure | None) -> PreparedModel:
+        def prepare_file(file: GivenModel) -> PreparedModel:
             def use(host: Host, loaded: LoadedModel) -> PreparedModel:
                 prepared = prepare_hosted(host, loaded)
-                _log_once(given.label, host.name, refusal)
+                _log_once(file, host.name)
                 return prepared
 
-            return self.first(given, refusal, deadline_ns, use)
+            return self.first(file, deadline_ns, use)
 
         if given.model is None:
-            return prepare_file(given.refusal)
+            return prepare_file(given)
         if is_hosted(to_hal_model(given.model)):
             return prepare_hosted(self.host_of(given.model, deadline_ns), given.model)
         try:
@@ -216,27 +217,19 @@ class Hosting(Struct, frozen=True):
         except (GeneralFailure, UnsupportedModel) as error:
             if given.file is None:
                 raise
-            return prepare_file(error)
+            return prepare_file(replace(given, refusal=error))
 
-    def first(
-        self,
-        given: GivenModel,
-        refusal: InvalidArgument | GeneralFailure | None,
-        deadline_ns: int | None,
-        use: Callable[[Host, LoadedModel], ResultT],
-    ) -> ResultT:
+    def first(self, given: GivenModel, deadline_ns: int | None, use: Callable[[Host, LoadedModel], ResultT]) -> ResultT:
         """Return `use(host, loaded)` of the first device for which that and loading the file succeed; blocks.
 
-        `refusal` is why nnfmq's own engine does not run the file; None if it was not asked.
-
         Raises:
-            UnsupportedModel: If none does; `UnknownShapes` and GeneralFailure if that is the refusal. Without one,
-                InvalidArgument, or the error of the only device.
+            UnsupportedModel: If none does; `UnknownShapes` and GeneralFailure if that is the file's refusal. Without
+                one, InvalidArgument, or the error of the only device.
             OSError: If the file cannot be read.
             MissedDeadline: If the deadline passes.
             DeadObject: If the driver exits.
         """
-        source = _read(given, refusal)
+        source = _read(given)
         hosts = [host for host in self.hosts if host.may_run(source.format)] if source is not None else []
         rejections: dict[str, str] = {}  # without the errors, which would refer to this frame
         for host in hosts:
@@ -246,10 +239,10 @@ class Hosting(Struct, frozen=True):
             except BadState:
                 raise
             except (InvalidArgument, GeneralFailure, DeviceUnavailable) as error:
-                if refusal is None and len(hosts) == 1:
+                if given.refusal is None and len(hosts) == 1:
                     raise
                 rejections[host.name] = str(error).removeprefix(f"{host.runtime}: ")
-        raise _with_advice(given, refusal, self._advice(source, rejections)) from None
+        raise _with_advice(given, self._advice(source, rejections)) from None
 
     def _advice(self, source: HostedSource | None, rejections: Mapping[str, str]) -> str:
         """Return why no hosted runtime runs a file, or how to install one that may."""
@@ -281,7 +274,7 @@ def is_hosted(model: Model) -> bool:
     return any(entry.name == NAME for entry in model.extensions)
 
 
-def _read(given: GivenModel, refusal: Exception | None) -> HostedSource | None:
+def _read(given: GivenModel) -> HostedSource | None:
     """Return the file in sealed memories; None if it is of no format that a runtime may run, which was refused."""
     from nnfmq.importers.file_format import ModelSource, read_source  # most models need no hosted runtime
     from nnfmq.importers.hosted import read_hosted
@@ -291,7 +284,7 @@ def _read(given: GivenModel, refusal: Exception | None) -> HostedSource | None:
     try:
         return read_hosted(file if isinstance(file, ModelSource) else read_source(file))
     except InvalidArgument:
-        if refusal is None:
+        if given.refusal is None:
             raise
         return None
 
@@ -304,11 +297,12 @@ _NAMES_MAX = 6
 _logged: dict[str, object] = {}
 
 
-def _log_once(label: str, device: str, refusal: Exception | None) -> None:
+def _log_once(given: GivenModel, device: str) -> None:
     """Log, once in this process, which device executes a file that nnfmq's own engine refuses."""
-    if refusal is None:
+    if given.refusal is None:
         return
-    line = f"{label} is executed by device {device!r}, {_reason(refusal)}; client.device({device!r}) chooses it at once"
+    reason = f"{given.label} is executed by device {device!r}, {_reason(given.refusal)}"
+    line = f"{reason}; client.device({device!r}) chooses it at once"
     mark = object()
     if _logged.setdefault(line, mark) is mark:
         _log.warning("%s", line)
@@ -329,10 +323,11 @@ def _reason(refusal: Exception) -> str:
     return f"because nnfmq's own engine does not support {', '.join(operators[:_NAMES_MAX])}{more} as it is used there"
 
 
-def _with_advice(given: GivenModel, refusal: InvalidArgument | GeneralFailure | None, advice: str) -> HalError:
-    """Return the error for a file that nothing runs: another object, because `refusal` refers to its raiser."""
+def _with_advice(given: GivenModel, advice: str) -> HalError:
+    """Return the error for a file that nothing runs: another object than its refusal, which refers to its raiser."""
     from nnfmq.importers.loaded_model import UnknownShapes  # imported already, with an importer
 
+    refusal = given.refusal
     if isinstance(refusal, UnknownShapes):
         return UnknownShapes(refusal.inputs, refusal.origin, advice)
     if isinstance(refusal, UnsupportedModel):

@@ -333,9 +333,7 @@ class Runtime(Closable):
         selection, hosting = self._selection(devices)
         given, deadline_ns = GivenModel.of(model, {}, is_imported=_has_own(selection)), deadline_after(None)
         if given.model is None:
-            return hosting.first(
-                given, given.refusal, deadline_ns, lambda host, loaded: simple_plan(loaded.model, host.name)
-            )
+            return hosting.first(given, deadline_ns, lambda host, loaded: simple_plan(loaded.model, host.name))
         if is_hosted(to_hal_model(given.model)):
             return simple_plan(to_hal_model(given.model), hosting.host_of(given.model, deadline_ns).name)
         return plan_model(given.model, selection, {"preference": preference})

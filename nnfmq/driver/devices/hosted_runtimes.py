@@ -29,7 +29,7 @@ HOSTED = VendorExtension(NAME, (), ())
 
 
 _NEEDS: Mapping[str, SandboxNeeds] = {
-    "openvino": SandboxNeeds(generates_code=True, has_private_folder=True),  # oneDNN's kernels; its `cache_dir`
+    "openvino": SandboxNeeds(generates_code=True, has_private_folder=True),  # oneDNN's kernels; .tflite files
     "torch": SandboxNeeds(generates_code=True, has_private_folder=True),  # oneDNN's kernels; files of archives
     "jax": SandboxNeeds(generates_code=True),  # XLA compiles when a file is opened
 }
