@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import leaks, under_test
+from support.drivers import InThread, Program
 
 SHORT_NS = 20_000_000
 
@@ -119,3 +120,20 @@ def test_the_package_that_is_installed_may_be_tested(owned: list[Path]) -> None:
 )
 def test_the_active_core_must_be_the_named_one(wanted: str | None, active: str, fine: bool) -> None:
     assert (under_test.wrong_core(wanted, active) is None) is fine
+
+
+@pytest.mark.parametrize(
+    ("code", "limit_s", "said"),
+    [
+        ("import sys; print('half', end=''); sys.exit('why')", 30.0, "has exited with status 1 .*'half'.*why"),
+        ("input()", 0.0, "has printed no line within 0 s and still runs"),
+    ],
+)
+def test_a_program_that_prints_no_line_has_exited_or_still_runs(code: str, limit_s: float, said: str) -> None:
+    with Program.start(["-c", code]) as program, pytest.raises(pytest.fail.Exception, match=f"(?s){said}"):
+        program.line(limit_s)
+
+
+def test_a_call_that_returns_instead_of_waiting_is_named() -> None:
+    with pytest.raises(pytest.fail.Exception, match="has returned: 7"):
+        InThread.start(lambda: 7).wait().wait_until_asleep()

@@ -17,9 +17,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from nnfmq.base.channel import NO_WAIT
 from nnfmq.base.deadlines import has_passed
 from nnfmq.base.ownership import Claims, claimed
-from nnfmq.hal.errors import MissedDeadline, MissedDeadlineTransient, NnfmqError
+from nnfmq.hal.errors import DeviceUnavailable, MissedDeadline, MissedDeadlineTransient, NnfmqError
 
 __all__ = ["BlockingWait", "Future", "ResultWaiter", "SingleAttempt"]
 
@@ -152,25 +153,37 @@ class BlockingWait(Protocol):
 # The attempt's Future is its claim: see `nnfmq.base.ownership`.
 
 
+class _Attempt(Future[ResultT]):
+    """An attempt of one thread, and until when it waits for a peer that cannot be reached."""
+
+    __slots__ = ("limit_ns",)
+
+    def __init__(self, limit_ns: int | None) -> None:
+        super().__init__()
+        self.limit_ns = limit_ns
+
+
 class SingleAttempt(Generic[ResultT]):
     """Runs one attempt at a time. Thread-safe."""
 
     def __init__(self) -> None:
         self._claims: Claims = {}
 
-    def run(self, attempt: Callable[[], ResultT], deadline_ns: int | None) -> ResultT:
+    def run(self, attempt: Callable[[], ResultT], deadline_ns: int | None, *, waits: bool = True) -> ResultT:
         """Return the result of `attempt`, or of the attempt that another thread makes meanwhile; blocks.
 
         If the other thread's deadline passes before this one's, or it is interrupted, this thread makes the attempt.
+        `waits`: whether `attempt` waits until `deadline_ns` for a peer that cannot be reached. An attempt that does not
+        wait, or only for a shorter time, decides nothing for a thread that does.
 
         Raises:
             MissedDeadline: If `deadline_ns` passes while another thread makes the attempt.
             NnfmqError: The error of the attempt.
         """
         while True:
-            own: Future[ResultT] = Future()
+            own: _Attempt[ResultT] = _Attempt(deadline_ns if waits else NO_WAIT)
             try:
-                running: Future[ResultT] = claimed(
+                running: _Attempt[ResultT] = claimed(
                     self._claims, own, partial(_complete, own, attempt), lambda other: other
                 )
             finally:
@@ -180,9 +193,12 @@ class SingleAttempt(Generic[ResultT]):
             except MissedDeadline:
                 if has_passed(deadline_ns):
                     raise
+            except DeviceUnavailable:
+                if not waits or has_passed(deadline_ns) or not has_passed(running.limit_ns):
+                    raise
 
 
-def _complete(future: Future[ResultT], attempt: Callable[[], ResultT]) -> Future[ResultT]:
+def _complete(future: _Attempt[ResultT], attempt: Callable[[], ResultT]) -> _Attempt[ResultT]:
     """Return the future with the result of an attempt, which this thread makes."""
     try:
         future.set_result(attempt())

@@ -85,3 +85,16 @@ def test_another_thread_makes_the_attempt_if_the_first_was_interrupted(error: Ba
     held.may_end.set()
     assert isinstance(first.exception(LIMIT_S), type(error))
     assert second.result(LIMIT_S) == 2
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_attempt_that_waits_less_long_for_a_driver_decides_nothing_for_others(waits: bool, start: Start) -> None:
+    """The first thread's deadline passes while it makes the attempt, or it waits for no driver that does not listen."""
+    attempt, held = SingleAttempt[int](), Held(error=DeviceUnavailable("no driver"))
+    first = start(attempt.run, held, time.monotonic_ns() if waits else None, waits=waits)
+    until(lambda: held.begun)
+    second = start(attempt.run, lambda: 2, None)
+    until(lambda: waiting(attempt) == 1)
+    held.may_end.set()
+    assert isinstance(first.exception(LIMIT_S), DeviceUnavailable)
+    assert second.result(LIMIT_S) == 2

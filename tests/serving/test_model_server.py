@@ -184,9 +184,11 @@ class SlowToOpen(ModelsInMemory):
     def __init__(self, client: nnfmq.Client, models: Mapping[str, TestModel]) -> None:
         super().__init__(client, models)
         self.may_open = threading.Event()
+        self.begun: list[str] = []
 
     def open(self, name: str, version: int, timeout: float | None) -> ProvidedModel:
         if name.startswith("slow"):
+            self.begun.append(name)
             assert self.may_open.wait(LIMIT_S)
         return super().open(name, version, timeout)
 
@@ -198,6 +200,7 @@ def test_models_that_take_long_to_open_delay_no_other_model_and_not_the_end(clie
         async with serving(client, models) as server:
             slow = [asyncio.create_task(server.infer(request(f"slow {i}", x(1, 2, 3)))) for i in range(8)]
             assert values(await server.infer(request("positive", x(1, -2, 3)))) == [[1, 0, 3]]
+            until(lambda: len(models.begun) == 8, "each has a thread")  # a thread that starts later opens nothing
         for task in slow:
             with pytest.raises(DeadObject, match="this server is closed"):
                 await task

@@ -273,10 +273,10 @@ class BurstChannel(Closable):
             return None
         try:
             reply = self.results.receive(deadline_ns, self._window_ns)
-        except DeadObject as error:
+        except DeadObject:
             reply = self._last_reply()
             if not reply:
-                raise self.connection.explained(error) from None
+                raise self.connection.exit_error() from None
         if reply is None:
             raise self._missed_deadline(begin_ns)
         self._sent_bytes += len(packet)
@@ -296,10 +296,10 @@ class BurstChannel(Closable):
             reply = None if blocking is None else await self._receive_blocking(deadline_ns, blocking)
             if reply is None:
                 reply = await self.results.receive_async(deadline_ns)
-        except DeadObject as error:
+        except DeadObject:
             reply = self._last_reply()
             if not reply:
-                raise self.connection.explained(error) from None
+                raise self.connection.exit_error() from None
         if reply is None:
             raise self._missed_deadline(begin_ns)
         self._sent_bytes += len(packet)

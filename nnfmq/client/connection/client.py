@@ -503,7 +503,7 @@ class Client(Closable):
         if connection.is_open or self._connect_again is None or connection.is_abandoned:
             return connection
         limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
-        return self._attempt.run(lambda: self._connect_to_successor(limit_ns, wait), limit_ns)
+        return self._attempt.run(lambda: self._connect_to_successor(limit_ns, wait), limit_ns, waits=wait)
 
     def _connect_to_successor(self, deadline_ns: int | None, wait: bool) -> Connection:
         if not self._connection.is_open and self._connect_again is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nnfmq.base import settings
 from nnfmq.base.channel import Channel
-from nnfmq.base.deadlines import deadline_after, has_passed
+from nnfmq.base.deadlines import deadline_after, has_passed, remaining_s
 from nnfmq.base.paths import accounts_of, check_socket_directory, client_socket, is_socket_named, models_socket
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S, INTERFACE, level_of
 from nnfmq.client.connection.open_connections import CLOSED, NotAccepted
@@ -261,9 +261,9 @@ def _connect_repository(
                 raise DeviceUnavailable(
                     f"the driver at {path} has no model repository: start it with `nnfmq serve --models DIR`"
                 ) from error
-            if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
+            if has_passed(deadline_ns):
                 raise
-        time.sleep(_RETRY_S)
+        _sleep_before_retry(deadline_ns)
         if is_closed():
             raise BadState(CLOSED)
 
@@ -283,11 +283,16 @@ def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | No
         try:
             return _connect_to(path, options, deadline_ns)
         except DeviceUnavailable:
-            if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
+            if has_passed(deadline_ns):
                 raise
-        time.sleep(_RETRY_S)
+        _sleep_before_retry(deadline_ns)
         if is_closed():
             raise BadState(CLOSED)
+
+
+def _sleep_before_retry(deadline_ns: int | None) -> None:
+    left_s = remaining_s(deadline_ns)
+    time.sleep(_RETRY_S if left_s is None else min(_RETRY_S, left_s))
 
 
 def connect_cpu_driver(deadline_ns: int | None) -> Client:

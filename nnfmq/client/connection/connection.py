@@ -774,9 +774,13 @@ class Connection(DroppedConnection):
             return open_connections.DriverEnding(self._close_reason or "")
         return None
 
-    def explained(self, error: DeadObject) -> DeadObject:
-        """Return the error of a wait that the driver's exit has ended, with the reason if the driver has told one."""
-        return DeadObject(f"{error}: {self._last_words}") if self._last_words else error
+    def exit_error(self) -> DeadObject:
+        """Return the error of a wait that the driver's exit has ended, with the reason if the driver has told one.
+
+        It is the same whether the kernel has told the waiting thread or the watcher thread first.
+        """
+        text = open_connections.CLOSED if self._close_reason == open_connections.CLOSED else _DRIVER_EXITED
+        return DeadObject(f"{text}: {self._last_words}" if self._last_words else text)
 
     def _on_reply(self, reply: messages.Call, frame: Frame) -> None:
         if getattr(reply, "status", ErrorStatus.NONE) is ErrorStatus.DEAD_OBJECT:

@@ -351,7 +351,7 @@ class ModelHandle(ClosedWhenDropped):
             MissedDeadline: If the deadline passes.
             NnfmqError: The error that the driver replied.
         """
-        self._recovery.run(lambda: self._recover(deadline_ns, wait), deadline_ns)
+        self._recovery.run(lambda: self._recover(deadline_ns, wait), deadline_ns, waits=wait)
 
     def _recover(self, deadline_ns: int | None, wait: bool) -> None:
         prepare_again = self.prepare_again

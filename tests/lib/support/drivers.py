@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -198,8 +198,10 @@ class InThread:
         return self._thread.is_alive()
 
     def wait_until_asleep(self) -> None:
-        """Wait until the kernel reports that the thread sleeps."""
-        until(lambda: thread_state(self.thread_id) == "S", "the call sleeps")
+        """Wait until the kernel reports that the thread sleeps; fail if the call returns before."""
+        until(lambda: not self.is_running or thread_state(self.thread_id) == "S", "the call sleeps")
+        if not self.is_running:
+            pytest.fail(f"the call has returned: {self.value!r}, {self.error!r}", pytrace=False)
 
     def wait(self, limit_s: float = LIMIT_S) -> Self:
         """Wait until the call has returned; fail at the limit."""
@@ -292,18 +294,29 @@ class Program:
         return f"process {self.pid}, {self.popen.args!r}"
 
     def line(self, limit_s: float = LIMIT_S) -> str:
-        """Return its next line of output, without the newline; fail at the limit or if it has exited."""
+        """Return its next line of output, without the newline; fail at the limit or if there is no further line."""
         deadline = time.monotonic() + limit_s
         poll = select.poll()
         poll.register(self._stdout, select.POLLIN)
         while b"\n" not in self._received:
-            left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
-            data = os.read(self._stdout.fileno(), 65536) if poll.poll(left_ms) else b""
+            if not poll.poll(max(0.0, (deadline - time.monotonic()) * 1000)):
+                self._fail(f"{self} has printed no line within {limit_s:g} s and still runs")
+            data = os.read(self._stdout.fileno(), 65536)
             if not data:
-                pytest.fail(f"no line from {self} in time; its errors:\n{self.errors()}", pytrace=False)
+                self._fail(f"{self} {self._end_of_output()} without a further line")
             self._received += data
         line, self._received = self._received.split(b"\n", 1)
         return line.decode()
+
+    def _end_of_output(self) -> str:
+        try:
+            return f"has exited with status {self.popen.wait(1)}"
+        except subprocess.TimeoutExpired:
+            return "has closed its standard output, and still runs,"
+
+    def _fail(self, text: str) -> NoReturn:
+        rest = f"\nits output after the last line: {self._received!r}" if self._received else ""
+        pytest.fail(f"{text}{rest}\nits errors:\n{self.errors()}", pytrace=False)
 
     def tell(self, text: str = "") -> None:
         """Write a line to its standard input."""
@@ -329,7 +342,7 @@ class Program:
         try:
             return self.popen.wait(limit_s)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"{self} still runs after {limit_s:g} s; its errors:\n{self.errors()}", pytrace=False)
+            self._fail(f"{self} still runs after {limit_s:g} s")
 
     def __enter__(self) -> Self:
         return self
