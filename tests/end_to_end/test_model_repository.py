@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.drivers import Daemon, Process, opened, running_daemon, until
+from support.drivers import Daemon, Process, opened, running_daemon, short_folder, until
 from support.model_folders import (
     RepositoryPeer,
     add_version,
@@ -64,26 +65,58 @@ if "serve" in sys.orig_argv:
 """
 
 
-@pytest.fixture
-def models(folder: Path) -> Path:
-    """Return an empty directory for models."""
-    (folder / "models").mkdir()
-    return folder / "models"
-
-
-@pytest.fixture
-def environment(folder: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the environment of a driver whose processes follow `ORDERS`, and that hosts no runtime."""
-    (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(ORDERS)
-    return {**path_with(folder / "site"), settings.RUNTIMES.variable: ""}
+    site = tmp_path_factory.mktemp("site")
+    (site / "sitecustomize.py").write_text(ORDERS)
+    return {**path_with(site), settings.RUNTIMES.variable: ""}
+
+
+@pytest.fixture(scope="module")
+def shared_driver(environment: dict[str, str]) -> Iterator[Daemon]:
+    """Return a driver for the tests in which neither it nor its repository ends."""
+    with short_folder() as folder:
+        (folder / "models").mkdir()
+        with running_daemon(folder / "d.sock", models=folder / "models", environment=environment) as daemon:
+            yield daemon
 
 
 @pytest.fixture
-def driver(folder: Path, models: Path, environment: dict[str, str]) -> Iterator[Daemon]:
-    """Return a driver that serves the models of `models`."""
-    with running_daemon(folder / "d.sock", models=models, environment=environment) as daemon:
+def own_driver(folder: Path, environment: dict[str, str]) -> Iterator[Daemon]:
+    """Return a driver for one test."""
+    (folder / "models").mkdir()
+    with running_daemon(folder / "d.sock", models=folder / "models", environment=environment) as daemon:
         yield daemon
+
+
+needs_own_driver = pytest.mark.usefixtures("own_driver")
+
+
+@pytest.fixture
+def driver(request: pytest.FixtureRequest, shared_driver: Daemon) -> Daemon:
+    """Return a driver with a repository: its own for a test that is marked, otherwise the shared one."""
+    has_own = "own_driver" in request.fixturenames
+    found: Daemon = request.getfixturevalue("own_driver") if has_own else shared_driver
+    return found
+
+
+@pytest.fixture
+def models(driver: Daemon, tmp_path: Path) -> Path:
+    """Return the driver's directory for models. It is empty, and the repository has seen that."""
+    directory = driver.path.with_name("models")
+    for entry in list(directory.iterdir()):
+        shutil.move(entry, tmp_path / entry.name)
+    with RepositoryPeer(driver.path) as peer:
+        until(lambda: not peer.entries(), "the models of the test before are gone")
+    return directory
+
+
+@pytest.fixture
+def logged(driver: Daemon) -> Callable[[], str]:
+    """Return a function that returns what the driver has logged since the test began."""
+    begin = len(driver.program.errors())
+    return lambda: driver.program.errors()[begin:]
 
 
 @pytest.fixture
@@ -108,12 +141,16 @@ def importing(repository: Process) -> Process:
     def runs() -> bool:
         if not found:
             found.extend(opened(repository.children()[:1]))
-        if not found or Path(f"/proc/{found[0].pid}/comm").read_text() != "importing\n":
-            return False
-        return set(found[0].states()) in ({"S"}, {"T"})
+        return bool(found) and hangs(found[0])
 
     until(runs, "a version is imported")
     return found[0]
+
+
+def hangs(importer: Process) -> bool:
+    """Return whether a process has begun to import a version, and waits for ever, or is stopped."""
+    name = Path(f"/proc/{importer.pid}/comm").read_text()
+    return name == "importing\n" and set(importer.states()) in ({"S"}, {"T"})
 
 
 # ---------------------------------------------------------------------------------------------------------- versions
@@ -135,9 +172,9 @@ def test_a_new_version_replaces_the_old_one_and_those_who_opened_the_model_are_t
     assert peer.open("adder", 2).status is ErrorStatus.NONE
 
 
-def test_the_newest_version_is_served_when_a_driver_starts(
-    folder: Path, models: Path, environment: dict[str, str]
-) -> None:
+def test_the_newest_version_is_served_when_a_driver_starts(folder: Path, environment: dict[str, str]) -> None:
+    models = folder / "models"
+    models.mkdir()
     for version in (1, 2, 10):
         add_version(models, "adder", version, adder(version))
     with running_daemon(folder / "d.sock", models=models, environment=environment) as driver:
@@ -164,7 +201,13 @@ def test_the_newest_version_is_served_when_a_driver_starts(
     ids=["no model", "truncated", "unsupported", "wrong value", "no such device", "unknown key", "no such signature"],
 )
 def test_a_broken_version_leaves_the_old_one_serving_and_the_reason_is_known(
-    models: Path, driver: Daemon, peer: RepositoryPeer, content: bytes, options: str, reason: str
+    models: Path,
+    driver: Daemon,
+    peer: RepositoryPeer,
+    content: bytes,
+    options: str,
+    reason: str,
+    logged: Callable[[], str],
 ) -> None:
     add_version(models, "adder", 1, adder(1))
     peer.wait_for("adder", version=1, failed_version=0)
@@ -173,7 +216,7 @@ def test_a_broken_version_leaves_the_old_one_serving_and_the_reason_is_known(
     assert (entry.state, entry.version) == (READY, 1)
     assert reason in entry.reason and str(models) not in entry.reason
     assert added(driver, "adder") == 1
-    log = driver.program.errors()
+    log = logged()
     assert "version 2 of model adder is not served: " in log and "version 1 is served" in log
     (broken / "model.tflite").write_bytes(adder(3))
     (broken / "model.toml").write_text("")
@@ -220,8 +263,11 @@ def test_an_older_version_takes_the_place_of_one_that_is_removed(
     assert added(driver, "adder") == 1
 
 
-def test_an_open_model_moves_to_newer_versions_and_keeps_one_that_is_removed(models: Path, driver: Daemon) -> None:
+def test_an_open_model_moves_to_newer_versions_and_keeps_one_that_is_removed(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
     add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
     with driver.connect() as client, client.model("adder") as model, model.burst() as burst:
         for value in (1, 2, 3):
             if value > 1:
@@ -256,18 +302,21 @@ def test_a_model_that_is_removed_is_no_longer_served_but_goes_on_where_it_is_ope
     assert added(driver, "other") == 7
 
 
-def test_while_the_directory_cannot_be_read_all_models_stay(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
+def test_while_the_directory_cannot_be_read_all_models_stay(
+    models: Path, driver: Daemon, peer: RepositoryPeer, logged: Callable[[], str]
+) -> None:
     add_version(models, "adder", 1, adder(1))
     peer.wait_for("adder", version=1)
     os.rename(models, models.with_name("away"))
-    until(lambda: "the models remain those of the last look" in driver.program.errors(), "it is logged")
+    until(lambda: "the models remain those of the last look" in logged(), "it is logged")
     assert added(driver, "adder") == 1
     os.rename(models.with_name("away"), models)
     add_version(models, "adder", 2, adder(2))
     peer.wait_for("adder", version=2)
-    assert driver.program.errors().count("the models remain") == 1
+    assert logged().count("the models remain") == 1
 
 
+@needs_own_driver
 def test_the_memories_of_a_replaced_version_are_closed(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
     add_version(models, "adder", 1, adder(1))
     peer.wait_for("adder", version=1)
@@ -283,19 +332,19 @@ def test_the_memories_of_a_replaced_version_are_closed(models: Path, driver: Dae
 
 
 def test_a_version_whose_import_is_killed_is_tried_three_times_while_others_are_served(
-    models: Path, driver: Daemon, peer: RepositoryPeer
+    models: Path, driver: Daemon, peer: RepositoryPeer, logged: Callable[[], str]
 ) -> None:
     add_version(models, "adder", 1, adder(1))
     peer.wait_for("adder", version=1)
     with running_repository(driver) as repository:
         broken = add_version(models, "adder", 2, adder(2), file="kill")
-        until(lambda: driver.program.errors().count("version 2 of model adder is not served") == 3, "three attempts")
+        until(lambda: logged().count("version 2 of model adder is not served") == 3, "three attempts")
         add_version(models, "other", 1, adder(5))
         peer.wait_for("other", version=1)
         entry = peer.entries()["adder"]
         assert (entry.version, entry.failed_version) == (1, 2)
         assert entry.reason == "the import process was killed by signal 9"
-        log = driver.program.errors()
+        log = logged()
         assert log.count("version 2 of model adder is not served") == 3
         assert "it is tried again when its files change" in log.splitlines()[-1]
         os.rename(broken / "kill", broken / "model.tflite")
@@ -321,20 +370,26 @@ def test_an_import_that_hangs_delays_no_other_model(models: Path, driver: Daemon
         assert not child.has_exited()
 
 
-def test_imports_that_hang_end_when_their_files_are_removed(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
+def test_imports_that_hang_end_when_their_files_are_removed(
+    models: Path, driver: Daemon, peer: RepositoryPeer, logged: Callable[[], str]
+) -> None:
     for name in ("first", "second"):  # as many as are imported at a time
         add_version(models, name, 1, adder(1), file="hang")
-    with running_repository(driver) as repository, importing(repository) as child:
+    with running_repository(driver) as repository, ExitStack() as stack:
         until(lambda: len(repository.children()) == 2, "both are imported")
+        imports = [stack.enter_context(process) for process in opened(repository.children())]
+        until(lambda: all(map(hangs, imports)), "both hang")
         add_version(models, "adder", 1, adder(1))
         peer.wait_for("adder", state=LOADING)
         for name in ("first", "second"):  # at once: of a part of a model the repository would say that it is not served
             os.rename(models / name, models.parent / f"removed-{name}")
         peer.wait_for("adder", version=1)
-        assert child.has_exited()
-    assert "is not served" not in driver.program.errors()
+        for process in imports:  # the repository may have looked between the two renames
+            process.wait_for_end()
+    assert "is not served" not in logged()
 
 
+@needs_own_driver
 def test_a_model_that_kills_the_worker_fails_and_the_others_are_prepared_again(
     models: Path, driver: Daemon, peer: RepositoryPeer
 ) -> None:
@@ -365,6 +420,7 @@ def prepared_by_repository(driver: Daemon) -> list[str]:
     return found
 
 
+@needs_own_driver
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 def test_if_the_repositorys_worker_is_killed_or_stopped_its_models_are_prepared_again(
     models: Path, driver: Daemon, peer: RepositoryPeer, number: signal.Signals
@@ -382,6 +438,7 @@ def test_if_the_repositorys_worker_is_killed_or_stopped_its_models_are_prepared_
     assert added(driver, "adder") == 1
 
 
+@needs_own_driver
 def test_a_killed_repository_comes_back_and_costs_the_drivers_clients_nothing(
     models: Path, driver: Daemon, peer: RepositoryPeer
 ) -> None:
@@ -402,6 +459,7 @@ def test_a_killed_repository_comes_back_and_costs_the_drivers_clients_nothing(
     assert "the model repository ended with status -9; it is started again" in driver.program.errors()
 
 
+@needs_own_driver
 def test_a_repository_that_is_stopped_is_replaced_and_the_driver_serves_its_clients(
     models: Path, driver: Daemon, peer: RepositoryPeer
 ) -> None:
@@ -429,6 +487,7 @@ def test_an_import_that_is_stopped_ends_and_leaves_its_place(
 # ---------------------------------------------------------------------------------------------------------- ends
 
 
+@needs_own_driver
 @pytest.mark.parametrize("order", ["hang", "stop"])
 def test_sigterm_leaves_nothing_behind_also_while_a_version_is_imported(
     models: Path, driver: Daemon, peer: RepositoryPeer, order: str
@@ -441,6 +500,7 @@ def test_sigterm_leaves_nothing_behind_also_while_a_version_is_imported(
         child.wait_for_end()
 
 
+@needs_own_driver
 def test_sigterm_ends_a_stopped_repository(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
     add_version(models, "adder", 1, adder(1))
     peer.wait_for("adder", version=1)
@@ -451,8 +511,10 @@ def test_sigterm_ends_a_stopped_repository(models: Path, driver: Daemon, peer: R
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_if_the_driver_is_killed_the_repository_ends_and_the_next_driver_serves(
-    folder: Path, models: Path, environment: dict[str, str], is_stopped: bool
+    folder: Path, environment: dict[str, str], is_stopped: bool
 ) -> None:
+    models = folder / "models"
+    models.mkdir()
     with running_daemon(folder / "d.sock", models=models, environment=environment) as driver, ExitStack() as stack:
         add_version(models, "adder", 1, adder(1))
         with RepositoryPeer(driver.path) as peer:
@@ -473,9 +535,9 @@ def test_if_the_driver_is_killed_the_repository_ends_and_the_next_driver_serves(
 
 
 def test_a_driver_without_models_removes_the_socket_that_a_killed_one_with_models_has_left(
-    folder: Path, models: Path
+    folder: Path, tmp_path: Path
 ) -> None:
-    with running_daemon(folder / "d.sock", models=models) as driver:
+    with running_daemon(folder / "d.sock", models=tmp_path) as driver:
         driver.kill()
         assert models_socket(driver.path).exists()
     with running_daemon(folder / "d.sock") as driver, driver.connect() as client:
@@ -529,6 +591,7 @@ def test_a_client_that_does_not_read_loses_its_connection(models: Path, driver: 
         assert not repository.has_exited()
 
 
+@needs_own_driver
 def test_ctrl_c_ends_driver_and_repository(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
     peer.entries()
     with running_repository(driver) as repository:
