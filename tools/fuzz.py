@@ -3,6 +3,8 @@
     python tools/fuzz.py driver --seconds 60           # mutated test models through the parts of a driver
     python tools/fuzz.py driver --seconds 3600 --keep  # and keep the inputs that reach new code
     python tools/fuzz.py onnx --seconds 60 --corpus F  # a decoder; the inputs found remain in the folder F
+    python tools/fuzz.py decoders --seconds 60 --resume R  # each decoder, and add what was done to the file R
+    python tools/fuzz.py decoders --seconds 0 --resume R   # what R has
     python tools/fuzz.py driver --input 0701a4         # one input: what it is, and what happens
 
 A target is a function of bytes in tests/lib/support/fuzzing, which raises if anything is wrong. Atheris (libFuzzer)
@@ -23,12 +25,14 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import results_file
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "lib"))
@@ -44,6 +48,7 @@ TARGETS = {
     **{name: f"support.fuzzing.decoders:run_{name}" for name in DECODERS},
 }
 """Name → module and function of a target."""
+ALL_DECODERS = "decoders"
 WORKER = "--worker"  # the first argument of the process that runs the target
 MAX_INPUT_BYTES = 256
 LIMIT_S, DECODER_LIMIT_S = 60, 20  # for one input
@@ -58,6 +63,7 @@ class Campaign:
     """What a run of the fuzzer did: inputs run, edges of the code reached by the corpus and in the end, new inputs."""
 
     target: str
+    cpu_s: float
     inputs: int
     edges_of_corpus: int
     edges: int
@@ -134,12 +140,19 @@ def run(
             (known / sha256(data).hexdigest()[:16]).write_bytes(data)
         size = max([MAX_INPUT_BYTES, *(2 * len(data) for data in inputs)])
         options = [*_limits(target, folder), f"-max_len={size}", *limits, str(found), str(known)]
+        begin_s = _children_cpu_s()
         with worker(target, folder, options) as process:
             lines = list(_copied(process, show))
             status = process.wait()
+        cpu_s = _children_cpu_s() - begin_s
         if keep:
             corpus.write(target, _smallest_with_the_same_edges(target, folder, [known, found]))
-        return _campaign(target, lines, folder, status, len(list(found.iterdir())) - before)
+        return _campaign(target, cpu_s, lines, folder, status, len(list(found.iterdir())) - before)
+
+
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _beginning(target: str) -> list[bytes]:
@@ -178,7 +191,7 @@ def _smallest_with_the_same_edges(target: str, folder: Path, sources: Sequence[P
     return [path.read_bytes() for path in merged.iterdir()]
 
 
-def _campaign(target: str, lines: Sequence[str], folder: Path, status: int, new_inputs: int) -> Campaign:
+def _campaign(target: str, cpu_s: float, lines: Sequence[str], folder: Path, status: int, new_inputs: int) -> Campaign:
     text = "".join(lines)
     progress = [tuple(map(int, match.groups())) for match in _PROGRESS.finditer(text)] or [(0, 0, 0)]
     executed = _EXECUTED.search(text)
@@ -188,6 +201,7 @@ def _campaign(target: str, lines: Sequence[str], folder: Path, status: int, new_
     errors = [line.strip() for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Warning)\b", line)]
     return Campaign(
         target,
+        round(cpu_s, 1),
         int(executed[1]) if executed else 0,
         progress[0][0],
         progress[-1][0],
@@ -209,19 +223,46 @@ def run_input(target: str, text: str) -> int:
     return 0
 
 
+def add_to(path: Path, campaign: Campaign) -> None:
+    """Add what a run did to the totals of its target in a file."""
+    with results_file.changed(path, {}) as totals:
+        total = totals.setdefault(campaign.target, {"runs": 0, "cpu_s": 0.0, "inputs": 0, "edges": 0, "failing": []})
+        total["runs"] += 1
+        total["cpu_s"] = round(total["cpu_s"] + campaign.cpu_s, 1)
+        total["inputs"] += campaign.inputs
+        total["edges"] = max(total["edges"], campaign.edges)
+        total["failing"] += [campaign.failing_input] * bool(campaign.failing_input)
+
+
+def print_totals(totals: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the totals of a file as a table."""
+    from nnfmq.cli.console import console, table  # not before the target's code can be instrumented
+
+    listing = table("target", ">runs", ">CPU, s", ">inputs", ">inputs a second", ">edges", ">failing")
+    for target, total in sorted(totals.items()):
+        rate = total["inputs"] / total["cpu_s"] if total["cpu_s"] else 0.0
+        counts = total["runs"], total["cpu_s"], total["inputs"], rate, total["edges"], len(total["failing"])
+        listing.add_row(target, *(f"{count:,.0f}" for count in counts))
+    console(no_color=True).print(listing)
+
+
 def print_campaign(campaign: Campaign) -> None:
     """Print what a run of the fuzzer did."""
     print(
-        f"{campaign.target}: {campaign.inputs:,} inputs; {campaign.edges_of_corpus:,} edges of nnfmq's code reached by "
-        f"the corpus, {campaign.edges:,} in the end; {campaign.new_inputs:,} new inputs"
+        f"{campaign.target}: {campaign.inputs:,} inputs in {campaign.cpu_s:,.0f} s of CPU time; "
+        f"{campaign.edges_of_corpus:,} edges of nnfmq's code reached by the corpus, {campaign.edges:,} in the end; "
+        f"{campaign.new_inputs:,} new inputs"
     )
     if campaign.failing_input:
         print(f"FAILED: {campaign.error}\n  python tools/fuzz.py {campaign.target} --input {campaign.failing_input}")
 
 
+_KNOWN = f"{', '.join(TARGETS)}, {ALL_DECODERS} (each of these)"
+
+
 def _target(text: str) -> str:
-    if text not in TARGETS and not re.fullmatch(r"[\w.]+:\w+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no target; there are {', '.join(TARGETS)}, and MODULE:FUNCTION")
+    if text not in (*TARGETS, ALL_DECODERS) and not re.fullmatch(r"[\w.]+:\w+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no target; there are {_KNOWN}, and MODULE:FUNCTION")
     return text
 
 
@@ -229,26 +270,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", type=_target, help=f"{', '.join(TARGETS)}, or a MODULE:FUNCTION that can be imported")
-    parser.add_argument("--seconds", metavar="N", type=int, default=60, help="time limit (default: 60)")
+    parser.add_argument("target", type=_target, help=f"{_KNOWN}, or a MODULE:FUNCTION that can be imported")
+    parser.add_argument("--seconds", metavar="N", type=int, default=60, help="time limit; 0: run nothing (default: 60)")
     parser.add_argument("--runs", metavar="N", type=int, default=-1, help="limit of the number of inputs")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the fuzzer (default: random)")
     parser.add_argument("--keep", action="store_true", help="add inputs that reach new code to the corpus")
     parser.add_argument("--corpus", metavar="FOLDER", type=Path, help="begin with its files, too, and add new inputs")
+    parser.add_argument("--resume", metavar="FILE", type=Path, help="add what each run did to the totals of the file")
     parser.add_argument("--input", metavar="HEX", help="run this input only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    if options.keep and options.target not in TARGETS:
+    if options.keep and options.target not in (*TARGETS, ALL_DECODERS):
         parser.error(f"--keep: {options.target} has no corpus")
     if options.input is not None:
+        if options.target == ALL_DECODERS:
+            parser.error(f"--input: an input is that of one decoder, not of {ALL_DECODERS}")
         return run_input(options.target, options.input)
+    targets = DECODERS if options.target == ALL_DECODERS else (options.target,)
+    campaigns = [_run_one(target, options) for target in targets if options.seconds]
+    if options.resume is not None and not options.json:
+        print_totals(results_file.content(options.resume, {}))
+    return 1 if any(campaign.failing_input for campaign in campaigns) else 0
+
+
+def _run_one(target: str, options: argparse.Namespace) -> Campaign:
+    """Run the fuzzer, print what it did, and add that to the totals."""
     limits = [f"-max_total_time={options.seconds}", f"-runs={options.runs}", f"-seed={options.seed}"]
-    campaign = run(options.target, limits, keep=options.keep, show=sys.stderr.isatty(), kept_in=options.corpus)
+    folder: Path | None = options.corpus
+    if folder is not None and options.target == ALL_DECODERS:
+        folder = folder / target
+        folder.mkdir(exist_ok=True)
+    campaign = run(target, limits, keep=options.keep, show=sys.stderr.isatty(), kept_in=folder)
+    if options.resume is not None:
+        add_to(options.resume, campaign)
     if options.json:
         print(json.dumps(asdict(campaign)))
     else:
         print_campaign(campaign)
-    return 1 if campaign.failing_input else 0
+    return campaign
 
 
 if __name__ == "__main__":

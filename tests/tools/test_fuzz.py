@@ -43,9 +43,10 @@ FAILS = b"key".hex()
 
 
 def fuzz(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     command = [sys.executable, str(ROOT / "tools" / "fuzz.py"), *words]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env={**os.environ, **environment}
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env={**inherited, **environment}
     )
 
 
@@ -109,10 +110,26 @@ def test_TST_9_inputs_that_reach_new_code_remain_in_a_folder(tmp_path: Path) -> 
     (tmp_path / "one_target.py").write_text(TARGET)
     (tmp_path / "inputs").mkdir()
     words = ["--runs", "200000", "--seed", "1", "--json", "--corpus", str(tmp_path / "inputs")]
-    done = fuzz("one_target:run", *words, PYTHONPATH=str(tmp_path))
+    totals = tmp_path / "totals.json"
+    done = fuzz("one_target:run", *words, "--resume", str(totals), PYTHONPATH=str(tmp_path))
+    assert done.stdout, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["edges"] > found["edges_of_corpus"] > 0
     assert 0 < len(list((tmp_path / "inputs").iterdir())) <= found["new_inputs"]
+    assert json.loads(totals.read_text())["one_target:run"] == {
+        "runs": 1, "cpu_s": found["cpu_s"], "inputs": found["inputs"], "edges": found["edges"],
+        "failing": [found["failing_input"]],
+    }  # fmt: skip
+    assert found["cpu_s"] > 0.1
+
+
+def test_what_runs_have_done_adds_up_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    totals = tmp_path / "totals.json"
+    for edges, failing in ((80, ""), (90, "00ff"), (70, "")):
+        tool.add_to(totals, tool.Campaign("onnx", 600.0, 30_000, 10, edges, 1, failing))
+    assert tool.main(["decoders", "--seconds", "0", "--resume", str(totals)]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "onnx" in line)
+    assert row.split() == ["onnx", "3", "1,800", "90,000", "50", "90", "1"]
 
 
 @needs_atheris
