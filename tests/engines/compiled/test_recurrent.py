@@ -140,10 +140,13 @@ def test_a_large_lstm_sequence_without_states_matches_the_interpreter(variant: f
 
 
 @pytest.mark.parametrize("variant", [frozenset(), frozenset(PARTS)], ids=name_of)
-@pytest.mark.parametrize("batch", [2, 5, 17])
-def test_rows_of_a_batch_have_the_bits_that_they_have_alone(batch: int, variant: frozenset[str]) -> None:
-    """Several rows are multiplied at once: 4 of 5 and of 17 with 32 registers, then the rest."""
-    size = 20, 35, 33
+@pytest.mark.parametrize(("batch", "units"), [(2, 35), (5, 35), (17, 35), (6, 530)])
+def test_rows_of_a_batch_have_the_bits_that_they_have_alone(batch: int, units: int, variant: frozenset[str]) -> None:
+    """Several rows are multiplied at once: 4 of 5 and of 17 with 32 registers, then the rest.
+
+    Up to 16 take a step together. Of 530 units the weights of the next block are prefetched, but for the projection's.
+    """
+    size = 20, units, 33
     together, alone = (lstm_sequence(variant, (rows, *size), 2, False) for rows in (batch, 1))
     rng = np.random.default_rng(9)
     inputs = [

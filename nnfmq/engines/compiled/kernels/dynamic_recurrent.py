@@ -215,6 +215,7 @@ class QuantizedGates:
         sources: Sequence[Value],
         constants: Sequence[Value],
         addends: Sequence[Value],
+        place: tuple[Value, int],
     ) -> list[Sequence[Value]]:
         """Return the sums, times their scales, plus the addends."""
         weights, rows = constants

@@ -57,6 +57,9 @@ Array = npt.NDArray[Any]
 
 _MAX_ACCUMULATORS = 8  # of a block and one row, so that inputs and weights have registers, too
 _MAX_ROWS = 4  # that are multiplied together
+_MAX_STEPPED_ROWS = 16  # that take a time step together
+_RESIDENT_BYTES = 1 << 20  # of weights that stay in the second-level cache from one time step to the next
+_CACHE_LINE = 64
 _K_UNROLL = 4
 _MAX_UNITS_OF_TWO_SETS = 8  # of a cell with four gates: a vector of AVX2
 _VARIANCE_EPSILON = 1e-8
@@ -125,12 +128,18 @@ class GateGemv:
         return self.pack_rows(weights).transpose(0, 4, 1, 2, 3).tobytes()
 
     def emit(
-        self, kb: KernelBuilder, block: Value, sources: Sequence[Value], weights: Value, biases: Sequence[Value]
+        self,
+        kb: KernelBuilder,
+        block: Value,
+        sources: Sequence[Value],
+        weights: Value,
+        biases: Sequence[Value],
+        ahead: _Ahead | None = None,
     ) -> list[Sequence[Value]]:
         """Return a block's pre-activations of each row: vector by vector, and for each vector gate by gate.
 
         `sources` are the addresses of the rows, `biases` those of their initial accumulators, in the order of
-        `pack_rows`.
+        `pack_rows`. `ahead` is the part of the weights that is prefetched meanwhile.
         """
         count, kind = self.gates * self.vectors, vector(F32, self.lanes)
         step_bytes, sets = count * self.lanes * 4, self._sets
@@ -142,6 +151,8 @@ class GateGemv:
             accs += [kb.splat(F32, 0.0, self.lanes)] * (count * (sets - 1))
 
         def accumulate(first: Value, steps: int, accs: Sequence[Value]) -> Sequence[Value]:
+            if ahead is not None:
+                ahead.emit(kb, first, steps)
             inputs = [kb.at(source, kb.mul(first, 4)) for source in sources]
             matrix, result = kb.at(panel, kb.mul(first, step_bytes)), list(accs)
             for k in range(steps):
@@ -162,6 +173,20 @@ class GateGemv:
             pairs = [first + n for first in range(0, len(sums), 2 * count) for n in range(count)]
             sums = [kb.ir.fadd(sums[n], sums[count + n]) for n in pairs]
         return [sums[first : first + count] for first in range(0, len(sums), count)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A part of the weights: of each element of a row `stride` bytes from address `begin` on."""
+
+    begin: Value
+    stride: int
+
+    def emit(self, kb: KernelBuilder, first: Value, steps: int) -> None:
+        """Prefetch what belongs to `steps` elements."""
+        address = kb.at(self.begin, kb.mul(first, self.stride))
+        for offset in range(0, steps * self.stride, _CACHE_LINE):
+            kb.prefetch(kb.at(address, offset))
 
 
 def _sets_of(gates: int, units: int) -> int:
@@ -223,9 +248,9 @@ def for_each_product(
 
 
 @contextmanager
-def _each_row(kb: KernelBuilder, gemv: GateGemv, count: Value) -> Iterator[Value]:
-    """Emit a loop over `count` rows, and yield a row's number; no loop if only one is multiplied at a time."""
-    if gemv.rows == 1:
+def _each_row(kb: KernelBuilder, most: int, count: Value) -> Iterator[Value]:
+    """Emit a loop over `count` rows, at most `most`, and yield a row's number; no loop if there is only one."""
+    if most == 1:
         yield kb.i64(0)
         return
     with kb.loop(0, count) as row:
@@ -270,8 +295,12 @@ class GateProduct(Protocol):
         sources: Sequence[Value],
         constants: Sequence[Value],
         addends: Sequence[Value],
+        place: tuple[Value, int],
     ) -> list[Sequence[Value]]:
-        """Return a block's sums of each row plus those at its addend, both in the order of `GateGemv.pack_rows`."""
+        """Return a block's sums of each row plus those at its addend, both in the order of `GateGemv.pack_rows`.
+
+        `place` is the number of the tile and how many tiles are multiplied with a block, one after the other.
+        """
         ...
 
 
@@ -298,9 +327,19 @@ class FloatGates:
         sources: Sequence[Value],
         constants: Sequence[Value],
         addends: Sequence[Value],
+        place: tuple[Value, int],
     ) -> list[Sequence[Value]]:
-        """Return the sums; `addends` are what the accumulators begin with."""
-        return self.gemv.emit(kb, block, sources, constants[0], addends)
+        """Return the sums; `addends` are what the accumulators begin with.
+
+        Each tile prefetches its share of the next block's weights if no cache keeps all blocks for the next time step.
+        """
+        weights, gemv, (tile, tiles) = constants[0], self.gemv, place
+        if tiles == 1 or 4 * gemv.multiplications <= _RESIDENT_BYTES:
+            return gemv.emit(kb, block, sources, weights, addends)
+        step_bytes = gemv.gates * gemv.units_per_block * 4
+        stride, following = step_bytes // tiles, kb.ir.urem(kb.add(block, 1), kb.i64(gemv.blocks))
+        begin = kb.at(weights, kb.ir.add(kb.mul(following, step_bytes * gemv.k), kb.mul(tile, stride * gemv.k)))
+        return gemv.emit(kb, block, sources, weights, addends, _Ahead(begin, stride))
 
 
 @dataclass(frozen=True, slots=True)
@@ -604,7 +643,7 @@ class SequenceKernel(Kernel):
 
     Args: these; the hidden state; the state if the cell has one; `outputs`; the constants of the recurrent weights; the
     cell's constants if it has a state; the projection's constants and biases if there is one. Scratch, for each row
-    that is multiplied together: hidden state, state, outputs of the cell, pre-activations if it is normalized, what the
+    that takes a step together: hidden state, state, outputs of the cell, pre-activations if it is normalized, what the
     products need.
     """
 
@@ -631,6 +670,12 @@ class SequenceKernel(Kernel):
         return min(self._gemv.rows, 4 if self.batch >= 16 else 2 if self.batch >= 4 else 1)
 
     @property
+    def _stepped_rows(self) -> int:
+        """Rows that take a time step together: a block's weights are read from the cache's next level once for all."""
+        tiles = math.ceil(min(self.batch, _MAX_STEPPED_ROWS) / self._gemv.rows)
+        return tiles * self._gemv.rows
+
+    @property
     def _gemv(self) -> GateGemv:
         return self.gates.gemv
 
@@ -651,7 +696,7 @@ class SequenceKernel(Kernel):
 
     def scratch_bytes(self, target: Target) -> int:
         """Return the size of the states, outputs and pre-activations of rows, and of what the products need."""
-        return self._gemv.rows * self._scratch_offsets[-1]
+        return self._stepped_rows * self._scratch_offsets[-1]
 
     def _constants(self, kb: KernelBuilder) -> tuple[list[Value], Value, list[Value]]:
         """Return the constants of the gates, of the cell (any address if it has none), and of the projection."""
@@ -665,18 +710,18 @@ class SequenceKernel(Kernel):
         return gates, kb.argument(of_cell) if self.cell.has_state else gates[0], projection
 
     def emit(self, kb: KernelBuilder) -> None:
-        """Take each tile of rows through all time steps."""
-        size = self._rows_per_item
+        """Take the rows through all time steps, so many together as there is scratch memory for."""
+        size, together = self._rows_per_item, self._stepped_rows
         end = kb.intrinsic("llvm.smin", kb.mul(kb.end, size), kb.i64(self.batch))
         constants = self._constants(kb)
-        with kb.loop(kb.mul(kb.begin, size), end, self._gemv.rows) as first:
-            count = kb.intrinsic("llvm.smin", kb.i64(self._gemv.rows), kb.ir.sub(end, first))
+        with kb.loop(kb.mul(kb.begin, size), end, together) as first:
+            count = kb.intrinsic("llvm.smin", kb.i64(together), kb.ir.sub(end, first))
             _SequenceOfRows(self, kb, first, count, *constants).emit()
         kb.return_void()
 
 
 class _SequenceOfRows:
-    """Emits the time steps of `count` rows, which are multiplied together, from `first` on."""
+    """Emits the time steps of `count` rows from `first` on, which take each step together."""
 
     def __init__(
         self,
@@ -694,7 +739,7 @@ class _SequenceOfRows:
         self.offsets = kernel._scratch_offsets
 
     def _each(self) -> AbstractContextManager[Value]:
-        return _each_row(self.kb, self.gemv, self.count)
+        return _each_row(self.kb, self.kernel._stepped_rows, self.count)
 
     def _hidden(self, row: Value) -> Value:
         """Return the address of a row's scratch memory, which begins with the hidden state."""
@@ -781,14 +826,28 @@ class _SequenceOfRows:
         if product.scratch_bytes:
             with self._each() as row:
                 product.prepare(kb, source(row), self._products(row))
-        with kb.loop(0, product.gemv.blocks) as block:
+        with kb.loop(0, product.gemv.blocks) as block, self._each_tile() as (first, count):
+
+            def places(size: int, place: Callable[[Value], Value]) -> list[Value]:
+                return tiled(kb, size, count, lambda row: place(kb.ir.add(first, row)))
 
             def emit(size: int) -> Sequence[Sequence[Value]]:
-                sources = tiled(kb, size, self.count, lambda row: product.source(source(row), self._products(row)))
-                return product.emit(kb, block, sources, constants, tiled(kb, size, self.count, addend))
+                sources = places(size, lambda row: product.source(source(row), self._products(row)))
+                place = kb.ir.udiv(first, kb.i64(self.gemv.rows)), self.kernel._stepped_rows // self.gemv.rows
+                return product.emit(kb, block, sources, constants, places(size, addend), place)
 
-            with for_each_product(kb, product.gemv, self.count, emit) as (row, values):
-                yield row, block, values
+            with for_each_product(kb, product.gemv, count, emit) as (row, values):
+                yield kb.ir.add(first, row), block, values
+
+    @contextmanager
+    def _each_tile(self) -> Iterator[tuple[Value, Value]]:
+        """Emit a loop over the rows that are multiplied together, and yield the first one and how many they are."""
+        kb, rows = self.kb, self.gemv.rows
+        if self.kernel._stepped_rows == rows:
+            yield kb.i64(0), self.count
+            return
+        with kb.loop(0, self.count, rows) as first:
+            yield first, kb.intrinsic("llvm.smin", kb.i64(rows), kb.ir.sub(self.count, first))
 
     def _outputs(self, wanted: OutputKind) -> list[Value]:
         first = 3 if self.cell.has_state else 2
