@@ -150,12 +150,12 @@ def resources_of(pid: int) -> Counter[str]:
     return found
 
 
-def environment_has(pid: int, text: bytes) -> bool:
-    """Return whether a process was started with this variable."""
+def environment_of(pid: int) -> bytes:
+    """Return the variables with which a process was started; empty if it has exited, or is starting a program."""
     try:
-        return text in Path(f"/proc/{pid}/environ").read_bytes()
-    except (OSError, ValueError):
-        return False
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -282,12 +282,18 @@ class Place:
     def processes(self) -> list[int]:
         """Return the pids of all processes of the driver, also of those that have lost their parents.
 
-        A process is looked at once if it is another's: nobody but the driver's processes starts some of the driver.
+        A process of others is looked at once: nobody but the driver's processes starts some of the driver.
         """
         text = f"{PAGE_VARIABLE}={self.page.path}\0".encode()
         pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-        own = [pid for pid in sorted(pids - self._strangers) if environment_has(pid, text)]
-        self._strangers = pids.difference(own)
+        self._strangers &= pids
+        own = []
+        for pid in sorted(pids - self._strangers):
+            found = environment_of(pid)
+            if text in found:
+                own.append(pid)
+            elif found:  # it has none in the middle of execve(2)
+                self._strangers.add(pid)
         return own
 
     def of_role(self, role: Role) -> list[int]:
