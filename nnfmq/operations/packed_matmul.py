@@ -17,9 +17,9 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.operations import fixed_point
-from nnfmq.operations.declaration import Array, Tensor
+from nnfmq.operations.declaration import Array, Shape, Tensor
 from nnfmq.operations.fixed_point import Ints, ints, multiply_wide, reduced_multiplier
-from nnfmq.operations.preparation import cached_prepack
+from nnfmq.operations.preparation import cached_prepack, is_only_checked
 from nnfmq.operations.quantization import (
     EXACT_FLOAT32,
     Epilogue,
@@ -74,7 +74,8 @@ def float_matmul(
     input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
 ) -> PackedMatmul:
     """Pack a filter for a product in float32."""
-    packed = np.ascontiguousarray(filter.array.reshape(filter.shape[0], -1).T, dtype=np.float32)
+    matrix = filter.array.reshape(filter.shape[0], -1).T
+    packed = _no_weights(matrix.shape) if is_only_checked() else np.ascontiguousarray(matrix, dtype=np.float32)
     return PackedMatmul(packed, float_epilogue(np.tile(bias.array, row), activation), output.dtype, row)
 
 
@@ -100,9 +101,16 @@ def pack_exact_matrix(quantized: Array, zero_point: int, input: Tensor) -> tuple
         bound, _ = bound_accumulator(weights, max(map(abs, dtype_range(input))))
         return weights.sum(axis=0), np.array(bound)
 
+    if is_only_checked():
+        return _no_weights(quantized.shape), ints(np.zeros(quantized.shape[1])), 0
     sums, bound = cached_prepack(sum_up)
     matrix = np.subtract(quantized, zero_point, dtype=_exact_type(int(bound)), order="C")
     return matrix, ints(sums), int(bound)
+
+
+def _no_weights(shape: Shape) -> Array:
+    """Return zeros that take no memory, in place of a packed matrix that nothing reads."""
+    return np.broadcast_to(np.float32(0), shape)
 
 
 def _exact_type(bound: int) -> type[np.floating[Any]]:

@@ -32,7 +32,9 @@ __all__ = [
     "PreparedOp",
     "ShapedOp",
     "cached_prepack",
+    "checks_only",
     "infer_shapes",
+    "is_only_checked",
     "no_prepack_recording",
     "permute_shape",
     "prepare",
@@ -255,6 +257,25 @@ def no_prepack_recording() -> Iterator[None]:
         _current.reset(token)
 
 
+@contextmanager
+def checks_only() -> Iterator[None]:
+    """Make plans check their arguments and pack no weights during the block, on the calling thread.
+
+    What they return must not be called.
+    """
+    token = _current.set(_CHECKS_ONLY)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def is_only_checked() -> bool:
+    """Return whether this thread is within `checks_only`."""
+    return _current.get() is _CHECKS_ONLY
+
+
+_CHECKS_ONLY = PrepackedWeights(())
 _current: ContextVar[PrepackedWeights | None] = ContextVar("prepacked_weights", default=None)
 
 

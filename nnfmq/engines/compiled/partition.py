@@ -64,6 +64,7 @@ from nnfmq.operations.preparation import (
     TO_NCHW,
     TO_NHWC,
     ShapedOp,
+    checks_only,
     no_prepack_recording,
     permute_shape,
     split_arguments,
@@ -503,7 +504,7 @@ class CompiledPreparation(SubgraphPreparation):
 
         def plan_all() -> None:
             plans.extend((first, last, self._plan(source)) for first, last, source in sources)
-            with no_prepack_recording():
+            with checks_only():
                 for bind in self._unchecked:  # to the interpreter's kernels, for the errors that they raise
                     bind()
 

@@ -9,6 +9,7 @@ import pytest
 from support.compiled import assert_kernels_agree, assert_kernels_agree_on
 from support.small_models import one_operation
 
+from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.kernels import gemm_plan
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.depthwise import DwConvKernel
@@ -20,8 +21,11 @@ from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, REQUANT
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES, prepare
 from nnfmq.engines.compiled.target import TARGETS, Target, host_target
+from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
+from nnfmq.operations import packed_matmul
 from nnfmq.operations.declaration import NUMPY_TYPES, Tensor
+from nnfmq.operations.packed_matmul import PackedMatmul
 from nnfmq.operations.shapes import WindowDimension, windows
 
 pytestmark = pytest.mark.instruction_sets
@@ -111,6 +115,30 @@ def test_convolutions_of_few_channels_match_the_interpreter(
     kind: str, size: tuple[int, ...], filter: tuple[int, ...]
 ) -> None:
     assert_kernels_agree(convolution(kind, size, filter))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_interpreter_s_plans_check_convolutions_without_packing_weights(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrices = []
+
+    def packed(matrix: Any, *rest: Any) -> PackedMatmul:
+        matrices.append(matrix)
+        return PackedMatmul(matrix, *rest)
+
+    monkeypatch.setattr(packed_matmul, "PackedMatmul", packed)
+    prepare(convolution(kind, (1, 4, 3, 5, 6), (1, 1, 1, 1, SAME, 0)))
+    assert [(matrix.shape, matrix.strides) for matrix in matrices] == [((5, 6), (0, 0))]
+
+
+def test_a_compiled_convolution_has_the_constraints_of_the_interpreter_s() -> None:
+    constants = weights("per channel", (4, 1, 1, 4), 4, 1, np.random.default_rng(1))  # the dimension 0 is required
+    source, out = image("per channel", (1, 2, 2, 4), 0.5, 115), image("per channel", (1, 2, 2, 4), 2.0, 120)
+    model = one_operation(OperationType.CONV_2D, [source, *constants, SAME, 1, 1, 0], out)
+    for engine in (prepare, interpreter.prepare):
+        with pytest.raises(GeneralFailure, match=r"operation 0 .*dimension 1, required is 0 \(C3\)"):
+            engine(model)
 
 
 @pytest.mark.parametrize("channels", range(1, 18))

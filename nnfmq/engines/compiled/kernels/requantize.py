@@ -71,6 +71,7 @@ _LOW_BITS = 127  # of a multiplier: the other 24 fit float32
 _ROUND_DOWN = I32(9)  # _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC
 _SIGN = -(1 << 31)
 _MAX_RIGHT_SHIFT = 14  # then steps are at accumulators below 2**24, and the error below is at most 2**-23
+_SHIFT_BITS = 6  # hold shifts from -14 to 30
 _MAX_ERROR = 2.0**-22  # of the first multiply-add, in units of the accumulator; twice the bound
 _CHECKED_CHANNELS = 256  # at a time: they fit a second-level cache
 _PMULHRSW = {32: "llvm.x86.avx512.pmul.hr.sw.512", 16: "llvm.x86.avx2.pmul.hr.sw"}
@@ -101,9 +102,8 @@ class Float32Multiplier:
         high, _, _ = _factors(multipliers)
         if (max_abs_acc * high >= 2.0**30).any():  # twice that does not fit int32
             return None
-        distinct = np.unique(np.stack([multipliers.multipliers, multipliers.shifts]).astype(np.int64), axis=1)
         is_rectified = results[0] >= 0
-        is_exact = _has_exact_steps(OutputMultipliers(*distinct), max(results[1], -results[0]), is_rectified)
+        is_exact = _has_exact_steps(_distinct(multipliers), max(results[1], -results[0]), is_rectified)
         return cls(is_rectified) if is_exact else None
 
     def apply(self, kb: KernelBuilder, accs: Value, row: Callable[[int], Value]) -> Value:
@@ -132,6 +132,12 @@ class Float32Multiplier:
         """Return (value + 1) >> 1 of int16 values."""
         half = kb.splat(I16, 1 << 14, values.type.count)
         return kb.call(_PMULHRSW[values.type.count], values.type, values, half)
+
+
+def _distinct(multipliers: OutputMultipliers) -> OutputMultipliers:
+    """Return each pair of a multiplier and a shift once."""
+    pairs = np.unique(multipliers.multipliers << _SHIFT_BITS | multipliers.shifts + _MAX_RIGHT_SHIFT)
+    return OutputMultipliers(pairs >> _SHIFT_BITS, (pairs & (1 << _SHIFT_BITS) - 1) - _MAX_RIGHT_SHIFT)
 
 
 def _factors(multipliers: OutputMultipliers) -> tuple[Floats, Floats, Floats]:
