@@ -8,6 +8,7 @@ without the Python layer above it, which keeps the file in memory, and adds 1 to
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ class OnnxRuntimeDevice(HostedDevice):
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
         """See `HostedDevice.open`."""
+        os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read by the import, which would make files, an id and a thread
         import onnxruntime
 
         onnxruntime.disable_telemetry_events()

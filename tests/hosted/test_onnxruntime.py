@@ -5,7 +5,10 @@ Options that name files or libraries are refused, and files that a model names a
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -290,6 +293,22 @@ def test_options_of_sessions_are_taken(device: nnfmq.Device) -> None:
     }  # fmt: skip
     with device.prepare(ADD, runtime_options=options) as model:
         assert model.execute(np.float32([1, 2]))[0].tolist() == [2, 4]
+
+
+OPENING = """
+import sys
+from nnfmq.hosted.device import HostedFile, OpenOptions
+from nnfmq.hosted.onnxruntime import OnnxRuntimeDevice
+OnnxRuntimeDevice().open(HostedFile("onnx", {"net.onnx": memoryview(sys.stdin.buffer.read())}), OpenOptions())
+"""
+
+
+def test_a_runtime_that_is_imported_keeps_no_telemetry(tmp_path: Path) -> None:
+    """Outside of a sandbox, which would keep it from writing: by itself ONNX Runtime makes an id and a database."""
+    places = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"} | places
+    subprocess.run([sys.executable, "-c", OPENING], input=ADD, env=environment, timeout=60, check=True)
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_floats_are_private_if_an_operator_sorts_by_them() -> None:

@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 from bench_support import adopt_orphans, end_descendants, interrupt_on_sigterm
 from support.cluster_load import version_model
+from support.onnx_files import file_of
+from support.onnx_runtime import onnx
 
 from nnfmq.base.processes import descendants
 from nnfmq.hal.errors import NnfmqError
+
+VALUES = np.array([7, 2**40, 7, 2**40 + 1])
+_UNIQUE = onnx.helper.make_node("Unique", ["values"], ["found"])  # which only a hosted runtime executes
 
 
 def main() -> None:
@@ -44,7 +49,8 @@ def run(folder: Path) -> dict[str, Any]:
     version.mkdir(parents=True)
     (version / "model.tflite").write_bytes(version_model(3))
     directory = serve.run(app(folder / "models"), name="directory", route_prefix="/d", _local_testing_mode=True)
-    objects = serve.run(app({"adder/7": version_model(7)}), name="objects", route_prefix="/o", _local_testing_mode=True)
+    models = {"adder/7": version_model(7), "unique/1": file_of([_UNIQUE], {"values": VALUES}, ["found"])}
+    objects = serve.run(app(models), name="objects", route_prefix="/o", _local_testing_mode=True)
     (info,) = directory.model_metadata.remote("adder").result().inputs
     given = np.zeros(info.shape, info.dtype)
 
@@ -64,6 +70,7 @@ def run(folder: Path) -> dict[str, Any]:
         "mapping": answer(directory, "adder", {info.name: given}),
         "array": answer(directory, "adder", given),
         "objects": answer(objects, "adder", given),
+        "hosted": objects.infer.remote("unique", VALUES).result().outputs["found"].tolist(),
         "concurrent": asyncio.run(twenty()),
         "unknown": answer(directory, "other", given),
         "count": answer(directory, "adder", given, given),

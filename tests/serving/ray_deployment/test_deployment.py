@@ -24,6 +24,10 @@ def test_models_of_a_directory_and_of_bytes_are_served_without_a_cluster(local: 
     assert local["concurrent"] == ["3"] * 20
 
 
+def test_a_model_of_a_hosted_runtime_is_served_with_elements_of_64_bits(local: dict[str, Any]) -> None:
+    assert local["hosted"] == [7, 2**40, 2**40 + 1]
+
+
 def test_each_application_without_a_cluster_has_one_driver(local: dict[str, Any]) -> None:
     assert local["drivers"] == 2
 
