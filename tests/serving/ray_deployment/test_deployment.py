@@ -36,7 +36,7 @@ def test_each_application_without_a_cluster_has_one_driver(local: dict[str, Any]
     ("case", "kind", "message"),
     [
         ("unknown", "ModelNotFound", "'other'"),
-        ("count", "InvalidArgument", "1 inputs"),
+        ("count", "InvalidArgument", "1 input (x), not 2"),
         ("nameless", "InvalidArgument", "names no model"),
         ("shape", "InvalidArgument", "has the shape"),
     ],
