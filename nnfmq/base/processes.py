@@ -69,6 +69,15 @@ def is_child_stopped(kind: int, child: int) -> bool:
         return False
 
 
+def is_paused(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped a process. False if it has exited."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except _GONE:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")  # the name before may contain anything
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What the kernel does with a process when its parent exits: PR_SET_PDEATHSIG of prctl(2).
 #

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 from support.control_flow_models import counting
-from support.drivers import LIMIT_S, Daemon, InThread, one, running_daemon
+from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, until
 from support.models import null_model
 from support.plugins import add_plugin, path_with
 
@@ -18,6 +18,7 @@ from nnfmq.driver.execution.watchdog import ExecutionLimit, limited
 
 STUCK = 13.0
 _DEVICE = f"""
+import ctypes
 import time
 
 from nnfmq.driver.devices.device import DeviceBase
@@ -37,15 +38,33 @@ class Sticking(DeviceBase):
         if inputs[0][0] == {STUCK}:
             time.sleep(3600)
         return [inputs[0]]
+
+
+class Keeping(Sticking):
+    name = "test-keeping"
+
+    def compile(self, model):
+        ctypes.PyDLL(None).pause()  # without releasing the GIL
+"""
+_STALL = """
+import sys
+
+if "serve" in sys.orig_argv:
+    from nnfmq.driver.process import heartbeats
+
+    heartbeats.STALL_S = 1.0
 """
 OWN_TEXT = "an execution has taken 0.3 s, the limit that $NNFMQ_EXECUTION_LIMIT_S of the driver sets"
+GIL_TEXT = "ended with status -9: code of a plug-in kept Python's lock beyond its deadline, or beyond the limit"
 TEXT = "device 'test-sticking' has computed for 0.3 s, the limit of one execution that $NNFMQ_EXECUTION_LIMIT_S"
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     site = tmp_path_factory.mktemp("site")
-    add_plugin(site, "nnfmq_sticking", _DEVICE, {"sticking": "nnfmq_sticking:Sticking"}, "nnfmq.devices")
+    names = {"sticking": "nnfmq_sticking:Sticking", "keeping": "nnfmq_sticking:Keeping"}
+    add_plugin(site, "nnfmq_sticking", _DEVICE, names, "nnfmq.devices")
+    (site / "sitecustomize.py").write_text(_STALL)
     environment = {**path_with(site), settings.EXECUTION_LIMIT_S.variable: "0.3"}
     with running_daemon(site / "d.sock", environment=environment) as started:
         yield started
@@ -77,6 +96,23 @@ def test_an_execution_of_nnfmq_s_own_engine_has_the_limit_too(daemon: Daemon, mo
         call = InThread.start(lambda: MODES[mode](prepared, (x, np.array([endless], np.int32), x)))
         assert isinstance(call.wait(LIMIT_S).error, nnfmq.DeadObject), call.error
     assert OWN_TEXT in daemon.program.errors()
+
+
+def test_a_worker_in_which_a_plug_in_keeps_the_GIL_ends_although_none_of_its_threads_runs(daemon: Daemon) -> None:
+    with (
+        daemon.connect() as client,
+        daemon.connect() as neighbour,
+        neighbour.device("test-sticking").prepare(null_model()) as other,
+        Process(client.worker_pid) as worker,
+    ):
+        call = InThread.start(lambda: client.device("test-keeping").prepare(null_model()))
+        while call.is_running:
+            assert other.execute(one(1)) == (one(1),)
+        assert isinstance(call.wait(LIMIT_S).error, nnfmq.DeadObject), call.error
+        worker.wait_for_end()
+        assert other.execute(one(2)) == (one(2),)
+    until(lambda: GIL_TEXT in daemon.program.errors(), "the log says why")
+    assert "has not run its threads for" in daemon.program.errors()
 
 
 def _burst(model: nnfmq.PreparedModel, given: Sequence[np.ndarray]) -> object:

@@ -234,7 +234,8 @@ class ExecutionLimit(Closable):
     """Ends this process if an execution takes longer than $NNFMQ_EXECUTION_LIMIT_S. Costs an execution nothing.
 
     A timer of the watcher thread looks which executions are in progress. Looks are counted, not seconds: the process
-    may have been stopped meanwhile. A kernel that keeps the GIL is not noticed: the thread cannot run. Close it.
+    may have been stopped meanwhile. If a kernel keeps the GIL the thread cannot run, and the supervisor ends the worker
+    (`driver.process.heartbeats`). Close it.
 
     Args:
         running: Returns what identifies each execution that is in progress, another value for each one.

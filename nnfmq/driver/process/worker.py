@@ -15,7 +15,6 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from nnfmq.base.accounts import become
@@ -34,6 +33,7 @@ from nnfmq.driver.devices.registry import make_devices
 from nnfmq.driver.execution.order import ClientOrder
 from nnfmq.driver.execution.turns import CoreTurns
 from nnfmq.driver.memory.quota import MemoryShare, MemoryShares, quota_limit_bytes
+from nnfmq.driver.process.heartbeats import beat_for_ever
 from nnfmq.driver.process.sandboxes import prepare_worker_sandbox, worker_sandbox
 from nnfmq.driver.process.statistics_area import SharedStatistics, WorkerStatistics
 from nnfmq.driver.process.trace import WORKER_TRACE, TraceArea
@@ -68,6 +68,7 @@ class WorkerFds(NamedTuple):
         statistics: The memory of the statistics where the worker counts, whose mapping it inherits.
         page: The memory of what the client counts itself.
         errors: The pipe that becomes its stderr.
+        heartbeat: The eventfd by which the supervisor knows that it does not hang (`heartbeats`).
         uid_lock: The lock on the worker's uid (`UidPool`); -1 if it has none of its own.
     """
 
@@ -81,6 +82,7 @@ class WorkerFds(NamedTuple):
     statistics: int
     page: int
     errors: int
+    heartbeat: int
     uid_lock: int = -1
 
 
@@ -161,7 +163,11 @@ def main(
     sandbox = worker_sandbox(devices.values(), has_own_uid=fds.uid_lock >= 0)
     statistics.use_page(Memory.adopt(fds.page))  # until the process exits
     open_perf_map()
-    enter_sandbox = partial(enter, sandbox)
+
+    def enter_sandbox() -> None:
+        enter(sandbox)
+        beat_for_ever(fds.heartbeat)  # by a thread, which must not be older than the sandbox
+
     run_session(
         Session(channel, "nnfmq", HANDLERS, devices, setup.options, hello, share, order, own_statistics, enter_sandbox)
     )

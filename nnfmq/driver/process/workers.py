@@ -18,6 +18,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,8 @@ from nnfmq.driver.process import worker
 from nnfmq.driver.process.admission import PLACES
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
 from nnfmq.driver.process.client_classes import class_without_request, schedule_worker, why_not_changed, why_not_given
-from nnfmq.driver.process.event_loop import EventLoop, Timer
+from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.driver.process.heartbeats import HeartbeatWatch, worker_heartbeat
 from nnfmq.driver.process.limits import publish_limits
 from nnfmq.driver.process.pending_clients import decode_greeting, reject
 from nnfmq.driver.process.sandboxes import private_folder_of
@@ -84,8 +86,10 @@ class _Worker:
         cache: SharedCacheServer,
         logged: LoggedClient,
         errors: WorkerErrors,
+        heartbeat: HeartbeatWatch,
     ) -> None:
         self.errors = errors
+        self.heartbeat = heartbeat
         self.cache = cache  # of its clients' user
         self.logged = logged
         self.started_s = time.monotonic()
@@ -97,6 +101,7 @@ class _Worker:
         self.slot = slot  # of MemoryShares
         self.client_class = client_class
         self.is_monitor = self.was_killed = self.client_has_exited = False
+        self.was_silent = False
         self.has_compiled = False
         self.has_perf_map = settings.PERF_MAP.value()
 
@@ -216,18 +221,14 @@ class WorkerProcesses:
             own_statistics = self._statistics.of_worker(slot - 1)
             statistics = own_statistics[0].memory
             may_trace = self._uids is None or client.uid in (os.getuid(), 0)
-            uid, uid_lock, enter = None, -1, give_up_capabilities
-            if self._uids is not None:
-                uid, uid_lock = self._uids.take()
-                undo.callback(self._uids.release, uid)
-                worker_ends.callback(os.close, uid_lock)
-                enter = partial(worker.enter_account, uid, client.uid)
+            uid, uid_lock, enter = self._take_account(client.uid, undo, worker_ends)
             errors = WorkerErrors(self._loop)
             undo.callback(errors.close)
             worker_ends.callback(errors.close_child_end)
+            heartbeat = undo.enter_context(worker_heartbeat(self._loop))
             fds = WorkerFds(
                 control_fd, self._status.fileno(), shares, cores, traces if may_trace else -1, cache_fd, compile_fd,
-                statistics.fileno(), page, errors.child_fd, uid_lock,
+                statistics.fileno(), page, errors.child_fd, heartbeat.fileno(), uid_lock,
             )  # fmt: skip
             logged = client.logged(command_name(client.pid))
             run = partial(
@@ -253,7 +254,20 @@ class WorkerProcesses:
         vlog("driver", "worker %d serves a new client", process.pid)
         logged = errors.client = logged._replace(worker=process.pid)
         _log.info("client connected, class %s", client_class.name.lower(), extra=about(logged))
-        return _Worker(process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged, errors)
+        return _Worker(
+            process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged, errors, heartbeat
+        )
+
+    def _take_account(
+        self, client_uid: int, undo: ExitStack, worker_ends: ExitStack
+    ) -> tuple[int | None, int, Callable[[], None]]:
+        """Return a uid for a worker and its lock's fd, None and -1 if it has none of its own; and how it begins."""
+        if self._uids is None:
+            return None, -1, give_up_capabilities
+        uid, lock = self._uids.take()
+        undo.callback(self._uids.release, uid)
+        worker_ends.callback(os.close, lock)
+        return uid, lock, partial(worker.enter_account, uid, client_uid)
 
     def _publish_class(self, slot: int, client_class: ClientClass) -> None:
         self._cores.set_class(slot, client_class)
@@ -316,6 +330,13 @@ class WorkerProcesses:
         self._loop.add_reader(started.compile_link.channel.fileno(), lambda: self._relay_compilation(started))
         if started.client_pidfd is not None:
             self._loop.add_reader(started.client_pidfd, lambda: self._on_client_exit(started))
+        started.heartbeat.begin(started.process.pid, lambda silent_s: self._on_silence(started, silent_s))
+
+    def _on_silence(self, silent: _Worker, silent_s: float) -> None:
+        text = "worker %d has not run its threads for %.3g s, more than $%s allows: it is ended"
+        _log.error(text, silent.process.pid, silent_s, settings.EXECUTION_LIMIT_S.variable, extra=about(silent.logged))
+        silent.was_silent = True
+        silent.process.send(signal.SIGKILL)
 
     def _on_stopped(self, stopped: _Worker) -> None:
         _log.error("worker %d, of the model repository, is stopped: it is ended", stopped.process.pid)
@@ -387,13 +408,15 @@ class WorkerProcesses:
                 as_owner(uid, partial(os.unlink, perf_map_path(ended.process.pid)))
         if self._uids is not None and uid is not None:
             self._uids.release(uid)
+        ended.heartbeat.close()
         status = ended.process.reap()
         ended.errors.close()
         vlog("driver", "worker %d has ended with status %d", ended.process.pid, status)
         if status and not ended.was_killed:
             self._statistics.add(layout.DEAD_WORKERS)
-            self._statistics.add(layout.DEATHS + layout.DEATH_CAUSES.index(_death_cause(status)))
-            text, cause = "worker %d ended with status %d%s", _CAUSES.get(-status, "")
+            number = signal.SIGALRM if ended.was_silent else -status  # both have the same cause
+            self._statistics.add(layout.DEATHS + layout.DEATH_CAUSES.index(_death_cause(-number)))
+            text, cause = "worker %d ended with status %d%s", _CAUSES.get(number, "")
             _log.error(text, ended.process.pid, status, cause, extra=about(ended.logged))
             return
         left = "client's process has exited" if ended.client_has_exited else "client left"
@@ -455,9 +478,9 @@ def _reject(channel: Channel, error: OSError | NnfmqError) -> None:
 # children are a session of their own, which ends with it; the kernel kills the process if the supervisor is killed.
 #
 # A process may also hang without being stopped: a loop without end, a lock, a system call that does not return. So it
-# writes to an eventfd about once a second, which takes both of its threads that must go on. The supervisor looks every
-# HEARTBEAT_CHECK_S, and kills it after HEARTBEATS_MISSED_MAX looks without a heartbeat, before the first one after
-# HEARTBEATS_MISSED_AT_START. Looks are counted, not seconds: the whole driver may have been stopped meanwhile.
+# writes to an eventfd about once a second (`heartbeats`), which takes both of its threads that must go on. The
+# supervisor looks every HEARTBEAT_CHECK_S, and kills it after HEARTBEATS_MISSED_MAX looks without a heartbeat, before
+# the first one after HEARTBEATS_MISSED_AT_START.
 
 
 HEARTBEAT_CHECK_S = 5.0
@@ -485,9 +508,7 @@ class RepositoryProcess:
         self._started_s = 0.0
         self._pause_s = PAUSE_S
         self._is_ending = False
-        self._heartbeat_fd = -1  # of the process
-        self._missed, self._missed_max = 0, 0
-        self._check: Timer | None = None
+        self._heartbeat: HeartbeatWatch | None = None  # of the process
 
     def start(self) -> None:
         """Start the process; if that fails, try again after a pause."""
@@ -495,7 +516,10 @@ class RepositoryProcess:
             return
         fd = os.dup(self._listener.fileno())  # a fork closes the listener in the child
         try:
-            heartbeat_fd = self._heartbeat_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            heartbeat = self._heartbeat = HeartbeatWatch(
+                self._loop, HEARTBEAT_CHECK_S, HEARTBEATS_MISSED_MAX, HEARTBEATS_MISSED_AT_START
+            )
+            heartbeat_fd = heartbeat.fileno()
             process = self._process = fork_child(
                 lambda: self._execute(fd, heartbeat_fd),
                 [fd, heartbeat_fd],
@@ -505,8 +529,7 @@ class RepositoryProcess:
             self._started_s = time.monotonic()
             self._loop.add_reader(process.fileno(), self._on_exit)
             self._loop.watch_stops(process, self._on_stopped)
-            self._missed, self._missed_max = 0, HEARTBEATS_MISSED_AT_START
-            self._check_later()
+            heartbeat.begin(process.pid, self._on_silence)
         except (OSError, GeneralFailure) as error:
             _log.error("the model repository cannot be started: %s", error)
             self._end_process()
@@ -534,22 +557,11 @@ class RepositoryProcess:
         if self._process is not None:
             self._process.send(signal.SIGKILL)
 
-    def _check_later(self) -> None:
-        self._check = self._loop.call_at(time.monotonic() + HEARTBEAT_CHECK_S, self._check_heartbeat)
-
-    def _check_heartbeat(self) -> None:
-        """Kill the process if it has not shown for long that it answers. Its exit is waited for elsewhere."""
-        try:
-            os.eventfd_read(self._heartbeat_fd)
-            self._missed, self._missed_max = 0, HEARTBEATS_MISSED_MAX
-        except BlockingIOError:
-            self._missed += 1
-        if self._missed == self._missed_max and self._process is not None:
-            _log.error(
-                "the model repository has not answered for %g s: it is replaced", self._missed * HEARTBEAT_CHECK_S
-            )
+    def _on_silence(self, silent_s: float) -> None:
+        """Kill the process, which has not shown for long that it answers. Its exit is waited for elsewhere."""
+        _log.error("the model repository has not answered for %g s: it is replaced", silent_s)
+        if self._process is not None:
             self._process.send(signal.SIGKILL)
-        self._check_later()
 
     def _on_exit(self) -> None:
         status = self._end_process()
@@ -559,11 +571,9 @@ class RepositoryProcess:
     def _end_process(self) -> int:
         """Kill the process and its children; return its exit status. Blocks until it has ended."""
         process, self._process = self._process, None
-        heartbeat_fd, self._heartbeat_fd = self._heartbeat_fd, -1
-        if heartbeat_fd >= 0:
-            os.close(heartbeat_fd)
-        if self._check is not None:
-            self._check.cancel()
+        heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.close()
         if process is None:
             return 0
         self._loop.unwatch_stops(process)

@@ -94,6 +94,20 @@ def send_to_abstract_address():
     left.connect(ARGUMENTS["abstract"])
 
 
+def text(path):
+    KEPT.append(ctypes.create_string_buffer(os.fsencode(path)))
+    return ctypes.addressof(KEPT[-1])
+
+
+def send_to_abstract_address_by_machine_code():
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    name = os.fsencode(ARGUMENTS["abstract"])
+    from_machine_code(42 if X86 else 203, left.fileno(), text(b"\\1\\0" + name), 2 + len(name))
+
+
+KEPT = []
+OPEN = 257 if X86 else 56
+HERE = -100  # AT_FDCWD; 65 is O_WRONLY and O_CREAT
 ACTS = {{
     "socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
     "unix socket": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET),
@@ -105,6 +119,12 @@ ACTS = {{
     "fork": fork,
     "clone": fork_by_clone,
     "fork from machine code": lambda: from_machine_code(57 if X86 else 220, signal.SIGCHLD if not X86 else 0),
+    "exec from machine code": lambda: from_machine_code(59 if X86 else 221, text("/bin/true"), 0, 0),
+    "kill from machine code": lambda: from_machine_code(62 if X86 else 129, ARGUMENTS["victim"], signal.SIGKILL),
+    "abstract address from machine code": send_to_abstract_address_by_machine_code,
+    "read a home file from machine code": lambda: from_machine_code(OPEN, HERE, text(ARGUMENTS["secret"]), 0),
+    "write the cache from machine code": lambda: from_machine_code(OPEN, HERE, text(ARGUMENTS["cache"]), 65),
+    "executable memory from machine code": lambda: from_machine_code(10 if X86 else 226, memory(3), PAGE, 5),
     "kill a worker": lambda: os.kill(ARGUMENTS["victim"], signal.SIGKILL),
     "probe the supervisor": lambda: os.kill(os.getppid(), 0),
     "kill by a pidfd": lambda: os.pidfd_open(ARGUMENTS["victim"]),

@@ -1,0 +1,100 @@
+"""Heartbeats: how a process learns that a child of it hangs, in whatever way.
+
+The child writes to an eventfd again and again, and its parent looks whether it has. Looks are counted, not seconds: the
+whole driver may have been stopped meanwhile. A look at which a signal or a debugger has stopped the child does not
+count.
+
+A worker's watcher thread writes eight times within $NNFMQ_EXECUTION_LIMIT_S. It cannot while code of a plug-in keeps
+the GIL, and neither can anything else in that process which would end it. So the supervisor ends a worker that has not
+written for the limit, an eighth of it, and STALL_S.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+
+from nnfmq.base import settings, watcher
+from nnfmq.base.ownership import Closable
+from nnfmq.base.processes import is_paused
+from nnfmq.driver.execution.watchdog import STALL_S
+from nnfmq.driver.process.event_loop import EventLoop, Timer
+
+__all__ = ["HeartbeatWatch", "beat_for_ever", "worker_heartbeat"]
+
+_BEATS = 8  # within the limit of an execution
+
+
+class HeartbeatWatch(Closable):
+    """The parent's side: the eventfd, which the child inherits, and the looks. Close it.
+
+    Args:
+        loop: The parent's event loop. Borrowed.
+        look_s: The pause between two looks; 0: it never looks.
+        missed_max: After so many looks without a heartbeat the child hangs.
+        missed_at_start: The same before the first heartbeat.
+
+    Raises:
+        OSError: If the system lacks fds.
+    """
+
+    def __init__(self, loop: EventLoop, look_s: float, missed_max: int, missed_at_start: int) -> None:
+        self._loop = loop
+        self._look_s = look_s
+        self._missed_max, self._allowed = missed_max, missed_at_start
+        self._missed = 0
+        self._timer: Timer | None = None
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def fileno(self) -> int:
+        """Return the eventfd, which stays owned by this object."""
+        return self._fd
+
+    def begin(self, pid: int, on_silence: Callable[[float], object]) -> None:
+        """Look from now on; call `on_silence` once with the time, in seconds, for which the child has not written."""
+        if self._look_s:
+            self._timer = self._loop.call_at(time.monotonic() + self._look_s, lambda: self._look(pid, on_silence))
+
+    def _look(self, pid: int, on_silence: Callable[[float], object]) -> None:
+        try:
+            os.eventfd_read(self._fd)
+            self._missed, self._allowed = 0, self._missed_max
+        except BlockingIOError:
+            self._missed += not is_paused(pid)
+        if self._missed >= self._allowed:
+            on_silence(self._missed * self._look_s)
+        else:
+            self.begin(pid, on_silence)
+
+    def close(self) -> None:
+        """Look no more. Idempotent."""
+        timer, self._timer, fd, self._fd = self._timer, None, self._fd, -1
+        if timer is not None:
+            timer.cancel()
+        if fd >= 0:
+            os.close(fd)
+
+
+def worker_heartbeat(loop: EventLoop) -> HeartbeatWatch:
+    """Return what watches a new worker, which looks only if executions have a limit. Raises OSError."""
+    look_s = _pause_s()
+    missed_max = _BEATS + 1 + math.ceil(STALL_S / look_s) if look_s else 0
+    return HeartbeatWatch(loop, look_s, missed_max, missed_max)
+
+
+def beat_for_ever(fd: int) -> None:
+    """Let the watcher thread of this process, a worker, write to its eventfd as long as the process lives."""
+    pause_ns = int(_pause_s() * 1e9)
+
+    def beat() -> None:
+        os.eventfd_write(fd, 1)
+        watcher.call_at(time.monotonic_ns() + pause_ns, beat)
+
+    if pause_ns:
+        beat()
+
+
+def _pause_s() -> float:
+    return settings.EXECUTION_LIMIT_S.value() / _BEATS
