@@ -96,13 +96,21 @@ def test_a_driver_that_ends_after_it_has_read_a_Hello_is_an_error_immediately(ma
         assert isinstance(error, nnfmq.DeviceUnavailable) and "exited before it replied" in str(error)
 
 
-def test_a_task_whose_Hello_a_driver_had_not_read_when_it_ended_gets_the_next_one(manager: Manager) -> None:
+@pytest.mark.parametrize("is_entered", [True, False], ids=["in async with", "at its first call"])
+@pytest.mark.parametrize("recovers", [True, False], ids=["recovers", "does not"])
+def test_a_task_whose_Hello_a_driver_had_not_read_when_it_ended_gets_the_next_one(
+    manager: Manager, recovers: bool, is_entered: bool
+) -> None:
     async def connect() -> None:
-        connection = nnfmq.connect(manager.path, timeout=LIMIT_S)  # returns while the driver may still start
+        # It returns while the driver may still start.
+        connection = nnfmq.connect(manager.path, timeout=LIMIT_S, recover=recovers)
         manager.listeners[0].accept()[0].close()
         with driver_of(manager):
-            async with connection as client:
-                assert executes(client, 1)
+            if is_entered:
+                await connection.__aenter__()
+            assert executes(connection, 1)
+            assert connection.recovery == (0, 0)  # no driver that has accepted it has died
+            await connection.__aexit__(None, None, None)
 
     asyncio.run(connect())
 

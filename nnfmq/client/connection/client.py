@@ -150,12 +150,15 @@ class Client(Closable):
         connect_again: ConnectAgain | None = None,
         compilation: Compilation | None = None,
         connect_repository: ConnectRepository | None = None,
+        *,
+        recovers: bool = False,
     ) -> None:
         self._connection = connection
-        connection.moves = connect_again is not None
+        connection.moves = recovers
         self._left: list[Connection] = []  # to drivers that asked this client to leave, while calls are in progress
         self._process = process
-        self._connect_again = connect_again  # None = the client does not recover
+        self._recovers = recovers
+        self._connect_again = connect_again
         self._attempt: SingleAttempt[Connection] = SingleAttempt()
         self._recovery = DriverRecovery()
         self._compilation = compilation
@@ -333,7 +336,7 @@ class Client(Closable):
     def device_of(self, info: DeviceInfo, choice: DeviceChoice = "application") -> Device:
         """Return the device that the driver has described by `info`; `choice` says who chose it, for observers."""
         self._known_devices.setdefault(info.name, info)
-        reach = None if self._connect_again is None else self._reach
+        reach = self._reach if self._recovers else None
         return Device(info, self._connection, choice, reach, None if reach is None else self._recovery)
 
     def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> CompiledModel:
@@ -445,7 +448,11 @@ class Client(Closable):
     @property
     def recovers(self) -> bool:
         """Whether the client connects again after the driver has died; see `connect`."""
-        return self._connect_again is not None
+        return self._recovers
+
+    def _successor(self) -> ConnectAgain | None:
+        """Return what connects to the driver's successor, if this client may: also before a driver has accepted it."""
+        return self._connect_again if self._recovers or self._connection.was_not_accepted else None
 
     def require_usable(self) -> None:
         """Raise BadState if the client is closed, DeadObject if its driver has died and the client does not recover."""
@@ -476,7 +483,7 @@ class Client(Closable):
                 return call(self._live_connection(deadline_ns), deadline_ns)
             except (DeadObject, NotAccepted) as error:
                 is_ending = isinstance(error, DriverEnding)
-                if self._connect_again is None or (has_died and not is_ending):
+                if self._successor() is None or (has_died and not is_ending):
                     raise
                 has_died |= not is_ending
 
@@ -500,24 +507,26 @@ class Client(Closable):
         connection = self._connection
         if self._is_closed and not connection.is_abandoned:
             raise BadState(CLOSED)  # the connection, which had ended before, would say that the driver is gone
-        if connection.is_open or self._connect_again is None or connection.is_abandoned:
+        if connection.is_open or self._successor() is None or connection.is_abandoned:
             return connection
         limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
         return self._attempt.run(lambda: self._connect_to_successor(limit_ns, wait), limit_ns, waits=wait)
 
     def _connect_to_successor(self, deadline_ns: int | None, wait: bool) -> Connection:
-        if not self._connection.is_open and self._connect_again is not None:
-            if not self._connection.has_left:
+        connect_again = self._successor()
+        if not self._connection.is_open and connect_again is not None:
+            was_accepted = not self._connection.was_not_accepted
+            if was_accepted and not self._connection.has_left:
                 self._note_death()
             try:
-                new = self._connect_again(deadline_ns, (lambda: self._is_closed) if wait else None)
+                new = connect_again(deadline_ns, (lambda: self._is_closed) if wait else None)
                 self._replace_connection(new, deadline_ns)
             except DeviceUnavailable:
                 if self.is_embedded:
                     self._recovery.limit.fail()
                 raise
             self._recovery.limit.begin()
-            self._recovery.count(reconnections=1)
+            self._recovery.count(reconnections=int(was_accepted))
         if self._is_closed:  # by another thread, meanwhile
             self.close()
         return self._connection
@@ -553,7 +562,10 @@ class Client(Closable):
             _log.info("the driver has asked to leave; connected to process %d", self.driver_pid)
         else:
             old.close()
-            _log.warning("the driver has died; connected again, to process %d", self.driver_pid)
+            if old.was_not_accepted:
+                _log.info("the driver ended before it accepted this client; connected to process %d", self.driver_pid)
+            else:
+                _log.warning("the driver has died; connected again, to process %d", self.driver_pid)
         if process is not None:
             old.end_driver()
 
@@ -591,13 +603,11 @@ class Client(Closable):
         return self
 
     def _wait_until_ready(self) -> None:
-        """Wait for the driver's reply to Hello; if it ends before and the client recovers, for its successor's."""
+        """Wait for the driver's reply to Hello; if it ends before it has accepted this client, for its successor's."""
         connection = self._connection
         try:
             connection.wait_until_ready()
         except NotAccepted:
-            if not self.recovers:
-                raise
             self._live_connection(connection.start_deadline_ns)
 
     async def __aexit__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -105,7 +105,7 @@ def connect(
 
         return LateClient(partial(_connect_when_listening, socket_path, options, deadline_ns))
     if wait:
-        return _connect_when_listening(socket_path, options, deadline_ns, lambda: False)
+        return _connect_when_listening(socket_path, options, deadline_ns)
     may_embed = path is None and embedded is None
     try:
         return _connect_or_wait(socket_path, options, deadline_ns, waits=recover and not may_embed)
@@ -171,9 +171,9 @@ def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Clien
     connection = _start_connection(_open_channel(path, options.server_uid, deadline_ns), options, deadline_ns)
     with ExitStack() as undo:
         undo.callback(connection.close)
-        again = partial(_connect_to_successor, path, options) if options.recover else None
+        again = partial(_connect_to_successor, path, options)
         repository = partial(_connect_repository, path, options.server_uid)
-        client = _new_client(connection, None, again, repository)  # while the driver starts a worker
+        client = _new_client(connection, None, again, options, repository)  # while the driver starts a worker
         connection.watch()
         if not _has_event_loop():
             connection.wait_until_ready(deadline_ns)
@@ -181,7 +181,9 @@ def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Clien
     return client
 
 
-def _connect_or_wait(path: Path, options: _Options, deadline_ns: int | None, *, waits: bool) -> Client:
+def _connect_or_wait(
+    path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed | None = None, *, waits: bool
+) -> Client:
     """Connect to the driver that listens; if it ends before it accepts this client, to its successor.
 
     `waits`: for a successor that does not listen yet, until the deadline or for 10 s. One that has ended has left the
@@ -189,16 +191,43 @@ def _connect_or_wait(path: Path, options: _Options, deadline_ns: int | None, *, 
     """
     limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
     ended = 0
+
+    def may_follow(error: DeviceUnavailable) -> bool:
+        nonlocal ended
+        is_ending = isinstance(error, NotAccepted)
+        ended += is_ending
+        return (is_ending or (waits and ended > 0)) and ended < _ENDED_MAX and not has_passed(limit_ns)
+
+    return _connect_repeatedly(path, options, deadline_ns, is_closed, may_follow)
+
+
+def _connect_when_listening(
+    path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed | None = None
+) -> Client:
+    """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes."""
+    return _connect_repeatedly(path, options, deadline_ns, is_closed, lambda _error: True)
+
+
+def _connect_repeatedly(
+    path: Path,
+    options: _Options,
+    deadline_ns: int | None,
+    is_closed: IsClosed | None,
+    goes_on: Callable[[DeviceUnavailable], bool],
+) -> Client:
+    """Connect, and after an error again, as long as `goes_on(error)` and the deadline has not passed.
+
+    Raises BadState when `is_closed()`, asked every 20 ms: a lock could be held by what a signal interrupts.
+    """
     while True:
         try:
             return _connect_to(path, options, deadline_ns)
         except DeviceUnavailable as error:
-            is_ending = isinstance(error, NotAccepted)
-            ended += is_ending
-            may_wait = is_ending or (waits and ended > 0)
-            if not may_wait or ended >= _ENDED_MAX or has_passed(limit_ns):
+            if has_passed(deadline_ns) or not goes_on(error):
                 raise
-        time.sleep(_RETRY_S)
+        _sleep_before_retry(deadline_ns)
+        if is_closed is not None and is_closed():
+            raise BadState(CLOSED)
 
 
 def _start_connection(channel: Channel, options: _Options, deadline_ns: int | None) -> Connection:
@@ -212,13 +241,15 @@ def _start_connection(channel: Channel, options: _Options, deadline_ns: int | No
 def _new_client(
     connection: Connection,
     process: subprocess.Popen[bytes] | None,
-    again: ConnectAgain | None,
+    again: ConnectAgain,
+    options: _Options,
     repository: ConnectRepository | None = None,
 ) -> Client:
     from nnfmq.client.connection.client import Client  # while the driver starts
     from nnfmq.client.connection.client_compilation import ClientCompilation
 
-    return Client(connection, process, again, ClientCompilation(connect_cpu_driver), repository)
+    compilation = ClientCompilation(connect_cpu_driver)
+    return Client(connection, process, again, compilation, repository, recovers=options.recover)
 
 
 def _has_event_loop() -> bool:
@@ -269,25 +300,10 @@ def _connect_repository(
 
 
 def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed | None) -> Client:
-    if is_closed is None:
-        return _connect_to(path, options, deadline_ns)
-    return _connect_when_listening(path, options, deadline_ns, is_closed)
-
-
-def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed) -> Client:
-    """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes.
-
-    Raises BadState when `is_closed()`, asked every 20 ms: a lock could be held by what a signal interrupts.
-    """
-    while True:
-        try:
-            return _connect_to(path, options, deadline_ns)
-        except DeviceUnavailable:
-            if has_passed(deadline_ns):
-                raise
-        _sleep_before_retry(deadline_ns)
-        if is_closed():
-            raise BadState(CLOSED)
+    """Connect in place of a client's earlier connection; `is_closed` is None if it does not wait for a driver."""
+    if options.recover and is_closed is not None:
+        return _connect_when_listening(path, options, deadline_ns, is_closed)
+    return _connect_or_wait(path, options, deadline_ns, is_closed, waits=False)
 
 
 def _sleep_before_retry(deadline_ns: int | None) -> None:
@@ -316,8 +332,7 @@ def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Optio
         connection = _start_connection(channel, options, deadline_ns)
         undo.callback(connection.close)
         connection.end_process = partial(end_embedded_driver, process)
-        again = partial(_replace_embedded, options) if options.recover else None
-        client = _new_client(connection, process, again)
+        client = _new_client(connection, process, partial(_replace_embedded, options), options)
         connection.watch(process.pid)
         if wait_ready and not _has_event_loop():
             connection.wait_until_ready(deadline_ns)

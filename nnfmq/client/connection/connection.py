@@ -259,11 +259,13 @@ class DriverStart:
     """The start of a driver, as a client sees it: until the reply to Hello arrives, or the error that replaces it.
 
     `reply` is None until then; `deadline_ns` ends every wait (monotonic clock; None = no limit). Thread-safe.
+    `was_not_accepted`: the driver has ended before it has read this client's Hello.
     """
 
     def __init__(self, deadline_ns: int | None) -> None:
         self.reply: HelloReply | None = None
         self.deadline_ns = deadline_ns
+        self.was_not_accepted = False
         self._has_exited = False
         self._future: Future[HelloReply] = Future()
 
@@ -286,6 +288,7 @@ class DriverStart:
             self._has_exited = True
             vlog("manager", "the connection has ended: %s", reason)
         kind = open_connections.NotAccepted if has_successor else DeviceUnavailable
+        self.was_not_accepted = has_successor and self.reply is None
         self.fail(kind(f"the driver exited before it replied: {reason}"))
 
     def wait(self, deadline_ns: int | None) -> HelloReply:
@@ -432,6 +435,11 @@ class Connection(DroppedConnection):
     def has_started(self) -> bool:
         """Whether the driver has accepted this client. Does not block."""
         return self._driver_start.reply is not None
+
+    @property
+    def was_not_accepted(self) -> bool:
+        """Whether the driver has ended before it has read this client's Hello: its successor may serve the client."""
+        return self._driver_start.was_not_accepted
 
     @property
     def is_open(self) -> bool:
