@@ -37,11 +37,14 @@ from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.serving.driver_process import DriverProcess, DriverState
 from nnfmq.serving.ray.object_models import ObjectModel, object_models, write_version
+from nnfmq.serving.socket_files import remove_left_files, remove_socket_files, unique_socket
 
 __all__ = ["NodeDriver", "ReplicaDriver", "node_driver"]
 
 NAMESPACE = "nnfmq"
 _IDLE_S = 30.0
+_RAY, _OWN = "ray", "serve"  # the sockets' names begin so
+_NODE_CHARACTERS = 12  # of the node's id in them
 _CALLS = 16  # at a time; each takes a thread only while it runs
 _log = logging.getLogger("nnfmq.serving")
 
@@ -65,14 +68,16 @@ class NodeDriver:
         environment: Mapping[str, str] | None = None,
         idle_s: float = _IDLE_S,
     ) -> None:
+        make_runtime_directory()
+        _remove_files_of_dead_nodes()
         self._own_models = _own_directory(key) if models is None else None
         directory = self._own_models or Path(models or "")
-        socket = make_runtime_directory() / f"ray-{key}.sock"
+        self._socket = unique_socket(_RAY, key)
         self._lock = threading.Lock()
         self._users: dict[int, int] = {}  # pid to pidfd
         self._idle_s = idle_s
         self._changed_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._driver = DriverProcess(socket, directory, options=options, environment=environment)
+        self._driver = DriverProcess(self._socket, directory, options=options, environment=environment)
         Thread(target=self._watch_users, name="nnfmq-replica-watch", daemon=True).start()
 
     def attach(self, pid: int) -> str:
@@ -147,6 +152,7 @@ class NodeDriver:
     def _end(self) -> None:
         _log.info("no replica of this node uses the driver any more; it ends")
         self._driver.close()
+        remove_socket_files(self._socket)
         if self._own_models is not None:
             shutil.rmtree(self._own_models)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
@@ -166,7 +172,7 @@ def node_driver(
     """
     node = ray.get_runtime_context().get_node_id()
     what = repr((models, sorted(names), list(options), sorted((environment or {}).items())))
-    key = f"{node[:12]}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    key = f"{node[:_NODE_CHARACTERS]}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
     actor = ray.remote(NodeDriver).options(
         name=f"driver-{node}-{key}",
         namespace=NAMESPACE,
@@ -183,9 +189,18 @@ def node_driver(
 
 def _own_directory(key: str) -> Path:
     """Return the directory for models from the object store. It outlives the actor, so that a restart finds them."""
-    directory = make_cache_directory() / f"ray-{key}"
+    directory = make_cache_directory() / f"{_RAY}-{key}"
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory
+
+
+def _remove_files_of_dead_nodes() -> None:
+    """Remove what drivers of this machine's earlier nodes have left. One of another cluster may listen: it is kept."""
+    alive = {node["NodeID"][:_NODE_CHARACTERS] for node in ray.nodes() if node["Alive"]}
+    try:
+        remove_left_files(_RAY, lambda key: key[:_NODE_CHARACTERS] in alive)
+    except OSError as error:
+        _log.warning("files of nodes that have ended are not removed: %s", error)
 
 
 def _clients(driver: DriverState) -> list[int]:
@@ -218,6 +233,7 @@ class ReplicaDriver:
         self._objects = object_models(models) if isinstance(models, Mapping) else []
         self._options = tuple(options)
         self._process: DriverProcess | None = None
+        self._socket = Path()  # of that process
         self._temporary: tempfile.TemporaryDirectory[str] | None = None  # is removed at exit, too
 
     async def find(self) -> Path:
@@ -252,7 +268,9 @@ class ReplicaDriver:
             directory = self._temporary.name
             for model in self._objects:
                 write_version(Path(directory), model)
-        socket = make_runtime_directory() / f"serve-{os.getpid()}-{time.monotonic_ns()}.sock"
+        make_runtime_directory()
+        remove_left_files(_OWN, lambda key: Path("/proc", key.partition("-")[0]).exists())
+        socket = self._socket = unique_socket(_OWN, f"{os.getpid()}-{time.monotonic_ns()}")
         self._process = DriverProcess(socket, Path(directory), options=self._options)
         self._process.wait_until_running()
         return socket
@@ -261,5 +279,6 @@ class ReplicaDriver:
         """End a driver of this process. Idempotent."""
         if self._process is not None:
             self._process.close()
+            remove_socket_files(self._socket)
         if self._temporary is not None:
             self._temporary.cleanup()
