@@ -40,7 +40,8 @@ __all__ = [
     "about",
     "apply_levels",
     "configure",
-    "keep_stderr",
+    "log_fd",
+    "move_stderr",
     "rate_limited",
     "set_client",
     "write_unless_handled",
@@ -174,14 +175,22 @@ def _quoted(value: object) -> str:
 # Where it goes.
 
 
+_STDERR = 2
+
+
 class StderrHandler(logging.Handler):
     """Writes lines to a descriptor, by default that of stderr. Does not block: see the module's text. Borrows `fd`."""
 
-    def __init__(self, fd: int = 2) -> None:
+    def __init__(self, fd: int = _STDERR) -> None:
         super().__init__()
         self._fd = fd
         self._omitted = 0
         self._is_within_line = False
+
+    @property
+    def fd(self) -> int:
+        """The descriptor."""
+        return self._fd
 
     def move(self, fd: int) -> None:
         """Write to `fd` from now on. Borrows it."""
@@ -239,17 +248,17 @@ def write_unless_handled(logger: logging.Logger) -> None:
         logger.addHandler(_UnhandledHandler())
 
 
-def configure(*, is_embedded: bool = False) -> None:
-    """Write the log of this process and of its future children to stderr, as the settings say. Idempotent.
+def configure(fd: int = _STDERR, *, is_embedded: bool = False) -> None:
+    """Write the log of this process and of its future children to `fd`, as the settings say. Idempotent. Borrows `fd`.
 
     An embedded driver has the terminal or file of its application, so without settings it logs warnings as text.
 
     Raises:
         InvalidArgument: If a setting is not valid.
     """
-    handler = StderrHandler()
-    chosen, is_journal = settings.LOG_FORMAT.value(), _is_journal()
-    default = "text" if is_embedded or is_journal or os.isatty(2) else "json"
+    handler = StderrHandler(fd)
+    chosen, is_journal = settings.LOG_FORMAT.value(), _is_journal(fd)
+    default = "text" if is_embedded or is_journal or os.isatty(fd) else "json"
     handler.setFormatter(LineFormatter(is_json=(chosen or default) == "json", has_priority=is_journal))
     logging.getLogger().handlers[:] = [handler]
     logging.captureWarnings(True)
@@ -257,18 +266,25 @@ def configure(*, is_embedded: bool = False) -> None:
     apply_levels()
 
 
-def keep_stderr() -> None:
-    """Write the log to what is stderr now, from now on: the descriptor 2 may become another file."""
+def log_fd() -> int:
+    """Return the descriptor to which this process logs: that of stderr, unless it was moved."""
+    return next((each.fd for each in logging.getLogger().handlers if isinstance(each, StderrHandler)), _STDERR)
+
+
+def move_stderr(fd: int) -> None:
+    """Let this process write what is not its log to `fd`, of which it takes ownership. The log stays where it is."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, StderrHandler):
-            handler.move(os.dup(2))
+        if isinstance(handler, StderrHandler) and handler.fd == _STDERR:
+            handler.move(os.dup(_STDERR))
+    os.dup2(fd, _STDERR)
+    os.close(fd)
 
 
-def _is_journal() -> bool:
-    """Return whether stderr is the stream that systemd has connected to its journal."""
+def _is_journal(fd: int) -> bool:
+    """Return whether `fd` is the stream that systemd has connected to its journal."""
     stream = settings.JOURNAL_STREAM.value()
     try:
-        found = os.fstat(2)
+        found = os.fstat(fd)
     except OSError:  # it is closed
         return False
     return stream == f"{found.st_dev}:{found.st_ino}"

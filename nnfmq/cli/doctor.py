@@ -323,7 +323,7 @@ def _driver() -> Iterator[Finding]:
             devices = client.devices()
             unavailable = [info for info in devices if info.status != DeviceStatus.AVAILABLE]
             reasons = {info.name: query_capabilities(client, info)[1] for info in unavailable}
-            lacks_capabilities = client.statistics(timeout=2.0).lacks_capabilities
+            statistics = client.statistics(timeout=2.0)
     except DeviceUnavailable as error:
         value = f"not running ({error})" if path.exists() else f"none at {path}"
         remedy = "none needed: each application starts an embedded driver; `nnfmq serve` starts one for all"
@@ -336,7 +336,11 @@ def _driver() -> Iterator[Finding]:
         return
     names = ", ".join(info.name for info in devices)
     yield Finding("driver", "running driver", f"at {path}, devices: {names}")
-    if lacks_capabilities:
+    if statistics.was_upgraded:
+        value = f"{statistics.version}, but nnfmq was upgraded since it began"
+        remedy = "restart it: `nnfmq serve --replace`, or by its service manager; until then it can load nothing more"
+        yield Finding("driver", "version", value, FindingState.LIMITED, remedy)
+    if statistics.lacks_capabilities:
         remedy = "start it as root with --user, or with AmbientCapabilities of systemd (docs/how-to/several-users.md)"
         yield Finding("driver", "users", "one: no CAP_SETUID and CAP_SETGID for several", FindingState.LIMITED, remedy)
     for name, reason in reasons.items():

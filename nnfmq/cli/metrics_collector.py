@@ -141,6 +141,8 @@ def _driver_metrics(sample: DriverSample) -> Iterator[Metric]:
     build = GaugeMetricFamily("nnfmq_build_info", "What the driver is", labels=("version", "core", "python", "machine"))
     build.add_metric((statistics.version, *build_parts(statistics)), 1)
     yield build
+    meaning = "Whether nnfmq was upgraded under the driver, which should be restarted"
+    yield GaugeMetricFamily("nnfmq_upgraded", meaning, int(statistics.was_upgraded))
     yield GaugeMetricFamily("nnfmq_cache_programs", "Compiled programs that workers share", cache.programs)
     yield GaugeMetricFamily("nnfmq_cache_bytes", "Their size", cache.size_bytes)
     yield CounterMetricFamily("nnfmq_cache_lookups", "How often workers looked for a program", cache.lookups)

@@ -143,8 +143,10 @@ def execute(arguments: argparse.Namespace) -> int:
         return 0
     from nnfmq.base import logs
     from nnfmq.base.processes import set_name, use_one_blas_thread
+    from nnfmq.base.upgrades import watch_package
 
     set_name("nnfmq-driver")
+    watch_package()
     _export_log_settings(arguments.log_level, arguments.log_format)
     logs.configure()
     use_one_blas_thread()  # the supervisor forks, and a process with threads does not

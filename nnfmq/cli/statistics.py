@@ -340,6 +340,7 @@ def driver_json(sample: DriverSample, cpu_share: float | None = None) -> dict[st
     return {
         "pid": statistics.pid,
         "version": statistics.version or None,
+        "was_upgraded": statistics.was_upgraded,
         "uptime_ns": statistics.uptime_ns,
         "clients": len(statistics.clients),
         "rejected_clients": statistics.rejected_clients,
@@ -648,7 +649,8 @@ def _rows(columns: list[tuple[str, Callable[[Any], str], bool]], rows: list[Any]
 def _version_text(statistics: DriverStatistics) -> str:
     core, python, machine = build_parts(statistics)
     build = f", {core} core, Python {python}, {machine}" if core else ""
-    return f"{statistics.version or 'that of this command'}{build}"
+    upgraded = "; upgraded since, restart it" if statistics.was_upgraded else ""
+    return f"{statistics.version or 'that of this command'}{build}{upgraded}"
 
 
 def build_parts(statistics: DriverStatistics) -> tuple[str, str, str]:

@@ -236,6 +236,7 @@ class DriverStatistics:
         clients_max: How many clients it serves at most, those that only read its statistics aside.
         serves_several: Whether it serves several users; who does not administer it sees what is his own then.
         lacks_capabilities: Whether it serves one user because it lacks capabilities to serve several.
+        was_upgraded: Whether nnfmq was upgraded under it: it goes on with what it has loaded, and should be restarted.
         pid_namespace: The inode of its PID namespace, in which all pids here are; 0 if it is unknown. A client in
             another one, such as another container, has the pid 0.
         cache: The programs that clients share.
@@ -263,6 +264,7 @@ class DriverStatistics:
     serves_several: bool = False
     lacks_capabilities: bool = False
     pid_namespace: int = 0
+    was_upgraded: bool = False
 
     def totals(self) -> dict[ModelKey, ModelCounts]:
         """Return what was counted since the driver started, of clients and models that are gone, too."""
@@ -321,6 +323,7 @@ def read_statistics(area: memoryview) -> DriverStatistics:
         serves_several=words[layout.SERVED_USERS] == layout.SEVERAL_USERS,
         lacks_capabilities=words[layout.SERVED_USERS] == layout.LACKS_CAPABILITIES,
         pid_namespace=words[layout.PID_NAMESPACE],
+        was_upgraded=bool(words[layout.UPGRADED]),
     )
 
 

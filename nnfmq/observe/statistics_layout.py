@@ -60,6 +60,7 @@ DEATH_CAUSES: Final = ("killed", "crashed", "sandbox", "ended")
 SERVED_USERS: Final = 28  # one of ONE_USER and those below
 ONE_USER, SEVERAL_USERS, LACKS_CAPABILITIES = 0, 1, 2  # the last: one, although it was to serve several
 PID_NAMESPACE: Final = 29  # its inode: the pids of a driver mean something to processes of this one only
+UPGRADED: Final = 30  # 1: nnfmq was upgraded under the driver
 DRIVER_BUILD: Final = 32  # text: queue core, Python, machine
 DRIVER_BUILD_WORDS: Final = 8
 LIMITS: Final = 40  # the driver's limits, in the order of `limits.LIMITS`

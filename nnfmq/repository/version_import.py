@@ -1,11 +1,11 @@
 """Import of a version in a child process: its files to the HAL's model, with all constants in one memory.
 
-    python -P -m nnfmq.repository --import FD DIRECTORY SOCKET
+    python -P -m nnfmq.repository --import STAMP LOG FD DIRECTORY SOCKET
 
 The child sends one message over the connection FD, ImportedModel with the fds of its memories or ImportFailed, and
 exits. It exits also when the connection hangs up, in the middle of the import. It has a sandbox, in which it reads the
-version only, and takes at most $NNFMQ_IMPORT_MEMORY_MIB. A file that nnfmq's own engine does not
-support is opened by a device of the driver at SOCKET that hosts another runtime.
+version only, and takes at most $NNFMQ_IMPORT_MEMORY_MIB. A file that nnfmq's own engine does not support is opened by a
+device of the driver at SOCKET that hosts another runtime.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from nnfmq.base.channel import Channel
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.limits import data_bytes
+from nnfmq.base.logs import log_fd
 from nnfmq.base.memory import sealed_size
 from nnfmq.base.processes import child_environment, is_child_stopped, request_signal_at_parent_exit
 from nnfmq.base.sandbox import sandbox
 from nnfmq.base.scheduling import lower_priority
 from nnfmq.base.shared_constants import SharedConstants
+from nnfmq.base.upgrades import loaded_stamp, require_unchanged
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -547,10 +549,11 @@ def import_in_process(
     `socket` is that of the driver whose hosted runtimes may open the file; None: none is asked.
 
     Raises:
-        NnfmqError: Why the version cannot be imported.
+        NnfmqError: Why the version cannot be imported: also if nnfmq was upgraded under this process.
         ImportCrashed: If the process ends without a result, or takes longer than TIMEOUT_S.
         OSError: If the process cannot be started.
     """
+    require_unchanged()
     with _child(folder, socket) as (channel, process):
         if cancellation is not None:
             cancellation.started(process)
@@ -573,10 +576,11 @@ def _child(folder: Path, socket: Path | None) -> Iterator[tuple[Channel, subproc
     parent_end, child_end = Channel.pair()
     with parent_end:
         with child_end:
-            fd = child_end.fileno()
+            fds = log_fd(), child_end.fileno()
+            arguments = ["--import", loaded_stamp(), *map(str, fds), str(folder), str(socket or "")]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "nnfmq.repository", "--import", str(fd), str(folder), str(socket or "")],
-                pass_fds=[fd],
+                [sys.executable, "-P", "-m", "nnfmq.repository", *arguments],
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=child_environment(),

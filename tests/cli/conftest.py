@@ -101,6 +101,7 @@ class Fake(Managed):
     metadata: None = None
     states: tuple[StateInfo, ...] = ()
     lacks_capabilities: bool = False
+    was_upgraded: bool = False
 
     def connect(
         self,
@@ -115,7 +116,9 @@ class Fake(Managed):
         return self
 
     def statistics(self, *, timeout: float) -> SimpleNamespace:
-        return SimpleNamespace(lacks_capabilities=self.lacks_capabilities)
+        return SimpleNamespace(
+            lacks_capabilities=self.lacks_capabilities, was_upgraded=self.was_upgraded, version="1.2.3"
+        )
 
     def load(self, path: object, *, shapes: object = None, signature: str | None = None) -> Self:
         return self

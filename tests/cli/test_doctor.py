@@ -211,6 +211,15 @@ def test_a_driver_that_lacks_capabilities_for_several_users_is_limited(
     assert finding.state is FindingState.LIMITED and "--user" in finding.remedy
 
 
+def test_a_driver_under_which_nnfmq_was_upgraded_is_limited(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "nnfmq.sock"))
+    fake.was_upgraded = True
+    finding = next(each for each in doctor.examine() if (each.part, each.name) == ("driver", "version"))
+    assert finding.state is FindingState.LIMITED and "--replace" in finding.remedy
+
+
 def test_a_socket_that_other_users_could_replace_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "d.sock"))

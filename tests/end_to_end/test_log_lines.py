@@ -93,6 +93,42 @@ def test_a_swap_of_a_version_is_logged_with_its_model(folder: Path) -> None:
         assert (swap["model"], swap["logger"]) == ("adder", "nnfmq.repository")
 
 
+WRITES_TO_STDERR = """
+import os, sys
+
+if "nnfmq.repository" in sys.orig_argv:
+    os.write(2, b"starts " + sys.orig_argv[sys.orig_argv.index("nnfmq.repository") + 1].encode() + b"\\n")
+
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "llvmlite":
+            os.write(2, b"imports llvmlite\\n")
+
+
+sys.meta_path.insert(0, Finder())
+"""
+"""A module that Python imports at its start: processes of the driver write to stderr as a library would."""
+
+
+def test_what_other_processes_of_the_driver_write_to_stderr_is_logged_as_well(folder: Path) -> None:
+    (folder / "sitecustomize.py").write_text(WRITES_TO_STDERR)
+    (folder / "models").mkdir()
+    add_version(folder / "models", "adder", 1, adder(1))
+    paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = ALL_JSON | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    with running_daemon(folder / "d.sock", environment=environment, models=folder / "models") as daemon:
+        with daemon.connect() as client:
+            client.device("compiled").prepare(nnfmq.example_path("digits.tflite")).close()
+        for text in (
+            "the model repository wrote to stderr: starts --serve",
+            "the model repository wrote to stderr: starts --import",
+            "the compile server wrote to stderr: imports llvmlite",
+        ):
+            line = wait_for(daemon, says(text), text)
+            assert (line["logger"], line["level"], line["pid"]) == ("nnfmq.stderr", "warning", daemon.program.pid)
+
+
 def test_levels_change_by_SIGHUP(folder: Path) -> None:
     file = folder / "nnfmq.toml"
     file.write_text('log_level = ["error"]\n')

@@ -1,9 +1,9 @@
 """A compile process: it turns descriptions of kernels into machine code, with a low priority and within limits.
 
-The compile server forks it (`server`). It keeps no fd except its connection to the worker and the standard streams, of
-which stderr is a file that the server reads when the process has died. It exits when the connection hangs up; a thread
-waits for that, because the main thread is busy in LLVM. It exits as well when the server sends SIGUSR1, after the part
-of a model that it compiles: then another client has its turn.
+The compile server forks it (`server`). It keeps no fd except its connection to the worker, that of the log, and the
+standard streams, of which stderr is a file that the server reads when the process has died. It exits when the
+connection hangs up; a thread waits for that, because the main thread is busy in LLVM. It exits as well when the server
+sends SIGUSR1, after the part of a model that it compiles: then another client has its turn.
 
 Its private memory is limited to what it has when it begins and $NNFMQ_COMPILE_MEMORY_MIB (RLIMIT_DATA), its CPU time
 for each part to $NNFMQ_COMPILE_TIME_S (RLIMIT_CPU). If an allocation fails, Python raises and LLVM aborts: its last
@@ -112,12 +112,11 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
 class CompileProcess:
     """Compiles the descriptions that arrive at `fd`, one after the other. Takes ownership of `fd`.
 
-    `errors_fd` becomes the standard error stream. It is forked with END_SIGNAL blocked.
+    It is forked with END_SIGNAL blocked.
     """
 
-    def __init__(self, fd: int, errors_fd: int, is_background: bool) -> None:
+    def __init__(self, fd: int, is_background: bool) -> None:
         self._channel = Channel.adopt(fd)
-        self._errors_fd = errors_fd
         self._is_background = is_background
         self._is_compiling = self._is_told_to_end = False
         self._begin_bytes = 0
@@ -127,8 +126,6 @@ class CompileProcess:
 
         The worker sends the parts that it has not got back to another process.
         """
-        os.dup2(self._errors_fd, 2)
-        os.close(self._errors_fd)
         lower_priority(self._is_background)
         enter(compile_sandbox())
         Thread(target=self._exit_with_worker, daemon=True).start()

@@ -51,6 +51,7 @@ from nnfmq.base.limits import data_left_bytes
 from nnfmq.base.logs import rate_limited
 from nnfmq.base.memory import write_to_memfd
 from nnfmq.base.ownership import Closable
+from nnfmq.base.upgrades import require_unchanged
 from nnfmq.driver.compilation.process import (
     END_SIGNAL,
     OUT_OF_MEMORY,
@@ -62,11 +63,13 @@ from nnfmq.driver.compilation.process import (
     set_session_priority,
 )
 from nnfmq.driver.compilation.process_queue import Claim, ProcessQueue
+from nnfmq.driver.process.child_errors import ChildErrors
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
 from nnfmq.driver.process.event_loop import EventLoop, Timer
 from nnfmq.driver.process.statistics_area import StatisticsArea
 from nnfmq.hal.errors import (
     DeadObject,
+    DeviceUnavailable,
     GeneralFailure,
     InvalidArgument,
     MissedDeadlineTransient,
@@ -108,11 +111,13 @@ _NO_MEMORY_BYTES = 1 << 20
 _log = rate_limited("nnfmq.compiler")
 
 
-def fork_compile_server(*, reports: bool = False, client_pidfd: int | None = None) -> tuple[Channel, ChildProcess]:
+def fork_compile_server(
+    *, reports: bool = False, client_pidfd: int | None = None, errors_fd: int | None = None
+) -> tuple[Channel, ChildProcess]:
     """Fork a compile server; return the connection to it and the process. The server exits when the connection closes.
 
     With `reports` it sends HANDLED and FINISHED, which the caller must receive. With `client_pidfd`, which is borrowed,
-    it kills this process if that outlives the client.
+    it kills this process if that outlives the client. `errors_fd` is as in `fork_child`.
 
     Raises:
         GeneralFailure: If this process has several threads.
@@ -127,6 +132,7 @@ def fork_compile_server(*, reports: bool = False, client_pidfd: int | None = Non
             keep_fds,
             "nnfmq-compilers",
             at_parent_exit=signal.SIGKILL,
+            errors_fd=errors_fd,
         )
     except BaseException:
         local.close()
@@ -179,10 +185,11 @@ class _Compilation:
         connection, is_background = self.connection.detach(), self.claim.is_background
         try:
             self.process = fork_child(
-                lambda: CompileProcess(connection, errors_fd, is_background).run(),
-                [connection, errors_fd],
+                lambda: CompileProcess(connection, is_background).run(),
+                [connection],
                 "nnfmq-compiler",
                 at_parent_exit=signal.SIGKILL,
+                errors_fd=errors_fd,
             )
         finally:
             os.close(connection)
@@ -394,9 +401,10 @@ _supervisor_log = rate_limited("nnfmq.supervisor")
 class _RunningServer:
     """A running compile server. `processes` counts for each client those that run or wait."""
 
-    def __init__(self, channel: Channel, process: ChildProcess) -> None:
+    def __init__(self, channel: Channel, process: ChildProcess, errors: ChildErrors) -> None:
         self.channel = channel
         self.process = process
+        self.errors = errors
         self.unanswered = 0
         self.has_answered = False
         self.processes: Counter[int] = Counter()
@@ -470,7 +478,7 @@ class CompileRelay:
             except DeadObject:
                 self._drop()
                 continue
-            except (OSError, GeneralFailure, MissedDeadlineTransient) as error:
+            except (OSError, DeviceUnavailable, GeneralFailure, MissedDeadlineTransient) as error:
                 _supervisor_log.warning("no compile process: %s", error)  # the fds close, which the worker sees
                 return
             self._statistics.add(layout.COMPILE_REQUESTS)
@@ -482,7 +490,14 @@ class CompileRelay:
             return
 
     def _start(self) -> _RunningServer:
-        server = self._server = _RunningServer(*fork_compile_server(reports=True))
+        require_unchanged()  # it imports the compiler
+        with ExitStack() as undo:
+            errors = undo.enter_context(ChildErrors(self._loop, "the compile server"))
+            channel, process = fork_compile_server(reports=True, errors_fd=errors.child_fd)
+            undo.pop_all()
+        server = self._server = _RunningServer(channel, process, errors)
+        errors.close_child_end()
+        errors.watch()
         self._statistics.set(layout.COMPILE_SERVER_PID, server.process.pid)
         self._loop.add_reader(server.channel.fileno(), lambda: self._on_report(server))
         self._loop.add_reader(server.process.fileno(), lambda: self._on_exit(server))
@@ -540,6 +555,7 @@ class CompileRelay:
         self._loop.unwatch_stops(server.process)
         self._loop.remove_reader(server.process.fileno())
         status = server.process.reap()
+        server.errors.close()
         if self._server is server:
             _supervisor_log.error("the compile server ended with status %d", status)
             self._drop()

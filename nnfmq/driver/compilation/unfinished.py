@@ -33,6 +33,7 @@ from nnfmq.base.paths import make_cache_directory
 from nnfmq.base.processes import child_environment
 from nnfmq.base.sandbox.sandbox import enter
 from nnfmq.base.scheduling import lower_priority
+from nnfmq.base.upgrades import loaded_stamp, require_unchanged, watch_package
 from nnfmq.driver.cache.programs import cache_limit_bytes
 from nnfmq.driver.cache.shared import shared_cache
 from nnfmq.driver.compilation.jobs import PrepareContext, current_prepare_context, prepare_context
@@ -139,16 +140,17 @@ def start(requests: int, pools: Sequence[int]) -> int | None:
     """Start the process and return its pid; None if another one runs. Borrows the fds.
 
     Raises:
-        DeviceUnavailable: If the cache directory cannot be used.
+        DeviceUnavailable: If the cache directory cannot be used, or nnfmq was upgraded under this process.
         OSError: If the system lacks processes, memory or fds.
         RuntimeError: If the user has no home directory.
     """
+    require_unchanged()
     lock = _take_lock()
     if lock is None:
         return None
     try:
         fds = (lock, requests, *pools)
-        words = [str(settings.COMPILE_AFTER_EXIT_S.value()), *map(str, fds)]
+        words = [loaded_stamp(), str(settings.COMPILE_AFTER_EXIT_S.value()), *map(str, fds)]
         return start_detached([DETACHED_OPTION, *words], fds, child_environment())
     finally:
         os.close(lock)
@@ -168,15 +170,19 @@ def _take_lock() -> int | None:
 # ----------------------------------------------------------------------------------------------------------------------
 # The process that compiles models whose client has left.
 #
-#     python -P -m nnfmq --compile LIMIT_S LOCK_FD REQUESTS_FD POOL_FD...
+#     python -P -m nnfmq --compile STAMP LIMIT_S LOCK_FD REQUESTS_FD POOL_FD...
 #
 # It has no connection to anybody, and its standard streams are /dev/null. SIGALRM ends it after LIMIT_S seconds. A
 # program that is in the cache meanwhile, because another worker has compiled it, is not compiled again.
 
 
 def main(words: Sequence[str]) -> int:
-    """Compile what the arguments say, and return the exit status. The lock is held until the process exits."""
-    limit_s, (_lock_fd, requests_fd, *pool_fds) = float(words[0]), list(map(int, words[1:]))
+    """Compile what the arguments say, and return the exit status. The lock is held until the process exits.
+
+    STAMP is that of the driver's package (`base.upgrades`).
+    """
+    watch_package(words[0])
+    limit_s, (_lock_fd, requests_fd, *pool_fds) = float(words[1]), list(map(int, words[2:]))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     os.chdir("/")  # keep no file system in use

@@ -24,6 +24,7 @@ from typing import NoReturn, Self
 
 from nnfmq.base.accounts import as_owner, give_up_capabilities
 from nnfmq.base.channel import Channel
+from nnfmq.base.logs import log_fd, move_stderr
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.base.processes import children, is_child_stopped, request_signal_at_parent_exit, set_name
 from nnfmq.base.threads import Thread
@@ -90,6 +91,7 @@ def fork_child(
     blocked: Collection[signal.Signals] = (),
     uid: int | None = None,
     enter: Callable[[], None] = give_up_capabilities,
+    errors_fd: int | None = None,
 ) -> ChildProcess:
     """Fork a process that calls `run` and exits with status 0, or BUG_STATUS if `run` raises. Main thread only.
 
@@ -99,7 +101,8 @@ def fork_child(
     the fds that it keeps; sockets among them must be detached from their `Channel`, which a fork closes in the child.
     `at_parent_exit` is the signal that it gets when this process exits; `blocked` are those that wait until it has
     handlers for them, and unblocks them. `enter` is called first: it gives up what the child does not need of this
-    process, and if `uid` is not None makes it run under that uid.
+    process, and if `uid` is not None makes it run under that uid. `errors_fd` becomes the child's stderr; its log goes
+    to that of this process all the same.
 
     Raises:
         GeneralFailure: If this process has several threads.
@@ -114,7 +117,7 @@ def fork_child(
         pid = os.fork()
         if pid == 0:
             set_name(name)
-            _run_and_exit(run, keep_fds, mask | set(blocked), parent, at_parent_exit, enter)
+            _run_and_exit(run, keep_fds, mask | set(blocked), parent, at_parent_exit, enter, errors_fd)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
@@ -164,6 +167,7 @@ def _run_and_exit(
     parent: int,
     at_parent_exit: signal.Signals | None,
     enter: Callable[[], None],
+    errors_fd: int | None,
 ) -> NoReturn:
     """Run in a forked child, then exit. Never returns, so no object of the parent's frames is finalized."""
     status = BUG_STATUS
@@ -177,7 +181,10 @@ def _run_and_exit(
         enter()  # before the request for a signal, which a change of the uid takes back
         if at_parent_exit is not None:
             _request_signal(at_parent_exit, parent)
-        _close_other_fds(keep_fds)
+        errors = () if errors_fd is None else (errors_fd,)
+        _close_other_fds({*keep_fds, log_fd(), *errors})
+        for fd in errors:
+            move_stderr(fd)
         run()
         status = 0
     except BaseException:  # noqa: BLE001  the last frame of this process
@@ -198,7 +205,7 @@ def _close_other_fds(keep_fds: Collection[int]) -> None:
     begin = 3
     for fd in sorted(keep_fds):
         os.closerange(begin, fd)
-        begin = fd + 1
+        begin = max(begin, fd + 1)
     os.closerange(begin, last + 1)
 
 

@@ -18,6 +18,7 @@ import nnfmq.engines.interpreter  # noqa: F401  for both processes
 from nnfmq.base import logs
 from nnfmq.base.channel import Channel
 from nnfmq.base.processes import set_name
+from nnfmq.base.upgrades import watch_package
 from nnfmq.driver.compilation import jobs
 from nnfmq.hal.errors import InvalidArgument
 
@@ -25,6 +26,7 @@ from nnfmq.hal.errors import InvalidArgument
 def main(control_fd: int) -> NoReturn:
     """Serve the client at the other end of `control_fd` until it exits. Takes ownership of the fd. Never returns."""
     set_name("nnfmq-driver")
+    watch_package()
     try:
         logs.configure(is_embedded=True)
     except InvalidArgument:

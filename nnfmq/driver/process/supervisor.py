@@ -37,6 +37,7 @@ from nnfmq.base.packages import installed_version
 from nnfmq.base.paths import is_socket_named
 from nnfmq.base.sandbox.sandbox import require_parts
 from nnfmq.base.service_manager import ServiceManager
+from nnfmq.base.upgrades import was_upgraded, what_was_installed
 from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
 from nnfmq.driver.execution.turns import CoreShares
@@ -88,7 +89,7 @@ class Supervisor(Closable):
         self._listener = listener
         self._stop_fd = stop_fd
         self._is_listening = True  # False: it has no socket any more
-        self._is_draining = self._ends_now = False
+        self._is_draining = self._ends_now = self._was_upgraded = False
         self._successor: Successor | None = None
         self._loop = loop
         self._workers = workers
@@ -236,6 +237,7 @@ class Supervisor(Closable):
         self._status.reloaded()
 
     def _on_hello(self, channel: Channel, hello: bytes) -> None:
+        self._note_upgrade()
         client = channel.peer()
         is_monitor = decode_greeting(hello).is_monitor and client.uid in (os.getuid(), 0)
         place = self._place(client, is_monitor)
@@ -247,6 +249,13 @@ class Supervisor(Closable):
             self._workers.reject_surplus(channel, reason)
         else:
             self._workers.start(channel, hello, ends_if_stopped=place.is_repository)
+
+    def _note_upgrade(self) -> None:
+        """Tell in the log, once, and in the statistics, if nnfmq was upgraded under this driver."""
+        if not self._was_upgraded and was_upgraded():
+            self._was_upgraded = True
+            self._workers.publish_upgrade()
+            _log.warning("%s", what_was_installed())
 
     def _clients_max(self) -> int:
         return min(CLIENTS_MAX, self._workers.uids or CLIENTS_MAX)

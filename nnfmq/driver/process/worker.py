@@ -37,7 +37,6 @@ from nnfmq.driver.process.heartbeats import beat_for_ever
 from nnfmq.driver.process.sandboxes import prepare_worker_sandbox, worker_sandbox
 from nnfmq.driver.process.statistics_area import SharedStatistics, WorkerStatistics
 from nnfmq.driver.process.trace import WORKER_TRACE, TraceArea
-from nnfmq.driver.process.worker_errors import write_errors_to
 from nnfmq.driver.session.calls import HANDLERS
 from nnfmq.driver.session.session import Session, run_session
 from nnfmq.engines.compiled.perf_map import open_perf_map
@@ -67,7 +66,6 @@ class WorkerFds(NamedTuple):
         compile_relay: The connection over which the supervisor takes requests for compile processes.
         statistics: The memory of the statistics where the worker counts, whose mapping it inherits.
         page: The memory of what the client counts itself.
-        errors: The pipe that becomes its stderr.
         heartbeat: The eventfd by which the supervisor knows that it does not hang (`heartbeats`).
         uid_lock: The lock on the worker's uid (`UidPool`); -1 if it has none of its own.
     """
@@ -81,7 +79,6 @@ class WorkerFds(NamedTuple):
     compile_relay: int
     statistics: int
     page: int
-    errors: int
     heartbeat: int
     uid_lock: int = -1
 
@@ -141,7 +138,6 @@ def main(
     where it counts, and its slot there. `logged` names the client in the log.
     """
     set_client(logged)
-    write_errors_to(fds.errors)
     statistics, _ = own_statistics
     statistics.memory.keep_from_children()
     if fds.trace >= 0:

@@ -26,10 +26,11 @@ from pathlib import Path
 from nnfmq.base import settings
 from nnfmq.base.accounts import UidPool, as_owner, give_up_capabilities
 from nnfmq.base.channel import Channel, Credentials, Listener
-from nnfmq.base.logs import LoggedClient, about, rate_limited
+from nnfmq.base.logs import LoggedClient, about, log_fd, rate_limited
 from nnfmq.base.memory import Memory
 from nnfmq.base.paths import perf_map_path
 from nnfmq.base.processes import child_environment, command_name
+from nnfmq.base.upgrades import loaded_stamp, require_unchanged
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.cache import programs
 from nnfmq.driver.cache.shared import ENTRIES_MAX, SharedCacheServer, WorkerLink
@@ -39,6 +40,7 @@ from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares
 from nnfmq.driver.process import worker
 from nnfmq.driver.process.admission import PLACES
+from nnfmq.driver.process.child_errors import ChildErrors
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
 from nnfmq.driver.process.client_classes import class_without_request, schedule_worker, why_not_changed, why_not_given
 from nnfmq.driver.process.event_loop import EventLoop
@@ -49,11 +51,11 @@ from nnfmq.driver.process.sandboxes import private_folder_of
 from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
-from nnfmq.driver.process.worker_errors import WorkerErrors
 from nnfmq.driver.process.worker_requests import DriverRequests
 from nnfmq.driver.session.session import LEAVE, SESSION_SIGNALS
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import (
+    DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
     NnfmqError,
@@ -85,7 +87,7 @@ class _Worker:
         client_class: ClientClass,
         cache: SharedCacheServer,
         logged: LoggedClient,
-        errors: WorkerErrors,
+        errors: ChildErrors,
         heartbeat: HeartbeatWatch,
     ) -> None:
         self.errors = errors
@@ -145,6 +147,10 @@ class WorkerProcesses:
     def publish_limits(self) -> None:
         """Write the values of the driver's limits into its statistics."""
         publish_limits(self._statistics, self._uids is not None)
+
+    def publish_upgrade(self) -> None:
+        """Write into the statistics that nnfmq was upgraded under this driver."""
+        self._statistics.set(layout.UPGRADED, 1)
 
     @property
     def clients(self) -> list[tuple[Credentials, bool]]:
@@ -222,13 +228,13 @@ class WorkerProcesses:
             statistics = own_statistics[0].memory
             may_trace = self._uids is None or client.uid in (os.getuid(), 0)
             uid, uid_lock, enter = self._take_account(client.uid, undo, worker_ends)
-            errors = WorkerErrors(self._loop)
+            errors = ChildErrors(self._loop, "a worker")
             undo.callback(errors.close)
             worker_ends.callback(errors.close_child_end)
             heartbeat = undo.enter_context(worker_heartbeat(self._loop))
             fds = WorkerFds(
                 control_fd, self._status.fileno(), shares, cores, traces if may_trace else -1, cache_fd, compile_fd,
-                statistics.fileno(), page, errors.child_fd, heartbeat.fileno(), uid_lock,
+                statistics.fileno(), page, heartbeat.fileno(), uid_lock,
             )  # fmt: skip
             logged = client.logged(command_name(client.pid))
             run = partial(
@@ -245,6 +251,7 @@ class WorkerProcesses:
                     blocked=SESSION_SIGNALS,
                     uid=uid,
                     enter=enter,
+                    errors_fd=errors.child_fd,
                 )
             undo.pop_all()
         link.worker_pid = process.pid
@@ -505,6 +512,7 @@ class RepositoryProcess:
         self._socket = socket.absolute()
         self._directory = directory
         self._process: ChildProcess | None = None
+        self._errors: ChildErrors | None = None
         self._started_s = 0.0
         self._pause_s = PAUSE_S
         self._is_ending = False
@@ -516,21 +524,26 @@ class RepositoryProcess:
             return
         fd = os.dup(self._listener.fileno())  # a fork closes the listener in the child
         try:
+            require_unchanged()
             heartbeat = self._heartbeat = HeartbeatWatch(
                 self._loop, HEARTBEAT_CHECK_S, HEARTBEATS_MISSED_MAX, HEARTBEATS_MISSED_AT_START
             )
             heartbeat_fd = heartbeat.fileno()
+            errors = self._errors = ChildErrors(self._loop, "the model repository")
             process = self._process = fork_child(
                 lambda: self._execute(fd, heartbeat_fd),
                 [fd, heartbeat_fd],
                 "nnfmq-models",
                 at_parent_exit=signal.SIGKILL,
+                errors_fd=errors.child_fd,
             )
+            errors.close_child_end()
+            errors.watch()
             self._started_s = time.monotonic()
             self._loop.add_reader(process.fileno(), self._on_exit)
             self._loop.watch_stops(process, self._on_stopped)
             heartbeat.begin(process.pid, self._on_silence)
-        except (OSError, GeneralFailure) as error:
+        except (OSError, DeviceUnavailable, GeneralFailure) as error:
             _log.error("the model repository cannot be started: %s", error)
             self._end_process()
             self._start_later()
@@ -547,9 +560,10 @@ class RepositoryProcess:
     def _execute(self, fd: int, heartbeat_fd: int) -> None:
         """Become the repository: a forked child without this process's memory."""
         os.setsid()
-        for inherited in (fd, heartbeat_fd):
+        fds = log_fd(), fd, heartbeat_fd
+        for inherited in fds:
             os.set_inheritable(inherited, True)
-        arguments = ["--serve", str(fd), str(heartbeat_fd), str(self._socket), str(self._directory)]
+        arguments = ["--serve", loaded_stamp(), *map(str, fds), str(self._socket), str(self._directory)]
         os.execve(sys.executable, [sys.executable, "-P", "-m", "nnfmq.repository", *arguments], child_environment())
 
     def _on_stopped(self) -> None:
@@ -574,8 +588,12 @@ class RepositoryProcess:
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.close()
-        if process is None:
-            return 0
+        status = 0 if process is None else self._kill(process)
+        if self._errors is not None:
+            self._errors.close()
+        return status
+
+    def _kill(self, process: ChildProcess) -> int:
         self._loop.unwatch_stops(process)
         self._loop.remove_reader(process.fileno())
         # The process group exists as long as the process is not reaped. Children that are stopped end, too.
