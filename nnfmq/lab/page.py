@@ -12,8 +12,11 @@ from html import escape
 from types import MappingProxyType
 from typing import Any
 
+from nnfmq.observe.statistics_layout import supports
+
 __all__ = [
     "COLOURS",
+    "TIME_LINES",
     "conditions_list",
     "html_page",
     "html_table",
@@ -176,9 +179,18 @@ def _percentile_points(steps: Sequence[Sequence[float]]) -> Points:
     return [(_nines(min(share, last)), value) for share, value, _ in steps]
 
 
+TIME_LINES = ("p50", "p99, where 100 requests or more support it", "max")
+
+
 def time_chart(timeline: Sequence[Mapping[str, float]]) -> str:
-    """Return a chart of one result with lines for p50, p99 and max over the seconds of the measurement."""
-    lines = [[(point["s"], point[f"{name}_ns"]) for point in timeline] for name in ("p50", "p99", "max")]
+    """Return a chart of one result with lines for p50, p99 and max over the seconds of the measurement.
+
+    That of p99 has the points that enough requests support. `TIME_LINES` are the names for the legend.
+    """
+    lines = [
+        [(point["s"], point[f"{name}_ns"]) for point in timeline if supports(int(point["requests"]), share)]
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+    ]
     x_end = max(point["s"] for point in timeline) * 1.02
     step = _round_step(x_end)
     ticks = [(number * step, f"{number * step:g} s") for number in range(int(x_end / step) + 1)]

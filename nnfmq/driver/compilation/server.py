@@ -23,7 +23,7 @@ A supervisor appends to FORK and FORK_BACKGROUND for whom it passes them on: the
 The server ends a process that is stopped (`EventLoop.watch_stops`) as one whose turn is over: the worker asks for
 another one. A supervisor does the same with a server that is stopped.
 
-The server and its processes run in a separate session (setsid), and keep no fd except their connection and the
+The server and its processes run in a separate session (setsid), and keep no fd except their connection, the log and the
 standard streams. They exit when the connection hangs up; in a compile process a thread waits for that, since the main
 thread is busy in LLVM. The server also watches the pipe for the exit status, which the worker closes as well: it kills
 a process that has not seen the hang-up, because it is stopped. If the process that forked them exits, the kernel kills

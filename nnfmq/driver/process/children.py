@@ -1,8 +1,8 @@
 """Child processes of the driver: fork(2), what the child inherits, and its exit status. The only module that forks.
 
 A forked child inherits locks that other threads hold, but not the threads that would release them. So only a process
-with one thread forks, and `fork_child` checks that. The child keeps the standard streams and the fds that it is given,
-and closes all others: a copy of a connection would hide its hang-up.
+with one thread forks, and `fork_child` checks that. The child keeps the standard streams, the log and the fds that it
+is given, and closes all others: a copy of a connection would hide its hang-up.
 
 A child can ask the kernel for a signal at the parent's exit (`nnfmq.base.processes`). Callers fork on the main thread,
 which lives as long as the process.

@@ -27,7 +27,15 @@ from nnfmq.lab import placement
 from nnfmq.lab.bench.measurement import LoadLevel, LoadMeasurements, LoadPlan, MeasuredLoad
 from nnfmq.lab.bench.runner import LoadResult
 from nnfmq.lab.bench.steps import STAGES
-from nnfmq.lab.page import conditions_list, html_table, latency_page, legend, percentile_chart, time_chart
+from nnfmq.lab.page import (
+    TIME_LINES,
+    conditions_list,
+    html_table,
+    latency_page,
+    legend,
+    percentile_chart,
+    time_chart,
+)
 from nnfmq.lab.statistics import percentile, percentile_steps, shown_percentiles, summary
 from nnfmq.queue.core import core_name
 
@@ -490,7 +498,6 @@ def _threshold_text(threshold: Mapping[str, Any]) -> str:
 
 _COLUMNS = ("p50", "p90", "p95", "p99", "p99.9", "max")
 _HEADINGS = ("", *_COLUMNS, "requests/s", "CPU s", "PSS MiB", "stable")
-_TIME_LINES = ("p50", "p99", "max")
 
 
 def render_page(report: Mapping[str, Any]) -> str:
@@ -534,7 +541,7 @@ def _charts(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield legend(result_names(results))
     yield f'<div class="wide">{percentile_chart(results)}</div>'
     yield "<h2>Latency by time</h2>"
-    yield legend(_TIME_LINES)
+    yield legend(TIME_LINES)
     charts = (
         f"<figure>{time_chart(result['timeline'])}<figcaption>{escape(name)}</figcaption></figure>"
         for name, result in zip(result_names(results), results, strict=True)

@@ -15,7 +15,15 @@ import numpy as np
 
 from nnfmq.lab.bench.report import CANNOT_TELL, model_identity, ratio_text, timeline_of
 from nnfmq.lab.bench.runner import LoadResult
-from nnfmq.lab.page import conditions_list, html_table, latency_page, legend, percentile_chart, time_chart
+from nnfmq.lab.page import (
+    TIME_LINES,
+    conditions_list,
+    html_table,
+    latency_page,
+    legend,
+    percentile_chart,
+    time_chart,
+)
 from nnfmq.lab.statistics import REPORTED, percentile, percentile_steps, shown_percentiles, summary
 from nnfmq.lab.suite.clients import SuiteRequests
 from nnfmq.lab.suite.outcomes import (
@@ -363,7 +371,7 @@ def _charts(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield legend([result["scenario"] for result in results])
     yield f'<div class="wide">{percentile_chart(results)}</div>'
     yield "<h2>Latency by time</h2>"
-    yield legend(("p50", "p99", "max"))
+    yield legend(TIME_LINES)
     drawn = (
         f"<figure>{time_chart(result['timeline'])}<figcaption>{escape(result['scenario'])}</figcaption></figure>"
         for result in results
