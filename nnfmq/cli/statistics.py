@@ -510,18 +510,19 @@ def pid_text(pid: int) -> str:
 
 def client_rows(activity: Activity, width: int) -> Rows:
     """Return the table of clients."""
+    is_wide = width >= WIDE
     columns: list[tuple[str, Callable[[ClientActivity], str], bool]] = [
         (">pid", lambda row: pid_text(row.client.pid), True),
         ("client", lambda row: row.name, True),
-        ("class", lambda row: row.class_name, False),
+        ("class", lambda row: row.class_name, is_wide),
         _executed(activity, lambda row: row.client.executions),
-        (">failed", lambda row: f"{row.client.failures:,}", False),
-        (">calls", lambda row: str(row.client.open_calls), False),
+        (">failed", lambda row: f"{row.client.failures:,}", is_wide),
+        (">calls", lambda row: str(row.client.open_calls), is_wide),
         *([] if activity.seconds is None else [(">CPU", lambda row: share_text(row.cpu_share), True)]),
         (">memory", lambda row: size_text(None if row.usage is None else row.usage.resident_bytes), False),
         (">charged", lambda row: size_text(row.client.charged_bytes), False),
     ]
-    return _rows(columns, activity.clients, width)
+    return _rows(columns, activity.clients, width, WIDE if activity.seconds is None else _CPU_WIDE)
 
 
 def model_rows(activity: Activity, width: int) -> Rows:
@@ -565,6 +566,7 @@ def times_rows(activity: Activity, width: int) -> Rows:
 
 _SHOWN = (("p50", 0.5, True), ("p90", 0.9, False), ("p99", 0.99, True), ("p99.9", 0.999, True), ("max", 1.0, True))
 _TIMES_WIDE = 100  # columns that all of the times need
+_CPU_WIDE = 92  # and a table of clients with their CPU time
 
 
 def _of_first(name: str, text: str) -> str:

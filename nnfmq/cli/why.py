@@ -117,10 +117,14 @@ def _outcome(one: Explanation) -> Iterator[str]:
     """Yield the causes with their evidence; without one, the stage that took longest beyond the usual."""
     for cause in one.causes:
         yield f"{cause.name}: {cause.evidence}"
-    if not one.causes:
-        worst = one.abnormal
-        text = f"{worst.name}: {microseconds(worst.duration_ns)} µs, typically {microseconds(worst.typical_ns)}"
-        yield f"{text}; nothing that was recorded explains it" if worst.excess_ns > worst.typical_ns else text
+    if one.causes:
+        return
+    worst = one.abnormal
+    if worst is None:
+        yield "no stage took longer than usual"
+        return
+    text = f"{worst.name}: {microseconds(worst.duration_ns)} µs, typically {microseconds(worst.typical_ns)}"
+    yield f"{text}; nothing that was recorded explains it" if worst.excess_ns > worst.typical_ns else text
 
 
 def _at_ms(trace: Trace, one: Explanation) -> float:
@@ -149,7 +153,7 @@ def _as_json(trace: Trace, one: Explanation) -> dict[str, Any]:
         "causes": [
             {"name": cause.name, "explained_ns": cause.explained, "evidence": cause.evidence} for cause in one.causes
         ],
-        "abnormal": one.abnormal.name,
+        "abnormal": None if one.abnormal is None else one.abnormal.name,
         "stages": [_stage_as_json(stage) for stage in one.stages],
         "operations": [_stage_as_json(operation) for operation in one.operations],
         "threads": [_thread_as_json(each) for each in one.threads],

@@ -171,9 +171,10 @@ class Explanation:
     threads: list[ThreadEvidence] = field(default_factory=list)
 
     @property
-    def abnormal(self) -> Stage:
-        """The stage that exceeds its median by most."""
-        return max(self.stages, key=lambda stage: stage.excess_ns)
+    def abnormal(self) -> Stage | None:
+        """The stage that exceeds its median by most; None if none does."""
+        worst = max(self.stages, key=lambda stage: stage.excess_ns)
+        return worst if worst.excess_ns > 0 else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -335,6 +335,17 @@ def test_top_once_prints_what_happened_in_the_interval(connect: Connect, capsys:
 
 
 @pytest.mark.usefixtures("no_waiting")
+def test_the_clients_of_top_are_one_table_in_80_columns(
+    connect: Connect, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = {"program": "nnfmq.repository", "client_class": 2}
+    connect(driver(client(10, **long), read_s=11), driver(client(30, **long), read_s=15))
+    assert main(["top", "--once"]) == 0
+    assert ["pid", "client", "class", "per", "s", "failed", "calls", "CPU"] in words_of(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("no_waiting")
 def test_top_once_shows_less_in_a_narrow_terminal(
     connect: Connect, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,12 @@ def test_OBS_7_the_abnormal_stage_of_the_slowest_request_stands_out(
     assert ["4", "CONV_2D", "6.4", "0%", "6.4"] in rows
 
 
+def test_a_request_that_is_not_slow_blames_no_stage(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", str(file), "-n", "6"]) == 0
+    _, last = capsys.readouterr().out.split("\n6. ")
+    assert "no stage took longer than usual" in last and "*" not in last
+
+
 def test_a_request_without_a_cause_has_its_abnormal_stage(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = read_trace(file)
     trace.times, trace.epoch_ns = [], 0

@@ -61,6 +61,7 @@ def test_OBS_7_the_slowest_requests_come_first_with_the_abnormal_stage() -> None
     trace = trace_of(request(1, 0), request(2, 1000, wake=900), request(3, 3000, add=500), request(4, 5000))
     slow, next_slow = explain(trace, 2)
     assert [packet_of(one.request.request) for one in (slow, next_slow)] == [2, 3]
+    assert slow.abnormal is not None and next_slow.abnormal is not None
     assert (slow.abnormal.name, slow.abnormal.duration_ns, slow.abnormal.typical_ns) == ("request wake-up", 900, 10)
     assert (next_slow.abnormal.name, next_slow.abnormal.duration_ns) == ("engine", 520)
     assert sum(stage.share for stage in slow.stages) == 1.0
@@ -192,7 +193,7 @@ def test_an_operation_that_ran_all_the_time_is_slow() -> None:
     found = explained(trace)
     assert causes_of(found) == {}
     assert (found.operations[0].name, found.operations[0].off_cpu_ns) == ("0 ADD", 0)
-    assert found.abnormal.name == "engine"
+    assert found.abnormal is not None and found.abnormal.name == "engine"
 
 
 def test_a_pause_names_the_class_and_the_worker_for_which_it_was() -> None:
