@@ -352,21 +352,29 @@ def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterat
     except nnfmq.UnsupportedModel:
         if path.suffix != ".onnx":
             raise
-        from nnfmq.compat.onnxruntime import InferenceSession
+        from nnfmq.compat.onnxruntime import InferenceSession, SessionOptions
+        from nnfmq.compat.shared_client import DriverShare
 
-        session, names = InferenceSession(path), [name for name, _, _ in peer.inputs]
+        _limit_to_one_cpu(DriverShare(peer).client().worker_pid)  # that of the session, too
+        options, names = SessionOptions(), [name for name, _, _ in peer.inputs]
+        options.intra_op_num_threads = 1
+        session = InferenceSession(path, options)
         result |= {"loads": True, "values": True}
         yield lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
         return
     result |= {"loads": True, "step_sizes": step_sizes(loaded)}
     with nnfmq.connect(embedded=True) as client:
-        with suppress(OSError):
-            os.sched_setaffinity(client.worker_pid, {max(os.sched_getaffinity(0))})
+        _limit_to_one_cpu(client.worker_pid)
         prepared = client.device(device).prepare(loaded, preference="sustained_speed", timeout=120)
         require_compiler_s_program(device, prepared.program)
         result |= {"program": prepared.program.name.lower(), "compiled_operations": prepared.compiled_operations}
         with prepared as model, model.burst() as burst:
             yield lambda arrays: burst.execute(*arrays, out=burst.outputs, timeout=60)
+
+
+def _limit_to_one_cpu(worker_pid: int) -> None:
+    with suppress(OSError):
+        os.sched_setaffinity(worker_pid, {max(os.sched_getaffinity(0))})
 
 
 def step_sizes(loaded: LoadedModel) -> list[float]:

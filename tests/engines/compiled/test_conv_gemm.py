@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.compiled import assert_kernels_agree, assert_kernels_agree_on
+from support.compiled import assert_kernels_agree, assert_kernels_agree_on, outputs_of, random_inputs
 from support.small_models import one_operation
 
 from nnfmq.engines import interpreter
@@ -16,9 +16,10 @@ from nnfmq.engines.compiled.kernels.depthwise import DwConvKernel
 from nnfmq.engines.compiled.kernels.depthwise_int8 import DwConvInt8Kernel
 from nnfmq.engines.compiled.kernels.gemm import row_buffer_of
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
-from nnfmq.engines.compiled.kernels.micro_kernels import DotU8S8x4, Float32, MicroKernel
+from nnfmq.engines.compiled.kernels.micro_kernels import DotU8S8x4, Float32, HalfWeights, MicroKernel
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, REQUANT_ROWS
 from nnfmq.engines.compiled.lowering import KernelLaunch
+from nnfmq.engines.compiled.lowering import products as lowering_products
 from nnfmq.engines.compiled.partition import LOWERING_RULES, prepare
 from nnfmq.engines.compiled.target import TARGETS, Target, host_target
 from nnfmq.hal.errors import GeneralFailure
@@ -296,6 +297,30 @@ def fully_connected(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_fully_connected_matches_the_interpreter(kind: str, size: tuple[int, int, int]) -> None:
     assert_kernels_agree(fully_connected(kind, (1, 1, *size), (0,)), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("last", [-0.25, 1 / 3, np.inf])
+def test_weights_that_float16_holds_are_read_as_such_with_the_same_bits(
+    rows: int, last: float, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Subnormal ones, too, but not all if the last one has more bits or is infinite. SSE4.1 cannot convert them."""
+    values = (np.random.default_rng(8).normal(size=(257, 130)) * [[2.0**-15]] * 2).astype(np.float16).astype(FLOAT)
+    values[1::2] *= 2**16
+    values[-1, -1] = last
+    constants = [(Operand(F32, array.shape), array.tobytes()) for array in (values, np.zeros(257, FLOAT))]
+    arguments = [Operand(F32, (rows, 130)), *constants, 1]
+    model = one_operation(OperationType.FULLY_CONNECTED, arguments, Operand(F32, (rows, 257)))
+    monkeypatch.setattr(lowering_products, "_MIN_HALF_WEIGHTS", 1 << 15)
+    assert_kernels_agree(model, tolerance=1e-4)
+    inputs, program = random_inputs(model, 2), prepare(model)
+    monkeypatch.setattr(lowering_products, "_MIN_HALF_WEIGHTS", 1 << 30)
+    wide = prepare(model)
+
+    converts = request.node.callspec.params["instruction_set"] not in ("sse4.1", "sse4.1-fma")
+    kernel = program.steps[0].function.plan.source_launches[0].kernel
+    assert isinstance(kernel.micro_kernel, HalfWeights) is (last == -0.25 and converts)
+    assert outputs_of(program, model, inputs)[0].tobytes() == outputs_of(wide, model, inputs)[0].tobytes()
 
 
 @pytest.mark.parametrize("filter", FILTERS)

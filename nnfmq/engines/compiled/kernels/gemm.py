@@ -323,8 +323,8 @@ class GemmKernel(Kernel):
         s, mk = self.shape, self.micro_kernel
         tap_rows, tap_columns, k = s.taps
         k_groups, elements_per_vector = math.ceil(k / mk.kr), 4 * self.lanes // mk.lhs_bytes
-        panel_bytes = tap_rows * tap_columns * k_groups * self.nr * mk.kr * mk.lhs_bytes
-        k_iterations, iteration_bytes = k_groups // self.k_unroll, self.k_unroll * self.nr * mk.kr * mk.lhs_bytes
+        panel_bytes = tap_rows * tap_columns * k_groups * self.nr * mk.kr * mk.weight_bytes
+        k_iterations, iteration_bytes = k_groups // self.k_unroll, self.k_unroll * self.nr * mk.kr * mk.weight_bytes
         iteration_prefetch = math.ceil(iteration_bytes / math.ceil(self.mc / self.mr))
         out_stride, pixel = s.output_channels * mk.output_bytes, s.channels * mk.item_bytes
         params = GemmParams(

@@ -58,7 +58,7 @@ def plan_gemm(
         mc = _choose_streamed_mc(shape, micro_kernel, mr)
     else:
         mc = _choose_mc(shape, micro_kernel, mr) if shape.is_pointwise else _choose_block_rows(shape, micro_kernel)
-    panel_bytes = shape.k * width * lanes * micro_kernel.lhs_bytes
+    panel_bytes = shape.k * width * lanes * micro_kernel.weight_bytes
     candidate = GemmKernel(
         shape,
         mc=mc,
@@ -87,7 +87,7 @@ def _streams_weights(shape: ConvShape, micro_kernel: MicroKernel, mr: int) -> bo
 
 
 def _weight_bytes(shape: ConvShape, micro_kernel: MicroKernel) -> int:
-    return shape.k * shape.output_channels * micro_kernel.lhs_bytes
+    return shape.k * shape.output_channels * micro_kernel.weight_bytes
 
 
 def _choose_n_splits(kernel: GemmKernel) -> int:

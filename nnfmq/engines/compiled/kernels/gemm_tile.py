@@ -131,7 +131,7 @@ class TileBuilder:
     @property
     def weight_bytes(self) -> int:
         """Bytes of a panel's weights for one iteration of the K loop."""
-        return self.tile.k_unroll * self.tile.nr * self.micro_kernel.kr * self.micro_kernel.lhs_bytes
+        return self.tile.k_unroll * self.tile.nr * self.micro_kernel.kr * self.micro_kernel.weight_bytes
 
     @property
     def lhs_bytes(self) -> int:
@@ -202,7 +202,7 @@ class TileBuilder:
         rows, columns = range(k.mr // height), range(k.nr_vectors * height)
 
         def load_weights(column: int) -> Value:
-            return kb.load(kind, weights, column * (k.lanes * mk.kr * mk.lhs_bytes // height))
+            return kb.load(kind, weights, column * (k.lanes * mk.kr * mk.weight_bytes // height))
 
         def load_lhs(row: int) -> Value:
             first, *others = (mk.load_lhs(kb, lhs[row * height + r], offset, k.lanes) for r in range(height))

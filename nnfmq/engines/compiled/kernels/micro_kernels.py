@@ -2,6 +2,7 @@
 
     class            lhs   weights  accumulator  instructions                   input zero point
     Float32          f32   f32      f32          vfmadd231ps, fmla              -
+    HalfWeights      f32   f16      f32          vcvtph2ps+vfmadd231ps, fmla    -
     DotS16x2         s16   s16      s32          pmaddwd+paddd, vpdpwssd, smlal subtracted while packing
     DotU8S8x4        u8    s8       s32          vpdpbusd, usdot                folded into the bias
     DotS8S8x4        s8    s8       s32          sdot                           folded into the bias
@@ -27,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.base.frozen import dataclass
-from nnfmq.engines.compiled.ir_builder import F32, I1, I8, I16, I32, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.ir_builder import F16, F32, I1, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dynamic_quantization import Dequantization, ExactSums
 from nnfmq.engines.compiled.kernels.packing import ACC16_KR, InputConverter, pack_group_lists
@@ -45,6 +46,7 @@ __all__ = [
     "DotS16x2",
     "DotU8S8x4",
     "Float32",
+    "HalfWeights",
     "MaddU8S8Acc16",
     "MicroKernel",
     "MmlaS8S8x8",
@@ -164,7 +166,9 @@ class MicroKernel(Protocol):
     item_bytes: int
     """Bytes of an input element."""
     lhs_bytes: int
-    """Bytes of an LHS element, and of a weight."""
+    """Bytes of an LHS element."""
+    weight_bytes: int
+    """Bytes of a weight."""
     kr: int
     lhs_rows: int
     """Rows of a tile that share an LHS vector and an accumulator: 2 if an instruction multiplies matrices, else 1."""
@@ -248,7 +252,7 @@ class Float32:
     low: float
     high: float
 
-    item_bytes = output_bytes = lhs_bytes = 4
+    item_bytes = output_bytes = lhs_bytes = weight_bytes = 4
     input_offset = 0
     kr = lhs_rows = 1
     accumulator_type = F32
@@ -313,6 +317,25 @@ class Float32:
         return weights.transpose(0, 2, 3, 1).astype(np.float32).tobytes()
 
 
+class HalfWeights(Float32):
+    """float32 with weights that are float16 in memory, of half the size. Each is the float32 that it stands for."""
+
+    __slots__ = ()
+    weight_bytes = 2
+
+    def weight_type(self, lanes: int) -> Any:
+        """Return `lanes` x f16."""
+        return vector(F16, lanes)
+
+    def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
+        """Return acc + lhs * weights, fused if the target has FMA."""
+        return fmuladd(kb, lhs, kb.ir.fpext(weights, acc.type), acc)
+
+    def pack(self, weights: Array, _: Array) -> bytes:
+        """Return (panels, taps, k, channels)."""
+        return weights.transpose(0, 2, 3, 1).astype(np.float16).tobytes()
+
+
 # -- 8-bit inputs in 16 bits -------------------------------------------------------------------------------------------
 
 
@@ -345,7 +368,7 @@ class DotS16x2:
     requantization: Epilogue
 
     item_bytes = 1
-    lhs_bytes = 2
+    lhs_bytes = weight_bytes = 2
     kr = 2
     lhs_rows = 1
     accumulator_type = I32
@@ -450,7 +473,7 @@ class _S8Weights:
     is_signed: bool
     requantization: Epilogue
 
-    item_bytes = lhs_bytes = 1
+    item_bytes = lhs_bytes = weight_bytes = 1
     kr = 4
     weight_prescale = lhs_rows = 1
     accumulator_type = I32

@@ -29,6 +29,7 @@ from nnfmq.engines.compiled.kernels.micro_kernels import (
     Dot4,
     DotS16x2,
     Float32,
+    HalfWeights,
     MaddU8S8Acc16,
     MicroKernel,
     s8_micro_kernel,
@@ -267,6 +268,8 @@ def with_folded_zero_point(op: WeightedOp, epilogue: Epilogue, weight_sums: Ints
 _FLOAT32, _FLOAT16 = np.dtype("<f4"), np.dtype("<f2")
 _POINTWISE = WindowDimension(1, 1, 1, 0, 0, 1)
 _MAX_U8, _MAX_S8 = 255, 128
+_MAX_HALF_ROWS = 4  # that are multiplied by weights of float16: conversions take two thirds of a product's time
+_MIN_HALF_WEIGHTS = 1 << 17  # fewer stay in the second-level cache, from which float32 is as fast
 _WEIGHT_BYTES_PER_NS = 32  # of one thread, from the second-level or the shared cache
 _ACC16_WIDTHS, _ACC16_WIDTHS_GEMV = (
     (2, 4),
@@ -462,17 +465,31 @@ def estimate_ns(shape: ConvShape, macs_per_ns: int, weight_bytes: int) -> int:
 def _lower_gemm(op: WeightedOp) -> KernelLaunch | None:
     """Return the launch of a float32 GEMM, or of the fastest quantized one that cannot overflow."""
     if is_float(op.input, op.filter, op.output):
-        kernel = plan_gemm(op.conv_shape, Float32(*float_activation_range(op.activation)), op.target)
-        return _float_launch(kernel, op.weights, op.bias.array)
+        micro_kernel = (HalfWeights if _are_half(op) else Float32)(*float_activation_range(op.activation))
+        return _float_launch(plan_gemm(op.conv_shape, micro_kernel, op.target), op.weights, op.bias.array)
     if op.input.dtype not in Q8 or op.output.dtype not in Q8:
         return None
     return _s8_launch(op) or _s16_launch(op)
 
 
+def _are_half(op: WeightedOp) -> bool:
+    """Return whether float16 can hold all weights, of which each is read once: from far memory, rather than computed.
+
+    A file with weights of float16 has such ones. Infinities and NaN stay float32.
+    """
+    shape = op.conv_shape
+    if not op.target.has_half or shape.m > _MAX_HALF_ROWS or shape.k * shape.output_channels < _MIN_HALF_WEIGHTS:
+        return False
+    weights = op.weights().reshape(-1)
+    parts = (weights[first : first + _MIN_HALF_WEIGHTS] for first in range(0, len(weights), _MIN_HALF_WEIGHTS))
+    with np.errstate(over="ignore"):
+        return all(np.array_equal(part, part.astype(_FLOAT16)) and np.isfinite(part).all() for part in parts)
+
+
 def _float_launch(kernel: GemmKernel, weights: Weights, bias: Array) -> KernelLaunch:
     biases = np.asarray(bias, np.float32)[kernel.packed_channel_map % len(bias)]
     constants = (lambda: kernel.pack(weights()), biases.tobytes(), kernel.params())
-    return KernelLaunch(kernel, constants, estimate_ns(kernel.shape, 16, 4))
+    return KernelLaunch(kernel, constants, estimate_ns(kernel.shape, 16, kernel.micro_kernel.weight_bytes))
 
 
 def _s16_launch(op: WeightedOp) -> KernelLaunch | None:
