@@ -178,6 +178,7 @@ def test_an_interrupted_command_leaves_no_process_and_none_stopped(number: signa
 # ---- the self-test
 
 
+@pytest.mark.full  # it takes eight seconds
 def test_the_self_test_reports_a_row_for_each_combination(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
