@@ -175,7 +175,17 @@ def tables(report: Report) -> Tables:
             added = row["added_us"].get(runner)
             more = "" if added is None else f"{statistics.median(added):.1f}"
             noise = "" if added is None else f"{max(added) - min(added):.1f}"
-            start = [row["model"], str(row["threads"]), runner]
+            where = runner if added is not None else "in the process"
+            start = [row["model"], RUNTIMES[row["runtime"]], str(row["threads"]), where]
             rows.append([*start, *format_metrics(metrics, names), more, noise, f"{row['copy_us']:.1f}"])
-    headings = ("model", ">threads", "runner", *(f">{name}, µs" for name in names), ">added to p50", ">noise", ">copy")
+    headings = (
+        "model",
+        "runtime",
+        ">threads",
+        "runner",
+        *(f">{name}, µs" for name in names),
+        ">added to p50",
+        ">noise",
+        ">copy",
+    )
     return {"targets": targets_table(report["targets"]), "runtimes": Table("hosted runtimes", headings, rows)}

@@ -369,8 +369,9 @@ def test_what_hosting_adds_to_a_runtime_is_that_of_p50_with_its_noise(folder: Pa
     assert [target["limit"] for target in report["targets"]] == [6 + row["copy_us"]] * 2
     row["added_us"] = {"burst": [7.0, 9.0, 8.0], "burst, polling": [5.0, 4.0, 4.5]}
     shown = driver_runtimes.tables(report)["runtimes"].rows
-    assert [(line[2], line[6], line[7]) for line in shown] == [
-        ("burst", "8.0", "2.0"), ("burst, polling", "4.5", "1.0"), ("LiteRT", "", ""),
+    assert [(line[1], line[3], line[7], line[8]) for line in shown] == [
+        ("LiteRT", "burst", "8.0", "2.0"), ("LiteRT", "burst, polling", "4.5", "1.0"),
+        ("LiteRT", "in the process", "", ""),
     ]  # fmt: skip
 
 
