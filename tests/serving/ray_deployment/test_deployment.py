@@ -79,7 +79,7 @@ def test_the_proxies_speak_the_open_inference_protocol(node: dict[str, Any]) -> 
 def test_requests_are_answered_again_after_a_part_of_the_driver_is_killed(node: dict[str, Any], killed: str) -> None:
     report = node[killed]
     assert report["answered"] == 10
-    assert all("DeadObject" in error for error in report["errors"])
+    assert all({"DeadObject", "DeviceUnavailable"} & set(error) for error in report["errors"])  # in flight, or later
 
 
 @pytest.mark.full
