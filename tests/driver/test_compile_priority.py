@@ -41,23 +41,21 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "self" / "autogroup"
 
 
-@pytest.mark.parametrize(("is_background", "value"), [(False, "8"), (True, "13")])
-def test_the_session_is_nicer_than_the_parents_by_what_its_processes_are(
-    group: Path, is_background: bool, value: str
-) -> None:
-    assert process.set_session_priority(is_background)
-    assert group.read_text() == value
+@pytest.mark.parametrize("nicer", [0, 5])
+def test_the_session_is_nicer_than_the_parents_by_what_is_said(group: Path, nicer: int) -> None:
+    assert process.set_session_priority(nicer)
+    assert group.read_text() == str(3 + nicer)
 
 
 def test_the_session_of_a_driver_that_is_nice_itself_has_no_higher_value_than_there_is(group: Path) -> None:
     (group.parents[1] / str(os.getppid()) / "autogroup").write_text("/autogroup-6 nice 15\n")
-    assert process.set_session_priority(True)
+    assert process.set_session_priority(10)
     assert group.read_text() == "19"
 
 
 def test_the_session_of_a_process_whose_parent_exits_is_nicer_than_the_default(group: Path) -> None:
     (group.parents[1] / str(os.getppid()) / "autogroup").write_text("")
-    assert process.set_session_priority(True)
+    assert process.set_session_priority(10)
     assert group.read_text() == "10"
 
 
@@ -68,7 +66,7 @@ def test_a_session_is_tried_again_only_if_the_kernel_says_so(
     monkeypatch: pytest.MonkeyPatch, number: int, is_final: bool
 ) -> None:
     monkeypatch.setattr(process, "_PROC", _Refusing(number))
-    assert process.set_session_priority(False) is is_final
+    assert process.set_session_priority(5) is is_final
 
 
 class _Compilation:
@@ -80,28 +78,30 @@ class _Compilation:
 def test_the_session_has_the_priority_of_background_compilations_only_while_nobody_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tried: list[bool] = []
+    tried: list[int] = []
     may_change = True
 
-    def set_session_priority(is_background: bool) -> bool:
-        tried.append(is_background)
+    def set_session_priority(nicer: int) -> bool:
+        tried.append(nicer)
         return may_change
 
     monkeypatch.setattr("nnfmq.driver.compilation.server.set_session_priority", set_session_priority)
     server = _Server.__new__(_Server)
-    server._compilations, server._is_background = {}, None
+    server._compilations, server._nicer = {}, None
     server._set_priority(BACKGROUND)
-    assert tried == [True]
+    assert tried == [10]
     server._compilations[BACKGROUND] = _Compilation()  # type: ignore[assignment]
     server._set_priority(BACKGROUND)
-    assert tried == [True]  # it has it
+    assert tried == [10]  # it has it
     server._set_priority(FOREGROUND)
     server._compilations[FOREGROUND] = _Compilation()  # type: ignore[assignment]
     may_change = False
     del server._compilations[FOREGROUND]
     server._set_priority()
     server._set_priority()
-    assert tried == [True, False, True, True]  # until the kernel lets it
+    assert tried == [10, 5, 10, 10]  # until the kernel lets it
+    may_change = True
     del server._compilations[BACKGROUND]
     server._set_priority()
-    assert len(tried) == 4  # an idle session needs none
+    server._set_priority()
+    assert tried == [10, 5, 10, 10, 0]  # an idle server is as quick as the driver

@@ -31,7 +31,7 @@ from nnfmq.base.channel import NO_WAIT, Channel
 from nnfmq.base.limits import data_bytes, limit_softly
 from nnfmq.base.processes import allowed_cpus
 from nnfmq.base.sandbox.sandbox import enter
-from nnfmq.base.scheduling import BACKGROUND_NICE, FOREGROUND_NICE, lower_priority
+from nnfmq.base.scheduling import lower_priority
 from nnfmq.base.threads import Thread
 from nnfmq.driver.process.sandboxes import compile_sandbox
 from nnfmq.hal.errors import (
@@ -65,20 +65,19 @@ __all__ = [
 # A process lowers its priority before it compiles, and keeps it: raising it again needs CAP_SYS_NICE. The kernel weighs
 # processes by their nice value within one scheduling group. With autogroups (CONFIG_SCHED_AUTOGROUP) each session is a
 # group of its own, and the groups are weighed by values of their own; so the compile server sets that of its session as
-# the processes in it need it. See docs/explanation/scheduling.md for the values.
+# the processes in it need it, and takes it back when none is left: it has to answer, and to exit, as soon as the
+# driver. See docs/explanation/scheduling.md for the values.
 
 
 _NICE_MAX = 19
 _PROC = Path("/proc")
 
 
-def set_session_priority(is_background: bool) -> bool:
-    """Make this process's session nicer than that of its parent, which starts it; return False if a later call may.
+def set_session_priority(nicer: int) -> bool:
+    """Make this process's session so much nicer than its parent's; return False if a later call may.
 
-    As much nicer as the processes in it are, which are all in the background, or not. Every user may change the value
-    back. For users without CAP_SYS_ADMIN the kernel changes one session in 0.1 s.
+    Every user may change the value back. For users without CAP_SYS_ADMIN the kernel changes one session in 0.1 s.
     """
-    nicer = BACKGROUND_NICE if is_background else FOREGROUND_NICE
     try:
         parent = (_PROC / str(os.getppid()) / "autogroup").read_text()  # empty if that exits
         (_PROC / "self" / "autogroup").write_text(str(min(int(parent.rpartition(" ")[2] or 0) + nicer, _NICE_MAX)))

@@ -51,6 +51,7 @@ from nnfmq.base.limits import data_left_bytes
 from nnfmq.base.logs import rate_limited
 from nnfmq.base.memory import write_to_memfd
 from nnfmq.base.ownership import Closable
+from nnfmq.base.scheduling import BACKGROUND_NICE, FOREGROUND_NICE
 from nnfmq.base.upgrades import require_unchanged
 from nnfmq.driver.compilation.process import (
     END_SIGNAL,
@@ -245,7 +246,7 @@ class _Server:
         self._channel = channel
         self._reports = reports
         self._has_forked = False
-        self._is_background: bool | None = None  # what the session's priority is for; None: it has its first one
+        self._nicer: int | None = None  # than the driver's session this one is; None: it has its first value
         self._queue = ProcessQueue(processes_max())
         self._compilations: dict[Claim, _Compilation] = {}
         self._timer: Timer | None = None
@@ -332,11 +333,12 @@ class _Server:
             self._loop.call_at(time.monotonic() + _MEMORY_LOOK_S, self._look_at_memory)
 
     def _set_priority(self, *starting: Claim) -> None:
-        """Give the session the priority that its processes need, and those that start now."""
+        """Give the session the priority that its processes need, and those that start now; the driver's without any."""
         claims = [*starting, *(claim for claim, each in self._compilations.items() if each.process is not None)]
-        is_background = all(claim.is_background for claim in claims)
-        if claims and is_background != self._is_background and set_session_priority(is_background):
-            self._is_background = is_background
+        needed = [BACKGROUND_NICE if claim.is_background else FOREGROUND_NICE for claim in claims]
+        nicer = min(needed, default=0)
+        if nicer != self._nicer and set_session_priority(nicer):
+            self._nicer = nicer
 
     def _look_at_memory(self) -> None:
         """Look at the memory of all processes, and again soon while there are any."""

@@ -32,7 +32,7 @@ from nnfmq.base.memory import Memory, write_all
 from nnfmq.base.paths import make_cache_directory
 from nnfmq.base.processes import child_environment
 from nnfmq.base.sandbox.sandbox import enter
-from nnfmq.base.scheduling import lower_priority
+from nnfmq.base.scheduling import BACKGROUND_NICE, lower_priority
 from nnfmq.base.upgrades import loaded_stamp, require_unchanged, watch_package
 from nnfmq.driver.cache.programs import cache_limit_bytes
 from nnfmq.driver.cache.shared import shared_cache
@@ -187,7 +187,7 @@ def main(words: Sequence[str]) -> int:
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     os.chdir("/")  # keep no file system in use
     lower_priority(is_background=True)
-    set_session_priority(is_background=True)
+    set_session_priority(BACKGROUND_NICE)
     limit_private_memory(quota_limit_bytes())
     enter(detached_sandbox())
     deadline_ns = time.monotonic_ns() + int(limit_s * 1e9)
