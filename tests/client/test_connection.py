@@ -626,3 +626,26 @@ def test_QOS_6_the_end_of_the_clock_can_be_waited_for(
     waiting = listing(connection, start, deadline_after(float("inf")))
     driver.send(messages.DeviceList(driver.receive(messages.ListDevices).call, ()))
     assert waiting.result(LIMIT_S).devices == ()
+
+
+def test_the_end_of_a_connection_closes_no_file_that_another_thread_watches_no_more_at_that_moment(
+    connection: Connection, driver: ProtocolPeer, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watcher's thread finds the driver's hang-up, and the client closes meanwhile."""
+    connection.wait_until_ready()
+    remove, removed = watcher.remove_reader, Future[None]()
+
+    def remove_while_another_thread_closes(watch: watcher.ReaderHandle) -> None:
+        monkeypatch.setattr(watcher, "remove_reader", remove)
+        with suppress(TimeoutError):  # it waits for this thread
+            start(connection.close).result(0.1)
+        try:
+            remove(watch)
+        except OSError as error:
+            removed.set_exception(error)
+        else:
+            removed.set_result(None)
+
+    monkeypatch.setattr(watcher, "remove_reader", remove_while_another_thread_closes)
+    driver.close()
+    removed.result(LIMIT_S)

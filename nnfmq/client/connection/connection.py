@@ -824,6 +824,12 @@ class Connection(DroppedConnection):
         if release is not None:
             self._send_nonblocking(release)
 
+    def _unwatch(self) -> None:
+        """Watch the files no more. The caller has the lock, so that another thread closes them only after this."""
+        watches, self._watches = self._watches, []
+        for watch in watches:
+            watcher.remove_reader(watch)
+
     def _end(self, reason: str) -> None:
         """Mark the connection closed and fail everything that waits for the driver. Idempotent."""
         if reason == _DRIVER_EXITED and self._last_words:
@@ -834,11 +840,9 @@ class Connection(DroppedConnection):
             self.ended_ns = self.ended_ns or time.monotonic_ns()
             pending_calls, self._pending_calls = self._pending_calls, {}
             peers, self._peers = self._peers, []
-            watches, self._watches = self._watches, []
+            self._unwatch()
             self._bursts.clear()
         self.page.close()
-        for watch in watches:
-            watcher.remove_reader(watch)
         for peer in peers:
             watcher.notify_peer_death(peer)
         self.close_own_bursts()
@@ -858,10 +862,8 @@ class Connection(DroppedConnection):
         with self._lock:
             was_open = self._close_reason is None or self.has_left
             self._close_reason = self._close_reason or open_connections.CLOSED
-            watches, self._watches = self._watches, []
+            self._unwatch()  # before Goodbye: the driver's hang-up in response is not a peer death
             self._is_abandoned |= was_open
-        for watch in watches:
-            watcher.remove_reader(watch)  # before Goodbye: the driver's hang-up in response is not a peer death
         if was_open and self.has_started:
             with contextlib.suppress(NnfmqError, OSError):  # the hang-up below has the same effect
                 self._channel.send(control_protocol.encode(messages.Goodbye()), (), NO_WAIT)
