@@ -631,6 +631,11 @@ SANDBOX: Setting[str] = Setting(
     meaning="what workers, compile processes and imports are kept from; `required`: a driver does not start where the "
     "kernel lacks a part", options="nnfmq serve --sandbox",
 )  # fmt: skip
+SANDBOX_NODES: Setting[list[str] | None] = Setting(
+    "NNFMQ_SANDBOX_NODES", NAMES, None, reader="driver",
+    meaning="device nodes that workers may open and control, as runtimes do for a GPU; with some, they may make memory "
+    "executable, too", default_text="those that devices declare",
+)  # fmt: skip
 CACHE_MIB: Setting[int] = Setting(
     "NNFMQ_CACHE_MIB", _MIB, 512, reader="driver",
     meaning="compiled models kept on disk, and those that clients share; 0 keeps none",

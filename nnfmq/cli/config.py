@@ -265,6 +265,7 @@ DESCRIBED = (
         "extensions",
         "runtimes",
         "trusted_files",
+        "sandbox_nodes",
         "log_level",
         "log_format",
         "JOURNAL_STREAM",

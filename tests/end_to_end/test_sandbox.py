@@ -144,9 +144,13 @@ def test_a_device_gets_what_it_declares_and_no_more(tmp_path: Path, victim: nnfm
         add_probe(tmp_path, f"reads=({str(folder / 'secret')!r},), generates_code=True, has_private_folder=True")
         work = made / "tmp"
         work.mkdir()
-        environment = {**path_with(tmp_path), **NO_RUNTIMES, "TMPDIR": str(work)}
+        node = folder / "node"
+        node.write_text("of an administrator's list")
+        environment = {**path_with(tmp_path), **NO_RUNTIMES, "TMPDIR": str(work), "NNFMQ_SANDBOX_NODES": str(node)}
         with running_daemon(made / "d.sock", environment=environment) as driver:
             with driver.connect() as client:
+                write_arguments(tmp_path, secret=str(node), file="", victim=1)
+                assert attempt(client, "read a home file") == "done: read a home file"
                 private = work / f"nnfmq-{os.getuid()}-work" / str(client.worker_pid)
                 assert list(private.iterdir()) == []
                 write_arguments(tmp_path, secret=str(folder / "secret"), file=str(private / "new"), victim=1)

@@ -35,6 +35,8 @@ WORKER_OOM_SCORE = 200
 COMPILE_OOM_SCORE = 500
 _OWN_THREADS, _CORE_THREADS = 64, 8
 """Threads of a worker, and for each core, that no limit counts: of the session, of the engine, and of runtimes."""
+_ACCELERATOR_PATHS = ("/sys", "/proc/driver", "/etc/OpenCL")
+"""Where libraries of accelerators find out which there are, beside their nodes."""
 _log = logging.getLogger("nnfmq.sandbox")
 _ERRORS = (NnfmqError, OSError, RuntimeError)  # RuntimeError: the user has no home directory
 
@@ -57,7 +59,9 @@ def worker_sandbox(devices: Iterable[DeviceBase], *, has_own_uid: bool = False) 
 
 
 def _sandbox_for(needs: Iterable[SandboxNeeds], writes: tuple[str, ...], cache: tuple[str, ...]) -> Sandbox:
-    needs = list(needs)
+    nodes = settings.SANDBOX_NODES.value() or ()
+    allowed = SandboxNeeds(_ACCELERATOR_PATHS, tuple(nodes), generates_code=True) if nodes else SandboxNeeds()
+    needs = [allowed, *needs]
     return Sandbox(
         reads=(*cache, *(path for need in needs for path in need.reads)),
         writes=writes,
