@@ -25,7 +25,8 @@ from nnfmq.driver.cache.programs import CacheEntry, entry_of
 from nnfmq.driver.cache.shared_files import SharedFile, shared_file_of
 from nnfmq.driver.compilation.jobs import current_prepare_context
 from nnfmq.driver.devices.hosted_runtimes import DescribedDevice
-from nnfmq.driver.execution.watchdog import OPEN_GRACE_S, WATCHDOG, cannot_abort
+from nnfmq.driver.execution import watchdog
+from nnfmq.driver.execution.watchdog import WATCHDOG, cannot_abort
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.memory.quota import add_to_limit
 from nnfmq.engines.execution import (
@@ -283,7 +284,7 @@ class HostedDevice(DescribedDevice):
         open_options = OpenOptions(threads, call.signature, options, _unpacked(packed))
         deadline_ns = current_prepare_context().deadline_ns
         limit_ns = CLOCK_MAX_NS if deadline_ns is None else deadline_ns
-        token = WATCHDOG.begin(limit_ns, cannot_abort, OPEN_GRACE_S)
+        token = WATCHDOG.begin(limit_ns, cannot_abort, watchdog.OPEN_GRACE_S)
         try:
             with errors_of(self.name):
                 opened = OpenFile(
