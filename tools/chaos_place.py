@@ -308,7 +308,7 @@ class Place:
         staying += [("repository", pid) for pid, role in roles.items() if role is Role.REPOSITORY]
         resources = {name: resources_of(pid) for name, pid in staying}
         if counts.pop(Role.COMPILE_SERVER.text, 0):
-            resources["supervisor"] -= Counter({"socket": 1, "anon_inode": 1})
+            resources["supervisor"] -= Counter({"socket": 1, "anon_inode": 1, "pipe": 1})
         return Traces(dict(counts), resources)
 
     def baseline(self, calm_s: float = _CALM_S) -> Traces:
