@@ -1,4 +1,4 @@
-"""Measure a driver: its processes' memory, isolation of clients, how these share cores or a hosted file, calls, deaths.
+"""Measure a driver: memory, isolation of clients, how these share cores or a hosted file, calls, deaths, sandbox.
 
     python tools/driver_bench.py memory                                 # 8 clients, 1,000 executions each: some minutes
     python tools/driver_bench.py isolation --sections kills --phases idle,copying --kills 10 --json
@@ -8,10 +8,11 @@
     python tools/driver_bench.py runtimes                               # what hosting adds to a runtime: eight minutes
     python tools/driver_bench.py calls                                  # burst, execute, execute_async: a minute
     python tools/driver_bench.py deaths                                 # how soon a death is noticed
+    python tools/driver_bench.py sandbox                                # what the sandbox of workers costs
 
 The modules driver_memory, driver_isolation, driver_sharing, driver_classes, driver_hosting, driver_runtimes,
-driver_calls and driver_deaths say what each measures. At the end, also on Ctrl-C, all processes are killed and all
-files removed.
+driver_calls, driver_deaths and driver_sandbox say what each measures. At the end, also on Ctrl-C, all processes are
+killed and all files removed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 
 from bench_support import add_common_options, parser_for, run
 
-BENCHMARKS = ("memory", "isolation", "sharing", "classes", "hosting", "runtimes", "calls", "deaths")
+BENCHMARKS = ("memory", "isolation", "sharing", "classes", "hosting", "runtimes", "calls", "deaths", "sandbox")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -122,7 +122,7 @@ def _end(pid: int) -> None:
 def _waiting_call(stack: ExitStack, address: str) -> tuple[int, Wait]:
     """A client executes over a burst; the peer is its worker."""
     client = stack.enter_context(nnfmq.connect(address, timeout=_START_S, recover=False))
-    model = stack.enter_context(client.device("reference").prepare(_null_model()))
+    model = stack.enter_context(client.device("reference").prepare(null_model()))
     burst = stack.enter_context(model.burst())
     burst.execute([1.0])
     worker = client.worker_pid
@@ -140,7 +140,8 @@ def _waiting_call(stack: ExitStack, address: str) -> tuple[int, Wait]:
     return worker, wait
 
 
-def _null_model() -> nnfmq.ModelBuilder:
+def null_model() -> nnfmq.ModelBuilder:
+    """Return a finished model that does next to nothing, a LOGISTIC of one float."""
     builder = nnfmq.ModelBuilder()
     tensors = [builder.add_operand("TENSOR_FLOAT32", (1,)) for _ in range(2)]
     builder.add_operation("LOGISTIC", tensors[:1], tensors[1:])

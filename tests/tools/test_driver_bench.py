@@ -21,6 +21,7 @@ import driver_hosting
 import driver_isolation
 import driver_memory
 import driver_runtimes
+import driver_sandbox
 import driver_sharing
 import pytest
 from bench_support import failed, lower_limit, outcome_text, upper_limit
@@ -392,6 +393,19 @@ def test_a_small_run_measures_every_call(folder: Path) -> None:
     (found,) = report["models"]["10"]["rounds"]
     assert list(found) == list(driver_calls.CALLS)
     assert all(times["p50"] > 0 for times in found.values())
+
+
+def test_the_costs_of_the_sandbox_are_medians_of_differences_of_rounds() -> None:
+    rounds = [{"on": [12.0 + each, 11.0, 8.0, 4.0], "off": [10.0, 10.0, 8.0 - each, 4.0]} for each in range(3)]
+    rows = driver_sandbox.tables({"rounds": rounds})["costs"].rows
+    assert rows[0] == ["start, elapsed, ms", "13.00", "10.00", "3.00", "2.00", "4.00"]
+    assert rows[2] == ["burst, elapsed, µs", "8.00", "7.00", "1.00", "0.00", "2.00"]
+
+
+def test_the_sandbox_s_costs_come_from_two_drivers(folder: Path) -> None:
+    report = reported(folder, "sandbox", "--quick")
+    assert [sorted(each) for each in report["rounds"]] == [["off", "on"]] * 2
+    assert all(value > 0 for each in report["rounds"] for times in each.values() for value in times)
 
 
 def test_deaths_that_nobody_noticed_have_no_time() -> None:
