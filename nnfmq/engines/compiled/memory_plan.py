@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -215,19 +216,24 @@ def plan_partition(
     target: Target,
     results: AbstractSet[int] = frozenset(),
     guard_side: str | None = None,
+    offsets_in: Mapping[int, int] = MappingProxyType({}),
 ) -> PartitionPlan:
     """Plan the memory and the parallelism of launches.
 
     `specs` describes each operand that a launch writes, and the outputs. `views` maps an operand to the one whose
-    memory it shares. `results` are the outputs that no operation reads. Those are direct outputs, unless their memory
-    is also that of another output or of an operand that a launch reads. With `guard_side` the operands have guard
-    pages, see `guard_pages`, and there are no direct outputs.
+    memory it shares, and `offsets_in` to the byte of it where it begins, if that is not the first. `results` are the
+    outputs that no operation reads. Those are direct outputs, unless their memory is also that of another output or of
+    an operand that a launch reads. With `guard_side` the operands have guard pages, see `guard_pages`, and there are no
+    direct outputs.
     """
 
     def root(index: int) -> int:
         while index in views:
             index = views[index]
         return index
+
+    def skipped(index: int) -> int:
+        return 0 if index not in views else offsets_in.get(index, 0) + skipped(views[index])
 
     begins, ends = {}, {}
     errors = {
@@ -263,13 +269,15 @@ def plan_partition(
     locations |= {index: (base, 0) for base, index in enumerate([*inputs, *map(root, direct)], FIRST_INPUT_BASE)}
     relocations: list[tuple[int, int]] = []  # (base, offset) of each argument: inputs, outputs, constants
     for launch in launches:
-        relocations += [locations[root(index)] for index in (*launch.inputs, *launch.outputs)]
+        for index in (*launch.inputs, *launch.outputs):
+            base, offset = locations[root(index)]
+            relocations.append((base, offset + skipped(index)))
         relocations += [(_CONSTANTS_BASE, offset) for offset in launch.constants]
     bases, from_base = (np.array([pair[n] for pair in relocations], np.int64) for n in (0, 1))
     return PartitionPlan(
         launches=tuple(map(_planned_launch, launches, _choose_parallelism(launches))),
         inputs=tuple(inputs),
-        outputs=tuple((index, arena[root(index)], specs[index]) for index in outputs),
+        outputs=tuple((index, arena[root(index)] + skipped(index), specs[index]) for index in outputs),
         direct_outputs=tuple(direct),
         relocation_bases=bases,
         relocation_offsets=from_base,

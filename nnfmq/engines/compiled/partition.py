@@ -25,7 +25,7 @@ from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.fusion import fuse
 from nnfmq.engines.compiled.guard_pages import guarded_layout
 from nnfmq.engines.compiled.kernel_compilation import Compile, compile_in_process
-from nnfmq.engines.compiled.kernels import Kernel
+from nnfmq.engines.compiled.kernels.movement import StridedCopy
 from nnfmq.engines.compiled.layouts import changes_order, keep_nhwc
 from nnfmq.engines.compiled.lowering import (
     Constant,
@@ -203,6 +203,52 @@ class _PartitionSource(NamedTuple):
     inputs: Sequence[int]
     outputs: Sequence[int]
     results: AbstractSet[int]
+    offsets_in: Mapping[int, int]
+
+
+_MAX_VIEWED_BYTES = 1 << 20  # of an array that stays in the arena as long as a part of it is read
+
+
+def _parts_as_views(
+    launches: Sequence[_Launch], specs: Mapping[int, ArraySpec], views: dict[int, int], outputs: Iterable[int]
+) -> tuple[list[_Launch], dict[int, int]]:
+    """Return the launches without those that copy adjacent bytes, and where in the copied operands the copies begin.
+
+    The copies become views. They are of arrays that a launch writes, and begin at a cache line, as arrays do. Outputs
+    and what they are views of stay copies, which are written where the caller wants them.
+    """
+    written = {index for launch, _ in launches for index in launch.outputs}
+    kept, offsets_in, remaining = set(outputs), dict[int, int](), []
+    for index in outputs:
+        while index in views:
+            index = views[index]
+            kept.add(index)
+    for launch, constants in launches:
+        parts = _copied_parts(launch)
+        sources = set(launch.inputs)
+        while sources & views.keys():
+            sources = {views.get(index, index) for index in sources}
+        is_kept = not parts or not kept.isdisjoint(launch.outputs) or not sources <= written
+        if not is_kept and all(specs[index].bytes <= _MAX_VIEWED_BYTES for index in launch.inputs):
+            for index, (source, offset) in zip(launch.outputs, parts, strict=True):
+                views[index], offsets_in[index] = source, offset
+        else:
+            remaining.append((launch, constants))
+    return remaining, offsets_in
+
+
+def _copied_parts(launch: PartitionLaunch) -> list[tuple[int, int]]:
+    """Return of which input and which byte on each output is a copy; empty if one is anything else."""
+    regions = launch.kernel.regions if isinstance(launch.kernel, StridedCopy) else ()
+    arguments, parts = (*launch.inputs, *launch.outputs), {}
+    for region in regions:
+        source = len(arguments) if region.source_arg is None else region.source_arg
+        is_copy = source < len(launch.inputs) and region.lut_arg is None and region.padding_arg is None
+        if region.axes or not is_copy or region.target_offset or region.source_offset % ALIGNMENT:
+            return []
+        parts[arguments[region.target_arg]] = arguments[source], region.source_offset
+    is_whole = len(parts) == len(regions) == len(launch.outputs)
+    return [parts[index] for index in launch.outputs] if is_whole else []
 
 
 class CompiledPreparation(SubgraphPreparation):
@@ -237,7 +283,6 @@ class CompiledPreparation(SubgraphPreparation):
         self.target = host_target().deterministic if self._is_deterministic else host_target()
         self._guard_side = settings.GUARD_PAGES.value()
         self._constants = _ConstantData(self._guard_side)
-        self._kernels: list[Kernel] = []
         self._unchecked: list[Callable[[], object]] = []
         self._intermediate_indexes = count(len(self.subgraph.operands))
         self._artifact = CompiledArtifact((), np.empty(0, np.uint8), ())
@@ -385,9 +430,12 @@ class CompiledPreparation(SubgraphPreparation):
             for op in ops
             for launch, constants in self._launches_of(op, specs, views, nchw_readers)
         ]
+        offsets_in: dict[int, int] = {}
+        if self._guard_side is None:
+            launches, offsets_in = _parts_as_views(launches, specs, views, outputs)
         model_outputs = self.subgraph.output_indexes
         results = {i for i in outputs if self._reader_counts[i] == 0 and model_outputs.count(i) == 1}
-        return _PartitionSource(launches, specs, views, inputs, outputs, results)
+        return _PartitionSource(launches, specs, views, inputs, outputs, results, offsets_in)
 
     def _of_operation(self, launch: PartitionLaunch, op: LoweredOp) -> PartitionLaunch:
         """Return a launch with the operation's number, and with its label in the errors."""
@@ -403,7 +451,7 @@ class CompiledPreparation(SubgraphPreparation):
         ]
         return plan_partition(
             launches, source.specs, source.views, source.inputs, source.outputs, self.target, source.results,
-            self._guard_side,
+            self._guard_side, source.offsets_in,
         )  # fmt: skip
 
     def _read_outside(self, numbers: Sequence[int]) -> set[int]:
@@ -490,7 +538,6 @@ class CompiledPreparation(SubgraphPreparation):
         return [*launches, self._launch(lowered.last, [readable[n] for n in lowered.inputs], missing)]
 
     def _launch(self, launch: KernelLaunch, inputs: Iterable[int], outputs: Iterable[int]) -> _Launch:
-        self._kernels.append(launch.kernel)
         errors = [next(self._intermediate_indexes)] if launch.errors else []
         written = (*outputs, *errors)
         made = PartitionLaunch(launch.kernel, tuple(inputs), written, (), launch.estimated_ns, errors=launch.errors)
@@ -508,7 +555,8 @@ class CompiledPreparation(SubgraphPreparation):
                 for bind in self._unchecked:  # to the interpreter's kernels, for the errors that they raise
                     bind()
 
-        object_code = self._compile(self._kernels, self.target, plan_all)
+        kernels = [launch.kernel for _, _, source in sources for launch, _ in source.launches]
+        object_code = self._compile(kernels, self.target, plan_all)
         arrays = [np.frombuffer(code, np.uint8) for code in object_code]
         self._artifact = CompiledArtifact(plans, self._constants.array(), arrays, self._constants.guards)
         self.extra_slots = len(plans)

@@ -1,4 +1,7 @@
-"""Views of memory outside of an arena: launches read that memory itself, unless something else reads the view."""
+"""Views of memory outside of an arena: launches read that memory itself, unless something else reads the view.
+
+Copies of adjacent bytes in the arena are views, too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.small_models import F32, INPUT, OUTPUT, graph, scalar
+from support.compiled import assert_kernels_agree
+from support.small_models import F32, INPUT, OUTPUT, graph, scalar, vector
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.executor import CompiledPartition
@@ -94,3 +98,41 @@ def test_an_input_that_is_not_contiguous_is_viewed_as_if_it_were() -> None:
     out = np.empty(15, np.float32)
     prepare(view_at_the_beginning()).execute([matrix, vector], [out])
     np.testing.assert_array_equal(out, matrix.reshape(-1) + 1)
+
+
+def sum_of_parts(column: int, source: int = 4, is_output: bool = False) -> Model:
+    """Return a model: operand 4 is input 0 doubled, 5 a part of 4, 6 its reshape; the result is 5 + row 0 of `source`.
+
+    Operand 5 begins at row 1 and the column, `source` is 0 or 4.
+    """
+    matrix, row = Operand(F32, (3, 40)), Operand(F32, (1, 16))
+    constants = dict(enumerate([scalar(0), vector([1, column]), vector([1, 16])], 1))
+    constants |= {8: vector([16]), 9: vector([0, 0])}
+    operands = [replace(matrix, lifetime=INPUT), *(operand for operand, _ in constants.values())][:4]
+    operands += [matrix, replace(row, lifetime=OUTPUT) if is_output else row, Operand(F32, (16,)), row]
+    operands += [constants[8][0], constants[9][0], replace(row, lifetime=OUTPUT)]
+    operations = [
+        Op(ADD, (0, 0, 1), (4,)),
+        Op(OperationType.SLICE, (4, 2, 3), (5,)),
+        Op(RESHAPE, (5, 8), (6,)),
+        Op(OperationType.SLICE, (source, 9, 3), (7,)),
+        Op(ADD, (6, 7, 1), (10,)),
+    ]
+    return graph(operands, operations, {index: data for index, (_, data) in constants.items()})
+
+
+@pytest.mark.parametrize(
+    ("found", "copies"),
+    [
+        (sum_of_parts(8), 0),  # 40 + 8 floats are three cache lines
+        (sum_of_parts(9), 1),
+        (sum_of_parts(8, source=0), 1),  # an input is outside of the arena
+        (sum_of_parts(8, is_output=True), 1),
+    ],
+)
+def test_a_part_of_an_array_is_a_view_if_it_begins_at_a_cache_line_and_is_no_output(found: Model, copies: int) -> None:
+    (step,) = prepare(found).steps
+    assert isinstance(step.function, CompiledPartition)
+    kernels = [type(launch.kernel).__name__ for launch in step.function.plan.source_launches]
+    assert kernels.count("StridedCopy") == copies
+    assert_kernels_agree(found, runs=3)
