@@ -36,6 +36,7 @@ LIMIT_S = 30.0
 APPS = ROOT / "tests" / "end_to_end" / "apps"
 DEAD_WITHIN_NS = 100_000_000  # from a process's death to the error at the other end
 
+_LOOKS_OFTEN = Path(__file__).parent / "looks_often"
 _GONE = (FileNotFoundError, ProcessLookupError)
 _SHARED_MEMORY = ("/memfd:", "/dev/shm/")
 
@@ -453,15 +454,24 @@ def running_daemon(
 ) -> Iterator[Daemon]:
     """Run a daemon for the duration of the block and check that it exits properly.
 
-    `models` is a directory whose models it serves by name, see `support.model_folders`.
+    `models` is a directory whose models it serves by name, see `support.model_folders`. It looks there often, unless
+    `environment` has a sitecustomize.py.
     """
     named: Sequence[str | Path] = () if models is None else ("--models", models)
+    if models is not None:
+        environment = _looking_often(environment or {})
     daemon = Daemon.start(path, environment=environment, arguments=arguments, options=[*options, *named])
     try:
         yield daemon
         daemon.end()
     finally:
         daemon.close()
+
+
+def _looking_often(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a driver whose model repository imports `_LOOKS_OFTEN/sitecustomize.py`."""
+    path = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(_LOOKS_OFTEN)]))}
 
 
 @contextmanager
