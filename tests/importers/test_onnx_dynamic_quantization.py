@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +46,6 @@ def integers(dtype: Any, *shape: int) -> Any:
 def weights_of(dtype: Any, *shape: int) -> Any:
     """Return weights, int8 of 7 bits: ONNX Runtime saturates sums of two products with uint8 on x86 without VNNI."""
     return RNG.integers(-64, 64, shape).astype(np.int8) if dtype == np.int8 else integers(dtype, *shape)
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect() as connected:
-        yield connected
 
 
 def everywhere(client: nnfmq.Client, content: bytes, fed: dict[str, Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -25,12 +25,6 @@ TARGETS = {
     "int16": np.int16(-3),
 }
 NARROW = {"uint4": np.array(3, ml_dtypes.uint4), "int4": np.array(-1, ml_dtypes.int4)}
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[nnfmq.Client]:
-    with nnfmq.connect() as connected:
-        yield connected
 
 
 def everywhere(client: nnfmq.Client, content: bytes, fed: Mapping[str, Any]) -> list[Any]:
