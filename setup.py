@@ -77,7 +77,7 @@ def extension(path: Path) -> Extension:
         ".".join(path.with_suffix("").parts),
         [str(source_of(path))],
         depends=[str(header) for header in Path("nnfmq").rglob("*.h")],
-        extra_compile_args=["-O3", "-std=c11"],
+        extra_compile_args=["-O3", "-std=c11", "-Werror=incompatible-pointer-types"],  # an error since GCC 14
     )
 
 

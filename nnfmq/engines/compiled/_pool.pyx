@@ -6,7 +6,7 @@ keeps this object, the launch records, the scratch memory and the kernels' code 
 """
 
 cimport cython
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport free
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -17,16 +17,17 @@ cdef extern from "_thread_pool.h" nogil:
         int64_t workers
         int64_t is_repeated
     ctypedef struct nnfmq_core_division:
-        const uint64_t *busy
-        const uint64_t *claims
+        # Pointers to atomic types, which Cython does not know: C converts a pointer to void, and no other one.
+        const void *busy
+        const void *claims
         int64_t words
-        uint8_t *own
+        void *own
         int64_t cores
         int64_t number
-        const uint64_t *classes
-        uint8_t *uses
-        uint8_t *paused
-        uint32_t *resumed
+        const void *classes
+        void *uses
+        void *paused
+        void *resumed
     ctypedef struct nnfmq_pause_times:
         int64_t begin_ns, end_ns, for_class
     ctypedef struct nnfmq_pauses:
@@ -101,16 +102,15 @@ cdef class LaunchCore:
         if count % 8 or not 0 <= own < count:
             raise ValueError(f"busy byte {own} of {count}: their number is a multiple of 8")
         self.division = nnfmq_core_division(
-            <const uint64_t *>busy, <const uint64_t *>claims, count // 8, (<uint8_t *>busy) + own, cores, own,
-            NULL, NULL, NULL, NULL
+            <const void *>busy, <const void *>claims, count // 8, <void *>(busy + own), cores, own, NULL, NULL, NULL, NULL
         )
 
     def pause(self, uintptr_t classes, uintptr_t uses, uintptr_t paused, uintptr_t resumed):
         """Pause for processes of higher classes from the next run on. Call `divide` before."""
-        self.division.classes = <const uint64_t *>classes
-        self.division.uses = <uint8_t *>uses
-        self.division.paused = <uint8_t *>paused
-        self.division.resumed = <uint32_t *>resumed
+        self.division.classes = <const void *>classes
+        self.division.uses = <void *>uses
+        self.division.paused = <void *>paused
+        self.division.resumed = <void *>resumed
 
     def take_pauses(self):
         """Return the pauses since the last call: begin, end, and the class for which the process paused."""
