@@ -233,7 +233,7 @@ supervisor.Supervisor.run = runs
 
 def test_SIGTERM_ends_a_daemon_with_silent_connections_and_a_stopped_worker(folder: Path) -> None:
     with (
-        running_daemon(folder / "d.sock") as daemon,
+        running_daemon(folder / "d.sock", environment={"NNFMQ_DRAIN_S": "0.1"}) as daemon,
         silent(daemon.path, 20),
         daemon.connect() as client,
         Process(client.worker_pid) as worker,
