@@ -363,7 +363,9 @@ def tables(report: Report) -> Tables:
     rows = []
     for candidate, deaths in report["deaths"].items():
         times = _times(deaths)
-        cells = [f"{value:.2f}" for value in (min(times), statistics.median(times), max(times))] if times else ["-"] * 3
+        cells = ["–"] * 3  # a hyphen begins a list in Markdown
+        if times:
+            cells = [f"{value:.2f}" for value in (min(times), statistics.median(times), max(times))]
         cpu = statistics.median(death["cpu"] for death in deaths)
         rows.append(
             [

@@ -418,7 +418,7 @@ def test_deaths_that_nobody_noticed_have_no_time() -> None:
     assert driver_deaths.tables(report)["notices"].rows == [
         ["a", "4.00", "4.00", "4.00", "0", "0.50", "4"],
         ["b", "4.00", "4.00", "4.00", "1", "0.50", "4"],
-        ["c", "-", "-", "-", "1", "0.50", "2"],
+        ["c", "–", "–", "–", "1", "0.50", "2"],
     ]
 
 
