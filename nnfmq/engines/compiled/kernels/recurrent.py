@@ -828,13 +828,13 @@ class _SequenceOfRows:
                 product.prepare(kb, source(row), self._products(row))
         with kb.loop(0, product.gemv.blocks) as block, self._each_tile() as (first, count):
 
-            def places(size: int, place: Callable[[Value], Value]) -> list[Value]:
+            def of_products(size: int, place: Callable[[Value], Value]) -> list[Value]:
                 return tiled(kb, size, count, lambda row: place(kb.ir.add(first, row)))
 
             def emit(size: int) -> Sequence[Sequence[Value]]:
-                sources = places(size, lambda row: product.source(source(row), self._products(row)))
+                sources = of_products(size, lambda row: product.source(source(row), self._products(row)))
                 place = kb.ir.udiv(first, kb.i64(self.gemv.rows)), self.kernel._stepped_rows // self.gemv.rows
-                return product.emit(kb, block, sources, constants, places(size, addend), place)
+                return product.emit(kb, block, sources, constants, of_products(size, addend), place)
 
             with for_each_product(kb, product.gemv, count, emit) as (row, values):
                 yield kb.ir.add(first, row), block, values
