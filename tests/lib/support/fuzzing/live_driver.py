@@ -9,6 +9,7 @@ Afterwards the neighbour's execution must be right, and the driver must not have
 from __future__ import annotations
 
 import atexit
+import os
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -104,7 +105,9 @@ class _Live:
     """The driver, its neighbour, and the memory whose descriptor comes with calls."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.daemon: Daemon = stack.enter_context(running_daemon(stack.enter_context(short_folder()) / "d.sock"))
+        path = stack.enter_context(short_folder()) / "d.sock"
+        ends_with_us = ["--exit-with", str(os.getpid())]  # libFuzzer ends this process without its exit functions
+        self.daemon: Daemon = stack.enter_context(running_daemon(path, options=ends_with_us))
         client = stack.enter_context(nnfmq.connect(self.daemon.path, timeout=LIMIT_S, recover=False))
         prepared = stack.enter_context(client.device("reference").prepare(null_model(), timeout=LIMIT_S))
         self._burst = stack.enter_context(prepared.burst(timeout=LIMIT_S))
