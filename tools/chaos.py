@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -146,7 +147,20 @@ class Series:
 def _findings(outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
     for outcome in outcomes:
         event = {"number": outcome.event.number, "event": outcome.event.text, "log": outcome.log}
-        yield from (event | {"finding": finding} for finding in outcome.findings)
+        yield from (_without_paths(event | {"finding": finding}) for finding in outcome.findings)
+
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def _without_paths(texts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return texts in which the folders of the source tree, of Python and of the user are not named."""
+    shown = {str(_ROOT): ".", sys.prefix: "PREFIX", sys.base_prefix: "PYTHON", str(Path.home()): "~"}
+    pattern = re.compile("|".join(re.escape(folder) for folder in sorted(shown, key=len, reverse=True)))
+    return {
+        name: pattern.sub(lambda found: shown[found[0]], value) if isinstance(value, str) else value
+        for name, value in texts.items()
+    }
 
 
 def _count(outcomes: Sequence[Outcome], key: Callable[[Event, Outcome], str]) -> dict[str, int]:

@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     process.set_defaults(command=_print_starts)
     cache = commands.add_parser("cache")
     cache.add_argument("models", nargs="+", metavar="MODEL", help=".tflite files")
-    cache.add_argument("--device", default="reference", help="device of the driver (default: reference)")
+    cache.add_argument("--device", default="compiled", help="device of the driver (default: compiled)")
     cache.add_argument("--rounds", type=int, default=CACHE_ROUNDS, help=f"rounds (default: {CACHE_ROUNDS})")
     cache.add_argument("--json", action="store_true", help="print JSON: everything in ns and bytes")
     cache.set_defaults(command=_print_caching)

@@ -7,7 +7,7 @@ So a plan can be saved, and any number of executions use it at the same time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Any
@@ -227,20 +227,19 @@ def plan_partition(
     direct outputs.
     """
 
-    def root(index: int) -> int:
+    def place(index: int) -> tuple[int, int]:
+        """Return the operand in whose memory an operand is, and the byte of it where it begins."""
+        offset = 0
         while index in views:
-            index = views[index]
-        return index
+            index, offset = views[index], offset + offsets_in.get(index, 0)
+        return index, offset
 
-    def skipped(index: int) -> int:
-        return 0 if index not in views else offsets_in.get(index, 0) + skipped(views[index])
+    def root(index: int) -> int:
+        return place(index)[0]
 
     begins, ends = {}, {}
-    errors = {
-        launch.outputs[-1]: PlannedErrors(launch.kernel.work_items, launch.errors)
-        for launch in launches
-        if launch.errors
-    }
+    reporting = (launch for launch in launches if launch.errors)
+    errors = {each.outputs[-1]: PlannedErrors(each.kernel.work_items, each.errors) for each in reporting}
     for number, launch in enumerate(launches):
         begins.update({root(index): number for index in launch.outputs if index not in errors})
         ends.update({root(index): number for index in (*launch.inputs, *launch.outputs)})
@@ -267,17 +266,14 @@ def plan_partition(
         locations[index] = (_ARENA_BASE, next_offset)
         next_offset += 4 * planned.count
     locations |= {index: (base, 0) for base, index in enumerate([*inputs, *map(root, direct)], FIRST_INPUT_BASE)}
-    relocations: list[tuple[int, int]] = []  # (base, offset) of each argument: inputs, outputs, constants
-    for launch in launches:
-        for index in (*launch.inputs, *launch.outputs):
-            base, offset = locations[root(index)]
-            relocations.append((base, offset + skipped(index)))
-        relocations += [(_CONSTANTS_BASE, offset) for offset in launch.constants]
-    bases, from_base = (np.array([pair[n] for pair in relocations], np.int64) for n in (0, 1))
+    bases, from_base = _relocations(launches, locations, place)
     return PartitionPlan(
         launches=tuple(map(_planned_launch, launches, _choose_parallelism(launches))),
         inputs=tuple(inputs),
-        outputs=tuple((index, arena[root(index)] + skipped(index), specs[index]) for index in outputs),
+        outputs=tuple(
+            (index, arena[owner] + within, specs[index])
+            for index, (owner, within) in zip(outputs, map(place, outputs), strict=True)
+        ),
         direct_outputs=tuple(direct),
         relocation_bases=bases,
         relocation_offsets=from_base,
@@ -289,6 +285,22 @@ def plan_partition(
         source_launches=tuple(launches),
         allocations=tuple(Allocation(i, specs[i], arena[i], begins[i], ends[i]) for i in begins),
     )
+
+
+def _relocations(
+    launches: Sequence[PartitionLaunch],
+    locations: Mapping[int, tuple[int, int]],
+    place: Callable[[int], tuple[int, int]],
+) -> tuple[Array, Array]:
+    """Return the base of each argument, inputs, outputs and constants, and its offset from that."""
+    found: list[tuple[int, int]] = []
+    for launch in launches:
+        for owner, within in map(place, (*launch.inputs, *launch.outputs)):
+            base, offset = locations[owner]
+            found.append((base, offset + within))
+        found += [(_CONSTANTS_BASE, offset) for offset in launch.constants]
+    bases, offsets = np.array(found, np.int64).reshape(-1, 2).T.copy()
+    return bases, offsets
 
 
 def _planned_launch(launch: PartitionLaunch, parallelism: Parallelism) -> PlannedLaunch:

@@ -170,7 +170,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     # Settings are read in one module: declare a new one in nnfmq/base/settings.py. The others set variables of
     # NumPy's BLAS or another runtime, pass the environment to a child process, or read a variable of another program:
     # $CC, $COLUMNS. A driver that changes its account has the home directory of that one. What a service manager sets
-    # for one process is removed.
+    # for one process is removed. ONNX Runtime reads a variable when it is imported.
     "environ": (
         "base.accounts",
         "base.service_manager",
@@ -180,6 +180,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         "cli.console",
         "cli.record",
         "cli.trace_collection",
+        "hosted.onnxruntime",
         "lab",
         "serving.driver_process",
     ),
