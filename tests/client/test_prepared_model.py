@@ -111,7 +111,7 @@ def test_LIFE_6_a_device_that_differs_after_a_recovery_stays_unavailable(
     start: Start,
 ) -> None:
     fresh = SimpleNamespace(_connection=DescribingOnce(real[0], replace(INFO, **changed)), _process=None)
-    client = Client(connection, None, lambda _deadline_ns, _wait: fresh)  # type: ignore[arg-type,return-value]
+    client = Client(connection, None, lambda _deadline_ns, _wait: fresh, recovers=True)  # type: ignore[arg-type,return-value]
     known = start(client.device, "fake")
     driver.send(messages.DeviceList(driver.receive(messages.ListDevices).call, (INFO,)))
     assert known.result(LIMIT_S).info == INFO

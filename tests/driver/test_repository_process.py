@@ -69,9 +69,11 @@ class Setup:
             self.look = callback
         return Timer(callback)
 
-    def _fork(self, _run: Any, keep_fds: list[int], _name: str, *, at_parent_exit: signal.Signals) -> FakeProcess:
+    def _fork(
+        self, _run: Any, keep_fds: list[int], _name: str, *, at_parent_exit: signal.Signals, errors_fd: int
+    ) -> FakeProcess:
         assert at_parent_exit is signal.SIGKILL
-        for fd in keep_fds:
+        for fd in (*keep_fds, errors_fd):
             os.fstat(fd)
         self.heartbeat_fd = keep_fds[-1]
         if self.error is not None:
