@@ -6,6 +6,9 @@ files, such as CACHE_DIR, are not among them: they would make the worker write w
 
 Inputs and outputs are in the client's memory, also those of which only the rank is known. A deadline cancels the
 execution between two operations. Weights of an OpenVINO file (.bin) are the client's sealed memory, not a copy.
+
+Variables are inputs and outputs of the HAL's model, as with nnfmq's own importer: each request has its own, which are
+set before and read after each execution.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from tempfile import NamedTemporaryFile
 from typing import Any
 
@@ -64,10 +67,10 @@ class OpenVinoDevice(HostedDevice):
         for library in file.libraries:
             core.add_extension(library.path)
         if options.saved is not None:
-            return _Model(openvino, core, core.import_model(options.saved, device, config), file, is_saved=True)
+            return _Model(openvino, core, core.import_model(options.saved, device, config), file, None)
         model = _read(openvino, core, file)
-        _require_no_state(model)
-        return _Model(openvino, core, core.compile_model(model, device, config), file)
+        variables = _variables(openvino, core, model)
+        return _Model(openvino, core, core.compile_model(model, device, config), file, variables)
 
 
 def _imported() -> Any:
@@ -119,25 +122,38 @@ def _read(openvino: Any, core: Any, file: HostedFile) -> Any:
     return core.read_model(text.decode(), tensor)
 
 
-def _require_no_state(model: Any) -> None:
-    sinks = [node for node in model.get_sinks() if node.get_type_name() == "Assign"]
-    if sinks:
-        names = ", ".join(repr(node.get_variable_id()) for node in sinks)
-        raise InvalidArgument(f"models with variables do not run on this device: {names}")
+def _variables(openvino: Any, core: Any, model: Any) -> dict[str, Array]:
+    """Return the first value of each variable of a model, by its name. Raises InvalidArgument if a file has none."""
+    found = {}
+    for node in (node for node in model.get_ops() if node.get_type_name() == "ReadValue"):
+        name = node.get_attributes()["variable_id"]
+        if node.get_input_size() == 0 or not node.get_output_partial_shape(0).is_static:
+            raise InvalidArgument(f"variable {name!r} has no first value, or not one size")
+        try:
+            found[name] = core.compile_model(openvino.Model([node.input_value(0)], []), "CPU")()[0]
+        except RuntimeError as error:
+            raise InvalidArgument(f"the first value of variable {name!r} depends on inputs") from error
+    return found
 
 
 class _Model(HostedModel):
     is_thread_safe = True
 
-    def __init__(self, openvino: Any, core: Any, compiled: Any, file: HostedFile, *, is_saved: bool = False) -> None:
-        self.openvino, self.core, self.compiled, self.is_saved = openvino, core, compiled, is_saved
+    def __init__(
+        self, openvino: Any, core: Any, compiled: Any, file: HostedFile, variables: Mapping[str, Array] | None
+    ) -> None:
+        self.openvino, self.core, self.compiled = openvino, core, compiled
+        self.may_save = variables == {}  # those of a saved model are not known
         self.file = file  # its memory has the weights
-        self.description = HostedDescription(
-            tuple(map(_tensor, compiled.inputs)), tuple(map(_tensor, compiled.outputs))
-        )
+        values = variables or {}
+        self.states = [HostedTensor(name, value.dtype.name, value.shape) for name, value in values.items()]
+        inputs, outputs = ((*map(_tensor, ports), *self.states) for ports in (compiled.inputs, compiled.outputs))
+        initial = tuple(value.tobytes() for value in values.values())
+        self.description = HostedDescription(inputs, outputs, states=len(initial), initial=initial)
 
     def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
         sized = _read(self.openvino, self.core, self.file)
+        shapes = shapes[: len(self.compiled.inputs)]
         partial = self.openvino.PartialShape
         sized.reshape(
             {
@@ -145,11 +161,11 @@ class _Model(HostedModel):
                 for index, shape in enumerate(shapes)
             }
         )
-        return list(map(_shape, sized.outputs))
+        return [*map(_shape, sized.outputs), *(state.shape for state in self.states)]
 
     def save(self) -> bytes | None:
         """Return OpenVINO's compiled model."""
-        if self.is_saved:
+        if not self.may_save:
             return None
         stream = io.BytesIO()
         self.compiled.export_model(stream)
@@ -157,33 +173,44 @@ class _Model(HostedModel):
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
         request = self.compiled.create_infer_request()
-        for index, (port, array) in enumerate(zip(self.compiled.inputs, inputs, strict=True)):
+        for index, (port, array) in enumerate(zip(self.compiled.inputs, inputs, strict=False)):
             request.set_input_tensor(index, self._in_place(port, array))
-        for index, (port, out) in enumerate(zip(self.compiled.outputs, outputs, strict=True)):
+        for index, (port, out) in enumerate(zip(self.compiled.outputs, outputs, strict=False)):
             if out is not None:
                 request.set_output_tensor(index, self._in_place(port, out))
-        return _Run(request, inputs, outputs)
+        found = {variable.name: variable for variable in request.query_state()}
+        variables = [found[state.name] for state in self.states]
+        values = map(self._in_place, (variable.state for variable in variables), inputs[len(self.compiled.inputs) :])
+        return _Run(request, list(zip(variables, values, strict=True)), inputs, outputs)
 
-    def _in_place(self, port: Any, array: Array) -> Any:
-        return self.openvino.Tensor(array, list(array.shape), port.get_element_type())
+    def _in_place(self, typed: Any, array: Array) -> Any:
+        return self.openvino.Tensor(array, list(array.shape), typed.get_element_type())
 
 
 class _Run(HostedRun):
-    def __init__(self, request: Any, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
-        self._request, self._inputs, self._outputs = request, inputs, outputs
-        self._returned = [index for index, out in enumerate(outputs) if out is None]
+    """Executes one request. `states` are its variables, each with the tensor that has its value before."""
+
+    def __init__(
+        self, request: Any, states: Sequence[tuple[Any, Any]], inputs: Sequence[Array], outputs: Sequence[Array | None]
+    ) -> None:
+        self._request, self._states, self._inputs = request, states, inputs
+        self._first_state = len(outputs) - len(states)
+        self._returned = [index for index, out in enumerate(outputs[: self._first_state]) if out is None]
         self._in_place: list[Array | None] = [None] * len(outputs)
 
     def __call__(self) -> Sequence[Array | None] | None:
+        for variable, value in self._states:
+            variable.state = value
         # Not `infer`: with one thread it returns the results of the last execution if this one fails, and `cancel` does
         # not end it.
         self._request.start_async()
         self._request.wait()
-        if not self._returned:
+        if not self._returned and not self._states:
             return None
         results = list(self._in_place)
         for index in self._returned:
             results[index] = self._request.get_output_tensor(index).data
+        results[self._first_state :] = [variable.state.data for variable, _ in self._states]
         return results
 
     def abort(self) -> bool:

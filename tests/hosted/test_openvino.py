@@ -58,11 +58,23 @@ def test_bfloat16_crosses_as_words(device: nnfmq.Device, files: Path) -> None:
         assert model.execute(np.uint16([0x3F80, 0xBF80, 0, 0x4000]))[0].tolist() == [0x3F80, 0, 0, 0x4000]
 
 
-def test_strings_and_variables_are_refused_by_name(device: nnfmq.Device, files: Path) -> None:
-    with pytest.raises(nnfmq.InvalidArgument, match="input 'words' has elements of type string"):
-        device.prepare(files / "text.xml")
-    with pytest.raises(nnfmq.InvalidArgument, match="models with variables do not run on this device: 'memory'"):
-        device.prepare(files / "stateful.xml")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("text", "input 'words' has elements of type string"),
+        ("started", "the first value of variable 'memory' depends on inputs"),
+        ("growing", "variable 'memory' has no first value, or not one size"),
+    ],
+)
+def test_what_does_not_cross_is_refused_by_name(device: nnfmq.Device, files: Path, name: str, reason: str) -> None:
+    with pytest.raises(nnfmq.InvalidArgument, match=reason):
+        device.prepare(files / f"{name}.xml")
+
+
+def test_variables_are_states_of_each_burst(device: nnfmq.Device, files: Path) -> None:
+    with device.prepare(files / "stateful.xml") as model, model.burst() as first, model.burst() as second:
+        for burst, sums in ((first, [6, 9]), (first, [7, 11]), (second, [6, 9]), (first, [8, 13])):
+            assert burst.execute(np.float32([1, 2]))[0].tolist() == sums
 
 
 def test_a_deadline_cancels_the_execution_and_the_worker_stays(shared_daemon: Daemon, files: Path) -> None:

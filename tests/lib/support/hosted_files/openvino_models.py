@@ -109,10 +109,12 @@ def reshaped() -> None:
 
 
 def stateful() -> None:
-    start = op.parameter([1], ov.Type.f32, name="x")
-    value = op.read_value(start, "memory", ov.Type.f32, [1])
-    model = ov.Model([op.result(value)], [op.assign(value, "memory")], [start], "stateful")
-    ov.save_model(model, FOLDER / "stateful.xml")
+    """Sums of all inputs so far: from 5 and 7 on, from the first input on, and of any number of elements."""
+    start, begin = op.parameter([2], ov.Type.f32, name="x"), op.constant(np.float32([5, 7]))
+    for name, first, size in (("stateful", begin, 2), ("started", start, 2), ("growing", begin, -1)):
+        value = op.add(op.read_value(first, "memory", ov.Type.f32, ov.PartialShape([size])), start)
+        model = ov.Model([op.result(value)], [op.assign(value, "memory")], [start], name)
+        ov.save_model(model, FOLDER / f"{name}.xml")
 
 
 def onnx_net() -> None:
