@@ -66,7 +66,7 @@ def without(held: Holdings, servers: set[int]) -> Holdings:
     fds, processes, mappings = held
     for server in servers & set(processes):
         processes = [pid for pid in processes if pid != server]
-        for kind in ("socket", "pidfd" if "pidfd" in fds else "anon_inode"):  # before Linux 6.9
+        for kind in ("socket", "pipe", "pidfd" if "pidfd" in fds else "anon_inode"):  # before Linux 6.9
             if kind in fds:  # the supervisor may have closed it already
                 fds = [*fds[: fds.index(kind)], *fds[fds.index(kind) + 1 :]]
     return fds, processes, mappings
