@@ -110,7 +110,7 @@ def reshaped() -> None:
 
 def stateful() -> None:
     """Sums of all inputs so far: from 5 and 7 on, from the first input on, and of any number of elements."""
-    start, begin = op.parameter([2], ov.Type.f32, name="x"), op.constant(np.float32([5, 7]))
+    start, begin = op.parameter([2], ov.Type.f32, name="x"), op.constant(np.array([5, 7], np.float32))
     for name, first, size in (("stateful", begin, 2), ("started", start, 2), ("growing", begin, -1)):
         value = op.add(op.read_value(first, "memory", ov.Type.f32, ov.PartialShape([size])), start)
         model = ov.Model([op.result(value)], [op.assign(value, "memory")], [start], name)
