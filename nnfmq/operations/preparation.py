@@ -13,7 +13,7 @@ operation:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -224,14 +224,9 @@ class PrepackedWeights:
         self.groups: list[tuple[Array, ...]] = []
         self._restored = restored
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> AbstractContextManager[None]:
         """Make `cached_prepack` record or restore here during the block, on the calling thread."""
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return _using(self)
 
     def next_group(self, compute: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
         """Return the next group, restored or computed.
@@ -247,23 +242,22 @@ class PrepackedWeights:
         return group
 
 
-@contextmanager
-def no_prepack_recording() -> Iterator[None]:
+def no_prepack_recording() -> AbstractContextManager[None]:
     """Make `cached_prepack` compute without recording during the block, on the calling thread."""
-    token = _current.set(None)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return _using(None)
 
 
-@contextmanager
-def checks_only() -> Iterator[None]:
+def checks_only() -> AbstractContextManager[None]:
     """Make plans check their arguments and pack no weights during the block, on the calling thread.
 
     What they return must not be called.
     """
-    token = _current.set(_CHECKS_ONLY)
+    return _using(_CHECKS_ONLY)
+
+
+@contextmanager
+def _using(current: PrepackedWeights | None) -> Iterator[None]:
+    token = _current.set(current)
     try:
         yield
     finally:
