@@ -23,7 +23,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from nnfmq.base.deadlines import remaining_s
 from nnfmq.base.ownership import Uncopyable
@@ -33,6 +34,7 @@ THREAD_NAME = "nnfmq-watcher"
 _WAKE_INTERVAL_S = 0.001
 _POLL_S_MAX = 1_000_000.0  # epoll_wait(2) takes an int of milliseconds
 _log = logging.getLogger("nnfmq.watcher")
+T = TypeVar("T")
 
 
 class Wakeable(Protocol):
@@ -266,12 +268,12 @@ class Watcher(Uncopyable):
         except Exception as error:  # noqa: BLE001  a bug of one owner must not end the thread that the others need
             _log.exception("the callback for fd %d failed; the fd is no longer watched", fd)
             self.remove_reader(handle)
-            handle.on_failure(error)
+            self._call(partial(handle.on_failure, error), "the report of that failure failed")
 
     def _wake_dead_peers(self) -> None:
         with self._lock:
             peers = list(self._dead_peers)
-        done = [peer for peer in peers if not peer.wake()]
+        done = [peer for peer in peers if not self._call(peer.wake, "a queue of a dead peer could not be woken")]
         with self._lock:
             self._dead_peers = [peer for peer in self._dead_peers if peer not in done]
 
@@ -282,11 +284,17 @@ class Watcher(Uncopyable):
                     return
                 handle = heapq.heappop(self._timers)[2]
             callback, handle.callback = handle.callback, None
-            try:
-                if callback is not None:
-                    callback()
-            except Exception:  # noqa: BLE001  a bug of one owner must not end the thread that the others need
-                _log.exception("a timer's callback failed")
+            if callback is not None:
+                self._call(callback, "a timer's callback failed")
+
+    @staticmethod
+    def _call(callback: Callable[[], T], failure: str) -> T | None:
+        """Return what the callback returns; None, and log `failure`, if it raises."""
+        try:
+            return callback()
+        except Exception:  # noqa: BLE001  a bug of one owner must not end the thread that the others need
+            _log.exception(failure)
+            return None
 
 
 _watcher = Watcher()

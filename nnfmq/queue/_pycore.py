@@ -140,9 +140,10 @@ class EventFlagWord(Uncopyable):
 
     def wake_all(self) -> int:
         """OR all bits into the word and wake all waiters; return how many slept. Does nothing if the word is closed."""
-        if self.is_closing:
+        try:
+            self.acquire()
+        except BadState:
             return 0
-        self.acquire()
         try:
             return self._wake_everyone()
         finally:

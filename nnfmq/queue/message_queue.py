@@ -536,9 +536,8 @@ class MessageQueue(Closable):
 
         The watcher calls it after it has set the peer death flag, every millisecond until `waiters` is 0.
         """
-        if self._ring is None:
-            return 0
-        return self._lifetime.wake_all() + self._ring.wake_external_waits()
+        ring = self._ring  # another thread may close the queue meanwhile
+        return 0 if ring is None else self._lifetime.wake_all() + ring.wake_external_waits()
 
     # ---- lifetime ----
 
@@ -564,9 +563,9 @@ class MessageQueue(Closable):
             self.on_corruption(f"write counter {w}, read counter {r}: impossible in {ring}")
 
     def _open_ring(self) -> Ring:
-        if self._ring is None:
+        if (ring := self._ring) is None:
             raise BadState("the queue is closed")
-        return self._ring
+        return ring
 
     def __del__(self) -> None:
         if getattr(self, "_ring", None) is not None:

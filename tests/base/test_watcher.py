@@ -188,6 +188,24 @@ def test_UTL_9_a_callback_that_raises_loses_only_its_own_reader(
     os.close(write)
 
 
+def test_an_owner_that_cannot_be_told_of_a_failure_does_not_end_the_thread(
+    pipe: tuple[int, int], resources: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    read, write = pipe
+    good = watcher.add_reader(read, reader := Reader(read))
+    failing_fd = os.eventfd(1)
+    resources.callback(os.close, failing_fd)
+    watcher.add_reader(failing_fd, fail, fail)
+    until(lambda: "the report of that failure failed" in caplog.text)
+    os.write(write, b"alive")
+    assert reader.called.wait(LIMIT_S)
+    watcher.remove_reader(good)
+    os.close(write)
+
+
 def test_an_fd_that_epoll_rejects_leaves_no_thread_running() -> None:
     fd = os.open("/etc/passwd", os.O_RDONLY)
     with pytest.raises(PermissionError):
@@ -437,6 +455,27 @@ def test_a_waiter_that_missed_its_wake_up_is_woken_again_until_it_returns() -> N
     notify_and_wait(peer)
     assert sleepy.woken == 6
     assert sleepy.waiters == 0
+
+
+def test_a_queue_that_cannot_be_woken_does_not_end_the_thread_that_others_need(
+    pipe: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Sleepy):
+        def wake_all(self) -> None:
+            super().wake_all()
+            if threading.current_thread() is watcher.thread():
+                raise ZeroDivisionError
+
+    read, write = pipe
+    good = watcher.add_reader(read, reader := Reader(read))
+    peer = watcher.DeathRecipients(PeerDeathFlag())
+    peer.add(Broken(misses=3))
+    watcher.notify_peer_death(peer)
+    until(lambda: "could not be woken" in caplog.text)
+    os.write(write, b"alive")
+    assert reader.called.wait(LIMIT_S)
+    watcher.remove_reader(good)
+    os.close(write)
 
 
 def test_a_queue_that_was_discarded_is_not_woken() -> None:

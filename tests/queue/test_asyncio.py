@@ -369,6 +369,7 @@ def test_the_watcher_ends_a_wait_when_the_writer_is_killed(queue: MessageQueue, 
         with pytest.raises(DeadObject):
             run(main(process))
         assert queue.waiters == 0
+        grave.discard(queue)
 
 
 def test_closing_ends_a_wait_and_the_thread_releases_the_queue(queue: MessageQueue, until: Until) -> None:

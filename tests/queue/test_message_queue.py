@@ -6,6 +6,7 @@ import os
 import random
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.code_steps import made_with_an_interrupt_at_every_line
@@ -13,6 +14,7 @@ from support.code_steps import made_with_an_interrupt_at_every_line
 from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 from nnfmq.queue import Grantor, MessageQueue, MQDescriptor, message_queue
+from nnfmq.queue import core as cores
 from nnfmq.queue.core import Core
 
 MakeQueue = Callable[..., MessageQueue]
@@ -281,6 +283,39 @@ def test_a_queue_that_is_collected_open_warns_and_is_unmapped(core: Core) -> Non
     with pytest.warns(ResourceWarning, match="never closed"):
         del queue
     assert memory.closed
+
+
+def test_a_queue_may_be_closed_while_another_thread_wakes_its_waiters(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(8, 4)
+    word = queue._lifetime
+
+    class Closing:
+        """The event flag's word, whose queue is closed at the end of the call."""
+
+        def wake_all(self) -> int:
+            slept = word.wake_all()
+            queue.close()
+            return slept
+
+    monkeypatch.setattr(queue, "_lifetime", Closing())
+    assert queue.wake_all() == 0
+
+
+def test_a_word_may_be_closed_while_another_thread_wakes_its_waiters(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(8, 4, core=cores.CORES.load("python"))
+    word: Any = queue._lifetime
+    acquire = word.acquire
+
+    def close_and_acquire() -> None:
+        queue.close()
+        acquire()
+
+    monkeypatch.setattr(word, "acquire", close_and_acquire)
+    assert word.wake_all() == 0
 
 
 def test_BUR_6_a_queue_without_event_flag_word_only_reads_and_writes(make_queue: MakeQueue) -> None:
