@@ -173,9 +173,9 @@ class _Kept:
             self._preparing.release()
 
     def _prepare(self, model: ModelArgument, options: _Options, deadline_ns: int | None) -> _KeptModel:
-        if self._client is None:
-            self._client = connect(recover=True)
-        prepared = self._client.prepare(model, **options._asdict(), timeout=remaining_s(deadline_ns))
+        if (client := self._client) is None:  # another thread may close it meanwhile
+            client = self._client = connect(recover=True)
+        prepared = client.prepare(model, **options._asdict(), timeout=remaining_s(deadline_ns))
         data_files = {}
         if isinstance(model, (str, os.PathLike)):
             paths = (Path(model).parent / name for name in prepared.data_files)

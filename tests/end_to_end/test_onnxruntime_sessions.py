@@ -574,6 +574,22 @@ def test_a_profile_has_the_events_of_onnx_runtime_but_those_of_nodes(
     assert session(ours).end_profiling() == ""
 
 
+def test_a_profile_may_end_while_another_thread_runs_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = _assigned(ours, enable_profiling=True, profile_file_prefix=str(tmp_path / "profile"))
+    made = ours.InferenceSession(symbolic_model(), options)
+    execute = shape_plans.ShapePlan.execute
+
+    def end_and_execute(plan: shape_plans.ShapePlan, *arguments: Any) -> Any:
+        made.end_profiling()
+        return execute(plan, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shape_plans.ShapePlan, "execute", end_and_execute)
+        assert len(made.run(None, FED)) == len(made.get_outputs())
+
+
 def test_a_session_without_spinning_has_bursts_that_do_not_poll() -> None:
     options = ours.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

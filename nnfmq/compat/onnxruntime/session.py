@@ -395,16 +395,16 @@ class InferenceSession:
             if isinstance(plan, ShapePlan):
                 self._plans.discard(self._plans.key_of(inputs), plan)
             return self._run(places, feed, run_options, is_last=True)
-        if self._profile is not None:
-            self._profile.add("model_run", begin_ns)
+        if (profile := self._profile) is not None:  # another thread may end it meanwhile
+            profile.add("model_run", begin_ns)
         return results
 
     def _execute(self, plan: ShapePlan | HostedPlan, inputs: list[Array], places: Sequence[int]) -> list[Array]:
-        if self._profile is None:
+        if (profile := self._profile) is None:
             return plan.execute(inputs, places)
         begin_ns = time.monotonic_ns()
         results = plan.execute(inputs, places)
-        self._profile.add("SequentialExecutor::Execute", begin_ns)
+        profile.add("SequentialExecutor::Execute", begin_ns)
         return results
 
     def _plan_for(self, inputs: Sequence[Array]) -> ShapePlan | HostedPlan:
