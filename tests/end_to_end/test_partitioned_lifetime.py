@@ -367,7 +367,6 @@ def test_LIFE_6_a_step_continues_in_the_driver_that_replaces_a_dead_one(drivers:
         way = Prepared(mode, runtime.prepare(PLAN, cpu=None), stack)
         if mode != "once":
             assert way.execute(A, B)[0].tolist() == EXPECTED
-        with Process(runtime.clients[1].worker_pid) as worker:
-            worker.kill()
-            worker.wait_for_end()
+        workers = [stack.enter_context(Process(client.worker_pid)) for client in runtime.clients]
+        kill(runtime, workers, 1)
         assert way.execute(A, B)[0].tolist() == EXPECTED

@@ -100,7 +100,8 @@ def _settled(before: Held, deadline_ns: int) -> tuple[Held, list[str]]:
     """Return what is held, and the entries that are still new, after resources that are being released are gone.
 
     A joined thread's task and a hung-up child's entry leave /proc a moment later and nothing can be waited on for that,
-    so this function polls; for a test without leaks the first snapshot is enough.
+    so this function polls; for a test without leaks the first snapshot is enough. It collects garbage each time: a
+    thread that ends may leave a cycle.
     """
     now = snapshot()
     if _new_since(before, now):
@@ -109,6 +110,7 @@ def _settled(before: Held, deadline_ns: int) -> tuple[Held, list[str]]:
         now = snapshot()
     while (left := _new_since(before, now)) and time.monotonic_ns() < deadline_ns:
         time.sleep(0.005)
+        gc.collect()
         now = snapshot()
     return now, left
 
