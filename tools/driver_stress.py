@@ -7,9 +7,9 @@
 The clients connect, prepare, execute, create bursts, release and disconnect. Each output is compared with NumPy's, and
 each call has a list of statuses that it may end with. One more client, the canary, makes the same calls but stays
 connected, so that its worker lives during the whole run. Before and after, the tool counts file descriptors, threads,
-processes and shared mappings of the supervisor and of the canary's worker, nnfmq's names in /dev/shm, and the worker's
-private memory. The exit status is 0 only if all outputs were right, every status was expected, no worker died, the
-counts are equal, and the private memory has not increased by 32 MiB or more.
+processes and shared mappings of the supervisor and of the canary's worker, and the worker's private memory. The exit
+status is 0 only if all outputs were right, every status was expected, no worker died, the counts are equal, and the
+private memory has not increased by 32 MiB or more.
 """
 
 from __future__ import annotations
@@ -314,8 +314,7 @@ def _stable_counts(supervisor: int, worker: int, wanted: dict[str, Any] | None) 
     """
     end, last = time.monotonic() + 10, wanted
     while True:
-        names = sorted(name for name in os.listdir("/dev/shm") if "nnfmq" in name)
-        found = {"supervisor": count_resources(supervisor), "worker": count_resources(worker), "names": names}
+        found = {"supervisor": count_resources(supervisor), "worker": count_resources(worker)}
         if found == last or time.monotonic() > end:
             return found
         if wanted is None:

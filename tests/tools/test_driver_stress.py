@@ -29,7 +29,7 @@ def test_LIFE_7_TST_11_random_clients_leak_nothing() -> None:
     done = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
-    assert (done.returncode, report["failures"], report["worker_deaths"]) == (0, [], [])
+    assert (done.returncode, report["failures"], report["worker_deaths"]) == (0, [], []), report
     assert report["before"] == report["after"]
     assert report["calls"]["prepare"] > 0 and report["calls"]["execute"] > 0 and report["calls"]["burst"] > 0
 
