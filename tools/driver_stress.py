@@ -35,6 +35,7 @@ import numpy as np
 import nnfmq
 from nnfmq.base.processes import descendants
 from nnfmq.cli.console import console, print_json, table
+from nnfmq.driver.session.session import POOL_THREADS
 from nnfmq.hal.types import (
     DataLocation,
     LifeTime,
@@ -227,6 +228,7 @@ def run_client(results: Any, path: str, seed: int, seconds: int, threads: int) -
 
 
 TIMEOUT_S = 120.0
+_WARM_UPS_MAX = 100
 MAX_INCREASE_KIB = 32 * 1024  # of the canary's worker; the memory that malloc keeps differs from run to run
 
 
@@ -250,16 +252,20 @@ class Totals:
         self.failures += report["failures"]
 
 
-def count_resources(pid: int) -> dict[str, int]:
-    """Return the numbers of file descriptors, threads, descendants and shared mappings of a process."""
+def count_resources(pid: int) -> dict[str, Any]:
+    """Return the numbers of file descriptors, descendants and shared mappings of a process, and its threads' names."""
     folder = Path(f"/proc/{pid}")
     maps = (folder / "maps").read_text()
     return {
         "descriptors": len(os.listdir(folder / "fd")),
-        "threads": len(os.listdir(folder / "task")),
+        "threads": _thread_names(pid),
         "processes": len(descendants(pid)),
         "shared mappings": sum("/memfd:" in line or "/dev/shm/" in line for line in maps.splitlines()),
     }
+
+
+def _thread_names(pid: int) -> list[str]:
+    return sorted((task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 def stress(options: argparse.Namespace) -> dict[str, Any]:
@@ -302,7 +308,10 @@ def _warm_up(canary: StressClient) -> None:
     """Make all kinds of calls once, so that resources which a worker creates only once exist before the counting."""
     for _ in range(200):
         canary.call_at_random()
-    canary.prepare_concurrently()
+    for _ in range(_WARM_UPS_MAX):  # a worker starts a further thread only if all others are busy
+        canary.prepare_concurrently()
+        if sum(name.startswith("nnfmq-session-") for name in _thread_names(canary.worker_pid)) == POOL_THREADS:
+            break
     canary.release_all()
 
 
@@ -355,8 +364,8 @@ def _print(report: dict[str, Any], no_color: bool) -> None:
     out.print(calls)
     resources = table("resource", "process", ">before", ">after")
     for where in ("supervisor", "worker"):
-        for what, count in report["before"][where].items():
-            resources.add_row(what, where, str(count), str(report["after"][where][what]))
+        for what, before in report["before"][where].items():
+            resources.add_row(what, where, *map(_count_text, (before, report["after"][where][what])))
     kib_before, kib_after = report["worker_private_kib"]
     resources.add_row("private memory, KiB", "worker", str(kib_before), str(kib_after))
     out.print(resources)
@@ -364,6 +373,10 @@ def _print(report: dict[str, Any], no_color: bool) -> None:
         out.print(f"[red]failure[/] {text}", highlight=False, soft_wrap=True)
     summary = "No failures and no leaks." if report["ok"] else "There were failures or leaks."
     out.print(f"{summary} Clients killed by the test: {report['killed']}.")
+
+
+def _count_text(held: int | list[str]) -> str:
+    return str(len(held) if isinstance(held, list) else held)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

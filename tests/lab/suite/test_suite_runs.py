@@ -20,7 +20,7 @@ from nnfmq.lab.suite.thresholds import SuiteLoad, SuiteThresholds
 
 DIGITS = nnfmq.example_path("digits.tflite")
 ONES = [np.ones((1, 8, 8, 1), np.float32)]
-# With such a file `tempfile` finds out whether a folder is writable, when multiprocess imports dill in a child; it stays
+# With such a file `tempfile` looks whether a folder is writable, when multiprocess imports dill in a child; it stays
 # if the child is killed in this moment.
 _PROBE = re.compile(r"[a-z0-9_]{8}")
 LOAD = SuiteLoad(rate=50.0, arrivals="poisson", deadline_ms=50.0, clients=2)
