@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from nnfmq.base.verbose_log import vlog, vlog_is_on
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.hosted import NAME, call_of
+from nnfmq.hal.hosted import call_of, is_hosted
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.summaries import code_name
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation
@@ -172,7 +172,7 @@ def _subgraph_lines(model: Model, number: int, clusters: StepClusters) -> Iterat
 
 def file_names(model: Model) -> dict[int, str]:
     """Return the names of the files of a hosted model by the operands that have their bytes; of others, none."""
-    if not any(entry.name == NAME for entry in model.extensions):
+    if not is_hosted(model):
         return {}
     with suppress(InvalidArgument, IndexError):  # the model is not valid
         names = [file.name for file in call_of(model).files for _ in range(file.parts)]

@@ -40,6 +40,7 @@ __all__ = [
     "constant_bytes",
     "decode_call",
     "is_file_name",
+    "is_hosted",
     "is_known",
     "is_runtime_name",
     "library_names",
@@ -227,6 +228,11 @@ def decode_call(data: bytes | memoryview) -> HostedCall:
     if len(set(names)) < len(names):
         raise InvalidArgument("two files of a hosted model have the same name")
     return call
+
+
+def is_hosted(model: Model) -> bool:
+    """Return whether a model runs a file on a hosted runtime."""
+    return any(entry.name == NAME for entry in model.extensions)
 
 
 def call_of(model: Model) -> HostedCall:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from nnfmq.hal.hosted import NAME as HOSTED
+from nnfmq.hal.hosted import is_hosted
 from nnfmq.hal.types import Model, Subgraph
 
 __all__ = ["aligned_offset", "alignment_for", "model_architecture_hash", "round_up", "without_unused_operands"]
@@ -40,7 +40,7 @@ def model_architecture_hash(model: Model) -> str:
 
 def _hosted_call(model: Model) -> int | None:
     """Return the index of the operand that describes the call of a hosted model; None for another model."""
-    if not any(entry.name == HOSTED for entry in model.extensions):
+    if not is_hosted(model):
         return None
     return next((operation.inputs[0] for operation in model.main.operations if operation.inputs), None)
 

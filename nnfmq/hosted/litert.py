@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -107,7 +108,9 @@ class _Model(HostedModel):
         self.count = len(inputs)
         self.open_inputs = [i for i, (_, place) in enumerate(inputs) if None in self._sizes(place)]
         self.shapes: tuple[tuple[int, ...], ...] | None = None
-        self._allocate_first()
+        # Memory for the shapes that the file states, which may be impossible if it leaves some open.
+        with suppress(*((RuntimeError, ValueError) if self.open_inputs else ())):
+            self._allocate()
         if names:
             initialize(self.calls, reader, len(names))
         state_names = (*(name for name, _ in variables), *names)
@@ -141,11 +144,6 @@ class _Model(HostedModel):
 
     def _named(self, graph: int, indexes: Iterable[int]) -> list[_Named]:
         return [(self.calls.TensorName(index, graph), (index, graph)) for index in indexes]
-
-    def _allocate_first(self) -> None:
-        """Allocate memory for the shapes that the file states, which may be impossible if it leaves some open."""
-        with suppress(*((RuntimeError, ValueError) if self.open_inputs else ())):
-            self._allocate()
 
     def _allocate(self) -> None:
         self.calls.AllocateTensors(self._graph)
@@ -225,11 +223,12 @@ class _Run(HostedRun):
     """Copies inputs, invokes, copies outputs."""
 
     def __init__(self, model: _Model, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
-        calls, self._model, self._subgraphs = model.calls, model, model.subgraphs
-        self._calls, self._set, self._invoke, self._view = calls, calls.SetTensor, calls.Invoke, calls.tensor
+        calls, self._model = model.calls, model
         takes, gives = zip(model.inputs, inputs, strict=True), zip(model.outputs, outputs, strict=True)
-        self._inputs = [(i, array, *_unless_first(graph)) for (i, graph), array in takes if array.size]
-        self._outputs = [((calls, i, *_unless_first(graph)), out) for (i, graph), out in gives if out is not None]
+        self._steps = [partial(calls.SetTensor, i, x, *_unless_first(graph)) for (i, graph), x in takes if x.size]
+        self._steps += [partial(calls.Invoke, graph) for graph in model.subgraphs]
+        view = partial(calls.tensor, calls)
+        self._outputs = [(partial(view, i, *_unless_first(graph)), y) for (i, graph), y in gives if y is not None]
         self._found = [(position, *place) for position, place in enumerate(model.outputs) if outputs[position] is None]
         self._shapes = tuple(array.shape for array in inputs[: model.count])
 
@@ -237,19 +236,16 @@ class _Run(HostedRun):
         """See `HostedRun.__call__`."""
         if self._model.shapes != self._shapes:
             self._model.resize(dict(enumerate(self._shapes)))
-        set_tensor, view = self._set, self._view
-        for arguments in self._inputs:
-            set_tensor(*arguments)
-        for graph in self._subgraphs:
-            self._invoke(graph)
-        for arguments, out in self._outputs:
-            result = view(*arguments)
+        for step in self._steps:
+            step()
+        for view, out in self._outputs:
+            result = view()
             if result.shape != out.shape:
-                raise GeneralFailure(f"litert: output tensor {arguments[1]} is {result.shape}, not {out.shape}")
+                raise GeneralFailure(f"litert: output tensor {view.args[1]} is {result.shape}, not {out.shape}")
             out[...] = result
         if not self._found:
             return ()
-        calls, tensors = self._calls, self._model.description.outputs
+        calls, tensors = self._model.calls, self._model.description.outputs
         results: list[Array | None] = [None] * len(tensors)
         for position, *place in self._found:
             shape, dtype = calls.TensorSize(*place), tensors[position].dtype  # of no elements: GetTensor raises

@@ -255,21 +255,15 @@ class _Run(HostedRun):
 
     def __call__(self) -> Sequence[Array | None] | None:
         """See `HostedRun`."""
-        if not self._is_in_place:
-            return self._results()
-        try:
-            self._run(self._binding, self._options)
-        except Exception as error:  # noqa: BLE001  ONNX Runtime's; raised again there
-            return self._unbound_results(error)
-        return None
-
-    def _results(self) -> Sequence[Array | None]:
         for place in self._allocated:  # otherwise it would take the memory of the last results
             self._binding.bind_output(self._tensors[place].name, self._cpu)
         try:
             self._run(self._binding, self._options)
         except Exception as error:  # noqa: BLE001  ONNX Runtime's; raised again there
             return self._unbound_results(error)
+        return None if self._is_in_place else self._results()
+
+    def _results(self) -> Sequence[Array | None]:
         values = self._binding.get_outputs()
         found = [values[place] for place in self._places]
         self._allocated |= {i for i, value in enumerate(found) if value.data_ptr() != self._addresses[i]}

@@ -38,16 +38,11 @@ _OUT_OF_MEMORY = (
 )  # fmt: skip
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a runtime says by an error that memory is missing."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(phrase in text for phrase in _OUT_OF_MEMORY)
-
-
 def runtime_error(device: str, error: Exception, otherwise: type[HalError]) -> HalError:
     """Return the error of a client with a runtime's text: ResourceExhausted if memory is missing, or `otherwise`."""
-    text = f"{device}: {str(error) or repr(error)}"
-    return ResourceExhaustedTransient(text) if _is_out_of_memory(error) else otherwise(text)
+    text = str(error) or repr(error)
+    is_out_of_memory = isinstance(error, MemoryError) or any(phrase in text.lower() for phrase in _OUT_OF_MEMORY)
+    return (ResourceExhaustedTransient if is_out_of_memory else otherwise)(f"{device}: {text}")
 
 
 @contextmanager

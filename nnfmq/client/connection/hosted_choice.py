@@ -7,6 +7,7 @@ driver that hosts a runtime (`hal.hosted`) and prepares the file. `Client.prepar
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -37,7 +38,7 @@ from nnfmq.hal.errors import (
     NnfmqError,
     UnsupportedModel,
 )
-from nnfmq.hal.hosted import NAME, RUNTIMES, call_of, runtimes_of
+from nnfmq.hal.hosted import call_of, is_hosted, is_runtime_name, runtimes_of
 from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from nnfmq.importers.hosted import HostedSource
     from nnfmq.importers.loaded_model import LoadedModel
 
-__all__ = ["FileOptions", "GivenModel", "Host", "Hosting", "is_hosted"]
+__all__ = ["FileOptions", "GivenModel", "Host", "Hosting"]
 
 ResultT = TypeVar("ResultT")
 _log = logging.getLogger("nnfmq.client")
@@ -110,13 +111,9 @@ class GivenModel(Struct, frozen=True):
     def label(self) -> str:
         """The file, for messages."""
         file = self.file
-        if isinstance(file, Struct):  # a ModelSource
-            return str(file.path) if file.path is not None else _bytes_label(len(file.data))
-        return _bytes_label(len(file)) if isinstance(file, (bytes, bytearray, memoryview)) else str(file)
-
-
-def _bytes_label(count: int) -> str:
-    return f"a model of {count:,} bytes"
+        given = file if not isinstance(file, Struct) else file.data if file.path is None else file.path
+        assert given is not None  # it is what a runtime shall run
+        return str(given) if isinstance(given, (str, os.PathLike)) else f"a model of {len(given):,} bytes"
 
 
 def _without_file(argument: ModelArgument, options: PrepareOptions) -> FileOptions:
@@ -162,8 +159,7 @@ class Host(Struct, frozen=True):
 
     def may_run(self, format: str) -> bool:
         """Return whether files of this format are for this device, as far as the client knows its runtime."""
-        known = next((runtime for runtime in RUNTIMES if runtime.name == self.runtime), None)
-        return known is None or format in known.formats
+        return not is_runtime_name(self.runtime) or self.runtime in [known.name for known in runtimes_of(format)]
 
 
 class Hosting(Struct, frozen=True):
@@ -200,24 +196,21 @@ class Hosting(Struct, frozen=True):
             prepared.is_synchronous = self.is_synchronous
             return prepared
 
-        def prepare_file(file: GivenModel) -> PreparedModel:
-            def use(host: Host, loaded: LoadedModel) -> PreparedModel:
-                prepared = prepare_hosted(host, loaded)
-                _log_once(file, host.name)
-                return prepared
+        def prepare_loaded(host: Host, loaded: LoadedModel) -> PreparedModel:
+            prepared = prepare_hosted(host, loaded)
+            _log_once(given, host.name)
+            return prepared
 
-            return self.first(file, deadline_ns, use)
-
-        if given.model is None:
-            return prepare_file(given)
-        if is_hosted(to_hal_model(given.model)):
-            return prepare_hosted(self.host_of(given.model, deadline_ns), given.model)
-        try:
-            return prepare_own(given.model, options)
-        except (GeneralFailure, UnsupportedModel) as error:
-            if given.file is None:
-                raise
-            return prepare_file(replace(given, refusal=error))
+        if given.model is not None:
+            if is_hosted(to_hal_model(given.model)):
+                return prepare_hosted(self.host_of(given.model, deadline_ns), given.model)
+            try:
+                return prepare_own(given.model, options)
+            except (GeneralFailure, UnsupportedModel) as error:
+                if given.file is None:
+                    raise
+                given = replace(given, refusal=error.with_traceback(None))  # which refers to this frame
+        return self.first(given, deadline_ns, prepare_loaded)
 
     def first(self, given: GivenModel, deadline_ns: int | None, use: Callable[[Host, LoadedModel], ResultT]) -> ResultT:
         """Return `use(host, loaded)` of the first device for which that and loading the file succeed; blocks.
@@ -267,11 +260,6 @@ class Hosting(Struct, frozen=True):
                 return host
         reason = f"this is a hosted model, of the format {format!r}, and no device runs it"
         raise UnsupportedModel(reason, (), self._absent(format))
-
-
-def is_hosted(model: Model) -> bool:
-    """Return whether a model runs a file on a hosted runtime."""
-    return any(entry.name == NAME for entry in model.extensions)
 
 
 def _read(given: GivenModel) -> HostedSource | None:

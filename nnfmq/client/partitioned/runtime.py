@@ -20,7 +20,7 @@ from nnfmq.client.connection.client import Client
 from nnfmq.client.connection.connect import connect, connect_cpu_driver
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.device import hosts_runtime
-from nnfmq.client.connection.hosted_choice import GivenModel, Hosting, is_hosted
+from nnfmq.client.connection.hosted_choice import GivenModel, Hosting
 from nnfmq.client.connection.prepare_arguments import (
     ModelArgument,
     Preference,
@@ -41,6 +41,7 @@ from nnfmq.client.partitioned.compilation import (
 from nnfmq.client.partitioned.devices import CPU_DEVICE_NAME, CpuDevice, DriverAccess, RuntimeDevice
 from nnfmq.hal.errors import BadState, DeviceUnavailable, InvalidArgument, NnfmqError
 from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.hosted import is_hosted
 from nnfmq.hal.summaries import nearest
 from nnfmq.hal.types import DEFAULT_PREFERENCE
 from nnfmq.planning.plan import ExecutionPlan, simple_plan

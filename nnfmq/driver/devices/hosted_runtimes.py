@@ -18,7 +18,7 @@ from nnfmq.driver.devices.installation import installation, version_of
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.engines.execution import PreparedProgram
 from nnfmq.hal.capabilities import NumberOfCacheFiles
-from nnfmq.hal.hosted import NAME, RUNTIMES, HostedCall, HostedDescription, HostedRuntime
+from nnfmq.hal.hosted import NAME, RUNTIMES, HostedCall, HostedDescription, HostedRuntime, is_hosted
 from nnfmq.hal.types import Model, Operation, Subgraph
 from nnfmq.operations.extensions import VendorExtension
 
@@ -81,8 +81,7 @@ class LazyDevice(DescribedDevice):
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         """See `HostedDevice.supports`."""
-        is_hosted = any(entry.name == NAME for entry in model.extensions)
-        return is_hosted and self._adapter.supports(model, subgraph, operation)
+        return is_hosted(model) and self._adapter.supports(model, subgraph, operation)
 
     def describe_file(self, call: HostedCall, pools: Sequence[ConstantPool]) -> HostedDescription:
         """See `HostedDevice.describe_file`."""
