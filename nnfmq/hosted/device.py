@@ -507,7 +507,7 @@ _UNBOUND = HostedRun()
 class HostedExecution:
     """A program that is bound to the buffers of one request. One thread runs it at a time."""
 
-    __slots__ = ("_copies", "_is_direct", "_outputs", "_program", "_run", "_shapes", "_targets", "_views")
+    __slots__ = ("_copies", "_outputs", "_program", "_run", "_shapes", "_targets", "_views")
 
     def __init__(self, program: HostedProgram, inputs: Sequence[Array], outputs: Sequence[Any]) -> None:
         self._program, self._outputs = program, outputs
@@ -517,8 +517,8 @@ class HostedExecution:
             self._private(_declared(array, tensor)) for array, tensor in zip(inputs, call.inputs, strict=True)
         ]
         self._targets = [_target(out, tensor) for out, tensor in zip(outputs, call.outputs, strict=True)]
-        self._is_direct = all(target is not None for target in self._targets)
-        self._shapes = tuple(OutputShape(tensor.dimensions) for tensor in call.outputs)
+        is_direct = all(target is not None for target in self._targets)
+        self._shapes = tuple(OutputShape(tensor.dimensions) for tensor in call.outputs) if is_direct else None
         # If the runtime takes one thread at a time, another one may have it now: the first run binds, by its deadline.
         self._run = program.opened.bind(self._views, self._targets) if program.lock is None else _UNBOUND
 
@@ -537,39 +537,29 @@ class HostedExecution:
         for copy, array in self._copies:
             np.copyto(copy, array)
         results = self._results(options)
-        return self._shapes if self._is_direct and not results else self._copied(results or ())
+        return self._shapes if self._shapes is not None and not results else self._copied(results or ())
 
     def _results(self, options: RunOptions) -> Sequence[Array | None] | None:
-        lock = self._program.lock
-        if lock is None:
-            return self._run_until(options)
-        acquire(lock, options.deadline_ns, "the deadline passed while another execution of the model ran")
+        program, deadline_ns, token = self._program, options.deadline_ns, None
+        lock, file = program.lock, program.file
+        if lock is not None:
+            acquire(lock, deadline_ns, "the deadline passed while another execution of the model ran")
         try:
             if self._run is _UNBOUND:
-                self._run = self._program.opened.bind(self._views, self._targets)
-            return self._run_until(options)
-        finally:
-            lock.release()
-
-    def _run_until(self, options: RunOptions) -> Sequence[Array | None] | None:
-        if options.deadline_ns is None:
-            return self._called(options)
-        token = WATCHDOG.begin(options.deadline_ns, self._run.abort)
-        try:
-            return self._called(options)
-        finally:
-            if WATCHDOG.end(token):
-                self._run.resume()
-
-    def _called(self, options: RunOptions) -> Sequence[Array | None] | None:
-        file = self._program.file
-        try:
+                self._run = program.opened.bind(self._views, self._targets)
+            if deadline_ns is not None:
+                token = WATCHDOG.begin(deadline_ns, self._run.abort)
             return self._run() if file.is_charged else file.run_first(self._run)
         except NnfmqError:
             raise
         except Exception as error:
             options.check()  # the runtime was told to stop at the deadline
-            raise runtime_error(self._program.device, error, GeneralFailure) from error
+            raise runtime_error(program.device, error, GeneralFailure) from error
+        finally:
+            if token is not None and WATCHDOG.end(token):
+                self._run.resume()
+            if lock is not None:
+                lock.release()
 
     def _copied(self, results: Sequence[Array | None]) -> tuple[OutputShape, ...]:
         """Copy what the runtime returned to the buffers. Raises OutputInsufficientSize."""

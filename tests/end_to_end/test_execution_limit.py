@@ -14,7 +14,7 @@ from support.plugins import add_plugin, path_with
 import nnfmq
 from nnfmq.base import settings
 from nnfmq.driver.execution import watchdog
-from nnfmq.driver.execution.watchdog import ExecutionLimit, limited
+from nnfmq.driver.execution.watchdog import ExecutionLimit
 
 STUCK = 13.0
 _DEVICE = f"""
@@ -54,9 +54,8 @@ if "serve" in sys.orig_argv:
 
     heartbeats.STALL_S = 1.0
 """
-OWN_TEXT = "an execution has taken 0.3 s, the limit that $NNFMQ_EXECUTION_LIMIT_S of the driver sets"
+TEXT = "an execution has taken 0.3 s, the limit that $NNFMQ_EXECUTION_LIMIT_S of the driver sets"
 GIL_TEXT = "ended with status -9: code of a plug-in kept Python's lock beyond its deadline, or beyond the limit"
-TEXT = "device 'test-sticking' has computed for 0.3 s, the limit of one execution that $NNFMQ_EXECUTION_LIMIT_S"
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +94,7 @@ def test_an_execution_of_nnfmq_s_own_engine_has_the_limit_too(daemon: Daemon, mo
         MODES[mode](prepared, (x, np.array([1], np.int32), x))
         call = InThread.start(lambda: MODES[mode](prepared, (x, np.array([endless], np.int32), x)))
         assert isinstance(call.wait(LIMIT_S).error, nnfmq.DeadObject), call.error
-    assert OWN_TEXT in daemon.program.errors()
+    assert TEXT in daemon.program.errors()
 
 
 def test_a_worker_in_which_a_plug_in_keeps_the_GIL_ends_although_none_of_its_threads_runs(daemon: Daemon) -> None:
@@ -155,6 +154,7 @@ def test_a_run_is_late_after_so_many_looks_and_another_one_begins_from_0(
     assert len(ended) == 1 and "the limit that $NNFMQ_EXECUTION_LIMIT_S of the driver sets" in ended[0]
 
 
-def test_without_a_limit_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_limit_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.EXECUTION_LIMIT_S.variable, "0")
-    assert limited("x", len) is len
+    monkeypatch.setattr(watchdog.watcher, "call_at", pytest.fail)
+    ExecutionLimit(set, pytest.fail).close()

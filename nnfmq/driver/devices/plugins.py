@@ -21,10 +21,9 @@ from nnfmq.driver.devices.configuration import require_device_name
 from nnfmq.driver.devices.device import FEATURE_LEVEL, DeviceBase, SandboxNeeds
 from nnfmq.driver.devices.hosted_runtimes import LazyDevice, allowed_runtimes
 from nnfmq.driver.devices.installation import DEVICES_GROUP, OPERATIONS_GROUP
-from nnfmq.driver.execution.watchdog import limited
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.session.error_translation import wrap_plugin_call
-from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions
+from nnfmq.engines.execution import BoundProgram, PreparedProgram
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.hosted import HostedCall, HostedDescription
@@ -142,22 +141,18 @@ class _PlugInProgram:
         self.program = program
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundProgram:
-        # The attribute is looked up inside the wrapped call too: a plug-in may have returned an object without it.
-        return _PlugInExecution(
-            self._label, wrap_plugin_call(self._label, lambda: self.program.bind(inputs, outputs))()
-        )
+        # The attributes are looked up inside the wrapped call, too: a plug-in may have returned objects without them.
+        run = wrap_plugin_call(self._label, lambda: self.program.bind(inputs, outputs).run)()
+        return _PlugInExecution(wrap_plugin_call(self._label, run))
 
 
 class _PlugInExecution:
-    """A plug-in's bound program. Exceptions become GeneralFailure."""
+    """A plug-in's bound program: `run` is its own, whose exceptions become GeneralFailure."""
 
-    def __init__(self, label: str, execution: BoundProgram) -> None:
-        # Wrapped once, because bursts run it again; looked up in the call, because it may not exist.
-        self._run = limited(label, wrap_plugin_call(label, lambda options: execution.run(options)))  # noqa: PLW0108
+    __slots__ = ("run",)
 
-    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
-        shapes: tuple[OutputShape, ...] = self._run(options)
-        return shapes
+    def __init__(self, run: Callable[..., tuple[OutputShape, ...]]) -> None:
+        self.run = run
 
 
 def load_plugin_devices(plugins: Iterable[EntryPoint] | None = None) -> list[DeviceBase]:
@@ -307,6 +302,4 @@ def _wrap(extension: VendorExtension) -> VendorExtension:
 
 def _wrap_plan(name: str, plan: Plan) -> Plan:
     prepare = wrap_plugin_call(name, plan)
-    return lambda *tensors, **attributes: limited(
-        f"operation {name}", wrap_plugin_call(name, prepare(*tensors, **attributes))
-    )
+    return lambda *tensors, **attributes: wrap_plugin_call(name, prepare(*tensors, **attributes))

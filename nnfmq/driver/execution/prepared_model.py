@@ -232,7 +232,7 @@ class PausingExecution(OrderedExecution):
         try:
             if pauses and TRACING.recorder is not None:
                 TRACING.recorder.pauses(pauses)
-            return super().run(options)
+            return OrderedExecution.run(self, options)  # `super` takes 0.1 µs
         finally:
             self._pool.end_work(self._threads)
 

@@ -1,11 +1,11 @@
-"""The watchdog of a worker: it ends what another runtime does beyond its deadline, and what a plug-in never ends.
+"""The watchdog of a worker: it ends what another runtime does beyond its deadline, and executions that never end.
 
 A runtime computes without looking at the clock. At the deadline the watchdog's thread tells it to stop, if it has a
 function for that. If it still runs when the grace is over, the worker exits, which its client sees immediately, and
 the driver starts another one for it (docs/explanation/peer-death.md). Before it exits, it tells the client why.
 
-Code of plug-ins, hosted runtimes included, has $NNFMQ_EXECUTION_LIMIT_S for one call, whatever the deadline is. So has
-every execution, those of nnfmq's own engines included: these are sampled, because watching costs a burst too much.
+Every execution, on any device, has $NNFMQ_EXECUTION_LIMIT_S, whatever its deadline is. These are sampled, because
+watching costs a burst too much.
 
 The thread cannot run while a runtime keeps the GIL. So it has the kernel send SIGALRM, which ends a process, STALL_S
 after its next look, and moves that time on with each look.
@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Set
 from functools import partial
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 from nnfmq.base import settings, watcher
 from nnfmq.base.ownership import Closable
@@ -36,7 +36,6 @@ __all__ = [
     "ExecutionLimit",
     "Watchdog",
     "cannot_abort",
-    "limited",
 ]
 
 GRACE_S = 2.0
@@ -62,7 +61,6 @@ class _Watched(NamedTuple):
     late_ns: int
     grace_ns: int
     abort: Callable[[], object]
-    reason: str
 
 
 class Watchdog:
@@ -80,8 +78,7 @@ class Watchdog:
         self._end_process, self._set_timer = end_process, set_timer
         self._tokens = itertools.count()
         self._running: dict[int, _Watched] = {}
-        self._end_ns: dict[int, tuple[int, str]] = {}  # when those that were told to stop must have ended, and what
-        # is said if they have not; under the lock
+        self._end_ns: dict[int, int] = {}  # when those that were told to stop must have ended; under the lock
         self.tell: Callable[[str], object] = lambda _reason: None
         """Tells the client why the process ends; called with the lock held, so it must not block."""
         self._condition = threading.Condition()
@@ -89,9 +86,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._is_stopped = False
 
-    def begin(
-        self, deadline_ns: int, abort: Callable[[], object], grace_s: float | None = None, reason: str = _LATE
-    ) -> int:
+    def begin(self, deadline_ns: int, abort: Callable[[], object], grace_s: float | None = None) -> int:
         """Watch what begins now, until `end` gets the returned token.
 
         Args:
@@ -99,13 +94,12 @@ class Watchdog:
             abort: Tells it to stop, if that is possible; called on the watchdog's thread, never after `end` has
                 returned. It must not block.
             grace_s: How long after the deadline the process ends; None: GRACE_S.
-            reason: Why it ends then, for the client and the log.
 
         Raises:
             ResourceExhaustedTransient: If the thread cannot be started.
         """
         token, late_ns = next(self._tokens), deadline_ns + _LATE_NS
-        self._running[token] = _Watched(late_ns, int((GRACE_S if grace_s is None else grace_s) * 1e9), abort, reason)
+        self._running[token] = _Watched(late_ns, int((GRACE_S if grace_s is None else grace_s) * 1e9), abort)
         if late_ns < self._look_ns:
             self._wake(token, late_ns)
         return token
@@ -120,17 +114,17 @@ class Watchdog:
 
     def look(self, now_ns: int) -> int:
         """End what is late, and return when to look again. The caller has the lock."""
-        for token, (end_ns, reason) in list(self._end_ns.items()):
+        for token, end_ns in list(self._end_ns.items()):
             if now_ns >= end_ns:
                 del self._end_ns[token]
-                self.end_now(reason)
+                self.end_now(_LATE)
         for token, watched in list(self._running.items()):
             if now_ns >= watched.late_ns and self._running.pop(token, None) is not None:  # it has not ended meanwhile
                 # From now: the process may have been stopped.
-                self._end_ns[token] = now_ns + watched.grace_ns, watched.reason
+                self._end_ns[token] = now_ns + watched.grace_ns
                 _abort(watched)
         # Whoever begins after the first store, with an earlier limit, wakes the thread; whoever began before is found.
-        self._look_ns = end_ns = min((end_ns for end_ns, _ in self._end_ns.values()), default=_NEVER)
+        self._look_ns = end_ns = min(self._end_ns.values(), default=_NEVER)
         self._look_ns = min([end_ns, *(watched.late_ns for watched in list(self._running.values()))])
         return self._look_ns
 
@@ -187,39 +181,6 @@ def _seconds_until(time_ns: int) -> float:
 
 WATCHDOG = Watchdog(partial(os._exit, os.EX_SOFTWARE), partial(signal.setitimer, signal.ITIMER_REAL))
 """That of this process."""
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The limit of an execution by code of a plug-in.
-
-
-Parameters = ParamSpec("Parameters")
-ResultT = TypeVar("ResultT")
-
-
-def limited(label: str, run: Callable[Parameters, ResultT]) -> Callable[Parameters, ResultT]:
-    """Return `run` with $NNFMQ_EXECUTION_LIMIT_S for each call: the process ends if one takes longer.
-
-    `label` names the plug-in.
-    """
-    setting = settings.EXECUTION_LIMIT_S
-    limit_s = setting.value()
-    if not limit_s:
-        return run
-    limit_ns = int(limit_s * 1e9)
-    reason = (
-        f"{label} has computed for {limit_s:g} s, the limit of one execution that ${setting.variable} of the driver "
-        "sets, so this worker exits"
-    )
-
-    def run_limited(*arguments: Parameters.args, **options: Parameters.kwargs) -> ResultT:
-        token = WATCHDOG.begin(time.monotonic_ns() + limit_ns, cannot_abort, 0.0, reason)
-        try:
-            return run(*arguments, **options)
-        finally:
-            WATCHDOG.end(token)
-
-    return run_limited
 
 
 # ----------------------------------------------------------------------------------------------------------------------
