@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -483,6 +483,25 @@ def test_LIFE_8_any_exception_of_a_plug_in_s_device_fails_that_call_only(
         return
     with pytest.raises(GeneralFailure, match="the plug-in of device 'test-plain' failed"):
         executed()
+    assert "the plug-in of device 'test-plain' failed" in caplog.text
+
+
+class Prefetching(Plain):
+    def __init__(self, prefetch: Callable[[], object]) -> None:
+        super().__init__()
+        self.prefetch = prefetch
+
+    def prefetch_imports(self) -> None:
+        self.prefetch()
+
+
+def test_LIFE_8_a_plug_in_imports_what_it_needs_before_a_preparation_and_may_fail_at_that(
+    loaded: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+    for prefetch in (lambda: calls.append(1), lambda: calls.append(1 // 0)):
+        loaded(own=lambda prefetch=prefetch: lambda: Prefetching(prefetch))["test-plain"].prefetch_imports()
+    assert calls == [1]
     assert "the plug-in of device 'test-plain' failed" in caplog.text
 
 

@@ -223,6 +223,18 @@ def test_an_execution_of_a_hosted_runtime_pauses_before_it_begins(driver: Daemon
         until(lambda: not page.busy[number], "it is busy no more")
 
 
+@only_the_compiled_core_pauses
+@pytest.mark.skipif(CORES < 2, reason="needs two cores")
+def test_an_execution_of_a_hosted_runtime_counts_with_the_threads_of_its_file(driver: Daemon, tmp_path: Path) -> None:
+    path = hosted_file("litert", tmp_path)
+    with connect(driver, "batch") as client, opened_page(driver) as page:
+        number = page.classes.index(BATCH)
+        for threads in (CORES, 1):
+            with client.device("litert").prepare(path, runtime_options={"threads": threads}) as model:
+                model.execute(*(np.ones(each.shape, each.dtype) for each in model.inputs))
+            assert page.uses[number] == threads
+
+
 def hosted_file(runtime: str, folder: Path) -> Path:
     """Return a model file for a runtime that is installed."""
     if runtime == "litert":

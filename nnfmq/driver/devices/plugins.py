@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.session.error_translation import wrap_plugin_call
 from nnfmq.engines.execution import BoundProgram, PreparedProgram
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.hosted import HostedCall, HostedDescription
 from nnfmq.hal.types import DeviceType, Model, Operation, OutputShape, Subgraph
 from nnfmq.operations.declaration import Declaration, Plan
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["PlugInDevice", "load_extensions", "load_plugin_devices"]
 
 _log = logging.getLogger("nnfmq.devices")
+_THREADS_MAX = 255  # a byte of the page of the cores has their number
 
 
 class PlugInDevice(DeviceBase):
@@ -60,6 +61,7 @@ class PlugInDevice(DeviceBase):
         self._restore = wrap_plugin_call(self._label, device.restore)
         self._load_cached = wrap_plugin_call(self._label, device.load_cached)
         self._compile_baseline = wrap_plugin_call(self._label, device.compile_baseline)
+        self._prefetch_imports = wrap_plugin_call(self._label, device.prefetch_imports)
         self._describe_file = wrap_plugin_call(self._label, device.describe_file)
         self.uses_cores = bool(device.uses_cores)
         self.sandbox_needs = device.sandbox_needs
@@ -83,6 +85,11 @@ class PlugInDevice(DeviceBase):
     def unavailable_reason(self) -> str:
         """The plug-in's reason, as read when the device was created."""
         return self._unavailable_reason
+
+    def prefetch_imports(self) -> None:
+        """Let the plug-in import what it needs. An exception is logged."""
+        with suppress(NnfmqError, MemoryError):
+            self._prefetch_imports()
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         """Return the plug-in's result. Raises GeneralFailure if the plug-in raises."""
@@ -134,11 +141,16 @@ class PlugInDevice(DeviceBase):
 
 
 class _PlugInProgram:
-    """A plug-in's program. Exceptions become GeneralFailure."""
+    """A plug-in's program. Exceptions become GeneralFailure.
+
+    `threads` is how many threads an execution uses, as the plug-in's program says; otherwise 1.
+    """
 
     def __init__(self, label: str, program: PreparedProgram) -> None:
         self._label = label
         self.program = program
+        threads = wrap_plugin_call(label, lambda: int(getattr(program, "threads", 1)))()
+        self.threads = min(threads, _THREADS_MAX)
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundProgram:
         # The attributes are looked up inside the wrapped call, too: a plug-in may have returned objects without them.

@@ -45,6 +45,11 @@ class Page:
         return os.pread(self._fd, SLOTS, _CLASSES)
 
     @property
+    def uses(self) -> bytes:
+        """How many threads the last run of each worker used."""
+        return os.pread(self._fd, SLOTS, _USES)
+
+    @property
     def users(self) -> bytes:
         """The number of the user of each worker's client."""
         return os.pread(self._fd, SLOTS, _USERS)
