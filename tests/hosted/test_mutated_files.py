@@ -7,6 +7,7 @@ flipped is opened and executed. The runtime may load it, reject it, or crash; th
 from __future__ import annotations
 
 import random
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -97,15 +98,29 @@ def run(client: nnfmq.Client, device: str, path: Path) -> str:
     return "runs"
 
 
+@pytest.mark.parametrize(
+    ("runtime", "name", "format"),
+    [
+        ("litert", "net.tflite", "onnx"), ("onnxruntime", "net.onnx", "tflite"), ("openvino", "net.xml", "pt2"),
+        ("torch", "net.pt2", "tflite"), ("jax", "net.jax", "onnx"),
+    ],
+)  # fmt: skip
 def test_a_file_of_another_format_by_the_name_of_the_runtime_s_own_is_refused(
-    shared_client: nnfmq.Client, tmp_path: Path
+    shared_client: nnfmq.Client, runtime: str, name: str, format: str, tmp_path: Path
 ) -> None:
-    swapped = tmp_path / "net.tflite", tmp_path / "other.onnx"
-    swapped[0].write_bytes(onnx_file(tmp_path).path.read_bytes())
-    swapped[1].write_bytes(Path(nnfmq.example_path("digits.tflite")).read_bytes())
-    for device, format, path in (("litert", "onnx", swapped[0]), ("onnxruntime", "tflite", swapped[1])):
-        with pytest.raises(nnfmq.InvalidArgument, match=f"not '{format}'"):
-            shared_client.device(device).prepare(path)
+    if find_spec(FILES[runtime][0]) is None:
+        pytest.skip(f"{FILES[runtime][0]} is not installed")
+    (tmp_path / "made").mkdir()
+    path = tmp_path / name
+    if format == "pt2":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("net/models/model.json", "{}")
+    else:
+        path.write_bytes(
+            FILES["litert" if format == "tflite" else "onnxruntime"][1](tmp_path / "made").path.read_bytes()
+        )
+    with pytest.raises(nnfmq.InvalidArgument, match=f"not '{format}'"):
+        shared_client.device(runtime).prepare(path)
 
 
 @pytest.mark.parametrize("runtime", FILES)

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.drivers import Daemon
+from support.drivers import Daemon, until
 from support.kept_records import Records
 from support.onnx_files import file_of
 from support.onnx_runtime import onnx
 
 import nnfmq
 from nnfmq import telemetry
+from nnfmq.cli.trace_collection import traced_driver
 from nnfmq.lab.replay import ReplayOptions, ReplaySpeed, replay
+from nnfmq.observe.trace_files import Slice
 from nnfmq.recording.reader import RecordingFile
 from nnfmq.recording.writer import ExecutionRecorder
 
@@ -78,6 +80,23 @@ def test_statistics_name_the_file_and_the_device(client: nnfmq.Client, file: Pat
         burst.execute(FED)
         (own,) = (each for each in client.statistics().clients if each.worker_pid == client.worker_pid)
         assert [(each.name, each.device) for each in own.models] == [("net.onnx", "onnxruntime")]
+
+
+def test_a_trace_has_each_execution_of_the_runtime(client: nnfmq.Client, shared_daemon: Daemon, file: Path) -> None:
+    with (
+        client.device("onnxruntime").prepare(file) as model,
+        model.burst() as burst,
+        shared_daemon.connect() as tracer,
+        traced_driver(tracer) as traces,
+    ):
+        for _ in range(3):
+            burst.execute(FED)
+
+        def engines() -> list[Slice]:
+            traces.read()
+            return [found for found in traces.trace().slices if found.name == "[NN_LC_PE]engine"]
+
+        until(lambda: len(engines()) == 3, "the worker has recorded each, which it does after the reply")
 
 
 def test_another_device_refuses_the_model_by_the_operation_s_name(client: nnfmq.Client, file: Path) -> None:

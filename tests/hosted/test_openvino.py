@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -184,6 +186,20 @@ def test_outputs_have_sizes_as_soon_as_those_of_the_inputs_are_known(device: nnf
     with device.prepare(path, shapes=shapes, runtime_options=ONE_THREAD) as model, model.burst() as burst:
         assert [output.shape for output in model.outputs] == [array.shape for array in outputs]
         assert_equal(burst.execute(*inputs), outputs)
+
+
+def test_the_package_that_reports_to_openvino_s_makers_is_not_imported() -> None:
+    code = (
+        "import sys\nfrom nnfmq.hosted.openvino import OpenVinoDevice\n"
+        "from nnfmq.hosted.device import HostedFile, OpenOptions\n"
+        "content = memoryview(sys.stdin.buffer.read())\n"
+        "OpenVinoDevice().open(HostedFile('tflite', {'a.tflite': content}), OpenOptions())\n"
+        "import openvino.tools.ovc\n"
+        "print([name for name, module in sys.modules.items() if 'openvino_telemetry' in name and module])"
+    )
+    content = Path(nnfmq.example_path("digits.tflite")).read_bytes()
+    found = subprocess.run([sys.executable, "-c", code], input=content, stdout=subprocess.PIPE, timeout=60, check=True)
+    assert found.stdout.decode().strip() == "[]"
 
 
 def test_a_tflite_file_runs(device: nnfmq.Device, shared_device: nnfmq.Device, data_dir: Path) -> None:
