@@ -4,7 +4,8 @@ The *usual* latency is the first decile: a disturbance that affects most request
 slow if it exceeds the usual latency by a factor and by an amount. What exceeds it is the *excess*. Evidence divides it
 among causes (`observe.causes`): time stopped, time throttled, CPU time of compile processes, time waiting for a CPU,
 time in the garbage collector, faults. Time counts once: a throttled thread also waits for a CPU, so the throttled time
-is subtracted from that wait. If nothing explains a fifth of the excess, the request has no named cause.
+is subtracted from that wait. If nothing explains a fifth of the excess, the request has no named cause. The causes of a
+load are named by the sums of what explains all of its slow requests.
 """
 
 from __future__ import annotations
@@ -59,11 +60,15 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class SlowRequest:
-    """A slow request, what exceeds the usual latency, and its causes, the largest first; none if evidence lacks."""
+    """A slow request, what exceeds the usual latency, and its causes, the largest first; none if evidence lacks.
+
+    `parts` are all pieces of evidence, also those that explain too little of this request to be a cause of it.
+    """
 
     record: RequestRecord
     excess: int
     causes: tuple[Cause, ...]
+    parts: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +117,30 @@ def slow_requests(
     for record in records:
         excess = round(record.latency - usual.latency)
         if record.latency > limits.factor * usual.latency and excess > limits.excess:
-            parts = _parts(record, _between(samples, record), usual, excess, who_had_cpu)
-            found.append(SlowRequest(record, excess, named(parts, excess, limits.share)))
+            parts = tuple(_parts(record, _between(samples, record), usual, excess, who_had_cpu))
+            found.append(SlowRequest(record, excess, named(parts, excess, limits.share), parts))
     return found
 
 
 def named_causes(slow: Sequence[SlowRequest]) -> dict[str, int]:
     """Return the causes of a load's slow requests, and the time in ns that each explains, the largest first.
 
-    Those with less than 10 ms, or less than a thirtieth of all excess, are left out: every machine has some.
+    What explains a small part of each of many requests counts, too: a CPU limit, for one, makes requests so slow that
+    anything else is less than a fifth of each. Causes of less than 10 ms, or less than a thirtieth of all excess, are
+    not named: every machine has some.
     """
     explained: Counter[str] = Counter()
     for request in slow:
-        for cause in request.causes:
+        for cause in request.parts:
             explained[cause.name] += cause.explained
     minimum = max(NAMED_MIN_NS, _LOAD_SHARE * sum(request.excess for request in slow))
     return {name: time for name, time in explained.most_common() if time >= minimum}
 
 
 def largest_part(slow: Sequence[SlowRequest], name: str) -> Cause:
-    """Return the cause `name` of the request of which it explains most. Some request must have it."""
-    parts = (cause for request in slow for cause in request.causes if cause.name == name)
-    return max(parts, key=lambda cause: cause.explained)
+    """Return the evidence `name` of the request of which it explains most. Some request must have it."""
+    parts = (part for request in slow for part in request.parts if part.name == name)
+    return max(parts, key=lambda part: part.explained)
 
 
 def worst_requests(slow: Sequence[SlowRequest], count: int) -> list[SlowRequest]:
@@ -185,7 +192,7 @@ def _parts(
 ) -> Iterator[Cause]:
     division = ExcessDivision(excess)
     yield from _stops(seen, division)
-    yield from _throttling(seen, division)
+    yield from _throttling(record, seen, division)
     yield from _waits(record, seen, division, who_had_cpu)
     yield from _collections(record, division)
     yield from _page_faults(record, usual, division)
@@ -200,11 +207,23 @@ def _stops(seen: _Between, division: ExcessDivision) -> Iterator[Cause]:
         yield stop_cause(sides, division.take(total))
 
 
-def _throttling(seen: _Between, division: ExcessDivision) -> Iterator[Cause]:
-    total = seen.client_throttled + seen.worker_throttled
-    if total:
-        who = " and ".join(_who((seen.client_throttled, seen.worker_throttled)))
-        yield Cause("throttling", division.take(total), f"{who}'s cgroup throttled for {time_text(total)} (cpu.stat)")
+def _throttling(record: RequestRecord, seen: _Between, division: ExcessDivision) -> Iterator[Cause]:
+    """Explain the waits for a CPU up to the time for which the thread's cgroup was throttled.
+
+    A throttled thread waits for a CPU, as the scheduler counts (Linux 6.18). So one that did not wait was not throttled
+    in this request: its cgroup was before it or after it, or while the thread had nothing to do.
+    """
+    client = min(_waited(record, record.client_delay), seen.client_throttled)
+    worker = min(_waited(record, record.worker_delay), seen.worker_throttled)
+    if total := client + worker:
+        who = " and ".join(_who((client, worker)))
+        text = f"the {who} waited {time_text(total)} while throttled by a CPU limit (cpu.stat, schedstat)"
+        yield Cause("throttling", division.take(total), text)
+
+
+def _waited(record: RequestRecord, delay: int) -> int:
+    """Return the time of a request for which a thread waited; the scheduler counts also what was before the request."""
+    return min(delay, record.latency)
 
 
 def _who(times: tuple[int, int]) -> Iterator[str]:
@@ -221,7 +240,7 @@ def _waits(record: RequestRecord, seen: _Between, division: ExcessDivision, who_
         ("client", record.client_delay, seen.client_throttled, seen.compiling_client),
         ("worker", record.worker_delay, seen.worker_throttled, seen.compiling_worker),
     ):
-        waited = max(0, min(delay, record.latency) - throttled)
+        waited = max(0, _waited(record, delay) - throttled)
         behind = division.take(min(waited, used))
         compiled += behind
         if behind:

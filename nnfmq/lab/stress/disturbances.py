@@ -102,14 +102,14 @@ def _times(begin_s: float, end_s: float, randomness: random.Random) -> Iterator[
 # ----------------------------------------------------------------------------------------------------------------------
 # What an application may do within a request beside the execution, and what makes the request slow.
 #
-# `gc`: a full garbage collection with many objects. `page-faults`: a new array for a frame of 33 MiB. `memory`: a read
+# `gc`: a full garbage collection with many objects. `page-faults`: a new array for a frame of 96 MiB. `memory`: a read
 # of a mapped file, whose pages the kernel was told to reclaim before the request (MADV_PAGEOUT), as it does when memory
 # is scarce.
 
 
 _MADV_RANDOM, _MADV_PAGEOUT = 1, 21  # mmap.MADV_PAGEOUT is not in CPython 3.11
 _OBJECTS = 300_000
-_FRAME_BYTES = 33 << 20  # more than 32 MiB: malloc then maps and unmaps it each time
+_FRAME_BYTES = 96 << 20  # of floats in 4K; its faults take some 10 ms, more than what every machine has
 _FILE_BYTES, _STRIDE = 16 << 20, 1 << 16
 _PAGE = 4096
 

@@ -241,7 +241,7 @@ def _of_group(
     """Yield the scenarios of the same clients, which load the model once."""
     mode, count, window_us = group
     job = replace(plan.job, runner=mode, connect=socket)
-    loading = partial(progress, f"{mode}: {count} clients load the model")
+    loading = partial(progress, f"{mode}: clients load the model: {count}")
     with started_clients(job, count, _windows(BURST_CONTROLLER_POLLING_WINDOW.variable, window_us), loading) as clients:
         for position, (placement, load) in enumerate(product(plan.placements, plan.loads), number):
             scenario = Scenario(mode, count, window_us, placement, load)

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, named_causes, slow_requests, worst_requests
+from nnfmq.lab.stress.attribution import (
+    SlowRequest,
+    Thresholds,
+    largest_part,
+    named_causes,
+    slow_requests,
+    worst_requests,
+)
 from nnfmq.lab.stress.records import DISTURBANCES, RequestRecord, StressSample
 from nnfmq.observe.causes import CAUSES, Cause
 
@@ -80,6 +87,14 @@ def test_a_compilation_while_nobody_waited_is_no_cause() -> None:
 def test_throttled_time_is_a_cpu_limit_and_not_a_wait_for_other_tasks(side: str) -> None:
     seen = samples(40, **{f"{side}_throttled": 36 * MS})
     assert causes(slow(40, **{f"{side}_delay": 37 * MS}), seen) == {"throttling": 36 * MS}
+
+
+@pytest.mark.parametrize("side", ["client", "worker"])
+def test_throttled_time_in_which_nobody_waited_explains_nothing(side: str) -> None:
+    """The samples are further apart than the request is long: the group was throttled before it, or idle."""
+    seen = samples(40, **{f"{side}_throttled": 36 * MS})
+    assert causes(slow(20, client_cpu=19 * MS, gc=18 * MS), seen) == {"gc": 18 * MS}
+    assert causes(slow(20, gc=10 * MS, **{f"{side}_delay": 9 * MS}), seen) == {"gc": 10 * MS, "throttling": 9 * MS}
 
 
 @pytest.mark.parametrize("side", ["client", "worker"])
@@ -255,13 +270,22 @@ def test_no_requests_have_no_slow_ones() -> None:
 def request(latency_ms: float, **explained_ms: float) -> SlowRequest:
     """Return a slow request; `_` in the names of causes is `-`."""
     parts = tuple(Cause(name.replace("_", "-"), round(time * MS), "") for name, time in explained_ms.items())
-    return SlowRequest(slow(latency_ms), round(latency_ms * MS), parts)
+    return SlowRequest(slow(latency_ms), round(latency_ms * MS), parts, parts)
 
 
 def test_the_causes_of_a_load_are_those_with_a_part_of_its_excess() -> None:
     """3 % of 1,000 ms are less than a thirtieth, 4 % are more."""
     found = named_causes([request(600, gc=600), request(400, stops=40), request(0.1, cpu_client=30)])
     assert found == {"gc": 600 * MS, "stops": 40 * MS}
+
+
+def test_a_small_part_of_each_of_many_requests_is_a_cause_of_the_load() -> None:
+    """Each of ten requests was throttled for 40 ms, and spent 5 of its 46 ms in the collector: no fifth of it."""
+    records = [slow(46, client_delay=40 * MS, client_cpu=6 * MS, gc=5 * MS) for _ in range(10)]
+    found = slow_requests([*USUAL, *records], samples(46, client_throttled=40 * MS))
+    assert {cause.name for request in found for cause in request.causes} == {"throttling"}
+    assert named_causes(found) == {"throttling": 400 * MS, "gc": 50 * MS}
+    assert largest_part(found, "gc").explained == 5 * MS
 
 
 def test_a_cause_of_less_than_10_ms_is_none_of_the_load() -> None:

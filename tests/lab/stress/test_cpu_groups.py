@@ -151,4 +151,4 @@ def test_time_that_cpu_max_throttles_is_named(
     last = samples[-1]._replace(time=slow.end, read=slow.end)
     (found,) = slow_requests([*usual, slow], [*samples, last])
     assert [(cause.name, cause.explained) for cause in found.causes] == [("throttling", 30 * MS)]
-    assert found.causes[0].evidence == f"{side}'s cgroup throttled for 30.0 ms (cpu.stat)"
+    assert found.causes[0].evidence == f"the {side} waited 30.0 ms while throttled by a CPU limit (cpu.stat, schedstat)"
