@@ -197,7 +197,8 @@ tr > :last-child { min-width: 7rem; }
 thead th { position: sticky; top: 0; background: Canvas; }
 td.bar { width: 11rem; padding: .1rem 0; } .bar div { background: var(--bar); height: .9rem; min-width: 1px; }
 .reference .bar div { background: var(--slow); }
-svg text { font-size: 12px; }
+.scroll svg { min-width: 50rem; } svg text { font-size: 12px; }
+@media (min-width: 60rem) { .scroll { overflow-x: visible; } }
 .roof { stroke: CanvasText; stroke-width: 1.5; fill: none; }
 .value { stroke: CanvasText; stroke-width: .5; fill-opacity: .75; }
 .c0 { fill: #6ba3e8; } .c1 { fill: #f0a35e; } .c2 { fill: #7cc07c; } .c3 { fill: #c99be0; }
@@ -219,10 +220,11 @@ def _operations(report: Mapping[str, Any]) -> Iterator[str]:
     heads = ("p50 µs", "min µs", "share", "Gop/s", "of peak", "KB", "GB/s", "threads")
     numbers = "".join(f"<th>{head}</th>" for head in heads)
     yield "<h2>Operations</h2>"
-    yield f'<table><thead><tr><th></th>{texts}{numbers}<th class="text">computed by</th></tr></thead><tbody>'
+    heading = f'<tr><th></th>{texts}{numbers}<th class="text">computed by</th></tr>'
+    yield f'<div class="scroll"><table><thead>{heading}</thead><tbody>'
     longest = max((row["p50_ns"] for row in report["operations"]), default=0) or 1
     yield from (_row(row, longest) for row in report["operations"])
-    yield "</tbody></table>"
+    yield "</tbody></table></div>"
 
 
 def _row(row: Mapping[str, Any], longest: int) -> str:
@@ -256,7 +258,7 @@ def _arenas(report: Mapping[str, Any]) -> Iterator[str]:
             colours = colours_of(value["producer"] for value in one["values"])
             yield f"<h2>Arena of operations {one['first_operation']} to {one['last_operation']}</h2>"
             yield "<p>Each value from the operation that produces it to the last that reads it, at its offset.</p>"
-            yield arena(one, colours)
+            yield _scrolled(arena(one, colours))
             yield _legend(colours)
 
 
@@ -270,8 +272,13 @@ def _roofline(report: Mapping[str, Any]) -> Iterator[str]:
         "<p>Each circle is an operation; its size is its share of the time. The lines are measured ceilings: sloped "
         "ones are bandwidth (memory, or cache, where most of an arena stays), level ones are arithmetic.</p>"
     )
-    yield roofline(counted, report["ceilings"], colours)
+    yield _scrolled(roofline(counted, report["ceilings"], colours))
     yield _legend(colours)
+
+
+def _scrolled(chart: str) -> str:
+    """Return a chart that scrolls by itself on a narrow screen, where its text would be too small otherwise."""
+    return f'<div class="scroll">{chart}</div>'
 
 
 def _legend(colours: Mapping[str, int]) -> str:

@@ -361,6 +361,19 @@ def test_the_page_is_self_contained_and_has_every_operation(tmp_path: Path) -> N
     assert [row[:2] for row in page.rows if row and row[0].isdigit()] == [[str(n), o] for n, o in enumerate(OPERATIONS)]
 
 
+def test_what_is_wide_scrolls_by_itself_and_charts_keep_a_readable_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling.Timings, "p50_ns", property(lambda _: 1000))
+    assert run(DIGITS, "--device", "compiled", "--runs", 2, "--html", tmp_path / "page.html") == 0
+    content = (tmp_path / "page.html").read_text()
+    body = content.split("</style>")[1]
+
+    assert body.count('<svg viewBox="0 0 960 ') == body.count('<div class="scroll"><svg viewBox="0 0 960 ') == 2
+    assert body.split("<h2>Operations</h2>")[1].lstrip().startswith('<div class="scroll"><table>')
+    assert ".scroll { overflow-x: auto; }" in content and ".scroll svg { min-width: 50rem; }" in content
+
+
 def test_the_page_draws_each_value_and_each_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # what two runs take may be nothing more than timing nothing took, and is in no picture then
     monkeypatch.setattr(profiling.Timings, "p50_ns", property(lambda _: 1000))
