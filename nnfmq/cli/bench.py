@@ -20,10 +20,10 @@ from nnfmq.cli.console import (
     add_connect_argument,
     at_least_one,
     console,
-    error_console,
     from_zero,
     new_file,
     print_json,
+    progress_line,
     short_microseconds,
     table,
 )
@@ -350,12 +350,10 @@ def _profiled(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequenc
 @contextmanager
 def shown_progress(no_color: bool) -> Iterator[Any]:
     """Yield a function that shows a text with the elapsed time on stderr, if that is a terminal."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    screen = error_console(no_color)
     columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
-    # No refreshing thread: it would take CPU time from the load. The runners' waits call about ten times a second.
-    with Progress(*columns, console=screen, transient=True, auto_refresh=False, disable=not screen.is_terminal) as bar:
+    with progress_line(no_color, *columns) as bar:  # the runners' waits call about ten times a second
         task = bar.add_task("", total=None)
         yield lambda text: bar.update(task, description=text, refresh=True)
 

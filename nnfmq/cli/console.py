@@ -11,15 +11,15 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from nnfmq.base.settings import CLASSES
+from nnfmq.base.settings import CLASSES, COMPILE_NOTICE
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
     from rich.table import Table
 
     from nnfmq.client.connection.client import Client
@@ -207,6 +207,34 @@ def _bar(label: str, no_color: bool) -> Progress:
     bar = Progress(*columns, console=error_console(no_color), auto_refresh=False, transient=True)
     bar.add_task("")
     return bar
+
+
+@contextmanager
+def progress_line(no_color: bool, *columns: ProgressColumn) -> Iterator[Progress]:
+    """Yield an empty line of these columns on stderr, which disappears at the end; without a terminal it is not drawn.
+
+    The thread that updates it draws it: one of its own would take CPU time from what is measured. Processes that are
+    started meanwhile do not write into it that they compile.
+    """
+    from rich.progress import Progress
+
+    screen = error_console(no_color)
+    line = Progress(*columns, console=screen, transient=True, auto_refresh=False, disable=not screen.is_terminal)
+    with _without_notices() if screen.is_terminal else nullcontext(), line:
+        yield line
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    name = COMPILE_NOTICE.variable
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def table(*headings: str, title: str | None = None) -> Table:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnfmq.base.settings import CLASSES
 from nnfmq.cli.bench import names_among, opened_model, positive_number, read_baseline
-from nnfmq.cli.console import console, error_console, new_file, print_json, table
+from nnfmq.cli.console import console, new_file, print_json, progress_line, table
 from nnfmq.cli.model_file import shapes_of
 from nnfmq.cli.parser import ArgumentParser
 from nnfmq.hal.errors import InvalidArgument
@@ -189,12 +189,11 @@ def exit_status(report: Mapping[str, Any]) -> int:
 @contextmanager
 def _shown_progress(plan: SuitePlan, no_color: bool) -> Iterator[SuiteProgress]:
     """Yield a progress that shows a bar on stderr, and a line for each finished scenario, if that is a terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
     from nnfmq.lab.suite.report import milliseconds, scenario_result
     from nnfmq.lab.suite.run import ScenarioRecord, SuiteProgress
 
-    screen = error_console(no_color)
     columns = TimeElapsedColumn(), BarColumn(bar_width=20), TextColumn("{task.description}", markup=False)
 
     class _Bar(SuiteProgress):
@@ -208,13 +207,9 @@ def _shown_progress(plan: SuitePlan, no_color: bool) -> Iterator[SuiteProgress]:
             times = f", {name} {milliseconds(latency_ns[name])} ms" if latency_ns else ""
             bar.console.print(f"{result['scenario']}: {result['outcome']}{times}")
 
-    if not screen.is_terminal:
-        yield SuiteProgress()
-        return
-    # No refreshing thread: it would take CPU time from the load.
-    with Progress(*columns, console=screen, transient=True, auto_refresh=False) as bar:
+    with progress_line(no_color, *columns) as bar:
         task = bar.add_task("", total=1.0)
-        yield _Bar()
+        yield SuiteProgress() if bar.disable else _Bar()
 
 
 def print_suite(screen: Console, report: Mapping[str, Any]) -> None:

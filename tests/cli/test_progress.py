@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -128,13 +129,14 @@ def test_a_bar_is_redrawn_at_most_ten_times_a_second_and_at_the_end(monkeypatch:
     assert drawn == [*range(10, 99, 4), 100, -1]
 
 
-def test_stdout_of_a_command_on_a_terminal_has_no_bar(tmp_path: Path) -> None:
+def on_terminal(folder: Path, *arguments: str, **environment: str) -> tuple[bytes, bytes]:
+    """Return what a command writes to stdout, a pipe, and to stderr, a terminal."""
     controller, terminal = pty.openpty()
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "nnfmq", "doctor", "--json"],
-            stdout=subprocess.PIPE, stderr=terminal, timeout=60, check=False, cwd=tmp_path,
-            env={**os.environ, "TERM": "xterm", "NNFMQ_SOCKET": str(tmp_path / "none.sock")},
+            [sys.executable, "-P", "-m", "nnfmq", *arguments],
+            stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=False, cwd=folder,
+            env={**os.environ, "TERM": "xterm", "NNFMQ_SOCKET": str(folder / "none.sock"), **environment},
         )  # fmt: skip
         os.write(terminal, b".")
         drawn = b""
@@ -143,5 +145,32 @@ def test_stdout_of_a_command_on_a_terminal_has_no_bar(tmp_path: Path) -> None:
     finally:
         os.close(controller)
         os.close(terminal)
-    assert json.loads(done.stdout)["findings"]
+    return done.stdout, drawn
+
+
+def test_stdout_of_a_command_on_a_terminal_has_no_bar(tmp_path: Path) -> None:
+    found, drawn = on_terminal(tmp_path, "doctor", "--json")
+    assert json.loads(found)["findings"]
     assert b"checking" in drawn
+
+
+def test_processes_that_are_measured_write_nothing_into_the_progress(tmp_path: Path) -> None:
+    """The model is compiled, because the cache is empty, and `Device.prepare` says so on a terminal else."""
+    pytest.importorskip("llvmlite", reason="the device compiled needs it")
+    arguments = ("bench", DIGITS, "--count", "3", "--warm-up", "0", "--connect", "embedded", "--json")
+    found, drawn = on_terminal(tmp_path, *arguments, XDG_CACHE_HOME=str(tmp_path), NNFMQ_COMPILE_NOTICE="1")
+    assert json.loads(found)["results"]
+    assert b"loading the model" in drawn
+    assert b"compiling" not in drawn
+
+
+def test_a_progress_line_gives_the_environment_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+    for before in ("1", None):
+        if before is None:
+            monkeypatch.delenv("NNFMQ_COMPILE_NOTICE", raising=False)
+        else:
+            monkeypatch.setenv("NNFMQ_COMPILE_NOTICE", before)
+        with console.progress_line(True):
+            assert os.environ["NNFMQ_COMPILE_NOTICE"] == "0"
+        assert os.environ.get("NNFMQ_COMPILE_NOTICE") == before
