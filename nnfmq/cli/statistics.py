@@ -465,13 +465,13 @@ def _open_bursts(activity: Activity) -> Counter[_Key]:
 # Tables of a driver's statistics, for `nnfmq status` and `nnfmq top`: what fits into a terminal of a given width.
 
 
-WIDE = 80
-"""Columns that a table with everything needs."""
 _MIB = 1 << 20
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """Headings, with `>` before those of numbers; and the cells of each row."""
+_Column = tuple[str, Callable[[Any], str], int]
+"""A heading, the cell of a row, and a rank: a narrow screen lacks the columns with the highest ranks; 0: never."""
 
 
 def size_text(size_bytes: int | None) -> str:
@@ -510,39 +510,38 @@ def pid_text(pid: int) -> str:
 
 def client_rows(activity: Activity, width: int) -> Rows:
     """Return the table of clients."""
-    is_wide = width >= WIDE
-    columns: list[tuple[str, Callable[[ClientActivity], str], bool]] = [
-        (">pid", lambda row: pid_text(row.client.pid), True),
-        ("client", lambda row: row.name, True),
-        ("class", lambda row: row.class_name, is_wide),
+    columns: list[_Column] = [
+        (">pid", lambda row: pid_text(row.client.pid), 0),
+        ("client", lambda row: row.name, 0),
+        ("class", lambda row: row.class_name, 1),
         _executed(activity, lambda row: row.client.executions),
-        (">failed", lambda row: f"{row.client.failures:,}", is_wide),
-        (">calls", lambda row: str(row.client.open_calls), is_wide),
-        *([] if activity.seconds is None else [(">CPU", lambda row: share_text(row.cpu_share), True)]),
-        (">memory", lambda row: size_text(None if row.usage is None else row.usage.resident_bytes), False),
-        (">charged", lambda row: size_text(row.client.charged_bytes), False),
+        (">failed", lambda row: f"{row.client.failures:,}", 2),
+        (">calls", lambda row: str(row.client.open_calls), 3),
+        *([] if activity.seconds is None else [(">CPU", lambda row: share_text(row.cpu_share), 0)]),
+        (">memory", lambda row: size_text(None if row.usage is None else row.usage.resident_bytes), 4),
+        (">charged", lambda row: size_text(row.client.charged_bytes), 5),
     ]
-    return _rows(columns, activity.clients, width, WIDE if activity.seconds is None else _CPU_WIDE)
+    return _rows(columns, activity.clients, width)
 
 
 def model_rows(activity: Activity, width: int) -> Rows:
     """Return the table of models, with the engine's part of the time in the driver."""
-    columns: list[tuple[str, Callable[[ModelActivity], str], bool]] = [
-        (">pid", lambda row: pid_text(row.client_pid), False),
-        ("model", lambda row: _model_text(row.model), True),
-        ("device", lambda row: row.model.device, False),
+    columns: list[_Column] = [
+        (">pid", lambda row: pid_text(row.client_pid), 1),
+        ("model", lambda row: _model_text(row.model), 0),
+        ("device", lambda row: row.model.device, 3),
         _executed(activity, lambda row: row.model.executions),
-        (">in engine", lambda row: share_text(row.engine_share), True),
-        (">failed", lambda row: f"{row.model.failures:,}", False),
+        (">in engine", lambda row: share_text(row.engine_share), 0),
+        (">failed", lambda row: f"{row.model.failures:,}", 2),
     ]
     return _rows(columns, activity.models, width)
 
 
-def _executed(activity: Activity, count: Callable[[Any], int]) -> tuple[str, Callable[[Any], str], bool]:
+def _executed(activity: Activity, count: Callable[[Any], int]) -> _Column:
     """Return the column of the rates between two samples; of one sample that of the executions."""
     if activity.seconds is None:
-        return ">executed", lambda row: f"{count(row):,}", True
-    return ">per s", lambda row: rate_text(row.per_s), True
+        return ">executed", lambda row: f"{count(row):,}", 0
+    return ">per s", lambda row: rate_text(row.per_s), 0
 
 
 def times_rows(activity: Activity, width: int) -> Rows:
@@ -551,22 +550,20 @@ def times_rows(activity: Activity, width: int) -> Rows:
     A percentile that too few executions support is `-`.
     """
     rows = [(row, name, getattr(row.counts, name)) for row in activity.times for name in TIMES]
-    columns: list[tuple[str, Callable[[tuple[TimesActivity, str, LatencyHistogram]], str], bool]] = [
-        ("model", lambda row: _of_first(row[1], _path_text(row[0].key.name, row[0].key.version)), True),
-        ("device", lambda row: _of_first(row[1], row[0].key.device), width >= WIDE),
-        ("client", lambda row: _of_first(row[1], row[0].key.program), False),
-        ("time, µs", lambda row: row[1], True),
+    columns: list[_Column] = [
+        ("model", lambda row: _of_first(row[1], _path_text(row[0].key.name, row[0].key.version)), 0),
+        ("device", lambda row: _of_first(row[1], row[0].key.device), 3),
+        ("client", lambda row: _of_first(row[1], row[0].key.program), 1),
+        ("time, µs", lambda row: row[1], 0),
         *(
-            (f">{name}", lambda row, fraction=fraction: _times_text(row[2].supported_ns(fraction)), is_essential)
-            for name, fraction, is_essential in _SHOWN
+            (f">{name}", lambda row, fraction=fraction: _times_text(row[2].supported_ns(fraction)), rank)
+            for name, fraction, rank in _SHOWN
         ),
     ]
-    return _rows(columns, rows, width, _TIMES_WIDE)
+    return _rows(columns, rows, width)
 
 
-_SHOWN = (("p50", 0.5, True), ("p90", 0.9, False), ("p99", 0.99, True), ("p99.9", 0.999, True), ("max", 1.0, True))
-_TIMES_WIDE = 100  # columns that all of the times need
-_CPU_WIDE = 92  # and a table of clients with their CPU time
+_SHOWN = (("p50", 0.5, 0), ("p90", 0.9, 2), ("p99", 0.99, 0), ("p99.9", 0.999, 0), ("max", 1.0, 0))
 
 
 def _of_first(name: str, text: str) -> str:
@@ -580,15 +577,15 @@ def _times_text(duration_ns: int | None) -> str:
 
 def burst_rows(activity: Activity, width: int) -> Rows:
     """Return the table of bursts. `polled` is how many of the waits for requests ended while the driver polled."""
-    columns: list[tuple[str, Callable[[BurstActivity], str], bool]] = [
-        (">pid", lambda row: pid_text(row.client_pid), False),
-        (">burst", lambda row: str(row.burst.id), True),
-        ("model", lambda row: f"model {row.burst.model_id}" if row.model is None else _model_text(row.model), True),
-        (">per s", lambda row: rate_text(row.per_s), True),
-        (">in flight", lambda row: str(row.burst.in_flight), False),
-        (">polled", lambda row: share_text(row.polled_share), True),
-        (">sleeps", lambda row: f"{row.slept:,}", False),
-        (">failed", lambda row: f"{row.burst.failures:,}", False),
+    columns: list[_Column] = [
+        (">pid", lambda row: pid_text(row.client_pid), 1),
+        (">burst", lambda row: str(row.burst.id), 0),
+        ("model", lambda row: f"model {row.burst.model_id}" if row.model is None else _model_text(row.model), 0),
+        (">per s", lambda row: rate_text(row.per_s), 0),
+        (">in flight", lambda row: str(row.burst.in_flight), 3),
+        (">polled", lambda row: share_text(row.polled_share), 0),
+        (">sleeps", lambda row: f"{row.slept:,}", 4),
+        (">failed", lambda row: f"{row.burst.failures:,}", 2),
     ]
     return _rows(columns, activity.bursts, width)
 
@@ -604,15 +601,15 @@ def _path_text(name: str, version: int) -> str:
 
 def served_activity_rows(rows: list[ServedActivity], width: int) -> Rows:
     """Return the table of what all clients execute of the models that a driver serves by name."""
-    columns: list[tuple[str, Callable[[ServedActivity], str], bool]] = [
-        ("served model", lambda row: row.name, True),
-        (">version", lambda row: str(row.version or "-"), True),
-        ("state", lambda row: row.state or "-", False),
-        (">per s", lambda row: rate_text(row.per_s), True),
-        (">client p50", lambda row: _times_text(row.counts.client.supported_ns(0.5)), False),
-        (">client p99", lambda row: _times_text(row.counts.client.supported_ns(0.99)), True),
-        (">bursts", lambda row: str(row.bursts), False),
-        (">failed", lambda row: f"{row.failures:,}", False),
+    columns: list[_Column] = [
+        ("served model", lambda row: row.name, 0),
+        (">version", lambda row: str(row.version or "-"), 0),
+        ("state", lambda row: row.state or "-", 1),
+        (">per s", lambda row: rate_text(row.per_s), 0),
+        (">client p50", lambda row: _times_text(row.counts.client.supported_ns(0.5)), 3),
+        (">client p99", lambda row: _times_text(row.counts.client.supported_ns(0.99)), 0),
+        (">bursts", lambda row: str(row.bursts), 4),
+        (">failed", lambda row: f"{row.failures:,}", 2),
     ]
     return _rows(columns, rows, width)
 
@@ -634,18 +631,24 @@ def _time_text(clock_s: float) -> str:
 def failure_lines(entries: Iterable[ModelEntry]) -> list[str]:
     """Return for each model of which a version is not served a line with the reason."""
     return [
-        f"{entry.name}, version {entry.failed_version}: {entry.reason}"
+        f"not served: {entry.name}, version {entry.failed_version}: {entry.reason}"
         if entry.failed_version
-        else f"{entry.name}: {entry.reason}"
+        else f"not served: {entry.name}: {entry.reason}"
         for entry in entries
         if entry.reason
     ]
 
 
-def _rows(columns: list[tuple[str, Callable[[Any], str], bool]], rows: list[Any], width: int, wide: int = WIDE) -> Rows:
-    """Return all columns, or those marked as essential if the terminal has fewer than `wide` columns."""
-    shown = [column for column in columns if column[2] or width >= wide]
-    return tuple(heading for heading, _, _ in shown), [tuple(cell(row) for _, cell, _ in shown) for row in rows]
+def _rows(columns: list[_Column], rows: list[Any], width: int) -> Rows:
+    """Return the columns that fit into a terminal of so many characters, with two between columns, one at the edges."""
+    shown = [(heading, [cell(row) for row in rows], rank) for heading, cell, rank in columns]
+    while _width(shown) > width and (dropped := max(shown, key=lambda column: column[2]))[2]:
+        shown.remove(dropped)
+    return tuple(heading for heading, _, _ in shown), list(zip(*(cells for _, cells, _ in shown), strict=True))
+
+
+def _width(columns: Iterable[tuple[str, list[str], int]]) -> int:
+    return sum(max(map(len, (heading.lstrip(">"), *cells))) + 2 for heading, cells, _ in columns)
 
 
 def _version_text(statistics: DriverStatistics) -> str:

@@ -84,7 +84,7 @@ def _print(activity: Activity, served: list[ModelEntry] | None, problem: str, no
     for rows in (*of_clients, served_rows(served or []), scarce):
         _print_table(screen, rows)
     for line in failure_lines(served or []):
-        screen.print(f"not served: {line}")
+        screen.print(line)
 
 
 def _print_limits(activity: Activity, no_color: bool) -> None:

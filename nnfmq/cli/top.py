@@ -101,6 +101,7 @@ def _print(activity: Activity, served: ServedModels, no_color: bool) -> None:
         burst_rows,
         client_rows,
         duration_text,
+        failure_lines,
         model_rows,
         rate_text,
         served_activities,
@@ -111,7 +112,8 @@ def _print(activity: Activity, served: ServedModels, no_color: bool) -> None:
     screen = console(no_color)
     statistics = activity.now.statistics
     screen.print(
-        f"driver {statistics.pid}, up {duration_text(statistics.uptime_ns)}, {rate_text(activity.per_s)} per s"
+        f"driver {statistics.pid}, up {duration_text(statistics.uptime_ns)}, "
+        f"{rate_text(activity.per_s)} executions per s"
     )
     tables = {
         "clients": client_rows(activity, screen.width),
@@ -132,6 +134,8 @@ def _print(activity: Activity, served: ServedModels, no_color: bool) -> None:
         for cells in rows_of_table:
             listing.add_row(*cells)
         screen.print(listing)
+    for line in failure_lines(served.entries or []):
+        screen.print(line)
 
 
 def _show(client: Client, arguments: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """The live view of `nnfmq top`, with textual: a line about the driver, and tables of clients, models and bursts.
 
-If the driver serves models by name, a table of these comes first.
+If the driver serves models by name, a table of these comes first, with why versions are not served. All tables scroll
+together.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from nnfmq.cli.statistics import (
     burst_rows,
     client_rows,
     duration_text,
+    failure_lines,
     model_rows,
     rate_text,
     read_served_models,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 _READ_S = 0.5  # of each reading, which waits as long if no driver runs
 _TABLES = ("served", "clients", "models", "times", "bursts")
+_SCROLLBAR = 1  # character; tables leave it free, so that they do not change when it appears
 
 
 class TopScreen(App[None]):
@@ -50,12 +53,20 @@ class TopScreen(App[None]):
     """
 
     CSS = """
+    Screen { scrollbar-size-vertical: 1; }
     #driver { height: auto; padding: 0 1; background: $panel; }
-    DataTable { height: auto; max-height: 40%; margin-top: 1; }
+    #failures { height: auto; padding: 0 1; }
+    DataTable { height: auto; margin-top: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
         Binding("space", "pause", "pause"),
+        Binding("down", "screen.scroll_down", "scroll", key_display="↑ ↓ PgUp PgDn"),
+        Binding("up", "screen.scroll_up", show=False),
+        Binding("pagedown", "screen.page_down", show=False),
+        Binding("pageup", "screen.page_up", show=False),
+        Binding("home", "screen.scroll_home", show=False),
+        Binding("end", "screen.scroll_end", show=False),
     ]
     ENABLE_COMMAND_PALETTE = False
 
@@ -77,7 +88,11 @@ class TopScreen(App[None]):
         """Yield the widgets from top to bottom."""
         yield Static("", id="driver", markup=False)
         for name in _TABLES:
-            yield DataTable(id=name, cursor_type="none", zebra_stripes=True)
+            listing: DataTable[Text] = DataTable(id=name, cursor_type="none", zebra_stripes=True)
+            listing.can_focus = False  # keys are for the screen
+            yield listing
+            if name == "served":
+                yield Static("", id="failures", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
@@ -117,6 +132,7 @@ class TopScreen(App[None]):
         self._before = self._activity = None
         for name in _TABLES:
             self.query_one(f"#{name}", DataTable).clear()
+        self.query_one("#failures").display = False
         self._say(f"{reason}; waiting for the next driver")
 
     def _was_orphaned(self, sample: DriverSample) -> bool:
@@ -162,8 +178,11 @@ class TopScreen(App[None]):
         if self._served.problem:
             parts.append(f"served models unknown: {self._served.problem}")
         self._say(", ".join(parts) + (" — paused" if self._is_paused else ""))
-        width, entries = self.size.width, self._served.entries
+        width, entries = self.size.width - _SCROLLBAR, self._served.entries
         self.query_one("#served").display = entries is not None
+        failures = failure_lines(entries or [])
+        self.query_one("#failures").display = bool(failures)
+        self.query_one("#failures", Static).update("\n".join(failures))
         served = served_activity_rows(served_activities(entries or [], activity), width)
         of_clients = (make(activity, width) for make in (client_rows, model_rows, times_rows, burst_rows))
         tables = (served, *of_clients)
@@ -175,8 +194,11 @@ class TopScreen(App[None]):
         headings, rows = contents
         listing.clear(columns=True)
         numbers = [heading.startswith(">") for heading in headings]
-        for heading in headings:
-            listing.add_column(heading.lstrip(">"))
+        for heading, right in zip(headings, numbers, strict=True):
+            listing.add_column(_justified(heading.lstrip(">"), right))
         for cells in rows:
-            justified = zip(cells, numbers, strict=True)
-            listing.add_row(*(Text(cell, justify="right" if right else "left") for cell, right in justified))
+            listing.add_row(*map(_justified, cells, numbers))
+
+
+def _justified(text: str, right: bool) -> Text:
+    return Text(text, justify="right" if right else "left")

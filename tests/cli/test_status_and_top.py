@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.activity import MIB, FakeClient, burst, client, counted, driver, model
+from support.activity import MIB, NO_PID, FakeClient, burst, client, counted, driver, model
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 
 import nnfmq
@@ -23,11 +23,14 @@ from nnfmq.cli import main
 from nnfmq.cli.statistics import (
     Activity,
     burst_rows,
+    client_rows,
     duration_text,
+    model_rows,
     rate_text,
     served_activities,
     size_text,
     take_sample,
+    times_rows,
 )
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure, MissedDeadlineTransient, NnfmqError
@@ -134,6 +137,40 @@ def test_cpu_and_memory_of_a_worker_come_from_proc() -> None:
 )
 def test_a_duration_is_shown_in_two_units(duration_s: float, text: str) -> None:
     assert duration_text(int(duration_s * 10**9)) == text
+
+
+LONG = model(50, name="mobilenet_v1_0.25_128_quant.tflite")
+"""A model whose name leaves little space in 80 columns."""
+
+
+def widths(rows: tuple[tuple[str, ...], list[tuple[str, ...]]]) -> int:
+    """Return how wide a table is, with two characters between columns and one at each edge."""
+    headings, cells = rows
+    columns = zip(*(tuple(heading.lstrip(">") for heading in headings), *cells), strict=True)
+    return sum(max(map(len, column)) + 2 for column in columns)
+
+
+@pytest.mark.parametrize("make", [client_rows, model_rows, times_rows, burst_rows], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("readings", [1, 2], ids=["since the start", "of an interval"])
+def test_a_table_lacks_columns_until_it_fits(make: Callable[[Activity, int], Any], readings: int) -> None:
+    found = activity(*[driver(client(50 * n, models=(LONG,)), read_s=n) for n in range(readings)])
+    assert found.models[0].model.name == LONG.name
+    whole = make(found, 500)
+    for width in (*range(72, 100), widths(whole)):
+        shown = make(found, width)
+        assert widths(shown) <= width
+        assert set(shown[0]) <= set(whole[0])
+        if width == widths(whole):
+            assert shown == whole
+
+
+def test_the_largest_times_are_shown_in_80_columns_beside_a_long_name() -> None:
+    headings, _ = times_rows(activity(driver(client(50, models=(LONG,)))), 80)
+    assert headings == ("model", "time, µs", ">p50", ">p99", ">p99.9", ">max")
+
+
+def test_columns_that_are_not_left_out_stay_on_any_screen() -> None:
+    assert burst_rows(activity(driver(client(50))), 1)[0] == (">burst", "model", ">per s", ">polled")
 
 
 def test_rates_and_sizes_are_short() -> None:
@@ -342,7 +379,8 @@ def test_the_clients_of_top_are_one_table_in_80_columns(
     long = {"program": "nnfmq.repository", "client_class": 2}
     connect(driver(client(10, **long), read_s=11), driver(client(30, **long), read_s=15))
     assert main(["top", "--once"]) == 0
-    assert ["pid", "client", "class", "per", "s", "failed", "calls", "CPU"] in words_of(capsys.readouterr().out)
+    headings = ["pid", "client", "class", "per", "s", "failed", "calls", "CPU", "memory", "charged"]
+    assert headings in words_of(capsys.readouterr().out)
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -354,7 +392,7 @@ def test_top_once_shows_less_in_a_narrow_terminal(
     assert main(["top", "--once"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 50  # the first line is text
-    assert ["face.tflite", "5", "50", "%"] in words_of(out)
+    assert [str(NO_PID + 1), "face.tflite", "5", "50", "%"] in words_of(out)
     assert "no bursts" in out
 
 
@@ -379,6 +417,7 @@ def test_top_once_shows_the_served_models(
     assert ["digits", "1", "-", "0", "-", "-", "1", "0"] in lines
     assert ["empty", "-", "UNAVAILABLE", "0", "-", "-", "0", "0"] in lines
     assert "digits/1" in [line[1] for line in lines if len(line) > 1]  # in the tables of models and of bursts
+    assert ["not", "served:", "digits,", "version", "3:", "model.tflite:", "this", "is", "an", "empty", "file"] in lines
     monkeypatch.setenv("COLUMNS", "40")
     assert main(["top", "--once", "--connect", str(tmp_path / "d.sock")]) == 0
     assert ["digits", "2", "0", "-"] in words_of(capsys.readouterr().out)
@@ -584,6 +623,8 @@ def test_the_live_view_shows_served_models_above_the_others(tmp_path: Path, repo
 
     async def steps(screen: Any, pilot: Any) -> None:
         assert cells(screen, "served")[0] == ["digits", "2", "READY", "-", "17.0", "-", "2", "0"]
+        failures = str(screen.query_one("#failures").render())
+        assert failures.startswith("not served: digits, version 3: model.tflite: this is an empty file\n")
         await pilot.resize_terminal(40, 20)
         await pilot.pause()
         assert cells(screen, "served")[0] == ["digits", "2", "-", "-"]
@@ -592,8 +633,49 @@ def test_the_live_view_shows_served_models_above_the_others(tmp_path: Path, repo
         await pilot.pause()
         assert headline(screen).endswith("served models unknown: the list is missing")
         assert not screen.query_one("#served").display
+        assert not screen.query_one("#failures").display
 
     seen(repository, steps, socket=tmp_path / "d.sock")
+
+
+def test_the_live_view_forgets_why_versions_are_not_served_with_the_driver(
+    tmp_path: Path, repository: FakeClient
+) -> None:
+    repository.readings = [driver(), DeadObject("the driver has exited")]
+
+    async def steps(screen: Any, pilot: Any) -> None:
+        assert screen.query_one("#failures").display
+        screen.refresh_statistics()
+        await pilot.pause()
+        assert not screen.query_one("#failures").display
+
+    seen(repository, steps, socket=tmp_path / "d.sock")
+
+
+def test_the_live_view_scrolls_with_keys_to_what_a_small_terminal_does_not_show() -> None:
+    fake = FakeClient(driver(*[client(50, worker_pid=pid) for pid in range(1, 10)]))
+
+    async def steps(screen: Any, pilot: Any) -> None:
+        bursts = screen.query_one("#bursts")
+        assert bursts.region.bottom > screen.size.height
+        await pilot.press("pagedown", "pagedown", "pagedown")
+        screen.refresh_statistics()
+        await pilot.pause()
+        assert 0 < bursts.region.bottom < screen.size.height
+        await pilot.press("home")
+        await pilot.pause()
+        assert screen.query_one("#driver").region.y == 0
+
+    seen(fake, steps, size=(80, 24))
+
+
+def test_the_live_view_has_headings_of_numbers_above_their_last_digits() -> None:
+    async def steps(screen: Any, _pilot: Any) -> None:
+        headings = [column.label for column in screen.query_one("#clients").ordered_columns]
+        found = {heading.plain: heading.justify for heading in headings}
+        assert (found["pid"], found["client"], found["executed"]) == ("right", "left", "right")
+
+    seen(FakeClient(driver(client(50))), steps)
 
 
 def test_the_live_view_of_a_driver_without_served_models_has_no_table_of_them() -> None:
