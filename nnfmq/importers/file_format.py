@@ -12,12 +12,15 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct, field
 
-from nnfmq.base.memory import PrivateBytes
+from nnfmq.base.memory import Memory, PrivateBytes, write_all
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+
+if TYPE_CHECKING:
+    from nnfmq.base.shared_constants import SharedConstants
 
 __all__ = [
     "TFLITE_IMPORTER",
@@ -32,8 +35,8 @@ __all__ = [
     "read_source",
 ]
 
-FileContent: TypeAlias = bytes | PrivateBytes
-"""The bytes of a file. A slice is a copy; a view of them is a memoryview."""
+FileContent: TypeAlias = bytes | PrivateBytes | memoryview
+"""The bytes of a file. A slice is a copy, unless they are in sealed memory."""
 SourceArgument: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview
 """The path of a file, or its content."""
 Shapes: TypeAlias = Mapping[str | int, Sequence[int]]
@@ -79,6 +82,7 @@ _UNKNOWN = (_ZIP, _TEXT, _UNKNOWN_FORMAT)
 _SHORTEST = 8
 _TEXT_BYTES = 16  # a file that begins with as many printable characters is text
 _LISTED_MEMBERS = 3
+_SLICE_BYTES = 1 << 20
 _XML_STARTS = (b"<?xml", b"<net", b"\xef\xbb\xbf<")
 _XML_PROLOGUE_BYTES = 512  # declaration and comments before the root element
 
@@ -94,7 +98,7 @@ class ModelSource(Struct, frozen=True):
     `values` has NumPy arrays, by name, for inputs that become constants; only ONNX files can have them. `signature`
     names one of a TensorFlow Lite file. `follows_tflite`: the extension's operations are used where the HAL's are
     defined in another way than TensorFlow Lite's. `parsed` is what a reader of the same format has made of `data`, for
-    the next one: an onnx.ModelProto.
+    the next one: an onnx.ModelProto. `memory` is sealed memory that has the content, if it was read to some.
     """
 
     data: FileContent
@@ -104,17 +108,21 @@ class ModelSource(Struct, frozen=True):
     signature: str | None = None
     follows_tflite: bool = False
     parsed: Any = None
+    memory: SharedConstants | None = None
 
     def __repr__(self) -> str:
         return f"<ModelSource: {self.path or 'bytes'}>"
 
 
-def read_source(source: SourceArgument, shapes: Shapes | None = None, signature: str | None = None) -> ModelSource:
-    """Return the content of a file, or the given bytes.
+def read_source(
+    source: SourceArgument, shapes: Shapes | None = None, signature: str | None = None, *, is_sealed: bool = False
+) -> ModelSource:
+    """Return the content of a file, or the given bytes. If `is_sealed`, a file is read to sealed memory, for a driver.
 
     Raises:
         InvalidArgument: If the path is not that of a regular file.
         OSError: If the file cannot be read.
+        ResourceExhaustedTransient: If there is not enough sealed memory, or no fd is left.
     """
     sizes = checked_shapes({} if shapes is None else shapes)
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -129,7 +137,9 @@ def read_source(source: SourceArgument, shapes: Shapes | None = None, signature:
     with open(path, "rb", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidArgument(f"{path}: not a regular file")
-        return ModelSource(_content(file), path, sizes, signature=signature)
+        memory = _sealed_content(file) if is_sealed else None
+        data = _content(file) if memory is None else memory.view
+        return ModelSource(data, path, sizes, signature=signature, memory=memory)
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
@@ -161,6 +171,22 @@ def _content(file: io.BufferedReader) -> FileContent:
         return content
     file.seek(0)  # it is empty, or has changed meanwhile
     return file.read()
+
+
+def _sealed_content(file: io.BufferedReader) -> SharedConstants | None:
+    """Return a file's content in memory that nobody can write to; None if it is empty, or has changed meanwhile."""
+    from nnfmq.base.shared_constants import SharedConstants  # most files are imported
+
+    fd, size = file.fileno(), os.fstat(file.fileno()).st_size
+
+    def fill(memory: int) -> None:
+        for begin in range(0, size, _SLICE_BYTES):
+            write_all(memory, os.pread(fd, min(_SLICE_BYTES, size - begin), begin), begin)
+
+    if not size:
+        return None
+    content = SharedConstants(Memory.create_constant(size, fill, "nnfmq-constants"))
+    return content if os.fstat(fd).st_size == size else None
 
 
 def importer_of(data: FileContent) -> str:

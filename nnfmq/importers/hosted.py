@@ -112,7 +112,7 @@ def load_hosted(
         OSError: If a file cannot be read.
     """
     sizes = checked_shapes({} if shapes is None else shapes)
-    given = source if isinstance(source, HostedSource) else read_hosted(read_source(source))
+    given = source if isinstance(source, HostedSource) else read_hosted(read_source(source, is_sealed=True))
     files, values = _with_libraries(given, dict(options or {}))
     call = _call_of(files, signature, values)
     description, parts = describe(call, files.parts)
@@ -125,7 +125,7 @@ def load_hosted(
 
 def describe_hosted(source: SourceArgument, describe: Describe) -> HostedDescription:
     """Return what the runtime that `describe` asks finds in a file. Raises as `load_hosted`."""
-    given = read_hosted(read_source(source))
+    given = read_hosted(read_source(source, is_sealed=True))
     return describe(_call_of(given), given.parts)[0]
 
 
@@ -138,9 +138,8 @@ def read_hosted(file: ModelSource) -> HostedSource:
     """Return the parts of a file and of those beside it that belong to it. Raises as `load_hosted`."""
     format = hosted_format(file.data, file.path)
     name = file.path.name if file.path is not None else f"model.{format}"
-    files = [(name, _parts(memoryview(file.data)))]
-    for other, data in companion_files(format, file).items():
-        files.append((other, _parts(memoryview(data))))
+    files = [(name, _parts(file))]
+    files += [(other, _parts(source)) for other, source in companion_files(format, file).items()]
     return HostedSource(format, tuple(files), name if file.path is not None else "")
 
 
@@ -149,12 +148,14 @@ def _with_libraries(source: HostedSource, options: dict[str, Any]) -> tuple[Host
     paths = [Path(name) for name in library_names(options.get(LIBRARIES, []))]
     if not paths:
         return source, options
-    read = tuple((path.name, _parts(memoryview(read_source(path).data))) for path in paths)
+    read = tuple((path.name, _parts(read_source(path, is_sealed=True))) for path in paths)
     return replace(source, files=source.files + read), {**options, LIBRARIES: [name for name, _ in read]}
 
 
-def _parts(data: memoryview) -> tuple[SharedConstants, ...]:
-    data = data.cast("B")
+def _parts(source: ModelSource) -> tuple[SharedConstants, ...]:
+    if source.memory is not None and source.memory.size_bytes <= MAX_PART_BYTES:
+        return (source.memory,)
+    data = memoryview(source.data).cast("B")
     slices = [data[begin : begin + MAX_PART_BYTES] for begin in range(0, len(data), MAX_PART_BYTES)]
     return tuple(SharedConstants.of_values([part])[0] for part in slices)
 

@@ -112,6 +112,31 @@ def test_a_file_that_is_larger_than_an_operand_crosses_in_several(
         assert_same(model.execute(*x), InProcess(content)(*x))
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("size", [2**32 - 1, 2**32], ids=["one operand", "two operands"])
+@pytest.mark.parametrize(
+    ("limit_mib", "text"), [("1000", "limit is 1048576000"), ("15000", "litert: .*schema version 0")]
+)
+def test_a_file_of_4_GiB_is_refused_by_the_driver_s_limit_or_by_litert(
+    size: int, limit_mib: str, text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "large.tflite"
+    with path.open("wb") as file:
+        file.write(b"\x1c\0\0\0TFL3")
+        file.truncate(size)
+    with (
+        short_folder() as folder,
+        running_daemon(folder / "d.sock", environment={"NNFMQ_CLIENT_MEMORY_MIB": limit_mib}) as daemon,
+        daemon.connect() as neighbour,
+        daemon.connect(recover=False) as client,
+        neighbour.device("litert").prepare(nnfmq.example_path("digits.tflite")) as model,
+    ):
+        with pytest.raises((nnfmq.InvalidArgument, nnfmq.ResourceExhausted), match=text):
+            client.device("litert").prepare(path, timeout=300)
+        assert_same(model.execute(*random_inputs(model)), model.execute(*random_inputs(model)))
+        client.device("litert").prepare(nnfmq.example_path("digits.tflite")).close()
+
+
 @pytest.mark.full
 def test_every_file_of_the_data_gives_what_litert_gives(device: nnfmq.Device, data_dir: Path) -> None:
     for path in sorted((data_dir / "models").rglob("*.tflite")):

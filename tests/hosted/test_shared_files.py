@@ -13,6 +13,9 @@ from support.drivers import Daemon, Process, Program, running_daemon, short_fold
 
 import nnfmq
 from nnfmq.driver.cache.shared_files import SHARED_BYTES_MIN
+from nnfmq.importers import file_format
+from nnfmq.importers.file_format import read_source
+from nnfmq.importers.hosted import read_hosted
 from nnfmq.lab.placement import open_memfd_sizes
 
 pytest.importorskip("onnxruntime")
@@ -133,3 +136,42 @@ def test_a_client_that_is_killed_in_the_middle_leaves_nothing(daemon: Daemon, fi
             until(lambda: not Path(f"/proc/{worker}").exists(), "the worker exits")
             assert two.execute(ONE)[0][0, 0] == 150
     until(lambda: copies(daemon, size) == 0, "the memory is freed")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The client's own copy.
+
+
+def peak_bytes() -> int:
+    """Return the largest resident size of this process since `forget_peak`."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def test_a_client_reads_a_file_to_the_memory_that_it_sends_and_has_no_other_copy(tmp_path: Path) -> None:
+    path, size = tmp_path / "net.own", 64 << 20
+    with path.open("wb") as file:
+        file.truncate(size)
+        file.write(b"own")
+    forget_peak()
+    before = peak_bytes()
+    source = read_hosted(read_source(path, is_sealed=True))
+    assert peak_bytes() - before < size // 4
+    (part,) = source.parts
+    assert part.size_bytes == size and bytes(part.view[:4]) == b"own\0"
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net.own"
+    path.write_bytes(bytes(100))
+
+    def write_and_grow(fd: int, data: bytes, offset: int) -> None:
+        os.pwrite(fd, data, offset)
+        path.write_bytes(bytes(150))
+
+    monkeypatch.setattr(file_format, "write_all", write_and_grow)
+    assert len(read_source(path, is_sealed=True).data) == 150

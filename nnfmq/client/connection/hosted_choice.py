@@ -270,7 +270,7 @@ def _read(given: GivenModel) -> HostedSource | None:
     file = given.file
     assert file is not None  # it is what was refused
     try:
-        return read_hosted(file if isinstance(file, ModelSource) else read_source(file))
+        return read_hosted(file if isinstance(file, ModelSource) else read_source(file, is_sealed=True))
     except InvalidArgument:
         if given.refusal is None:
             raise
