@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import mmap
 import os
+import resource
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,6 +17,8 @@ from pathlib import Path
 import pytest
 from support import leaks, under_test
 from support.drivers import InThread, Program
+
+from nnfmq.base import watcher
 
 SHORT_NS = 20_000_000
 
@@ -57,6 +63,51 @@ def unset_variable(after: ExitStack) -> None:
     after.callback(os.environ.update, PYTHONSAFEPATH=os.environ.pop("PYTHONSAFEPATH"))
 
 
+def stay_on_one_cpu(after: ExitStack) -> None:
+    allowed = os.sched_getaffinity(0)
+    after.callback(os.sched_setaffinity, 0, allowed)
+    os.sched_setaffinity(0, {min(allowed)} if len(allowed) > 1 else allowed)
+
+
+def block_a_signal(after: ExitStack) -> None:
+    after.callback(
+        signal.pthread_sigmask, signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    )
+
+
+def handle_a_signal(after: ExitStack) -> None:
+    after.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, lambda *_: None))
+
+
+def lower_a_limit(after: ExitStack) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    after.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+
+
+def change_the_umask(after: ExitStack) -> None:
+    after.callback(os.umask, os.umask(0o12))
+
+
+def set_a_level(after: ExitStack) -> None:
+    log = logging.getLogger("nnfmq")
+    after.callback(log.setLevel, log.level)
+    log.setLevel(logging.CRITICAL)
+
+
+def disable_the_collector(after: ExitStack) -> None:
+    after.callback(gc.enable)
+    gc.disable()
+
+
+def end_a_shared_thread(after: ExitStack) -> None:
+    dead = threading.Thread(target=int, name="left")
+    dead.start()
+    dead.join()
+    after.callback(setattr, watcher._watcher, "_thread", watcher.thread())
+    watcher._watcher._thread = dead
+
+
 @pytest.mark.parametrize(
     ("leave", "said"),
     [
@@ -66,6 +117,14 @@ def unset_variable(after: ExitStack) -> None:
         (start_child, r"child process \d+ "),
         (set_variable, r"variable LEFT=7"),
         (unset_variable, r"no variable PYTHONSAFEPATH=1"),
+        (stay_on_one_cpu, r"setting CPUs of the thread: \{\d+\}\n.*no setting CPUs of the thread: \{\d+, "),
+        (block_a_signal, r"setting blocked signals: \{<Signals.SIGHUP: 1>\}"),
+        (handle_a_signal, r"setting handler of signal 1: handle_a_signal"),
+        (lower_a_limit, r"setting RLIMIT_NOFILE: \("),
+        (change_the_umask, r"setting umask: .*012"),
+        (set_a_level, r"setting log nnfmq: \(50, "),
+        (disable_the_collector, r"setting garbage collector: \(False, "),
+        (end_a_shared_thread, r"dead thread left"),
     ],
 )
 def test_a_leak_is_named(leave: object, said: str, after: ExitStack) -> None:

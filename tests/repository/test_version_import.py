@@ -199,6 +199,7 @@ def fail_with(error: BaseException) -> ImportFailed:
         patch.setattr(version_import, "import_version", fail)
         patch.setattr(version_import, "request_signal_at_parent_exit", lambda number: None)
         patch.setattr(version_import.sandbox, "enter", lambda _: None)  # this process must stay as it is
+        patch.setattr(version_import, "lower_priority", lambda is_background: None)
         version_import.import_in_child(far.detach(), Path("/models/m/1"))
         with near.receive() as frame:
             assert frame.fds == []
@@ -298,6 +299,7 @@ def test_a_child_imports_nothing_for_a_parent_that_has_exited() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(version_import, "request_signal_at_parent_exit", lambda number: None)
         patch.setattr(version_import.sandbox, "enter", lambda _: None)  # this process must stay as it is
+        patch.setattr(version_import, "lower_priority", lambda is_background: None)
         patch.setattr(version_import, "import_version", lambda folder, socket: pytest.fail("it imports"))
         version_import.import_in_child(far.detach(), Path("/models/m/1"))
 

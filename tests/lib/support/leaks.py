@@ -1,26 +1,42 @@
-"""Resources of the process that a test may not leak: fds, threads, mappings, children, environment variables.
+"""What a test may not leave changed in the process: fds, threads, mappings, children, variables, settings.
 
-They are read from /proc, which lists them no matter which code created them. `watch()` compares before and after and
-names new entries; a `Watcher` does so for one test after the other, and reads once between two of them. The environment
-is read from Python, because /proc does not follow it; for it, removed variables are named, too. Of mappings only shared
-memory (memfd, /dev/shm) counts, because libraries that a test loads stay mapped. NumPy is imported before the first
-snapshot, because BLAS starts its threads then.
+Resources are read from /proc, which lists them no matter which code created them. `watch()` compares before and after
+and names new entries; a `Watcher` does so for one test after the other, and reads once between two of them. Of mappings
+only shared memory (memfd, /dev/shm) counts, because libraries that a test loads stay mapped. NumPy is imported before
+the first snapshot, because BLAS starts its threads then.
+
+The environment is read from Python, because /proc does not follow it. A setting is what the kernel, Python or nnfmq
+keeps for the whole process, or for the thread of the tests. Of both, what is gone is named, too.
+
+A thread that all users of nnfmq in the process share must not have ended while its owner counts on it: the tests after
+this one would wait for it.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import resource
+import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy  # noqa: F401  (for its threads, see above)
+import numpy as np
 import pytest
+
+from nnfmq.base import watcher
+from nnfmq.hal.types import EXTENSION_TYPES
+from nnfmq.observe import executions
+from nnfmq.operations.declaration import REGISTRY
+from nnfmq.operations.extensions import INSTALLED
+from nnfmq.queue import aio, futex
 
 GRACE_NS = 2_000_000_000
 _SHARED_MEMORY = (b"/memfd:", b"/dev/shm/")
@@ -35,7 +51,8 @@ _LIBUUID = "/var/lib/libuuid/clock.txt"  # libuuid keeps it open after the first
 
 def snapshot() -> Held:
     """Return the resources that this process holds now."""
-    return dict([*_descriptors(), *_threads(), *_shared_mappings(), *_children(), *_variables()])
+    held = [*_descriptors(), *_threads(), *_shared_mappings(), *_children(), *_variables()]
+    return dict(held) | {f"setting {name}: {value}": "" for name, value in _settings()} | _dead_threads()
 
 
 def _descriptors() -> Iterator[tuple[str, str]]:
@@ -82,6 +99,49 @@ def _variables() -> Iterator[tuple[str, str]]:
             yield f"variable {name}={value}", ""
 
 
+_SIGNALS = sorted(signal.valid_signals())
+_LIMITS = {name: value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}
+_TABLES: dict[str, Sized] = {
+    "types of extensions": EXTENSION_TYPES,
+    "extensions": INSTALLED,
+    "declarations of operations": REGISTRY,
+    "observers of preparations": executions._observers,
+}
+
+
+def _settings() -> Iterator[tuple[str, object]]:
+    yield "CPUs of the thread", os.sched_getaffinity(0)
+    yield "nice value of the thread", os.getpriority(os.PRIO_PROCESS, 0)
+    yield "scheduling policy of the thread", os.sched_getscheduler(0)
+    yield "timer slack of the thread", futex.timer_slack()
+    yield "blocked signals", signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for number in _SIGNALS:
+        if handler := signal.getsignal(number):
+            yield f"handler of signal {number}", getattr(handler, "__qualname__", handler)
+    for name, limit in _LIMITS.items():
+        yield name, resource.getrlimit(limit)
+    yield "umask", _content("/proc/self/status").partition(b"Umask:")[2][:6].decode()
+    yield "working directory", os.getcwd()
+    yield "import path", sys.path
+    yield "garbage collector", (gc.isenabled(), gc.get_threshold())
+    yield "switch interval", sys.getswitchinterval()
+    yield "recursion limit", sys.getrecursionlimit()
+    yield "tracing of allocations", tracemalloc.is_tracing()
+    yield "NumPy's errors", np.geterr()
+    ours = [name for name in logging.root.manager.loggerDict if name.startswith("nnfmq")]
+    for log in (logging.root, *map(logging.getLogger, ours)):
+        if log.level or log.handlers or log.disabled or not log.propagate:
+            yield f"log {log.name}", (log.level, log.handlers, log.disabled, log.propagate)
+    for name, table in _TABLES.items():
+        yield f"number of {name}", len(table)
+
+
+def _dead_threads() -> Held:
+    """Return the threads that all users of nnfmq share, and that have ended although their owner counts on them."""
+    shared = [watcher.thread(), *(waiter.thread for waiter in list(aio._waiter_pool._threads))]
+    return {f"dead thread {thread.name}": "" for thread in shared if thread is not None and not thread.is_alive()}
+
+
 def _command(pid: str) -> str:
     """Return a process's command line; a zombie has none."""
     try:
@@ -93,7 +153,9 @@ def _command(pid: str) -> str:
 
 def _new_since(before: Held, now: Held) -> list[str]:
     new = sorted(f"{what} {more}".rstrip() for what, more in now.items() if what not in before)
-    return new + sorted(f"no {what}" for what in before.keys() - now.keys() if what.startswith("variable "))
+    return new + sorted(
+        f"no {what}" for what in before.keys() - now.keys() if what.startswith(("variable ", "setting "))
+    )
 
 
 def _settled(before: Held, deadline_ns: int) -> tuple[Held, list[str]]:
@@ -144,6 +206,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self._held: Held | None = None
+        self._exempt: Held = {}  # what the running test has opened for others, too
 
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         """Let the next test begin with what the fixture opens."""
@@ -159,12 +222,19 @@ class Watcher:
     def watch(self, grace_ns: int = GRACE_NS) -> Iterator[None]:
         """Fail with a list if the block leaks anything; wait up to `grace_ns` for resources that are being released."""
         _wait_for_pages()
-        before, self._held = self._held or snapshot(), None
+        before, self._held, self._exempt = self._held or snapshot(), None, {}
         yield
-        now, left = _settled(before, time.monotonic_ns() + grace_ns)
+        now, left = _settled(before | self._exempt, time.monotonic_ns() + grace_ns)
         if left:
             pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
         self._held = now
+
+    @contextmanager
+    def exemption(self) -> Iterator[None]:
+        """Let the test that is watched keep what the block opens, for further tests."""
+        before = snapshot()
+        yield
+        self._exempt |= {what: more for what, more in snapshot().items() if what not in before}
 
 
 def watch(grace_ns: int = GRACE_NS) -> AbstractContextManager[None]:
