@@ -18,6 +18,7 @@ from support.drivers import (
     InThread,
     Process,
     Program,
+    at_least_once,
     kill_worker,
     running_daemon,
     short_folder,
@@ -213,11 +214,15 @@ def test_an_execution_of_a_hosted_runtime_pauses_before_it_begins(driver: Daemon
             administrator.set_client_class("interactive", client.worker_pid)
             assert np.array_equal(running.wait(5).value[0], expected)
             administrator.set_client_class("batch", client.worker_pid)
-            begin_ns = time.monotonic_ns()
-            with suppress(nnfmq.MissedDeadline):
-                burst.execute(*inputs, timeout=0.2)
-            until(lambda: not any(page.paused), "the worker does not pause beyond the deadline")
-            assert time.monotonic_ns() - begin_ns < 800_000_000  # a pause may take 1 s
+
+            def pauses_until_the_deadline() -> bool:
+                begin_ns = time.monotonic_ns()
+                with suppress(nnfmq.MissedDeadline):
+                    burst.execute(*inputs, timeout=0.2)
+                until(lambda: not any(page.paused), "the worker does not pause any more")
+                return time.monotonic_ns() - begin_ns < 800_000_000  # a pause may take 1 s
+
+            at_least_once(pauses_until_the_deadline, "the worker does not pause beyond the deadline")
         finally:
             page.end(OTHER)
         until(lambda: not page.busy[number], "it is busy no more")

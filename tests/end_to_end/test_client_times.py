@@ -46,7 +46,7 @@ def test_a_worker_that_stops_for_100_ms_is_seen_in_the_times_of_its_client(clien
             client_ns, queue_ns = (times.supported_ns(fraction) for times in (counts.client, counts.queue))
             assert client_ns is not None and client_ns > 0.9 * STOPPED_NS
             assert queue_ns is not None and queue_ns > 0.9 * STOPPED_NS
-        engine_ns = counts.engine.supported_ns(1.0)
+        engine_ns = counts.engine.supported_ns(0.999)  # of both, without what one of them may have waited for a CPU
         assert engine_ns is not None and engine_ns < STOPPED_NS / 2
 
 

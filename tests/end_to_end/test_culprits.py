@@ -49,8 +49,11 @@ def traced_application(daemon: Daemon, output: Path) -> Iterator[tuple[Program, 
         assert program.wait() == 0
 
 
-def why(capsys: pytest.CaptureFixture[str], output: Path, count: int) -> list[dict[str, Any]]:
-    assert main(["why", str(output), "-n", str(count), "--json"]) == 0
+SLOWEST = 20  # to look at: some may have waited for a CPU that another process had
+
+
+def why(capsys: pytest.CaptureFixture[str], output: Path) -> list[dict[str, Any]]:
+    assert main(["why", str(output), "-n", str(SLOWEST), "--json"]) == 0
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["slowest"]
     return found
 
@@ -64,9 +67,8 @@ def test_a_worker_that_was_stopped_for_100_ms_is_blamed_as_a_stop_and_no_operati
             end_ns = time.monotonic_ns() + STOP_NS
             until(lambda: time.monotonic_ns() >= end_ns, "the worker has been stopped for 100 ms")
         program.line()
-    (slow,) = why(capsys, tmp_path / "out.json", 1)
+    (slow,) = [slow for slow in why(capsys, tmp_path / "out.json") if slow["cause"] == "stops"]
     assert slow["total_ns"] >= STOP_NS
-    assert slow["cause"] == "stops", slow
     stop = slow["causes"][0]
     assert stop["evidence"].startswith("the worker was stopped by a signal (state T) for at least")
     assert sum(cause["explained_ns"] for cause in slow["causes"]) <= slow["excess_ns"] <= slow["total_ns"]
@@ -90,7 +92,7 @@ def test_a_busy_loop_on_the_workers_cpu_is_named(
         program.line()
     evidence = [
         cause["evidence"]
-        for slow in why(capsys, tmp_path / "out.json", 20)
+        for slow in why(capsys, tmp_path / "out.json")
         for cause in slow["causes"]
         if cause["name"] == "cpu-worker"
     ]
@@ -127,9 +129,8 @@ def test_a_trace_of_a_running_driver_has_the_wake_up_for_a_request(
         sampler.stop()
         trace = rings.trace()
         trace.machine = sampler.record
-    (slow,) = explain(trace, 1)
+    (slow,) = [slow for slow in explain(trace, SLOWEST) if slow.causes and slow.causes[0].name == "stops"]
     assert slow.request.stages["request wake-up"] >= STOP_NS
-    assert slow.causes[0].name == "stops"
 
 
 @only_the_compiled_core_pauses
@@ -162,8 +163,8 @@ def test_a_pause_for_clients_of_a_higher_class_is_in_the_trace_and_is_named(daem
 
         until(is_recorded, "the worker has recorded the pause")
         trace = rings.trace()
-    (slow,) = explain(trace, 1)
-    causes = {cause.name: cause for cause in slow.causes}
+    found = [({cause.name: cause for cause in slow.causes}, slow) for slow in explain(trace, SLOWEST)]
+    ((causes, slow),) = [each for each in found if "pause" in each[0]]
     assert causes["pause"].explained >= PAUSE_NS / 2
     assert causes["pause"].evidence.startswith("the worker paused for")
     assert "for interactive clients" in causes["pause"].evidence

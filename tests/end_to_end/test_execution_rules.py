@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support import control_flow_models
-from support.drivers import LIMIT_S, Process, until
+from support.drivers import LIMIT_S, Process, at_least_once, until
 from support.hints import with_extension
 from support.models import add_model, gather_model, pool_bytes, relu_model, request_for, slow_model, unsized_relu_model
 from support.small_models import F32, one_operation, with_operand
@@ -293,14 +293,17 @@ def test_TIM_2_TIM_3_TIM_4_times_exist_if_they_were_requested_and_the_driver_s_i
 def test_TIM_5_TIM_6_the_driver_s_time_includes_the_wait_for_a_thread(
     adding: nnfmq.PreparedModel, slow: nnfmq.PreparedModel, request_: Request
 ) -> None:
-    busy = [slow.execute_async(np.ones(SHAPE, np.float32), timeout=0.5) for _ in range(32)]
-    begun_ns = time.monotonic_ns()
-    timing = adding.execute_request_async(request_, MEASURED).result(LIMIT_S).timing
-    assert timing.time_in_driver_ns <= time.monotonic_ns() - begun_ns
-    assert timing.time_in_driver_ns > timing.time_on_device_ns + 50_000_000
-    for pending in busy:
-        with pytest.raises(nnfmq.MissedDeadline):
-            pending.result(LIMIT_S)
+    def includes_it() -> bool:
+        busy = [slow.execute_async(np.ones(SHAPE, np.float32), timeout=0.5) for _ in range(32)]
+        begun_ns = time.monotonic_ns()
+        timing = adding.execute_request_async(request_, MEASURED).result(LIMIT_S).timing
+        assert timing.time_in_driver_ns <= time.monotonic_ns() - begun_ns
+        for pending in busy:
+            with pytest.raises(nnfmq.MissedDeadline):
+                pending.result(LIMIT_S)
+        return timing.time_in_driver_ns > timing.time_on_device_ns + 50_000_000
+
+    at_least_once(includes_it, "the execution waits for a thread, and its time says so")
 
 
 def test_TIM_7_API_8_a_fenced_execution_has_times_from_the_launch_and_from_the_last_fence(

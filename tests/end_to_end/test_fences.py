@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import APPS, DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, Program, one, until
+from support.drivers import APPS, DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, Program, at_least_once, one, until
 from support.models import null_model, slow_model
 
 import nnfmq
@@ -53,18 +53,22 @@ def test_FEN_5_another_process_sets_its_fence_to_error(model: nnfmq.PreparedMode
 
 
 def test_FEN_5_N_FEN_6_SIGKILL_of_the_signaler_is_an_error_immediately(model: nnfmq.PreparedModel) -> None:
-    with (
-        signaller() as (program, fence),
-        Process(program.pid) as process,
-        model.execute_fenced(one(5), wait_for=[fence]) as first,
-        model.execute_fenced(one(5), wait_for=[first.fence]) as second,
-    ):
-        killed_ns = process.kill()
-        assert second.wait(LIMIT_S) is ERROR
-        ended_ns = time.monotonic_ns()
-        assert first.wait(0) is ERROR
-        print(f"from SIGKILL to the second fence's error: {(ended_ns - killed_ns) / 1e6:.2f} ms")
-        assert ended_ns - killed_ns < 10 * DEAD_WITHIN_NS  # 100 ms on an otherwise idle machine
+
+    def is_an_error_immediately() -> bool:
+        with (
+            signaller() as (program, fence),
+            Process(program.pid) as process,
+            model.execute_fenced(one(5), wait_for=[fence]) as first,
+            model.execute_fenced(one(5), wait_for=[first.fence]) as second,
+        ):
+            killed_ns = process.kill()
+            assert second.wait(LIMIT_S) is ERROR
+            ended_ns = time.monotonic_ns()
+            assert first.wait(0) is ERROR
+            print(f"from SIGKILL to the second fence's error: {(ended_ns - killed_ns) / 1e6:.2f} ms")
+            return ended_ns - killed_ns < DEAD_WITHIN_NS
+
+    at_least_once(is_an_error_immediately, "the second fence is in error at once")
     assert model.execute(one(3)) == (one(3),)  # the driver lives
 
 

@@ -40,8 +40,6 @@ print("connected", flush=True)
 sys.stdin.readline()
 """
 
-LATE_WITHIN_S = 1.0
-
 
 def changed_daemon(folder: Path, module: str, change: str) -> AbstractContextManager[Daemon]:
     """Run a daemon after a change of one of its modules."""
@@ -155,7 +153,7 @@ def test_LIFE_3_a_stopped_worker_ends_when_its_client_is_killed(daemon: Daemon, 
         assert client.line() == "waiting"
         worker.stop()
         client.popen.kill()
-        worker.wait_for_end(LATE_WITHIN_S)
+        worker.wait_for_end()
 
 
 def test_LIFE_3_a_stopped_worker_of_a_client_that_lives_is_not_ended(daemon: Daemon, client: nnfmq.Client) -> None:

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn, Self
@@ -36,6 +36,9 @@ LIMIT_S = 30.0
 APPS = ROOT / "tests" / "end_to_end" / "apps"
 DEAD_WITHIN_NS = 100_000_000  # from a process's death to the error at the other end
 
+Shared = Callable[[AbstractContextManager[Any]], Any]
+"""The fixture `shared`: enters a context for the tests of a module, and returns what it gives."""
+
 _LOOKS_OFTEN = Path(__file__).parent / "looks_often"
 _GONE = (FileNotFoundError, ProcessLookupError)
 _SHARED_MEMORY = ("/memfd:", "/dev/shm/")
@@ -49,6 +52,12 @@ def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) ->
         if waited_s > limit_s:
             pytest.fail(f"not within {limit_s:g} s: {what}", pytrace=False)
         time.sleep(min(0.001 + waited_s / 20, 0.01))
+
+
+def at_least_once(attempt: Callable[[], bool], what: str, attempts: int = 20) -> None:
+    """Fail with `what` unless an attempt returns True: during some of them another process may have had the CPU."""
+    if not any(attempt() for _ in range(attempts)):
+        pytest.fail(f"in none of {attempts} attempts: {what}", pytrace=False)
 
 
 class Process:
