@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ["PYTHONSAFEPATH"] = "1"
 
 from support import bugs, leaks, places, tiers, under_test
-from support.drivers import Daemon, running_daemon, short_folder
+from support.drivers import Daemon, Shared, running_daemon, short_folder
 
 import nnfmq
 
@@ -191,6 +191,18 @@ def folder() -> Iterator[Path]:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Drivers of all tests of a module: what one test does must not affect the next one.
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    """Return a function that enters a context for the test that first needs it, and for the module's tests after it."""
+    with ExitStack() as stack:
+
+        def enter(context: AbstractContextManager[Any]) -> Any:
+            with _watcher.exemption():
+                return stack.enter_context(context)
+
+        yield enter
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.drivers import LIMIT_S, Daemon, one, running_daemon, shared_memory_names, short_folder, until
+from support.device_zoo import SharedDrivers
+from support.drivers import LIMIT_S, Daemon, Shared, one, running_daemon, shared_memory_names, short_folder, until
 from support.fake_repository import FakeRepository, serving
 from support.models import add_model, null_model, plus_model
 from support.nnapi_objects import finished
@@ -145,6 +146,12 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
     """Return three drivers with devices that fail in each way."""
     with three_drivers(tmp_path_factory.mktemp("site")) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def zoo(shared: Shared) -> SharedDrivers:
+    """Return the drivers with devices of `support.device_zoo`."""
+    return SharedDrivers(shared)
 
 
 @pytest.fixture

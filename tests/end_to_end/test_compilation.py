@@ -1,6 +1,6 @@
 """On which devices a model is prepared that the application did not choose, and what happens if they fail (section 4).
 
-Each test has driver processes with devices of its own, see `support.device_zoo`.
+Each test has a runtime directory of its own, with drivers that have devices of `support.device_zoo`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.device_zoo import driver_with
+from support.device_zoo import SharedDrivers
 from support.drivers import LIMIT_S, Daemon, Process, until
 from support.models import add_model, add_relu_model, invalid_model, relu_model, unsupported_model
 
@@ -36,15 +37,9 @@ def _runtime_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def start(folder: Path, tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a driver with these devices in the runtime directory."""
-    with ExitStack() as stack:
-
-        def start_driver(*names: str, driver: str = "d", listed: tuple[str, ...] = ()) -> Daemon:
-            path = folder / "nnfmq" / f"{driver}.sock"
-            return stack.enter_context(driver_with(tmp_path, path, *names, listed=listed))
-
-        yield start_driver
+def start(zoo: SharedDrivers, folder: Path) -> Start:
+    """Return a function that lets a driver with these devices listen in the runtime directory."""
+    return partial(zoo.link, folder / "nnfmq")
 
 
 @pytest.fixture
@@ -99,7 +94,7 @@ def test_PART_1_a_tie_goes_to_the_cpu_and_low_power_compares_power(start: Start,
 
 
 def test_PART_3_one_device_for_all_is_a_simple_plan_with_a_fallback(start: Start, runtime: nnfmq.Runtime) -> None:
-    start("everything", "adds")
+    start("everything", "relus", "adds")
     with runtime.prepare(add_relu_model()) as model:
         assert (model.device, places(model)) == ("test-everything", [("test-everything", (0, 1))])
         assert model.plan.is_simple and isinstance(model, PreparedModel)
@@ -118,8 +113,9 @@ def test_PART_1_a_device_that_does_not_answer_supports_nothing(
 
 def test_PART_1_a_driver_that_stops_supports_nothing(start: Start) -> None:
     stopped = start("everything", driver="stopped")
+    until(lambda: not stopped.process.children(), "the clients of the test before are gone")
     start("relus", driver="d")
-    with nnfmq.Runtime(timeout=0.5) as runtime:
+    with nnfmq.Runtime(timeout=2.0) as runtime:
         with runtime.prepare(relu_model()) as model:  # now the performance of the devices is known
             assert model.device == "test-everything"
         with ExitStack() as stack:
@@ -132,7 +128,7 @@ def test_PART_1_a_driver_that_stops_supports_nothing(start: Start) -> None:
 
 
 def test_API_2_listed_devices_are_the_only_ones(start: Start, runtime: nnfmq.Runtime) -> None:
-    start("everything", "adds", "relus")
+    start("everything", "relus", "adds")
     with (
         runtime.prepare(add_relu_model(), ["test-relus", "test-adds"]) as two,
         runtime.prepare(add_relu_model(), [runtime.device("test-everything"), "test-adds"]) as first,
@@ -215,8 +211,8 @@ def test_PART_6_listed_devices_never_fall_back(device: str, start: Start, runtim
 def test_PART_7_mode_2_divides_models_and_never_falls_back(
     device: str, start: Start, runtime: nnfmq.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NNFMQ_PARTITION", "2")
     start(device, driver="one")
+    monkeypatch.setenv("NNFMQ_PARTITION", "2")
     with pytest.raises(ERRORS[device]):
         runtime.prepare(relu_model())
     start("adds", "relus", driver="two")
@@ -227,8 +223,8 @@ def test_PART_7_mode_2_divides_models_and_never_falls_back(
 def test_PART_7_a_model_of_mode_2_has_no_fallback(
     start: Start, runtime: nnfmq.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NNFMQ_PARTITION", "2")
     start("relus")
+    monkeypatch.setenv("NNFMQ_PARTITION", "2")
     with runtime.prepare(relu_model()) as simple, runtime.prepare(add_relu_model()) as compound:
         assert (simple.device, simple.handle.fallback) == ("test-relus", None)
         assert len(compound.plan.execution_steps) == 2 and compound.handle.fallback is None
@@ -301,9 +297,9 @@ def test_PART_8_strict_slicing_reaches_the_plan(
 def test_PART_8_asynchronous_executions_are_done_at_once_if_a_switch_says_so(
     variable: str | None, is_done: list[bool], start: Start, runtime: nnfmq.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    daemon = start("adds", "relus")
     if variable is not None:
         monkeypatch.setenv(variable, "1")
-    daemon = start("relus", "adds")
     with ExitStack() as stack:
         client = stack.enter_context(daemon.connect())
         models = [
@@ -535,8 +531,8 @@ def test_PREP_12_PART_6_a_client_s_model_falls_back_to_the_cpu(device: str, star
 def test_PART_7_a_client_s_model_does_not_fall_back_in_mode_2(
     device: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NNFMQ_PARTITION", "2")
     daemon = start(device)
+    monkeypatch.setenv("NNFMQ_PARTITION", "2")
     with daemon.connect() as client, pytest.raises(ERRORS[device]):
         client.prepare(add_relu_model())
 

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.device_zoo import driver_with
-from support.drivers import Daemon
+from support.device_zoo import SharedDrivers
+from support.drivers import Daemon, until
 from support.failing_device import DEVICE, FAIL, failing_driver, four
 from support.kept_records import Records
 from support.models import add_model, add_relu_model, invalid_model
@@ -39,14 +39,9 @@ def _runtime_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def start(folder: Path, tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a driver with these devices in the runtime directory."""
-    with ExitStack() as stack:
-
-        def start_driver(*names: str, driver: str = "d") -> Daemon:
-            return stack.enter_context(driver_with(tmp_path, folder / "nnfmq" / f"{driver}.sock", *names))
-
-        yield start_driver
+def start(zoo: SharedDrivers, folder: Path) -> Start:
+    """Return a function that lets a driver with these devices listen in the runtime directory."""
+    return partial(zoo.link, folder / "nnfmq")
 
 
 @pytest.fixture
@@ -226,6 +221,7 @@ def test_the_plan_of_a_model_is_the_one_with_which_it_is_prepared(
     start: Start, runtime: nnfmq.Runtime, devices: list[str] | None
 ) -> None:
     driver = start("adds", "relus")
+    until(lambda: not driver.process.children(), "the clients of the test before are gone")
     plan = runtime.plan(add_relu_model(), devices)
     with driver.connect() as client:
         assert not any(found.models for found in client.statistics().clients)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.drivers import Daemon, running_daemon
+from support.drivers import Daemon, Shared, running_daemon, short_folder
 from support.plugins import add_plugin, path_with
 
 _SOURCE = """
@@ -135,3 +135,25 @@ def driver_with(folder: Path, path: Path, *names: str, listed: Sequence[str] = (
     environment = {**path_with(site), "NNFMQ_DEVICES": str(devices)}
     with running_daemon(path, environment=environment) as daemon:
         yield daemon
+
+
+class SharedDrivers:
+    """The drivers of a module's tests: a test that needs the same devices as one before uses the driver of that one.
+
+    Tests kill at most the processes that serve their clients, and change no setting before they get their drivers.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._folder: Path = shared(short_folder())
+        self._running: dict[str, Daemon] = {}
+
+    def link(self, directory: Path, *names: str, driver: str = "d", listed: Sequence[str] = ()) -> Daemon:
+        """Return the driver with the devices of `driver_with`, after linking `DRIVER.sock` in `directory` to it."""
+        own = "-".join([*names, *listed])
+        if own not in self._running:
+            path = self._folder / f"{own}.sock"
+            self._running[own] = self._shared(driver_with(self._folder, path, *names, listed=listed))
+        daemon = self._running[own]
+        (directory / f"{driver}.sock").symlink_to(daemon.path)
+        return daemon
