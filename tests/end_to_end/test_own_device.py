@@ -17,7 +17,7 @@ from support.places import ROOT, data_path
 from support.plugins import add_example, add_plugin, path_with
 
 import nnfmq
-from nnfmq.hal.types import DeviceStatus
+from nnfmq.hal.types import DeviceStatus, ExecutionPreference
 
 DATA = data_path()
 EXAMPLE = ROOT / "docs" / "examples" / "driver"
@@ -38,6 +38,34 @@ def test_the_document_contains_the_package_s_file() -> None:
 
 def test_the_documented_device_has_about_forty_lines() -> None:
     assert len((EXAMPLE / "nnfmq_mine.py").read_text().splitlines()) <= 44
+
+
+def test_a_device_is_told_the_client_s_preference(tmp_path: Path) -> None:
+    device = """
+from nnfmq.driver.compilation.jobs import current_prepare_context
+from nnfmq.driver.devices.device import DeviceBase
+from nnfmq.engines.function import FunctionProgram
+
+
+class Obliging(DeviceBase):
+    name = "test-obliging"
+
+    def supports(self, model, subgraph, operation):
+        return True
+
+    def compile(self, model):
+        preference = current_prepare_context().preference
+        return FunctionProgram(model, lambda inputs: [inputs[0] * 0 + preference.value])
+"""
+    add_plugin(tmp_path, "nnfmq_obliging", device, {"obliging": "nnfmq_obliging:Obliging"}, "nnfmq.devices")
+    with (
+        short_folder() as folder,
+        running_daemon(folder / "d.sock", environment=path_with(tmp_path)) as daemon,
+        daemon.connect() as client,
+    ):
+        for preference in ExecutionPreference:
+            with client.device("test-obliging").prepare(null_model(), preference=preference) as model:
+                assert model.execute(one(7)) == (one(preference),)
 
 
 def test_the_documented_device_computes_on_both_paths(driver: Daemon) -> None:

@@ -319,6 +319,17 @@ def test_floats_are_private_if_an_operator_sorts_by_them() -> None:
         assert opened.copies_floats is is_private
 
 
+def test_floats_and_outputs_are_where_the_client_has_them() -> None:
+    opened = OnnxRuntimeDevice().open(HostedFile("onnx", {"net.onnx": memoryview(ADD)}), OpenOptions())
+    x, y = np.float32([1, 2]), np.zeros(2, np.float32)
+    run = opened.bind([x], [y])
+    run()
+    for value in (3, 4):
+        x[:] = value
+        assert run() is None
+        assert y.tolist() == [2 * value] * 2
+
+
 # ---- external data
 
 

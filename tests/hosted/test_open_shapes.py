@@ -82,6 +82,22 @@ def test_each_form_of_execution_takes_the_sizes_of_its_arrays(driver: Daemon, fi
             burst.execute(*given(0))
 
 
+def test_a_burst_repeats_an_execution_once_when_its_output_memory_is_too_small(driver: Daemon, file: Path) -> None:
+    with driver.connect() as client, prepared(client, file) as model, model.burst() as burst:
+
+        def counts() -> tuple[int, int]:
+            (own,) = (each for each in client.statistics().clients if each.worker_pid == client.worker_pid)
+            return own.models[0].executions, own.models[0].failures
+
+        x, zero = given(30_000)
+        x[:] = 0
+        check(burst.execute(x, zero), (x, zero))
+        executions, failures = counts()
+        for number in (1, 2):
+            check(burst.execute(zero + 1, zero), (zero + 1, zero))
+            assert counts() == (executions + number, failures + 1)
+
+
 # ------------------------------------------------------------------------------------------------ death
 
 

@@ -13,6 +13,8 @@ from support.drivers import Daemon
 from support.hosted_files import assert_equal, examples, made
 
 import nnfmq
+from nnfmq.hosted.device import HostedFile, OpenOptions
+from nnfmq.hosted.openvino import OpenVinoDevice
 
 if find_spec("openvino") is None:
     pytest.skip("openvino is not installed", allow_module_level=True)
@@ -186,6 +188,18 @@ def test_outputs_have_sizes_as_soon_as_those_of_the_inputs_are_known(device: nnf
     with device.prepare(path, shapes=shapes, runtime_options=ONE_THREAD) as model, model.burst() as burst:
         assert [output.shape for output in model.outputs] == [array.shape for array in outputs]
         assert_equal(burst.execute(*inputs), outputs)
+
+
+def test_floats_and_outputs_are_where_the_client_has_them(files: Path) -> None:
+    given = {name: memoryview((files / name).read_bytes()) for name in ("vision.xml", "vision.bin")}
+    inputs, outputs = examples(files, "vision")
+    assert {array.dtype for array in (*inputs, *outputs)} == {np.dtype(np.float32)}
+    own, found = [np.zeros_like(array) for array in inputs], [np.zeros_like(array) for array in outputs]
+    run = OpenVinoDevice().open(HostedFile("openvino", given), OpenOptions()).bind(own, found)
+    for array, values in zip(own, inputs, strict=True):
+        array[...] = values
+    assert run() is None
+    assert_equal(found, outputs)
 
 
 def test_the_package_that_reports_to_openvino_s_makers_is_not_imported() -> None:

@@ -43,6 +43,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
     error_for_status,
 )
+from nnfmq.hal.types import ExecutionPreference
 
 if TYPE_CHECKING:
     from nnfmq.engines.compiled.kernels import Kernel
@@ -92,7 +93,8 @@ class PrepareContext(Struct, frozen=True):
     `deadline_ns` is a time of the monotonic clock. `on_progress` gets the number of compiled kernels, and of all.
     `is_background` tells that no caller waits for the compilation. A program that
     `is_deterministic` computes the same bits on every machine. `charge` charges the client with memory of compile
-    processes until what it returns is closed, and raises ResourceExhausted if that is too much.
+    processes until what it returns is closed, and raises ResourceExhausted if that is too much. `preference` is that of
+    the client.
     """
 
     deadline_ns: int | None = None
@@ -100,6 +102,7 @@ class PrepareContext(Struct, frozen=True):
     is_background: bool = False
     is_deterministic: bool = False
     charge: Callable[[int], _Closing] = no_charge
+    preference: ExecutionPreference = ExecutionPreference.SUSTAINED_SPEED
 
     def report(self, done: int, total: int) -> None:
         """Report progress.

@@ -45,7 +45,7 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.hosted import decode_call
 from nnfmq.hal.preparation import ProgramKind
 from nnfmq.hal.timing import NO_LIMIT, from_limit_field
-from nnfmq.hal.types import Model, Priority, Protection
+from nnfmq.hal.types import ExecutionPreference, Model, Priority, Protection
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import NO_RESULT
 from nnfmq.serialize.models import decode_model, decoded_model_bytes
@@ -239,6 +239,7 @@ def prepare_model(session: Session, message: messages.PrepareModel, fds: list[in
             on_progress,
             is_deterministic=is_deterministic(hints, extensions),
             charge=session.quota.charge,
+            preference=ExecutionPreference(message.preference),
         )
         with prepare_context(context):
             _prepare_and_call_back(
