@@ -1,4 +1,4 @@
-"""`python -m nnfmq`: the commands (`nnfmq.cli`), an embedded driver (`--embedded`), or a compilation (`--compile`).
+"""`python -m nnfmq`: the commands (`nnfmq.cli`), or a process of a driver: `--embedded`, `--worker` or `--compile`.
 
 `--embedded` is checked before any other import: each module that this process loads delays the application's first
 result. So do collections of garbage: a tenth of the imports' time, and there is no garbage yet.
@@ -16,6 +16,11 @@ def _start() -> int:
         from nnfmq.driver.process.embedded import main as serve_embedded
 
         serve_embedded(int(sys.argv[2]))  # never returns
+    if sys.argv[1:2] == ["--worker"]:
+        gc.disable()  # until the worker serves
+        from nnfmq.driver.process.worker_program import main as serve_client
+
+        serve_client(*sys.argv[2:])  # never returns
     if sys.argv[1:2] == ["--compile"]:
         from nnfmq.driver.compilation.unfinished import main as compile_models
 

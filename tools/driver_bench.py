@@ -9,6 +9,7 @@
     python tools/driver_bench.py calls                                  # burst, execute, execute_async: a minute
     python tools/driver_bench.py deaths                                 # how soon a death is noticed
     python tools/driver_bench.py sandbox                                # what the sandbox of workers costs
+    python tools/driver_bench.py sandbox --of worker-start              # what exec costs beside fork
 
 The modules driver_memory, driver_isolation, driver_sharing, driver_classes, driver_hosting, driver_runtimes,
 driver_calls, driver_deaths and driver_sandbox say what each measures. At the end, also on Ctrl-C, all processes are

@@ -224,6 +224,22 @@ class Memory(Closable):
         assert isinstance(mapping, mmap.mmap)
         mapping.madvise(advice, begin, len(mapping) if size_bytes is None else size_bytes)
 
+    def forget_file(self) -> None:
+        """Keep the mapping, and close all fds of the file in this process: it cannot map the memory again.
+
+        `fileno` is from then on that of /dev/null. Not thread-safe.
+
+        Raises:
+            OSError: If no fd is left, or /proc is missing.
+        """
+        file = os.fstat(self.fileno())
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # the fd of the list itself
+                if os.path.samestat(os.fstat(fd), file):
+                    os.dup2(null, fd, inheritable=False)  # not closed: Python's mmap closes its duplicate by number
+        os.close(null)
+
     @property
     def view(self) -> memoryview:
         """The region as bytes (format "B").

@@ -33,6 +33,7 @@ __all__ = [
     "Effective",
     "Setting",
     "SettingType",
+    "all_file_values",
     "candidates",
     "check_all",
     "choice",
@@ -43,6 +44,7 @@ __all__ = [
     "seconds",
     "table",
     "unknown_variables",
+    "use_file_values",
 ]
 
 
@@ -88,6 +90,11 @@ def file_values(known_keys: frozenset[str]) -> FileValues:
     if where not in _files_read:
         _files_read[where] = _read_all(*where, known_keys)
     return _files_read[where]
+
+
+def use_file_values(values: FileValues) -> None:
+    """Use in this process what the files say in its parent, which read them earlier and perhaps as another user."""
+    _files_read[candidates(), bool(os.environ.get(CONFIG_VARIABLE))] = values
 
 
 _files_read: dict[tuple[tuple[str, ...], bool], FileValues] = {}  # by the arguments of `_read_all`
@@ -275,6 +282,11 @@ class Setting(Generic[ValueT]):
             del os.environ[self.variable]
             if previous is not None:
                 os.environ[self.variable] = previous
+
+
+def all_file_values() -> FileValues:
+    """Return what the files say in this process, for `use_file_values` of a child. Raises as `file_values`."""
+    return file_values(_file_keys())
 
 
 def table() -> dict[str, Setting[Any]]:
@@ -630,6 +642,12 @@ SANDBOX: Setting[str] = Setting(
     "NNFMQ_SANDBOX", choice("on", "required", "off"), "on", reader="driver",
     meaning="what workers, compile processes and imports are kept from; `required`: a driver does not start where the "
     "kernel lacks a part", options="nnfmq serve --sandbox",
+)  # fmt: skip
+WORKER_START: Setting[str | None] = Setting(
+    "NNFMQ_WORKER_START", choice("fork", "exec"), None, reader="driver", options="nnfmq serve --worker-start",
+    meaning="how the driver starts a worker. `fork`: as a copy of itself, in milliseconds; `exec`: as a program, whose "
+    "addresses tell nothing of those in other processes",
+    default_text="`fork`; of a driver that serves several users `exec`",
 )  # fmt: skip
 SANDBOX_NODES: Setting[list[str] | None] = Setting(
     "NNFMQ_SANDBOX_NODES", NAMES, None, reader="driver",

@@ -265,6 +265,7 @@ DESCRIBED = (
         "extensions",
         "runtimes",
         "trusted_files",
+        "worker_start",
         "sandbox_nodes",
         "log_level",
         "log_format",

@@ -69,6 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODE",
         help=f"of workers: {settings.SANDBOX.type.allowed} ($NNFMQ_SANDBOX)",
     )
+    parser.add_argument(
+        "--worker-start",
+        choices=settings.WORKER_START.type.allowed.split(", "),
+        metavar="HOW",
+        help=f"start workers by {settings.WORKER_START.type.allowed.replace(', ', ' or ')} ($NNFMQ_WORKER_START)",
+    )
     _add_user_arguments(parser)
     _add_process_arguments(parser)
 
@@ -163,6 +169,7 @@ def execute(arguments: argparse.Namespace) -> int:
             memory_mib=arguments.memory,
             models=arguments.models,
             sandbox=arguments.sandbox,
+            worker_start=arguments.worker_start,
             replace=arguments.replace,
             users=UserOptions(arguments.user, arguments.worker_uids, arguments.allow_user, arguments.allow_group),
             parent=arguments.exit_with,

@@ -158,6 +158,7 @@ def _command(arguments: argparse.Namespace) -> Iterator[str]:
         "--runtimes": arguments.runtimes,
         "--memory": arguments.memory,
         "--sandbox": arguments.sandbox,
+        "--worker-start": arguments.worker_start,
         "--worker-uids": arguments.worker_uids,
         "--allow-user": arguments.allow_user,
         "--allow-group": arguments.allow_group,

@@ -126,6 +126,26 @@ def test_memory_with_one_writer_rejects_all_other_writes() -> None:
             mmap.mmap(memory.fileno(), 8)
 
 
+def test_memory_whose_file_is_forgotten_stays_mapped_and_no_fd_can_map_it_again() -> None:
+    with Memory.create(8, "forgotten") as memory, Memory.adopt(os.dup(memory.fileno())) as other:
+        assert targets().count("/memfd:forgotten (deleted)") >= 2
+        memory.forget_file()
+        assert "/memfd:forgotten (deleted)" not in targets()
+        memory.view[:1] = b"x"
+        assert other.view[:1] == b"x"
+        with pytest.raises(OSError, match=r"denied|No such device"):
+            mmap.mmap(memory.fileno(), 8)
+
+
+def targets() -> list[str]:
+    """Return what the fds of this process are of."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the list
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
+
+
 # ------------------------------------------------------------------------------------------------ constant
 
 

@@ -57,8 +57,9 @@ def test_systemd_accepts_the_units(options: list[str], tmp_path: Path) -> None:
 def test_every_option_is_one_of_the_unit_or_is_not_for_a_driver_of_systemd() -> None:
     given = {
         "--models": "/models", "--devices": "/devices.toml", "--extensions": "com.example.one", "--runtimes": "litert",
-        "--memory": "77", "--sandbox": "required", "--worker-uids": "60000-60063", "--allow-user": "ann",
-        "--allow-group": "video", "--log-level": "debug", "--log-format": "text", "--allow-device-status": "",
+        "--memory": "77", "--sandbox": "required", "--worker-start": "exec", "--worker-uids": "60000-60063",
+        "--allow-user": "ann", "--allow-group": "video", "--log-level": "debug", "--log-format": "text",
+        "--allow-device-status": "",
     }  # fmt: skip
     options = {action.option_strings[-1] for action in cli.command_parser("serve")._actions}
     assert options == {*given, *NOT_IN_UNITS}

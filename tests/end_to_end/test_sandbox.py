@@ -32,6 +32,11 @@ def status_of(pid: int) -> _Words:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
+def homes(folder: Path) -> dict[str, str]:
+    """Return the environment of a driver whose cache and key are in `folder`."""
+    return {"XDG_STATE_HOME": str(folder / "state"), "XDG_CACHE_HOME": str(folder / "cache"), **NO_RUNTIMES}
+
+
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     with short_folder() as made:
@@ -46,8 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def driver(site: Path, folder: Path) -> Iterator[Daemon]:
     add_probe(site)
-    homes = {"XDG_STATE_HOME": str(folder / "state"), "XDG_CACHE_HOME": str(folder / "cache"), **NO_RUNTIMES}
-    with running_daemon(folder / "d.sock", environment={**path_with(site), **homes}) as daemon:
+    with running_daemon(folder / "d.sock", environment={**path_with(site), **homes(folder)}) as daemon:
         yield daemon
 
 
@@ -110,8 +114,7 @@ def test_what_devices_do_is_allowed(client: nnfmq.Client) -> None:
     assert attempts(client, LAWFUL) == {act: f"done: {act}" for act in LAWFUL}
 
 
-def test_a_worker_has_given_up_privileges(client: nnfmq.Client) -> None:
-    pid = client.worker_pid
+def check_privileges(pid: int) -> None:
     words = status_of(pid)
     assert (words["NoNewPrivs"], words["Seccomp"], words["Seccomp_filters"]) == ("1", "2", "1")
     kinds = ("CapPrm", "CapEff", "CapAmb", *(("CapBnd",) if os.getuid() == 0 else ()))
@@ -119,6 +122,28 @@ def test_a_worker_has_given_up_privileges(client: nnfmq.Client) -> None:
     assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) >= 200
     assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
     assert Path(f"/proc/{pid}/environ").stat().st_uid == 0  # not dumpable
+
+
+def test_a_worker_has_given_up_privileges(client: nnfmq.Client) -> None:
+    check_privileges(client.worker_pid)
+
+
+def test_a_worker_that_is_an_interpreter_of_its_own_has_the_same_sandbox(
+    site: Path, folder: Path, victim: nnfmq.Client
+) -> None:
+    """With the environment of the other driver: its victim, cache and key."""
+    environment = {**path_with(site), **homes(folder)}
+    options = ["--worker-start", "exec"]
+    with running_daemon(folder / "e.sock", environment=environment, options=options) as driver:
+        with driver.connect() as client:
+            refused = attempts(client, REFUSED)
+            assert set(refused.values()) <= {"refused with EPERM", "refused with EACCES"}, refused
+            assert attempts(client, LAWFUL) == {act: f"done: {act}" for act in LAWFUL}
+            check_privileges(client.worker_pid)
+        for act in DEADLY:
+            with driver.connect() as client, pytest.raises(nnfmq.DeadObject):
+                attempt(client, act)
+    assert DEVICE in {info.name for info in victim.devices()}
 
 
 def test_the_sandbox_can_be_switched_off(site: Path, victim: nnfmq.Client) -> None:

@@ -279,6 +279,50 @@ def test_the_worker_of_a_killed_driver_keeps_its_uid_and_a_driver_leaves_nothing
             assert sorted(path.name for path in place.run.iterdir()) == ["nnfmq.sock.lock", "nnfmq.sock.uids"]
 
 
+def test_a_worker_that_is_an_interpreter_of_its_own_has_its_uid_and_key_and_no_capability() -> None:
+    with short_folder() as folder:
+        place = Place(folder)
+        with (
+            as_system_driver(place.run, options=OPTIONS, environment=place.environment) as driver,
+            user(place, ANN) as ann,
+            user(place, BEN, GROUP) as ben,
+        ):
+            uids, libraries = set(), {first_library(driver.program.pid)}
+            for process in (ann, ben):
+                process.receive()
+                assert process.run(f"c = {CONNECT}") is None
+                pid = process.run("c.worker_pid")
+                words = words_of(pid)
+                assert words["Uid"] == words["Gid"] == [words["Uid"][0]] * 4 and words["Groups"] == []
+                assert capabilities(pid) == [0, 0, 0, 0]
+                uids.add(int(words["Uid"][0]))
+                libraries.add(first_library(pid))
+                assert process.run(f"m = {PREPARE}") is None
+                assert process.run(ADDED) == [[2.0] * 4]
+                assert process.run("len(c.statistics().clients)") == 1
+            assert len(uids) == 2 and uids <= set(WORKERS)
+            assert len(libraries) == 3
+            until(lambda: bool(place.cached(ANN) and place.cached(BEN)), "each user's program is in his cache")
+            before = stored(place)
+            ann.run("c.close()")
+            with connected(ann) as again:
+                assert again.run(f"m = {PREPARE}") is None
+                assert again.run(ADDED) == [[2.0] * 4]
+                assert [info.st_ino for info in stored(place).values()] == [info.st_ino for info in before.values()]
+                with Process(again.run("c.worker_pid")) as worker:
+                    worker.kill()
+                    assert "DeadObject" in again.run("c.devices()")
+            with Process(ben.run("c.worker_pid")) as worker:
+                ben.program.popen.kill()
+                worker.wait_for_end()
+
+
+def first_library(pid: int) -> str:
+    """Return where the C library begins in a process."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return next(line.partition("-")[0] for line in lines if line.endswith("/libc.so.6"))
+
+
 def test_a_client_moves_to_the_driver_that_replaces_its_own(users: dict[int, UserProcess]) -> None:
     del users  # they have started before
     with short_folder() as folder:

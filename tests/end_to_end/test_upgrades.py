@@ -78,6 +78,18 @@ def test_a_driver_under_which_nnfmq_is_upgraded_goes_on_with_what_it_has_loaded(
         assert daemon.program.wait() == 0
 
 
+def test_no_worker_is_executed_after_an_upgrade_and_clients_are_told_what_to_do(folder: Path, site: Path) -> None:
+    paths = [str(site), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "NNFMQ_WORKER_START": "exec"}
+    with running_daemon(folder / "d.sock", environment=environment) as daemon, daemon.connect() as client:
+        model = client.device("reference").prepare(null_model())
+        upgrade(site)
+        with pytest.raises(nnfmq.DeviceUnavailable, match=INSTALLED):
+            daemon.connect()
+        assert model.execute(one(1)) == (one(1),)
+        assert "of the new version" not in daemon.program.errors()
+
+
 def test_an_interpreter_that_is_started_during_an_upgrade_does_not_begin(folder: Path, site: Path) -> None:
     words = [sys.executable, "-P", "-m", "nnfmq.repository", "--import", "stamp of others", "2", "0", str(folder), ""]
     done = subprocess.run(

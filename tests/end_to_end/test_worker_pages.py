@@ -70,13 +70,14 @@ class Scribbling(DeviceBase):
 """
 
 
-@pytest.fixture
-def hostile(folder: Path) -> Iterator[Daemon]:
+@pytest.fixture(params=["fork", "exec"])
+def hostile(folder: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """Run a daemon with a device of a plug-in that writes to the memory which its worker shares with others."""
     site = folder / "site"
     site.mkdir()
     add_plugin(site, "nnfmq_scribbling", _SCRIBBLING, {"scribbling": "nnfmq_scribbling:Scribbling"}, "nnfmq.devices")
-    with running_daemon(folder / "d.sock", environment=path_with(site)) as daemon:
+    options = ["--worker-start", request.param]
+    with running_daemon(folder / "d.sock", environment=path_with(site), options=options) as daemon:
         yield daemon
 
 

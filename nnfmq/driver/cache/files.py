@@ -68,7 +68,7 @@ __all__ = [
     "encode_program",
     "find_key",
     "find_or_create_key",
-    "has_given_key",
+    "given_key",
     "is_key_available",
     "read_file",
     "read_files",
@@ -103,9 +103,9 @@ def use_key(key: bytes) -> None:
     _given[:] = [key]
 
 
-def has_given_key() -> bool:
-    """Return whether `use_key` was called."""
-    return bool(_given)
+def given_key() -> bytes | None:
+    """Return the key of `use_key`; None if it was not called."""
+    return _given[0] if _given else None
 
 
 def is_key_available() -> bool:

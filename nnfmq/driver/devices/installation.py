@@ -38,6 +38,7 @@ __all__ = [
     "installed_plugins",
     "read",
     "read_in_child",
+    "use",
     "version_of",
 ]
 
@@ -81,6 +82,12 @@ def installation() -> Installation:
     if _current is None:
         _current = read()
     return _current
+
+
+def use(found: Installation) -> None:
+    """Let `installation` return what this process's parent has found."""
+    global _current  # noqa: PLW0603  see `installation`
+    _current = found
 
 
 def build_identity() -> bytes:

@@ -59,6 +59,7 @@ __all__ = [
     "add_to_limit",
     "adopt_files",
     "limit_private_memory",
+    "map_shares",
     "quota_limit_bytes",
     "total_limit_bytes",
     "user_limit_bytes",
@@ -75,9 +76,12 @@ __all__ = [
 # refused where one would fit.
 #
 # Workers are not trusted: each inherits the mapping of its own page and can map the others for reading only, because
-# the memory is sealed against new writable mappings. A word counts as no less than 0 and no more than a client may
-# have, so a worker that writes anything else takes no more from the other clients than its client could; and the words
-# of one user's workers together as no more than a user may have.
+# the memory is sealed against new writable mappings. A worker that is a program of its own ($NNFMQ_WORKER_START)
+# inherits no mapping; then the memory is not sealed, and the worker keeps no fd by which it could map it again.
+#
+# A word counts as no less than 0 and no more than a client may have, so a worker that writes anything else takes no
+# more from the other clients than its client could; and the words of one user's workers together as no more than a user
+# may have.
 
 
 _WORD_BYTES = 8
@@ -102,7 +106,8 @@ class MemoryShares(Closable):
     """The supervisor's side: it gives each worker a slot. Owns its memory; close it, or use `with`.
 
     A worker inherits the mapping of its own page, and other forked children nothing. `limit` and `user_limit` are bytes
-    of all clients, and of those of one user, and `user_counts` numbers of objects of a user; 0: no limit.
+    of all clients, and of those of one user, and `user_counts` numbers of objects of a user; 0: no limit. Without
+    `one_writer` workers map their pages themselves (`map_shares`).
     """
 
     def __init__(
@@ -111,10 +116,12 @@ class MemoryShares(Closable):
         slots: int,
         user_limit: int | None = None,
         user_counts: Mapping[SharedCount, int] = MappingProxyType({}),
+        *,
+        one_writer: bool = True,
     ) -> None:
         assert _OWNERS + slots < _PAGE_WORDS
         self.slots = slots
-        self.memory = Memory.create((1 + slots) * _PAGE_BYTES, "nnfmq-shares", one_writer=True)
+        self.memory = Memory.create((1 + slots) * _PAGE_BYTES, "nnfmq-shares", one_writer=one_writer)
         self._words = self.memory.view.cast("q")
         self.memory.keep_from_children()
         self._words[_LIMIT], self._words[_USER_LIMITS] = limit, limit if user_limit is None else user_limit
@@ -151,6 +158,21 @@ class MemoryShares(Closable):
         """Release the memory. Idempotent."""
         self._words = memoryview(bytes(_WORD_BYTES)).cast("q")
         self.memory.close()
+
+
+def map_shares(fd: int, slot: int) -> tuple[memoryview, Memory]:
+    """Map the words of a slot, and all shares for reading, in a worker that inherits no mapping. Takes `fd`.
+
+    The memory is not sealed against writing then, so no fd is left by which the worker could map the other pages.
+
+    Raises:
+        OSError: If no fd is left, or /proc is missing.
+    """
+    shares = Memory.adopt(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC), protection=Protection.READ)
+    with Memory.adopt(fd, _PAGE_BYTES, slot * _PAGE_BYTES) as own:
+        words = own.view.cast("q")[:_WORDS]  # which keep the mapping
+        own.forget_file()
+    return words, shares
 
 
 class MemoryShare:

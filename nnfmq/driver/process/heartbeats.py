@@ -77,11 +77,16 @@ class HeartbeatWatch(Closable):
             os.close(fd)
 
 
-def worker_heartbeat(loop: EventLoop) -> HeartbeatWatch:
-    """Return what watches a new worker, which looks only if executions have a limit. Raises OSError."""
+def worker_heartbeat(loop: EventLoop, start_s: float = 0.0) -> HeartbeatWatch:
+    """Return what watches a new worker, which looks only if executions have a limit. Raises OSError.
+
+    `start_s` is how long its start may take beside the limit.
+    """
     look_s = _pause_s()
-    missed_max = _BEATS + 1 + math.ceil(STALL_S / look_s) if look_s else 0
-    return HeartbeatWatch(loop, look_s, missed_max, missed_max)
+    if not look_s:
+        return HeartbeatWatch(loop, 0, 0, 0)
+    missed_max = _BEATS + 1 + math.ceil(STALL_S / look_s)
+    return HeartbeatWatch(loop, look_s, missed_max, missed_max + math.ceil(start_s / look_s))
 
 
 def beat_for_ever(fd: int) -> None:

@@ -17,7 +17,7 @@ from nnfmq.base import settings
 from nnfmq.base.paths import cache_directory, make_cache_directory, make_work_directory, state_directory, work_directory
 from nnfmq.base.processes import allowed_cpus
 from nnfmq.base.sandbox.sandbox import Sandbox, prepare
-from nnfmq.driver.cache.files import find_or_create_key, has_given_key
+from nnfmq.driver.cache.files import find_or_create_key, given_key
 from nnfmq.driver.cache.programs import cache_limit_bytes
 from nnfmq.driver.devices.device import DeviceBase, SandboxNeeds
 from nnfmq.hal.errors import NnfmqError
@@ -89,7 +89,7 @@ def detached_sandbox() -> Sandbox:
 
 def _cache_paths() -> tuple[str, ...]:
     """Return the directories of the cache and of its key, which are created; none if this process may use neither."""
-    if not cache_limit_bytes() or has_given_key():
+    if not cache_limit_bytes() or given_key() is not None:
         return ()
     try:
         with suppress(NnfmqError):  # nothing is cached

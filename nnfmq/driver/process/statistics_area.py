@@ -9,7 +9,8 @@ Each client has a page, memory of its own for what it measures itself, which the
 The supervisor keeps the pages of all clients: it copies them into the area before one of its clients reads that, and
 when a worker has exited, however it ended, it adds what its slot has counted to the past.
 
-A driver that serves several users has memory for each worker alone. Readers get a copy from the supervisor: those who
+A driver that serves several users, or whose workers are programs of their own ($NNFMQ_WORKER_START) and inherit no
+mapping, has memory for each worker alone. Readers get a copy from the supervisor: those who
 administer the driver of everything, others with the clients of their own uid.
 """
 
@@ -20,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from nnfmq.base.memory import Memory, allocate_pages, write_all
 from nnfmq.base.ownership import Closable
@@ -57,14 +58,17 @@ class StatisticsArea:
     """
 
     def __init__(self, page: Memory | None = None) -> None:
-        self._fill(memoryview(bytearray(layout.area_bytes(1))), 1)
+        self._use(memoryview(bytearray(layout.area_bytes(1))))
+        self._fill(1)
         self._page = page
         self._writer = SlotWriter(self._view, 0, None if page is None else page.view)
 
-    def _fill(self, view: memoryview, slots: int, past: int = 0) -> None:
+    def _use(self, view: memoryview) -> None:
         self._view = view
         self._header = view[: layout.HEADER_WORDS * WORD_BYTES].cast("Q")
         self._counts: Counter[int] = Counter()  # not read from the area: a compromised worker can write to it
+
+    def _fill(self, slots: int, past: int = 0) -> None:
         self.set(layout.HEADER_SLOTS, slots)
         self.set(layout.HEADER_PAST, past)
         self.set(layout.CLIENTS_LIMIT, slots)
@@ -120,17 +124,24 @@ class StatisticsArea:
 
 
 class WorkerStatistics(StatisticsArea, Closable):
-    """The statistics of one worker of a driver that serves several users, with one slot. Close it.
+    """The statistics of one worker with one slot, of a driver that shares no area among workers. Close it.
 
     No other worker has this memory, so none sees what clients of other users do. The supervisor copies the slot before
-    somebody reads.
+    somebody reads. Takes ownership of `memory`, which the supervisor has made by `create`.
     """
 
-    def __init__(self) -> None:
-        self.memory = Memory.create(layout.area_bytes(1), layout.DRIVER_PAGE, one_writer=True)
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
         self.memory.keep_from_children()
         self._page = None
-        self._fill(self.memory.view, 1)
+        self._use(memory.view)
+
+    @classmethod
+    def create(cls, *, one_writer: bool) -> Self:
+        """Return those of a new worker. Without `one_writer` it maps the memory itself."""
+        made = cls(Memory.create(layout.area_bytes(1), layout.DRIVER_PAGE, one_writer=one_writer))
+        made._fill(1)
+        return made
 
     @property
     def slot(self) -> memoryview:
@@ -181,8 +192,9 @@ class UserLimits(NamedTuple):
 class SharedStatistics(StatisticsArea, Closable):
     """The statistics of a supervisor and its workers, with a slot for each client. Close it, or use `with`.
 
-    `version` is the driver's release, and `build` its queue core, Python and machine, for display. With `user_limits`
-    each worker writes to memory of its own (`WorkerStatistics`), and only the supervisor has all.
+    `version` is the driver's release, and `build` its queue core, Python and machine, for display. With `user_limits`,
+    or if workers map their memory themselves (`workers_map`), each worker writes to memory of its own
+    (`WorkerStatistics`), and only the supervisor has all.
     """
 
     def __init__(
@@ -192,8 +204,11 @@ class SharedStatistics(StatisticsArea, Closable):
         memory_limit_bytes: int,
         build: str = "",
         user_limits: UserLimits | None = None,
+        *,
+        workers_map: bool = False,
     ) -> None:
         self._user_limits = user_limits
+        self._workers_map = workers_map
         self._of_workers: dict[int, WorkerStatistics] = {}  # by slot
         self._uids: dict[int, int] = {}  # of the clients, by slot
         past = layout.PAST_CLIENTS_MAX
@@ -203,7 +218,8 @@ class SharedStatistics(StatisticsArea, Closable):
         self._pages: dict[int, Memory] = {}  # by slot; of the supervisor
         self._page = None  # of a worker's own client
         allocate_pages(self.fileno(), layout.HEADER_WORDS * WORD_BYTES)
-        self._fill(self._memory.view, slots, past)
+        self._use(self._memory.view)
+        self._fill(slots, past)
         for word, text, words in (
             (layout.DRIVER_VERSION, version, layout.DRIVER_VERSION_WORDS),
             (layout.DRIVER_BUILD, build, layout.DRIVER_BUILD_WORDS),
@@ -251,9 +267,9 @@ class SharedStatistics(StatisticsArea, Closable):
         page = self._pages[slot] = Memory.create(layout.PAGE_BYTES, layout.PAGE)
         page.keep_from_children()
         self._uids[slot] = uid
-        if self._user_limits is not None:
+        if self._user_limits is not None or self._workers_map:
             try:
-                self._of_workers[slot] = WorkerStatistics()
+                self._of_workers[slot] = WorkerStatistics.create(one_writer=not self._workers_map)
             except BaseException:
                 self._pages.pop(slot).close()
                 raise

@@ -309,6 +309,7 @@ def serve(
     memory_mib: int | None = None,
     models: Path | None = None,
     sandbox: str | None = None,
+    worker_start: str | None = None,
     replace: bool = False,
     users: UserOptions = UserOptions(),  # noqa: B008  it is immutable
     parent: int | None = None,
@@ -328,6 +329,7 @@ def serve(
             the machine's memory.
         models: The directory of the models that are served by name; by default that of $NNFMQ_MODELS, or none.
         sandbox: `on`, `required` or `off`; by default $NNFMQ_SANDBOX, or `on`.
+        worker_start: `fork` or `exec`; by default $NNFMQ_WORKER_START, or `exec` if the driver serves several users.
         replace: Whether to replace a driver that listens at `path`; without one this one starts all the same.
         users: The options that concern users.
         parent: The parent process, with which the driver exits; None = it does not.
@@ -342,6 +344,8 @@ def serve(
     """
     if sandbox is not None:
         settings.SANDBOX.export(sandbox)
+    if worker_start is not None:
+        settings.WORKER_START.export(worker_start)
     users.export()
     settings.check_all()
     with ExitStack() as stack:
@@ -450,24 +454,24 @@ def _prepare_workers(
     preload(has_cache=uids is None)
     if settings.PERF_MAP.value():
         remove_left_perf_maps()
-    setup = WorkerSetup(entries, installed_plugins(), options)
+    is_executed = (settings.WORKER_START.value() or ("fork" if uids is None else "exec")) == "exec"
+    setup = WorkerSetup(entries, installed_plugins(), options, is_executed)
     clients_max = CLIENTS_MAX if uids is None else min(CLIENTS_MAX, uids.size)
     limits = None if uids is None else UserLimits(user_limit_bytes(), user_clients(clients_max))
-    shares = stack.enter_context(
-        MemoryShares(total_limit_bytes(), PLACES)
-        if limits is None
-        else MemoryShares(total_limit_bytes(), PLACES, limits.memory_bytes, _user_counts())
-    )
+    of_user = () if limits is None else (limits.memory_bytes, _user_counts())
+    shares = stack.enter_context(MemoryShares(total_limit_bytes(), PLACES, *of_user, one_writer=not is_executed))
     cores = stack.enter_context(CoreShares(PLACES))
     statistics = stack.enter_context(
-        SharedStatistics(PLACES, installed_version("nnfmq") or "", total_limit_bytes(), _build(), limits)
+        SharedStatistics(
+            PLACES, installed_version("nnfmq") or "", total_limit_bytes(), _build(), limits, workers_map=is_executed
+        )
     )
     statistics.set(layout.CLIENTS_LIMIT, clients_max)
     if limits is not None:
         statistics.set(layout.SERVED_USERS, layout.SEVERAL_USERS)
     elif settings.WORKER_UIDS.value() is not None:
         statistics.set(layout.SERVED_USERS, layout.LACKS_CAPABILITIES)
-    traces = stack.enter_context(TraceArea(PLACES))
+    traces = stack.enter_context(TraceArea(PLACES, one_writer=not is_executed))
     workers = WorkerProcesses(loop, status, shares, cores, traces, statistics, setup, uids)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

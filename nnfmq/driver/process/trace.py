@@ -44,7 +44,8 @@ __all__ = [
 # traced needs one page. The pages stay allocated for the next trace. A worker writes its own ring and byte, and byte 0
 # if its client begins to trace. If it dies, the supervisor ends the trace. The area is trusted: only the supervisor and
 # its workers can write to it, because it is sealed against new writable mappings as soon as the supervisor has mapped
-# it; clients that administer the driver may read it (see docs/explanation/security-model.md).
+# it (unless workers are programs of their own, which must map it); clients that administer the driver may read it (see
+# docs/explanation/security-model.md).
 
 
 OWNER: Final = 0
@@ -66,12 +67,13 @@ def slots_of(size_bytes: int) -> int:
 class TraceArea(Closable):
     """The supervisor's side, for workers with the slots 1 to `slots`. Owns its memory; close it, or use `with`.
 
-    Workers inherit the mapping (`Memory.inherited`), other children do not.
+    Workers inherit the mapping (`Memory.inherited`), other children do not. Without `one_writer` workers map the memory
+    themselves.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, one_writer: bool = True) -> None:
         assert slots < _PAGE
-        self.memory = Memory.create_sparse(ring_offset(slots + 1), "nnfmq-trace", one_writer=True)
+        self.memory = Memory.create_sparse(ring_offset(slots + 1), "nnfmq-trace", one_writer=one_writer)
         self.memory.keep_from_children()
 
     def release(self, slot: int) -> None:

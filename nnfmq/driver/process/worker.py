@@ -1,6 +1,7 @@
 """A worker: the driver process that serves one client and owns all its objects.
 
-The supervisor forks it when the client's Hello has arrived. From then on it depends on the client alone, and outlives a
+The supervisor forks it when the client's Hello has arrived; if the driver starts workers by exec, the forked process
+becomes an interpreter of its own first (`executed_worker`). From then on it depends on the client alone, and outlives a
 killed supervisor. SIGTERM (from the supervisor) and the client's exit both end it immediately, with everything that it
 owns. The workers of a driver share one page with the devices' status, and compiled programs (`cache.shared`).
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -32,7 +33,7 @@ from nnfmq.driver.devices.installation import DriverOptions
 from nnfmq.driver.devices.registry import make_devices
 from nnfmq.driver.execution.order import ClientOrder
 from nnfmq.driver.execution.turns import CoreTurns
-from nnfmq.driver.memory.quota import MemoryShare, MemoryShares, quota_limit_bytes
+from nnfmq.driver.memory.quota import MemoryShare, MemoryShares, map_shares, quota_limit_bytes
 from nnfmq.driver.process.heartbeats import beat_for_ever
 from nnfmq.driver.process.sandboxes import prepare_worker_sandbox, worker_sandbox
 from nnfmq.driver.process.statistics_area import SharedStatistics, WorkerStatistics
@@ -48,7 +49,16 @@ from nnfmq.operations import load_all
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["WorkerFds", "WorkerSetup", "enter_account", "main", "preload"]
+__all__ = [
+    "WorkerFds",
+    "WorkerMemories",
+    "WorkerSetup",
+    "enter_account",
+    "inherited_memories",
+    "main",
+    "mapped_memories",
+    "preload",
+]
 
 _log = logging.getLogger("nnfmq.worker")
 
@@ -61,10 +71,10 @@ class WorkerFds(NamedTuple):
         status: The memory of the devices' status, STATUS_PAGE_BYTES.
         shares: The memory of `MemoryShares`.
         core_shares: The memory of `CoreShares`.
-        trace: The memory of `TraceArea`, whose mapping the worker inherits; -1 if its client may not trace others.
+        trace: The memory of `TraceArea`; -1 if the client may not trace others.
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
-        statistics: The memory of the statistics where the worker counts, whose mapping it inherits.
+        statistics: The memory of the statistics where the worker counts.
         page: The memory of what the client counts itself.
         heartbeat: The eventfd by which the supervisor knows that it does not hang (`heartbeats`).
         uid_lock: The lock on the worker's uid (`UidPool`); -1 if it has none of its own.
@@ -90,11 +100,54 @@ class WorkerSetup(NamedTuple):
         entries: The devices of the configuration.
         plugins: The entry points of the installed plug-ins.
         options: What a session needs to know of the driver.
+        is_executed: Whether each is an interpreter of its own, with an address layout of its own ($NNFMQ_WORKER_START).
     """
 
     entries: Sequence[DeviceEntry]
     plugins: Sequence[EntryPoint]
     options: DriverOptions
+    is_executed: bool = False
+
+
+class WorkerMemories(NamedTuple):
+    """The mappings of a worker of which it may write to a part only, or which other processes must not write to.
+
+    Attributes:
+        statistics: Where the worker counts.
+        statistics_slot: Its slot there.
+        trace: The memory of `TraceArea`; None if the client may not trace others.
+        own_words: Its words of `MemoryShares`.
+        shares: The memory of `MemoryShares`, for reading.
+    """
+
+    statistics: SharedStatistics | WorkerStatistics
+    statistics_slot: int
+    trace: Memory | None
+    own_words: memoryview
+    shares: Memory
+
+
+def inherited_memories(
+    fds: WorkerFds,
+    slot: int,
+    statistics: tuple[SharedStatistics | WorkerStatistics, int],
+    traces: TraceArea,
+    shares: MemoryShares,
+) -> WorkerMemories:
+    """Return those of a forked worker: the supervisor's, whose mappings it inherits, and its children do not."""
+    statistics[0].memory.keep_from_children()
+    trace = traces.memory if fds.trace >= 0 else None
+    if trace is not None:
+        trace.keep_from_children()
+    all_shares = Memory.adopt(fds.shares, protection=Protection.READ)
+    return WorkerMemories(*statistics, trace, shares.own_words(slot), all_shares)
+
+
+def mapped_memories(fds: WorkerFds, slot: int) -> WorkerMemories:
+    """Return those of a worker that inherits no mappings."""
+    statistics = WorkerStatistics(Memory.adopt(fds.statistics))
+    trace = Memory.adopt(fds.trace) if fds.trace >= 0 else None
+    return WorkerMemories(statistics, 0, trace, *map_shares(fds.shares, slot))
 
 
 def preload(*, has_cache: bool = True) -> None:
@@ -127,22 +180,18 @@ def main(
     fds: WorkerFds,
     slot: int,
     setup: WorkerSetup,
-    own_statistics: tuple[SharedStatistics | WorkerStatistics, int],
-    traces: TraceArea,
-    shares: MemoryShares,
+    open_memories: Callable[[], WorkerMemories],
     logged: LoggedClient,
 ) -> NoReturn:
     """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins.
 
-    `slot` is this worker's place among the shares of memory and of the cores, counted from 1. `own_statistics` are
-    where it counts, and its slot there. `logged` names the client in the log.
+    `slot` is this worker's place among the shares of memory and of the cores, counted from 1. `logged` names the client
+    in the log.
     """
     set_client(logged)
-    statistics, _ = own_statistics
-    statistics.memory.keep_from_children()
-    if fds.trace >= 0:
-        traces.memory.keep_from_children()
-        WORKER_TRACE.use_area(traces.memory, slot)
+    memories = open_memories()
+    if memories.trace is not None:
+        WORKER_TRACE.use_area(memories.trace, slot)
     plugins.load_extensions(setup.plugins)
     shared.connect(fds.shared_cache, opens_files=setup.options.uid != os.getuid())
     jobs.connect_compile_server(fds.compile_relay)
@@ -150,20 +199,20 @@ def main(
     status_access = Protection.READ_WRITE if setup.options.allows_device_status else Protection.READ
     status = Memory.adopt(fds.status, protection=status_access)  # until the process exits
     devices.share_status(status.view)
-    all_shares = Memory.adopt(fds.shares, protection=Protection.READ)
-    share = MemoryShare(shares.own_words(slot), all_shares, quota_limit_bytes(), slot)
+    share = MemoryShare(memories.own_words, memories.shares, quota_limit_bytes(), slot)
     assert setup.options.supervisor_pid is not None  # this is not the embedded driver
     turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
     divide_cores(turns.division)
     channel, order = Channel.adopt(fds.control), ClientOrder(turns)
     sandbox = worker_sandbox(devices.values(), has_own_uid=fds.uid_lock >= 0)
-    statistics.use_page(Memory.adopt(fds.page))  # until the process exits
+    memories.statistics.use_page(Memory.adopt(fds.page))  # until the process exits
     open_perf_map()
 
     def enter_sandbox() -> None:
         enter(sandbox)
         beat_for_ever(fds.heartbeat)  # by a thread, which must not be older than the sandbox
 
+    own_statistics = memories.statistics, memories.statistics_slot
     run_session(
         Session(channel, "nnfmq", HANDLERS, devices, setup.options, hello, share, order, own_statistics, enter_sandbox)
     )

@@ -97,12 +97,10 @@ class DriverRequests:
 
     def open_statistics(self) -> int | None:
         """Return an fd of a copy of the statistics that clients of this user may see; None if that fails."""
-        if self._user is None:
-            return None
         try:
-            return self._statistics.open_for_user(None if self._user in (os.getuid(), 0) else self._user)
+            return self._statistics.open_for_user(None if self._user in (None, os.getuid(), 0) else self._user)
         except _ERRORS as error:
-            _log.warning("statistics are not shown to uid %d: %s", self._user, error)
+            _log.warning("statistics are not shown: %s", error)
             return None
 
     def copy_pages(self) -> None:

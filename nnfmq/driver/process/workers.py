@@ -38,7 +38,7 @@ from nnfmq.driver.compilation.server import CompileLink, CompileRelay
 from nnfmq.driver.devices.configuration import end_changes
 from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares
-from nnfmq.driver.process import worker
+from nnfmq.driver.process import executed_worker, worker
 from nnfmq.driver.process.admission import PLACES
 from nnfmq.driver.process.child_errors import ChildErrors
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
@@ -191,7 +191,7 @@ class WorkerProcesses:
         control_fd = channel.detach()  # a fork closes channels in the child
         try:
             started = self._fork(control_fd, hello, client, client_pidfd, client_class)
-        except (OSError, GeneralFailure, ResourceExhaustedTransient) as error:
+        except (OSError, DeviceUnavailable, GeneralFailure, ResourceExhaustedTransient) as error:
             if client_pidfd is not None:
                 os.close(client_pidfd)
             self._reject(Channel.adopt(control_fd), error)
@@ -205,7 +205,15 @@ class WorkerProcesses:
     def _fork(
         self, control_fd: int, hello: bytes, client: Credentials, client_pidfd: int | None, client_class: ClientClass
     ) -> _Worker:
-        """Fork a worker. Raises as `fork_child`; the caller then still owns the fds."""
+        """Fork a worker. The caller still owns the fds if this raises.
+
+        Raises:
+            DeviceUnavailable: If workers execute the interpreter again, and nnfmq was upgraded.
+            GeneralFailure, OSError: As `fork_child`.
+            ResourceExhaustedTransient: If no memory or no fd is left.
+        """
+        if self._setup.is_executed:
+            require_unchanged()
         with ExitStack() as undo, ExitStack() as worker_ends:
             cache = self._cache_for(client.uid)
             link, cache_end = cache.connect()
@@ -224,22 +232,20 @@ class WorkerProcesses:
             if self._uids is not None:
                 self._cores.set_user(slot, client.uid)
             shares, cores, traces = (each.memory.fileno() for each in (self._shares, self._cores, self._traces))
-            own_statistics = self._statistics.of_worker(slot - 1)
-            statistics = own_statistics[0].memory
+            statistics = self._statistics.of_worker(slot - 1)[0].memory
             may_trace = self._uids is None or client.uid in (os.getuid(), 0)
             uid, uid_lock, enter = self._take_account(client.uid, undo, worker_ends)
             errors = ChildErrors(self._loop, "a worker")
             undo.callback(errors.close)
             worker_ends.callback(errors.close_child_end)
-            heartbeat = undo.enter_context(worker_heartbeat(self._loop))
+            start_s = executed_worker.START_S if self._setup.is_executed else 0.0
+            heartbeat = undo.enter_context(worker_heartbeat(self._loop, start_s))
             fds = WorkerFds(
                 control_fd, self._status.fileno(), shares, cores, traces if may_trace else -1, cache_fd, compile_fd,
                 statistics.fileno(), page, heartbeat.fileno(), uid_lock,
             )  # fmt: skip
             logged = client.logged(command_name(client.pid))
-            run = partial(
-                worker.main, hello, fds, slot, self._setup, own_statistics, self._traces, self._shares, logged
-            )
+            run = self._function_of(hello, fds, slot, logged)
             trace_memory = self._traces.memory.inherited() if may_trace else nullcontext()
             with statistics.inherited(), trace_memory, self._shares.inherited(slot):
                 # Without a supervisor nobody would end the worker if it is stopped and its client exits.
@@ -264,6 +270,14 @@ class WorkerProcesses:
         return _Worker(
             process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged, errors, heartbeat
         )
+
+    def _function_of(self, hello: bytes, fds: WorkerFds, slot: int, logged: LoggedClient) -> Callable[[], None]:
+        """Return what a forked worker calls."""
+        if self._setup.is_executed:
+            return partial(executed_worker.execute, hello, fds, slot, self._setup, logged)
+        own_statistics = self._statistics.of_worker(slot - 1)
+        memories = partial(worker.inherited_memories, fds, slot, own_statistics, self._traces, self._shares)
+        return partial(worker.main, hello, fds, slot, self._setup, memories, logged)
 
     def _take_account(
         self, client_uid: int, undo: ExitStack, worker_ends: ExitStack

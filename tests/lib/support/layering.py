@@ -21,7 +21,7 @@ BOTH_SIDES = ("base", "hal", "queue", "serialize", "operations", "validation", "
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "": ("client", "importers", "model_builder", "queue", "media", "base", "hal"),
-    "__main__": ("cli", "driver.process.embedded", "driver.compilation.unfinished"),
+    "__main__": ("cli", "driver.process.embedded", "driver.process.worker_program", "driver.compilation.unfinished"),
     "hal": (),
     "base": ("hal",),
     "observe": ("base.cores", "hal"),
