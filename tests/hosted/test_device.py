@@ -304,3 +304,23 @@ def test_floats_lie_in_the_client_s_memory_unless_the_runtime_sorts_by_them(
     opened.copies_floats = is_private
     assert executed(program) == [2, 4]
     assert np.shares_memory(opened.read[0], X) is not is_private
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64"])
+def test_what_may_be_an_index_or_a_size_is_private_and_read_before_each_run(tmp_path: Path, dtype: str) -> None:
+    class Indexing(Doubling):
+        def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
+            opened = super().open(file, options)
+            opened.description = replace(opened.description, inputs=(HostedTensor("x", dtype, (2,)),))
+            return opened
+
+    device = Indexing()
+    program = device.compile(Sent(device, tmp_path).model)
+    x, y = np.array([1, 0], dtype).view(program.inputs[0].dtype), np.zeros(2, np.float32)
+    bound = program.bind([x], [y])
+    (opened,) = device.models
+    for values in ([1, 0], [0, 1]):
+        x[:] = values
+        bound.run()
+        assert y.tolist() == [2 * value for value in values]
+    assert opened.read[0].dtype == dtype and not np.shares_memory(opened.read[0], x)
