@@ -3,6 +3,7 @@
     python tools/start_bench.py process [--rounds N] [--model FILE]
     python tools/start_bench.py cache MODEL... [--device NAME] [--rounds N] [--json]
     python tools/start_bench.py compile MODEL... [--rounds N]
+    python tools/start_bench.py shared MODEL... [--rounds N]
 
 *process*: each round starts one Python process with an embedded driver and one that connects to a running driver; both
 find the model's program in the driver's cache. Printed are the median and the minimum of each step, as the application
@@ -16,6 +17,9 @@ all four, so that a disturbance of the machine affects all of them.
 
 *compile*: for each model, the CPU time of each part of its compilation for the device `compiled`, all on one thread:
 the minimum of the rounds. Imports are not included.
+
+*shared*: for each model, how many kernels are compiled if those before it are in the driver's cache already, and the
+CPU time of its preparation, on one thread: the minimum of the rounds, each of which begins with an empty cache.
 """
 
 from __future__ import annotations
@@ -37,8 +41,12 @@ from typing import Any
 from bench_support import parser_for
 
 import nnfmq
+from nnfmq.base import settings
 from nnfmq.driver.cache.programs import cache_disabled
-from nnfmq.hal.types import ExecutionPreference
+from nnfmq.driver.compilation.jobs import PrepareContext, prepare_context
+from nnfmq.driver.devices.builtin import CompiledDevice
+from nnfmq.driver.devices.configuration import DeviceEntry
+from nnfmq.hal.types import ExecutionPreference, Model
 from nnfmq.lab.listening_driver import started_daemon
 
 # ---- from the first import to the first result
@@ -229,13 +237,47 @@ def measure_compilation(path: str, rounds: int = COMPILE_ROUNDS) -> tuple[dict[s
     return {part: min(times[part] for times in found[1:]) for part in PARTS}, kernel_count, line_count
 
 
+# ---- kernels that models have in common
+
+
+def _print_shared(arguments: argparse.Namespace) -> None:
+    print(f"{'after those above':40} {'kernels':>8} {'ms of CPU time':>16}")
+    for path, kernels, time_ns in measure_shared(arguments.models, arguments.rounds):
+        print(f"{Path(path).name:40} {kernels:8} {time_ns / 1e6:16.1f}")
+
+
+def measure_shared(paths: Sequence[str], rounds: int = COMPILE_ROUNDS) -> list[tuple[str, int, int]]:
+    """Return, for each model, its path, how many kernels are compiled, and the least CPU time of that in ns."""
+    from nnfmq.engines.compiled.kernel_compilation import warm_up
+
+    warm_up()
+    models = [nnfmq.load(path).model for path in paths]
+    found = []
+    for _ in range(1 + rounds):  # the first one imports
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            stack.enter_context(settings.XDG_CACHE_HOME.exported(folder))
+            stack.enter_context(settings.XDG_STATE_HOME.exported(folder))
+            found.append([_compile_once(model) for model in models])
+    columns = zip(paths, zip(*found[1:], strict=True), strict=True)
+    return [(path, runs[0][0], min(time_ns for _, time_ns in runs)) for path, runs in columns]
+
+
+def _compile_once(model: Model) -> tuple[int, int]:
+    """Return how many kernels of a model are compiled on this thread, and the CPU time of its preparation in ns."""
+    totals, device = [0], CompiledDevice(DeviceEntry("compiled", "compiled"))
+    begin_ns = time.process_time_ns()
+    with prepare_context(PrepareContext(on_progress=lambda _done, total: totals.append(total))):
+        device.compile(model)
+    return totals[-1], time.process_time_ns() - begin_ns
+
+
 # ---- the program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; return 0."""
     parser = parser_for(__doc__)
-    commands = parser.add_subparsers(required=True, metavar="process|cache|compile")
+    commands = parser.add_subparsers(required=True, metavar="process|cache|compile|shared")
     process = commands.add_parser("process")
     process.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds (default: {ROUNDS})")
     process.add_argument("--model", type=Path, default=MODEL, help="model file (default: the digits' of the package)")
@@ -250,6 +292,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     compilation.add_argument("models", nargs="+", metavar="MODEL", help="model files")
     compilation.add_argument("--rounds", type=int, default=COMPILE_ROUNDS, help=f"rounds (default: {COMPILE_ROUNDS})")
     compilation.set_defaults(command=_print_compilation)
+    shared = commands.add_parser("shared")
+    shared.add_argument("models", nargs="+", metavar="MODEL", help="model files, in the order of their preparation")
+    shared.add_argument("--rounds", type=int, default=COMPILE_ROUNDS, help=f"rounds (default: {COMPILE_ROUNDS})")
+    shared.set_defaults(command=_print_shared)
     arguments = parser.parse_args(argv)
     arguments.command(arguments)
     return 0

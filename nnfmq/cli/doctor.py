@@ -353,16 +353,16 @@ def _cache() -> Iterator[Finding]:
 
     limit = programs.cache_limit_bytes()
     if not limit:
-        yield Finding("driver", "cached programs", f"none: {settings.CACHE_MIB.effective().origin} is 0")
+        yield Finding("driver", "cached programs and kernels", f"none: {settings.CACHE_MIB.effective().origin} is 0")
         return
     try:
         sizes = programs.entry_sizes()
     except (NnfmqError, OSError) as error:
         remedy = "follow the message; until then each model is compiled again"
-        yield Finding("driver", "cached programs", str(error), FindingState.LIMITED, remedy)
+        yield Finding("driver", "cached programs and kernels", str(error), FindingState.LIMITED, remedy)
         return
     value = f"{len(sizes)}, {sum(sizes) / _MIB:,.1f} MiB of {limit // _MIB:,} MiB at most"
-    yield Finding("driver", "cached programs", value)
+    yield Finding("driver", "cached programs and kernels", value)
 
 
 def _print(findings: list[Finding], usable: bool, no_color: bool) -> None:

@@ -167,20 +167,20 @@ class TestReport:
     def test_the_driver_s_cache_is_counted(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setenv("NNFMQ_CACHE_MIB", "7")
-        assert named("cached programs").value == "0, 0.0 MiB of 7 MiB at most"
+        assert named("cached programs and kernels").value == "0, 0.0 MiB of 7 MiB at most"
         (tmp_path / "nnfmq").mkdir(mode=0o700)
         (tmp_path / "nnfmq" / "entry").write_bytes(bytes(3 << 20))
-        assert named("cached programs").value == "1, 3.0 MiB of 7 MiB at most"
+        assert named("cached programs and kernels").value == "1, 3.0 MiB of 7 MiB at most"
 
     def test_a_cache_that_others_can_access_is_limited_and_has_a_remedy(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         (tmp_path / "nnfmq").mkdir(mode=0o755)
-        finding = named("cached programs")
+        finding = named("cached programs and kernels")
         assert (finding.state, "mode 0755" in finding.value) == (FindingState.LIMITED, True)
         monkeypatch.setenv("NNFMQ_CACHE_MIB", "0")
-        assert named("cached programs").state is FindingState.OK
+        assert named("cached programs and kernels").state is FindingState.OK
 
 
 def test_a_running_driver_is_listed_with_its_devices(

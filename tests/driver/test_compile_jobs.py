@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -51,7 +51,7 @@ def kernel(length: int = 8, steps: tuple[int, ...] = (1,)) -> ElementwiseKernel:
 def test_a_description_is_compiled_to_object_code() -> None:
     result = compile_description(bytearray(encode_kernels([kernel()], host_target())))
     assert result.status is ErrorStatus.NONE
-    assert LoadedCode([result.code]).address(symbol_name(kernel())) != 0
+    assert LoadedCode(result.codes).address(symbol_name(kernel())) != 0
 
 
 def test_LIFE_8_an_error_while_compiling_is_returned() -> None:
@@ -98,8 +98,8 @@ LIMITLESS = PrepareContext()
 
 
 def test_object_code_and_errors_of_a_process_are_returned_or_raised(pair: Pair) -> None:
-    pair.process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, code=b"x" * 100_000)))
-    assert pair.process.receive(LIMITLESS) == b"x" * 100_000
+    pair.process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, codes=(b"x" * 100_000,))))
+    assert pair.process.receive(LIMITLESS) == (b"x" * 100_000,)
     pair.process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "no memory")))
     with pytest.raises(ResourceExhaustedTransient, match="no memory"):
         pair.process.receive(LIMITLESS)
@@ -151,10 +151,12 @@ def test_the_client_is_charged_with_the_most_that_a_process_has_taken(pair: Pair
     quota = MemoryQuota(100)
     context = PrepareContext(charge=quota.charge)
     for taken, charged in ((40, 40), (30, 40), (90, 90)):
-        pair.process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, code=b"x", memory_bytes=taken)))
+        pair.process_end.send(
+            msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, codes=(b"x",), memory_bytes=taken))
+        )
         pair.process.receive(context)
         assert quota.charged_bytes == charged
-    pair.process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, code=b"x", memory_bytes=101)))
+    pair.process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, codes=(b"x",), memory_bytes=101)))
     with pytest.raises(ResourceExhausted, match="NNFMQ_CLIENT_MEMORY_MIB"):
         pair.process.receive(context)
     pair.process.close()
@@ -284,7 +286,7 @@ def server_of_two(server_end: Channel, monkeypatch: pytest.MonkeyPatch) -> Itera
 KERNELS = [kernel(length) for length in range(8, 24)]
 
 
-def run_job(job: jobs._Job, *steps: Callable[[], object]) -> list[bytes] | None:
+def run_job(job: jobs._Job, *steps: Callable[[], object]) -> Mapping[int, bytes] | None:
     """Run a job; each of `steps` is done before it looks at its processes the next time."""
     remaining = list(steps)
     poll = job._poll
@@ -315,7 +317,7 @@ def test_the_parts_of_a_process_that_waits_go_to_one_that_runs(server_of_two: Se
         compile_one = partial(server_of_two.compile_next, running)
         codes = run_job(job, lambda: None, *[compile_one] * 4)
     assert codes is not None
-    loaded = LoadedCode(codes)
+    loaded = LoadedCode(codes.values())
     assert all(loaded.address(symbol_name(each)) for each in KERNELS[:4])
     parts_sent = [waiting.receive().data for _ in range(2)]
     assert len(parts_sent) == 2
@@ -342,7 +344,7 @@ def test_the_parts_of_a_process_whose_turn_is_over_go_to_another_one(server_of_t
 
         codes = run_job(job, lambda: None, end_first_after_one_part, lambda: None, compile_the_rest, lambda: None)
     assert codes is not None
-    loaded = LoadedCode(codes)
+    loaded = LoadedCode(codes.values())
     assert all(loaded.address(symbol_name(each)) for each in KERNELS[:2])
 
 
@@ -364,3 +366,32 @@ def test_a_process_that_waits_is_waited_for_longer_than_for_a_server_that_does_n
         process.send(b"queued")
         codes = run_job(job, lambda: None, lambda: process.send(b"ready"), lambda: server_of_two.compile_next(process))
         assert codes is not None and job._reply_times() == []
+
+
+def test_the_object_code_of_a_kernel_is_in_its_place_whatever_part_it_came_in(server_of_two: Server) -> None:
+    kernels = [kernel(length) for length in range(8, 11)]
+    parts = [[kernels[2], kernels[0]], [kernels[1]]]
+    assert jobs._server is not None
+    with jobs._Job(jobs._server, parts, host_target(), PrepareContext()) as job:
+        assert job.start(1)
+        process = server_of_two.accept()
+        process.send(b"ready")
+        compile_one = partial(server_of_two.compile_next, process)
+        codes = run_job(job, lambda: None, compile_one, compile_one)
+    assert codes is not None
+    for each in kernels:
+        assert LoadedCode([codes[id(each)]]).address(symbol_name(each))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_compile_process_that_returns_object_code_for_other_kernels_is_an_error(
+    count: int, server_of_two: Server
+) -> None:
+    assert jobs._server is not None
+    with jobs._Job(jobs._server, [[KERNELS[0]]], host_target(), PrepareContext()) as job:
+        assert job.start(1)
+        process = server_of_two.accept()
+        process.send(b"ready")
+        process.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, codes=(b"",) * count)))
+        with pytest.raises(GeneralFailure, match=f"{count} object files for 1 kernels"):
+            job.run()

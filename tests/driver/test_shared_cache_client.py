@@ -22,7 +22,7 @@ from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.memory import CONSTANT_SEALS, Memory
 from nnfmq.driver.cache import shared
 from nnfmq.driver.cache.files import DeviceIdentity, PackedConstants
-from nnfmq.driver.cache.programs import CacheEntry, copy_entry, entry_for
+from nnfmq.driver.cache.programs import CacheEntry, copy_entries, entry_for
 from nnfmq.driver.cache.shared import (
     LOOKUP_TIMEOUT_NS,
     Found,
@@ -199,10 +199,27 @@ def test_a_program_is_offered_without_a_wait_to_a_supervisor_that_does_not_respo
 ) -> None:
     assert worker.look_up(NAME) is None
     with constant(b"content") as memory:
-        worker.store(NAME, memory)
+        worker.store([(NAME, memory.size_bytes)], memory)
     assert [record.message for record in caplog.records] == [
         "the supervisor does not respond: programs are not shared now"
     ]
+
+
+def test_a_supervisor_that_does_not_respond_gets_requests_for_files_again_after_it_has_replied(
+    supervisor: Supervisor, worker: SharedCacheClient
+) -> None:
+    """A program may have many kernels, and each of them a file: it does not wait for every one."""
+    assert worker.look_up(NAME) is None
+    assert worker.open_file(NAME) is None
+    assert [supervisor.receives()[0] for _ in range(2)] == [Lookup(1, NAME), Release(1)]
+    with pytest.raises(MissedDeadlineTransient):
+        supervisor.channel.receive(NO_WAIT)
+    thread = supervisor.replies(NotFound)
+    assert worker.look_up(NAME) is None
+    thread.join()
+    thread = supervisor.replies(NotFound)
+    assert worker.open_file(NAME) is None
+    thread.join()
 
 
 def test_DEAD_no_lookups_after_the_supervisor_exited(
@@ -272,7 +289,7 @@ def store_entry(entry: CacheEntry, supervisor: Supervisor) -> tuple[PackedConsta
         received.extend([supervisor.receives(), supervisor.receives()])
         (stored, (memory, pipe)) = received[1]
         assert isinstance(stored, Store)
-        copy_entry(stored.name, memory)
+        copy_entries(stored.files, memory)
         os.close(memory)
         os.close(pipe)
 
@@ -283,7 +300,7 @@ def store_entry(entry: CacheEntry, supervisor: Supervisor) -> tuple[PackedConsta
     assert shared is not None
     (published, (fd,)), (stored, _) = received
     assert isinstance(published, Publish) and isinstance(stored, Store)
-    assert published.name == stored.name == entry.name
+    assert stored.files == ((entry.name, os.fstat(fd).st_size),) and published.name == entry.name
     return shared, Memory.adopt_constant(fd)
 
 

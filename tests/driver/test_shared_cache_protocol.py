@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from nnfmq.base.channel import INLINE_BYTES
 from nnfmq.driver.cache.shared import (
+    STORED_FILES_MAX,
     ClassChanged,
     Found,
     Invalidate,
@@ -18,6 +20,7 @@ from nnfmq.driver.cache.shared import (
     Sender,
     SetClass,
     SharedCacheMessage,
+    Store,
     decode,
     encode,
     fd_count,
@@ -32,6 +35,7 @@ SAMPLES: list[tuple[Sender, SharedCacheMessage, list[Any], int]] = [
     (WORKER, Publish(0, NAME), ["Publish", 0, NAME], 1),
     (WORKER, Release(2**63 - 1), ["Release", 2**63 - 1], 0),
     (WORKER, Invalidate(1), ["Invalidate", 1], 0),
+    (WORKER, Store(9, ((NAME, 1), (f"kernels/{NAME}", 70))), ["Store", 9, [[NAME, 1], [f"kernels/{NAME}", 70]]], 2),
     (WORKER, SetClass(8, 4711, ClientClass.BATCH), ["SetClass", 8, 4711, 1], 0),
     (SUPERVISOR, ClassChanged(8, "no"), ["ClassChanged", 8, "no"], 0),
     (SUPERVISOR, Found(7), ["Found", 7], 1),
@@ -92,6 +96,9 @@ def test_a_message_of_the_other_end_is_rejected(
         ["Lookup", 1, NAME[1:] + "\n"],
         ["Lookup", 1, NAME.upper()],
         ["Lookup", 1, "../" + NAME[3:]],
+        ["Lookup", 1, "kernels/" + NAME[1:]],
+        ["Lookup", 1, "other/" + NAME],
+        ["Lookup", 1, "kernels/../" + NAME],
         ["Lookup", "1", NAME],
         ["SharedCacheMessage", 1],
         ["Nothing", 1],
@@ -103,3 +110,18 @@ def test_a_message_of_the_other_end_is_rejected(
 def test_invalid_messages_are_rejected(wire: Any) -> None:
     with pytest.raises(ProtocolError):
         decode(msgspec.msgpack.encode(wire), sender=WORKER, fds=0)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [[], [[NAME, 0]], [[NAME, -1]], [[NAME]], [["../" + NAME, 1]], [[NAME, 1]] * (STORED_FILES_MAX + 1)],
+    ids=["none", "empty", "negative", "no size", "elsewhere", "too many"],
+)
+def test_invalid_files_are_not_stored(files: list[Any]) -> None:
+    with pytest.raises(ProtocolError):
+        decode(msgspec.msgpack.encode(["Store", 1, files]), sender=WORKER, fds=2)
+
+
+def test_the_largest_request_to_store_fits_into_a_frame() -> None:
+    largest = Store(2**63 - 1, ((f"kernels/{NAME}", 2**63 - 1),) * STORED_FILES_MAX)
+    assert len(encode(largest)) <= INLINE_BYTES

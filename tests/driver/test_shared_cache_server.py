@@ -27,6 +27,7 @@ from nnfmq.driver.cache.shared import (
     Sender,
     SharedCacheMessage,
     SharedCacheServer,
+    Store,
     WorkerLink,
 )
 from nnfmq.driver.process.workers import user_entries
@@ -255,6 +256,7 @@ VIOLATIONS: dict[str, tuple[bytes, int]] = {
     "publishing two fds": (shared.encode(Publish(1, NAME)), 2),
     "a lookup with memory": (shared.encode(Lookup(1, NAME)), 1),
     "a body in a file": (bytes(INLINE_BYTES + 1), 0),
+    "storing files of another size": (shared.encode(Store(1, ((NAME, 4000), (OTHER, 97)))), 2),
     "invalidating an unknown reference": (shared.encode(Invalidate(1)), 0),
 }
 

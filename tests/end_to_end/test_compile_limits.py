@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.drivers import Daemon, InThread, Process, running_daemon, until
-from support.models import logistics_model
+from support.models import logistics_model, weighty_model
 from support.plugins import add_plugin, path_with
 
 import nnfmq
@@ -30,10 +30,10 @@ ATTACKERS, PREPARATIONS = 2, 3
 
 
 @contextmanager
-def uncached_daemon(folder: Path, **limits: object) -> Iterator[Daemon]:
+def uncached_daemon(folder: Path, more: Mapping[str, str] | None = None, **limits: object) -> Iterator[Daemon]:
     """Run a daemon without a driver cache; `limits` are values of settings by their keys in configuration files."""
     variables = {f"NNFMQ_{name.upper()}": str(value) for name, value in limits.items()}
-    environment = {settings.CACHE_MIB.variable: "0", **variables}
+    environment = {settings.CACHE_MIB.variable: "0", **variables, **(more or {})}
     with running_daemon(folder / "d.sock", environment=environment) as daemon:
         yield daemon
 
@@ -87,11 +87,29 @@ def test_the_setting_limits_the_processes(folder: Path, processes: int) -> None:
         until(lambda: not compile_processes(daemon), "they are gone, and so are those that waited")
 
 
-def test_a_model_that_takes_too_much_memory_to_compile_fails_and_says_which_limit(folder: Path) -> None:
+_LARGE = """
+from nnfmq.engines.compiled import code_generator
+
+ir_of = code_generator.ir_of
+
+def larger(kernels, target):
+    text = ir_of(kernels, target)
+    _, found, rest = text.partition("define void @GemmKernel_")
+    return text + "".join(found + str(number) + rest for number in range(400 if found else 0))
+
+code_generator.ir_of = larger
+"""
+
+
+def test_a_kernel_that_takes_too_much_memory_to_compile_fails_and_says_which_limit(folder: Path) -> None:
+    """No kernel does: a product's is as long as 400 of them here."""
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_LARGE)
     limits = {"compile_memory_mib": 16, "compile_processes": 1}
-    with uncached_daemon(folder, **limits) as daemon, daemon.connect() as client:
+    with uncached_daemon(folder, path_with(site), **limits) as daemon, daemon.connect() as client:
         with pytest.raises(ResourceExhausted, match=r"may take 16 MiB, the limit that \$NNFMQ_COMPILE_MEMORY_MIB"):
-            prepare(client, logistics_model(3200))
+            prepare(client, weighty_model())
         prepare(client, SHORT).close()
 
 

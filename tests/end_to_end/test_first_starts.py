@@ -22,16 +22,16 @@ import numpy as np
 import nnfmq
 import nnfmq.compat.litert
 from nnfmq.client.connection import prepare_arguments
-from support.models import relus_model
+from support.models import logistics_model
 
 prepare_arguments.DELAY_S = 0.0
 digits, quantized = (str(nnfmq.example_path(name)) for name in ("digits.tflite", "digits_quant.tflite"))
 nnfmq.compat.litert.Interpreter(digits).allocate_tensors()
 nnfmq.run(quantized, np.zeros((1, 8, 8, 1), np.int8))
 with nnfmq.connect(embedded=True) as client:
-    client.prepare(relus_model(2), progress=lambda done, total: None).close()
-    client.prepare(relus_model(3), preference="fast_single_answer").close()
-    client.prepare(relus_model(4), name="built").close()
+    client.prepare(logistics_model(2), progress=lambda done, total: None).close()
+    client.prepare(logistics_model(3), preference="fast_single_answer").close()
+    client.prepare(logistics_model(4), name="built").close()
 """
 KEPT = "; later starts read it from the cache"
 

@@ -67,7 +67,7 @@ def victim(driver: Daemon, site: Path, folder: Path) -> Iterator[nnfmq.Client]:
         with client.device("compiled").prepare(add_model()):
             pass
         cache, key = folder / "cache" / "nnfmq", folder / "state" / "nnfmq" / "cache.key"
-        (cached,) = cache.iterdir()
+        (cached,) = (path for path in cache.iterdir() if path.is_file())
         write_arguments(
             site, victim=client.worker_pid, secret=str(folder / "secret"), file=str(folder / "new"),
             cache=str(cache / ("0" * 64)), cached=str(cached), key=str(key), abstract=address,

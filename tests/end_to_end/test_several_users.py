@@ -65,7 +65,7 @@ class Place:
     def cached(self, uid: int) -> list[str]:
         """Return the names of the programs that clients of a uid have in the cache."""
         folder = self.home / "cache" / "nnfmq" / "users" / str(uid) / "nnfmq"
-        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        return sorted(path.name for path in folder.iterdir() if path.is_file()) if folder.exists() else []
 
 
 @pytest.fixture(scope="module")
@@ -501,6 +501,29 @@ def test_what_one_user_has_compiled_is_in_no_cache_of_another(
     assert one[32:64] != other[32:64]
     assert one[64:] == other[64:]
     assert not {"Traceback", "not added", "not used"} & set(driver.program.errors().split())
+
+
+def test_kernels_that_one_user_has_compiled_are_compiled_again_for_another(
+    place: Place, ann: UserProcess, ben: UserProcess, driver: Daemon
+) -> None:
+    """A user's own next model has none to compile but the new one."""
+    for process, uid, count, compiled in ((ann, ANN, 3, 3), (ann, ANN, 4, 1), (ben, BEN, 3, 3), (ben, BEN, 4, 1)):
+        process.run("totals = [0]; count = lambda _, total: totals.append(total)")
+        before = set(kernels_of(place, uid))
+        process.run(f"c.device('compiled').prepare(logistics_model({count}), progress=count).close()")
+        assert process.run("totals[-1]") == compiled
+        until(lambda: len(kernels_of(place, uid).keys() - before) == compiled, "they are stored")  # noqa: B023  it is called here
+    one, other = kernels_of(place, ANN), kernels_of(place, BEN)
+    common = one.keys() & other.keys()
+    assert len(common) >= 4 and all(one[name][32:64] != other[name][32:64] for name in common)
+    assert all(one[name][64:] == other[name][64:] for name in common)
+    assert not {"Traceback", "not added", "not used"} & set(driver.program.errors().split())
+
+
+def kernels_of(place: Place, uid: int) -> dict[str, bytes]:
+    """Return the complete files of kernels that clients of a uid have in the cache, by name."""
+    paths = (place.home / "cache" / "nnfmq" / "users" / str(uid) / "nnfmq").glob("kernels/*")
+    return {path.name: path.read_bytes() for path in paths if not path.name.startswith(".")}
 
 
 def test_a_second_client_of_a_user_reads_what_the_first_has_compiled(

@@ -50,7 +50,7 @@ def daemon(folder: Path, cache: Path) -> Iterator[Daemon]:
 
 
 def entries(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.glob("*")) if cache.exists() else []
+    return sorted(path.name for path in cache.glob("*") if path.is_file())
 
 
 def is_compiling(cache: Path) -> bool:

@@ -54,3 +54,12 @@ def test_it_divides_the_time_of_a_compilation(capsys: pytest.CaptureFixture[str]
     *parts, total = map(float, numbers)
     assert name == "digits_quant.tflite" and min(parts) > 0 and abs(sum(parts) - total) < 0.5
     assert 0 < 10 * int(kernels) < int(lines)
+
+
+def test_it_counts_the_kernels_that_an_earlier_model_had(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llvmlite", exc_type=ImportError)
+    path = str(nnfmq.example_path("digits_quant.tflite"))
+    assert start_bench.main(["shared", path, path, "--rounds", "1"]) == 0
+    _, first, second = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert int(first[1]) > 0 and int(second[1]) == 0
+    assert float(first[2]) > float(second[2]) > 0

@@ -334,8 +334,10 @@ def _write_files(files: CacheFiles, device: DeviceIdentity, contents: CacheConte
         raise
 
 
-def seal(device: DeviceIdentity, token: bytes, contents: CacheContents) -> list[tuple[bytes, BytesLike]]:
-    """Return header and data of each file of a compilation. Creates the key if there is none.
+def seal(
+    device: DeviceIdentity, token: bytes, contents: CacheContents, key: bytes | None = None
+) -> list[tuple[bytes, BytesLike]]:
+    """Return header and data of each file of a compilation. `key` is that of `find_or_create_key`, if it is known.
 
     Raises:
         GeneralFailure: If there is no usable key.
@@ -343,7 +345,7 @@ def seal(device: DeviceIdentity, token: bytes, contents: CacheContents) -> list[
     all_data = [*contents.model, *contents.data]
     kinds = _kinds(len(contents.model), len(contents.data))
     unsealed = [(_header(kind, index, len(data)), data) for (kind, index), data in zip(kinds, all_data, strict=True)]
-    digest = _digest(find_or_create_key(), device, token, unsealed)
+    digest = _digest(key or find_or_create_key(), device, token, unsealed)
     return [(header[:-DIGEST_BYTES] + digest, data) for header, data in unsealed]
 
 

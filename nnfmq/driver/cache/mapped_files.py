@@ -43,7 +43,7 @@ def store_file(memory: Memory) -> str | None:
     name = sha256(memory.view).hex()
     try:
         path = cache_directory() / name
-        store_memory(name, memory)
+        store_memory([(name, memory.size_bytes)], memory)
         return name if path.exists() else None
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
         _log.warning("a file is not stored in the cache: %s", error)

@@ -1,15 +1,17 @@
-"""The driver's own cache of compiled programs: a directory that all workers of a user share.
+"""The driver's own cache of compiled programs, and of their kernels: a directory that all workers of a user share.
 
 Each entry is a file. Its name is a digest of the model, its constants, the device and the driver's build; its content
 is sealed like a client's cache files (`files`). A file that was changed, truncated, renamed or written by
-another build fails verification; it is removed, and the model is compiled again.
+another build fails verification; it is removed, and the model is compiled again. The folder `kernels` has an entry for
+the object code of each kernel, by its description and the instruction set, for models that are compiled later.
 
 Workers use the directory without a lock. An entry is written under a temporary name and renamed when it is complete.
 The writer holds flock(2) on the temporary file until then, so another writer recognizes the leftover of a killed one by
-its free lock, and removes it. All entries together take at most $NNFMQ_CACHE_MIB (0 disables the cache); the least
-recently used are removed first. Failures are logged and never fail a preparation. (docs/how-to/caching.md)
+its free lock, and removes it. All entries together take at most $NNFMQ_CACHE_MIB (0 disables the cache), kernels a
+part of that; the least recently used are removed first. Failures are logged and never fail a preparation.
+(docs/how-to/caching.md)
 
-Before a worker reads a file it looks the entry up in the shared cache (`shared`). Shared memory has the
+Before a worker reads a program's file it looks the entry up in the shared cache (`shared`). Shared memory has the
 exact bytes of the file, so both are verified in the same way, and the program's constants are views of that memory.
 A worker may not write to the directory: a child process of the supervisor copies the shared memory to the file.
 """
@@ -20,10 +22,12 @@ import fcntl
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,12 +42,13 @@ from nnfmq.driver.cache.files import (
     PackedConstants,
     decode_constants,
     encode_constants,
+    find_or_create_key,
     read_file,
     read_memory,
     seal,
     write_file,
 )
-from nnfmq.driver.cache.shared import SharedCacheClient, shared_cache
+from nnfmq.driver.cache.shared import STORED_FILES_MAX, SharedCacheClient, shared_cache
 from nnfmq.driver.devices.installation import build_identity
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
 from nnfmq.hal.types import Model
@@ -55,12 +60,14 @@ __all__ = [
     "CacheEntry",
     "cache_disabled",
     "cache_limit_bytes",
-    "copy_entry",
+    "copy_entries",
     "entry_for",
     "entry_of",
     "entry_sizes",
+    "kernel_entries",
     "mark_used",
     "open_entry",
+    "store_bytes",
     "store_memory",
     "will_keep",
 ]
@@ -69,6 +76,9 @@ _MIB = 1 << 20
 _MEMORY_LABEL = "nnfmq-program"
 _COPY_BYTES = 1 << 20
 _TEMPORARY_PREFIX = "."
+_KERNELS = "kernels"  # their folder in the directory
+_KERNELS_SHARE = 32  # the part of the limit that kernels have: of 512 MiB some 3000 of them
+_Found = TypeVar("_Found")
 # RuntimeError: the user has no home directory. Errors are logged as text (`str(error)`): a kept exception would keep
 # its traceback, whose frames reference the mapped memory.
 _ERRORS = (NnfmqError, OSError, RuntimeError, MemoryError)
@@ -108,6 +118,16 @@ def entry_of(device: DeviceIdentity, *fields: bytes | memoryview) -> CacheEntry 
     return CacheEntry(device, token, name)
 
 
+def kernel_entries(device: DeviceIdentity, target: str, kernels: Iterable[str]) -> list[CacheEntry]:
+    """Return the entry for the object code of each kernel, existing or not; none if the cache is disabled.
+
+    `kernels` are their reprs, `target` is the name of the instruction set.
+    """
+    compiler = replace(device, version=f"{device.version} kernel for {target}")
+    found = [entry_of(compiler, kernel.encode()) for kernel in kernels]
+    return [replace(entry, name=f"{_KERNELS}/{entry.name}") for entry in found if entry is not None]
+
+
 def will_keep(model: Model) -> bool:
     """Return whether a program that is compiled from `model` will have an entry, as far as the directory tells."""
     client = shared_cache()
@@ -128,7 +148,7 @@ def _digest(*fields: bytes | memoryview) -> bytes:
 
 
 def entry_sizes() -> list[int]:
-    """Return the size of each entry in bytes. Blocks.
+    """Return the size of each entry in bytes, kernels included. Blocks.
 
     Raises:
         DeviceUnavailable: If the directory can be accessed by other users.
@@ -138,11 +158,11 @@ def entry_sizes() -> list[int]:
         check_directory(directory)
     except (FileNotFoundError, RuntimeError):
         return []
-    return [size for _, size, _ in _entries(directory)]
+    return [size for folder in (directory, directory / _KERNELS) for _, size, _ in _entries(folder)]
 
 
 class CacheEntry(Struct, frozen=True):
-    """The entry of one model's program, which may or may not exist."""
+    """The entry of one model's program, or of a kernel, which may or may not exist."""
 
     device: DeviceIdentity
     token: bytes
@@ -151,7 +171,14 @@ class CacheEntry(Struct, frozen=True):
     def load(self) -> PackedConstants | None:
         """Return the entry's content from another worker or from its file; None if there is no valid one. Blocks."""
         shared = self._load_shared()
-        return self._load_file() if shared is None else shared
+        return self._from_file(self._read_program) if shared is None else shared
+
+    def load_bytes(self) -> bytes | None:
+        """Return the bytes that `store_bytes` has stored; None if there are no valid ones. Blocks.
+
+        Other workers are not asked for them: what is small is not shared.
+        """
+        return self._from_file(self._read_bytes)
 
     def remove(self) -> None:
         """Remove the entry's file. Idempotent; raises nothing."""
@@ -167,19 +194,14 @@ class CacheEntry(Struct, frozen=True):
         if shared is not None:
             return shared  # another worker compiled the same model meanwhile
         try:
-            contents = encode_constants(packed)
-            size_bytes = len(contents.model[0])
-            if size_bytes > cache_limit_bytes():
-                cache = f"the whole cache (${settings.CACHE_MIB.variable})"
-                raise GeneralFailure(f"it takes {size_bytes} bytes, more than {cache}")
-            ((header, data),) = seal(self.device, self.token, contents)
+            header, data = self.sealed(encode_constants(packed))
         except _ERRORS as error:
             _log.warning("a model was not added to the cache: %s", str(error))
             return None
         client = shared_cache()
         if client is not None:
             return self._share(client, header, data)
-        write_entry(self.name, lambda fd: write_file(fd, header, data))
+        _write_entries({self.name: lambda fd: write_file(fd, header, data)})
         return None
 
     def _load_shared(self) -> PackedConstants | None:
@@ -197,18 +219,31 @@ class CacheEntry(Struct, frozen=True):
                     client.invalidate(program)
                 return None
 
-    def _load_file(self) -> PackedConstants | None:
-        """Return the content of the file, or None if there is no valid one. An invalid file is removed."""
+    def sealed(self, contents: CacheContents, key: bytes | None = None) -> tuple[bytes, BytesLike]:
+        """Return the header of the entry's file, and the content after it. `key` is as in `seal`.
+
+        Raises:
+            GeneralFailure: If they take more than the whole cache, or there is no usable key.
+        """
+        size_bytes = len(contents.model[0])
+        if size_bytes > cache_limit_bytes():
+            cache = f"the whole cache (${settings.CACHE_MIB.variable})"
+            raise GeneralFailure(f"it takes {size_bytes} bytes, more than {cache}")
+        (found,) = seal(self.device, self.token, contents, key)
+        return found
+
+    def _from_file(self, read: Callable[[int], _Found]) -> _Found | None:
+        """Return what `read` reads of the file, or None if there is no valid one. An invalid file is removed."""
         client = shared_cache()
         is_opened = client is not None and client.opens_files
         fd = client.open_file(self.name) if client is not None and is_opened else open_entry(self.name)
         if fd is None:
             return None
         try:
-            packed = self._read(fd)
+            found = read(fd)
             if not is_opened:
                 mark_used(fd)
-            return packed
+            return found
         except GeneralFailure as error:
             _log.warning("an entry of the cache is removed: %s", str(error))
             self.remove()
@@ -218,16 +253,17 @@ class CacheEntry(Struct, frozen=True):
             os.close(fd)
         return None
 
-    def _read(self, fd: int) -> PackedConstants:
+    def _read_bytes(self, fd: int) -> bytes:
+        """Read and verify the file, in private memory."""
+        return bytes(read_memory(read_file(fd, _size_of(fd)), self.device, self.token).model[0])
+
+    def _read_program(self, fd: int) -> PackedConstants:
         """Read and verify the file; in memory that is shared with other workers, if there is a shared cache."""
-        info = os.fstat(fd)
-        size = info.st_size
-        if not stat.S_ISREG(info.st_mode) or not 0 < size <= cache_limit_bytes():
-            raise GeneralFailure(f"it is not a regular file of 1 to {cache_limit_bytes()} bytes")
+        size = _size_of(fd)
         client = shared_cache()
         if client is None:
             return self._decode(read_file(fd, size))
-        with Memory.create_constant(size, partial(_copy, fd, size), _MEMORY_LABEL) as memory:
+        with Memory.create_constant(size, partial(_copy, fd, 0, size), _MEMORY_LABEL) as memory:
             packed = self._decode(memory.view)
             client.publish(self.name, memory)
             return packed
@@ -246,11 +282,28 @@ class CacheEntry(Struct, frozen=True):
             with Memory.create_constant(size_bytes, lambda fd: write_file(fd, header, data), _MEMORY_LABEL) as memory:
                 packed = decode_constants(CacheContents((memory.view[len(header) :],)))
                 client.publish(self.name, memory)
-                store_memory(self.name, memory)
+                store_memory([(self.name, size_bytes)], memory)
                 return packed
         except _ERRORS as error:
             _log.warning("a model is not shared: %s", str(error))
             return None
+
+
+def store_bytes(contents: Mapping[CacheEntry, bytes]) -> None:
+    """Store bytes in the files of entries, for `CacheEntry.load_bytes`. Failures are logged.
+
+    Blocks until this process has written the files; not until the supervisor has.
+    """
+    try:
+        key = find_or_create_key()
+        sealed = {entry.name: b"".join(entry.sealed(CacheContents((data,)), key)) for entry, data in contents.items()}
+        names = list(sealed)
+        for part in (names[begin : begin + STORED_FILES_MAX] for begin in range(0, len(names), STORED_FILES_MAX)):
+            joined = b"".join(sealed[name] for name in part)
+            with Memory.create_constant(len(joined), partial(write_all, data=joined), _MEMORY_LABEL) as memory:
+                store_memory([(name, len(sealed[name])) for name in part], memory, waits=False)
+    except _ERRORS as error:
+        _log.warning("kernels were not added to the cache: %s", str(error))
 
 
 def open_entry(name: str) -> int | None:
@@ -266,61 +319,79 @@ def open_entry(name: str) -> int | None:
         return None
 
 
+def _size_of(fd: int) -> int:
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode) or not 0 < info.st_size <= cache_limit_bytes():
+        raise GeneralFailure(f"it is not a regular file of 1 to {cache_limit_bytes()} bytes")
+    return info.st_size
+
+
 def mark_used(fd: int) -> None:
     """Make now the modification time of a file: the time of last use, by which entries are removed. Raises OSError."""
     os.utime(fd)
 
 
-def write_entry(name: str, fill: Callable[[int], object]) -> None:
-    """Write the file of an entry; `fill` writes to the fd that it borrows. Blocks. Failures are logged."""
+def _write_entries(files: Mapping[str, Callable[[int], object]]) -> None:
+    """Write the files of entries: what each is mapped to writes to the fd that it borrows. Failures are logged."""
     try:
         directory = make_cache_directory()
-        _remove_leftovers(directory)
-        with _new_file(directory, name) as fd:
-            fill(fd)
-        _evict(directory)
+        folders = {(directory / name).parent for name in files}
+        for folder in folders:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _remove_leftovers(folder)
+        for name, fill in files.items():
+            with _new_file(directory / name) as fd:
+                fill(fd)
+        for folder in folders:
+            _evict(folder)
     except _ERRORS as error:
         _log.warning("a model was not added to the cache: %s", str(error))
 
 
-def store_memory(name: str, memory: Memory) -> None:
-    """Write constant memory to the file of an entry, or let the supervisor do it. Blocks. Failures are logged."""
+def store_memory(files: Sequence[tuple[str, int]], memory: Memory, *, waits: bool = True) -> None:
+    """Write constant memory to the files of entries, or let the supervisor do it. Blocks. Failures are logged.
+
+    `files` are the name and the size of each, which follow one another in the memory. `waits`: until the supervisor has
+    written them.
+    """
     client = shared_cache()
     if client is None:
-        copy_entry(name, memory.fileno())
+        copy_entries(files, memory.fileno())
     else:
-        client.store(name, memory)
+        client.store(files, memory, waits=waits)
 
 
-def copy_entry(name: str, memory: int) -> None:
-    """Write the bytes of a sealed memory to the file of an entry. Blocks. Failures are logged. Borrows the fd."""
-    write_entry(name, partial(_copy, memory, os.fstat(memory).st_size))
+def copy_entries(files: Sequence[tuple[str, int]], memory: int) -> None:
+    """Do what `store_memory` does, with an fd that is borrowed, in this process."""
+    begins = accumulate((size for _, size in files), initial=0)
+    offsets = zip(files, begins, strict=False)
+    _write_entries({name: partial(_copy, memory, begin, size) for (name, size), begin in offsets})
 
 
-def _copy(source: int, size_bytes: int, target: int) -> None:
-    """Copy a file in pieces of 1 MiB: a copy inside the kernel goes page by page, which is slower."""
+def _copy(source: int, begin: int, size_bytes: int, target: int) -> None:
+    """Copy a part of a file in pieces of 1 MiB: a copy inside the kernel goes page by page, which is slower."""
     done = 0
     while done < size_bytes:
-        piece = read_file(source, min(_COPY_BYTES, size_bytes - done), done)
+        piece = read_file(source, min(_COPY_BYTES, size_bytes - done), begin + done)
         write_all(target, piece, done)
         done += len(piece)
 
 
 @contextmanager
-def _new_file(directory: Path, name: str) -> Iterator[int]:
-    """Create a temporary file and yield its fd; then rename it to `name`; if the block fails, remove it.
+def _new_file(path: Path) -> Iterator[int]:
+    """Create a temporary file and yield its fd; then rename it to `path`; if the block fails, remove it.
 
-    A file of this name with the same content stays: a worker may just have verified it.
+    A file that is there with the same content stays: a worker may just have verified it.
     """
-    temporary = directory / f"{_TEMPORARY_PREFIX}{name}.{os.urandom(8).hex()}"
+    temporary = path.with_name(f"{_TEMPORARY_PREFIX}{path.name}.{os.urandom(8).hex()}")
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)  # released by the kernel if this process is killed
         yield fd
-        if _has_content_of(directory / name, temporary):
+        if _has_content_of(path, temporary):
             temporary.unlink()
         else:
-            os.rename(temporary, directory / name)
+            os.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
@@ -355,10 +426,11 @@ def _remove_leftovers(directory: Path) -> None:
                 os.close(fd)
 
 
-def _evict(directory: Path) -> None:
-    """Remove the least recently used entries until all together are within the limit."""
-    entries = sorted(_entries(directory))
-    excess = sum(size for _, size, _ in entries) - cache_limit_bytes()
+def _evict(folder: Path) -> None:
+    """Remove the least recently used entries of a folder until all of them are within its part of the limit."""
+    entries, kernels_bytes = sorted(_entries(folder)), cache_limit_bytes() // _KERNELS_SHARE
+    limit_bytes = kernels_bytes if folder.name == _KERNELS else cache_limit_bytes() - kernels_bytes
+    excess = sum(size for _, size, _ in entries) - limit_bytes
     for _, size, path in entries:
         if excess <= 0:
             break
@@ -376,6 +448,9 @@ def _entries(directory: Path) -> Iterator[tuple[int, int, str]]:
                 yield info.st_mtime_ns, info.st_size, entry.path
 
 
-def _files_of(directory: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(directory) as entries:
-        return [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+def _files_of(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:  # no kernel has been stored
+        return []

@@ -45,6 +45,7 @@ from nnfmq.serialize.message_codec import MessageCodec
 __all__ = [
     "ENTRIES_MAX",
     "REFERENCES_MAX",
+    "STORED_FILES_MAX",
     "ClassChanged",
     "CopyPages",
     "Found",
@@ -85,7 +86,7 @@ __all__ = [
 #     worker      Publish      ref_id, name       the memory        add an entry; not replied to
 #     worker      Release      ref_id             -                 drop the reference
 #     worker      Invalidate   ref_id             -                 the content does not match the name: remove entry
-#     worker      Store        ref_id, name       memory, pipe      write the file of the entry; close the pipe then
+#     worker      Store        ref_id, files      memory, pipe      write the files of entries; close the pipe then
 #     worker      OpenEntry     ref_id, name       -                 open the file of the entry; Opened or NotFound
 #     supervisor  Opened       ref_id             the file          for reading; nobody has verified it
 #     worker      GoOn         ref_id, pools      requests, pools   compile these models after the worker's exit
@@ -96,14 +97,16 @@ __all__ = [
 #     supervisor  PagesCopied  ref_id             -                 with PagesCopied
 #     worker      OpenStatistics ref_id           -                 copy the statistics that the client may see; Opened
 #
-# The name of an entry is a SHA-256 digest in hexadecimal. A `ref_id` identifies one reference of one worker to an
-# entry; the worker chooses it and uses it once. That of Store, OpenEntry, GoOn and SetClass identifies no reference: a
-# worker may not write files, start programs (`base.sandbox`) or decide about clients, and with a uid of its own not
-# open files of the cache, so it asks its supervisor. Both ends are one build of nnfmq, so messages have no version.
-# The two ends, the worker's and the supervisor's, are below.
+# The name of an entry is a SHA-256 digest in hexadecimal, that of a kernel with its folder before it. A `ref_id`
+# identifies one reference of one worker to an entry; the worker chooses it and uses it once. That of Store, OpenEntry,
+# GoOn and SetClass identifies no reference: a worker may not write files, start programs (`base.sandbox`) or decide
+# about clients, and with a uid of its own not open files of the cache, so it asks its supervisor. Both ends are one
+# build of nnfmq, so messages have no version. The two ends, the worker's and the supervisor's, are below.
 
 
-EntryName: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]*\Z", min_length=64, max_length=64)]
+STORED_FILES_MAX = 256  # in one message
+EntryName: TypeAlias = Annotated[str, Meta(pattern=r"^(kernels/)?[0-9a-f]{64}\Z", max_length=72)]
+FileSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 RefId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Pid: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -142,9 +145,12 @@ class Invalidate(SharedCacheMessage, frozen=True):
 
 
 class Store(SharedCacheMessage, frozen=True):
-    """Write memory that is sealed against writing to the file of an entry. Nobody holds the pipe open afterwards."""
+    """Write memory that is sealed against writing to the files of entries. Nobody holds the pipe open afterwards.
 
-    name: EntryName
+    `files` are the name and the size of each, which follow one another in the memory.
+    """
+
+    files: Annotated[tuple[tuple[EntryName, FileSize], ...], Meta(min_length=1, max_length=STORED_FILES_MAX)]
 
 
 class OpenEntry(SharedCacheMessage, frozen=True):
@@ -290,11 +296,11 @@ class SharedCacheClient:
         """Report that the memory does not contain the entry of its name, so that no other worker gets it."""
         self._send(Invalidate(program.ref_id))
 
-    def store(self, name: str, memory: Memory) -> None:
-        """Let the supervisor write constant `memory` to the file of an entry. Borrows `memory`. Raises nothing.
+    def store(self, files: Sequence[tuple[str, int]], memory: Memory, *, waits: bool = True) -> None:
+        """Let the supervisor write constant `memory` to the files of entries. Borrows `memory`. Raises nothing.
 
-        Blocks until it is written, or cannot be, at most STORE_TIMEOUT_S; not if the supervisor has not replied to the
-        last request, as when it is stopped.
+        `files` are as in `Store`. If it `waits`, it blocks until they are written, or cannot be, at most
+        STORE_TIMEOUT_S; not if the supervisor has not replied to the last request, as when it is stopped.
         """
         try:
             done, end = os.pipe2(os.O_CLOEXEC)
@@ -303,18 +309,23 @@ class SharedCacheClient:
             return
         try:
             try:
-                is_sent = self._send(Store(next(self._ref_ids), name), memory.fileno(), end)
+                is_sent = self._send(Store(next(self._ref_ids), tuple(files)), memory.fileno(), end)
             finally:
                 os.close(end)
             poll = select.poll()
             poll.register(done, 0)  # POLLHUP is reported in any case
-            if is_sent and self._responds and not poll.poll(STORE_TIMEOUT_S * 1000):
+            if waits and is_sent and self._responds and not poll.poll(STORE_TIMEOUT_S * 1000):
                 _log.warning("a program is not stored within %g s", STORE_TIMEOUT_S)
         finally:
             os.close(done)
 
     def open_file(self, name: str) -> int | None:
-        """Return an fd of the file of an entry, which the caller closes; None if there is none. Blocks as `look_up`."""
+        """Return an fd of the file of an entry, which the caller closes; None if there is none. Blocks as `look_up`.
+
+        Returns None immediately if the supervisor has not replied to the last request: a program may have many files.
+        """
+        if not self._responds:
+            return None
         found = self._request(OpenEntry(next(self._ref_ids), name), LOOKUP_TIMEOUT_NS)
         return found[1][0] if found is not None and found[1] else None
 
@@ -468,8 +479,8 @@ class WorkerLink:
 class WorkerRequests(Protocol):
     """What a supervisor does for its workers, which may not do it themselves. Nothing of it blocks or raises."""
 
-    def store(self, name: str, memory: int, pipe: int) -> None:
-        """Write the file of an entry. Borrows the fds."""
+    def store(self, files: Sequence[tuple[str, int]], memory: int, pipe: int) -> None:
+        """Write the files of entries, whose names and sizes are as in `Store`. Borrows the fds."""
 
     def open(self, name: str) -> int | None:
         """Return an fd of the file of an entry, which the caller closes; None if there is none."""
@@ -578,8 +589,10 @@ class SharedCacheServer:
             raise ProtocolError("it sent an fd that is not a non-empty memfd sealed against writing")
         if size > self._limit_bytes:
             self._log_rejection(link, f"{size} bytes exceed the limit of {self._limit_bytes}")
+        elif isinstance(request, Store) and sum(size for _, size in request.files) != size:
+            raise ProtocolError(f"it asked to store files of other sizes than the memory of {size} bytes")
         elif self._requests is not None and isinstance(request, Store):
-            self._requests.store(request.name, *fds)
+            self._requests.store(request.files, *fds)
         elif self._requests is not None:
             self._requests.go_on(fds[0], fds[1:])
 

@@ -18,7 +18,7 @@ import signal
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -178,7 +178,7 @@ def _nothing() -> None:
 def compile_in_processes(
     kernels: Sequence[Kernel], target: Target, meanwhile: Callable[[], None] = _nothing
 ) -> list[bytes]:
-    """Compile kernels in the current `PrepareContext`; return object code in parts. Blocks. The engine's `Compile`.
+    """Compile kernels, which differ, in the current `PrepareContext`; return the object code of each. Blocks.
 
     Calls `meanwhile` once, on this thread, when the processes have their first parts.
 
@@ -188,13 +188,12 @@ def compile_in_processes(
         MissedDeadlineTransient: If the deadline passes.
         ResourceExhaustedTransient: If there is not enough memory, or no process can be started.
     """
-    from nnfmq.engines.compiled.kernel_compilation import compile_shards, shard_kernels, unique_kernels
+    from nnfmq.engines.compiled.kernel_compilation import compile_each, shard_kernels
 
-    different = unique_kernels(kernels)
     context = current_prepare_context()
     if _server is not None:
         count = min(processes_max(), PROCESSES_MAX)
-        parts = shard_kernels(different, count * _PARTS_PER_PROCESS)
+        parts = shard_kernels(kernels, count * _PARTS_PER_PROCESS)
         for _ in range(_ATTEMPTS):
             with suppress(_ServerDiedError), _Job(_server, parts, target, context) as job:
                 if not job.start(min(count, len(parts))):
@@ -204,10 +203,10 @@ def compile_in_processes(
                 codes = job.run()
                 if codes is None:
                     break
-                return codes
+                return [codes[id(kernel)] for kernel in kernels]
             _log.warning("the compile server has died during a compilation")
     meanwhile()
-    return compile_shards(shard_kernels(different, _PARTS_PER_PROCESS), target, context.report)
+    return compile_each(kernels, target, context.report)
 
 
 class _ServerDiedError(GeneralFailure):
@@ -255,8 +254,8 @@ class _Process(Closable):
             undo.pop_all()
         return cls(local, status)
 
-    def receive(self, context: PrepareContext) -> bytes | None:
-        """Return the object code that has arrived; None if something else has. Does not block.
+    def receive(self, context: PrepareContext) -> tuple[bytes, ...] | None:
+        """Return the object code of a part's kernels; None if something else has arrived. Does not block.
 
         Charges the client with the process's memory.
 
@@ -279,7 +278,7 @@ class _Process(Closable):
             self.memory_bytes = result.memory_bytes
         if result.status is not ErrorStatus.NONE:
             raise error_for_status(result.status, result.message)
-        return result.code
+        return result.codes
 
     def _raise_death(self) -> NoReturn:
         """Raise the error for a process that has ended, as the server describes it if it does in time."""
@@ -312,7 +311,7 @@ class _Job(Closable):
         self._parts = parts
         self._target = target
         self._context = context
-        self._codes = [b""] * len(parts)
+        self._codes: dict[int, bytes] = {}  # by the `id` of the kernel
         self._unsent = deque(range(len(parts)))
         self._processes: dict[int, _Process] = {}  # by the fd of the connection
         self._poll = select.poll()
@@ -350,8 +349,8 @@ class _Job(Closable):
         self._poll.register(process.channel.fileno(), select.POLLIN)
         return process
 
-    def run(self) -> list[bytes] | None:
-        """Return the object code of each part; None if the server does not answer a request. Blocks.
+    def run(self) -> Mapping[int, bytes] | None:
+        """Return object code by the `id` of the kernel; None if the server does not answer a request. Blocks.
 
         Raises:
             MissedDeadlineTransient: If the deadline passes.
@@ -380,17 +379,19 @@ class _Job(Closable):
 
     def _on_message(self, process: _Process) -> None:
         try:
-            code = process.receive(self._context)
+            codes = process.receive(self._context)
         except DeadObject:
             self._drop(process)
             if self._unsent:
                 self._replace()
             return
-        if code is None:
+        if codes is None:
             return
-        index = process.parts.popleft()
-        self._codes[index] = code
-        self._kernels_done += len(self._parts[index])
+        part = self._parts[process.parts.popleft()]
+        if len(codes) != len(part):
+            raise GeneralFailure(f"a compile process returned {len(codes)} object files for {len(part)} kernels")
+        self._codes.update(zip(map(id, part), codes, strict=True))
+        self._kernels_done += len(part)
         if not self._unsent and not process.parts:
             self._take_from_waiting()
         self._send_next(process)

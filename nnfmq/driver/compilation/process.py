@@ -97,14 +97,14 @@ _log = logging.getLogger("nnfmq.compiler")
 
 
 class CompileResult(msgspec.Struct, frozen=True, array_like=True):
-    """Reply of a compile process. `code` is object code if `status` is NONE; else `message` describes the error.
+    """Reply of a compile process. `codes` is each kernel's object code if `status` is NONE; else `message` tells why.
 
     `memory_bytes` is how much the process's memory has grown since it began.
     """
 
     status: ErrorStatus
     message: str = ""
-    code: bytes = b""
+    codes: tuple[bytes, ...] = ()
     memory_bytes: int = 0
 
 
@@ -167,7 +167,8 @@ def compile_description(description: bytearray) -> CompileResult:
     from nnfmq.engines.compiled.kernel_compilation import decode_kernels
 
     try:
-        return CompileResult(ErrorStatus.NONE, code=compile_kernels(*decode_kernels(description)))
+        kernels, target = decode_kernels(description)
+        return CompileResult(ErrorStatus.NONE, codes=tuple(compile_kernels([kernel], target) for kernel in kernels))
     except (MemoryError, SystemError):  # a C function that could not allocate may return without an exception
         _end_memory_limit()  # for what follows
         return CompileResult(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, _memory_text())

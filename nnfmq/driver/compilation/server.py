@@ -13,7 +13,7 @@ are sent:
     server -> worker      QUEUED               over the connection: the process waits for its turn
     process -> worker     READY                the process has been forked
     worker -> process     description          kernels as data; the next one follows the reply
-    process -> worker     CompileResult        object code, or an error
+    process -> worker     CompileResult        object code of each kernel, or an error
     server -> supervisor  HANDLED              a request was handled
     server -> supervisor  FINISHED CLIENT      a process that a FORK asked for has exited, or is not wanted any more
 

@@ -17,6 +17,7 @@ from nnfmq.base.digests import sha256
 from nnfmq.driver.cache import files, programs
 from nnfmq.driver.cache.files import CacheContents, DeviceIdentity, PackedConstants
 from nnfmq.driver.compilation import jobs
+from nnfmq.driver.compilation.kernel_cache import KernelCache
 from nnfmq.driver.devices.configuration import DeviceEntry
 from nnfmq.driver.devices.device import DeviceBase
 from nnfmq.driver.devices.installation import installation
@@ -133,7 +134,7 @@ class CompiledDevice(InterpreterDevice):
         return DeviceIdentity(self.name, f"{self.version_string} {host_target().name}{suffix}")
 
     def compile(self, model: Model) -> PreparedProgram:
-        """Generate machine code and store it in the driver's cache. Blocks.
+        """Generate machine code of kernels that the driver's cache lacks, and store program and kernels there. Blocks.
 
         If workers share the program, it is linked again over the shared memory, so that the private copy is freed.
         """
@@ -141,9 +142,11 @@ class CompiledDevice(InterpreterDevice):
         from nnfmq.engines.compiled.partition import prepare  # imports llvmlite, which need not be installed
 
         is_deterministic = jobs.current_prepare_context().is_deterministic
-        program = prepare(model, compile=jobs.compile_in_processes, is_deterministic=is_deterministic)
+        kernels = KernelCache(self.identity)
+        program = prepare(model, compile=kernels.compile, is_deterministic=is_deterministic)
         entry = self._entry(model)
         shared = None if entry is None else entry.store(program.prepacked)
+        kernels.store()
         if entry is None or shared is None:
             return program
         try:

@@ -52,13 +52,13 @@ class DriverRequests:
         self.set_class = set_class
         self._writers = 0
 
-    def store(self, name: str, memory: int, pipe: int) -> None:
-        """Write the file of an entry in a child process, which keeps `pipe` open until then. Borrows the fds."""
+    def store(self, files: Sequence[tuple[str, int]], memory: int, pipe: int) -> None:
+        """Write the files of entries in a child process, which keeps `pipe` open until then. Borrows the fds."""
         if self._writers >= WRITERS_MAX:
             _log.warning("a program is not added to the cache: %d are being written", self._writers)
             return
         try:
-            process = fork_child(partial(_write, self._user, name, memory), (memory, pipe), "nnfmq-store")
+            process = fork_child(partial(_write, self._user, files, memory), (memory, pipe), "nnfmq-store")
         except _ERRORS as error:
             _log.warning("a program is not added to the cache: %s", error)
             return
@@ -132,10 +132,10 @@ class DriverRequests:
         process.reap()
 
 
-def _write(user: int | None, name: str, memory: int) -> None:
+def _write(user: int | None, files: Sequence[tuple[str, int]], memory: int) -> None:
     lower_priority(is_background=True)
     with cache_of(user):
-        programs.copy_entry(name, memory)
+        programs.copy_entries(files, memory)
 
 
 def _remove_tree(path: str) -> None:

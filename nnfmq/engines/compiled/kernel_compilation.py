@@ -32,8 +32,8 @@ __all__ = [
     "Compile",
     "Meanwhile",
     "ProgressCallback",
+    "compile_each",
     "compile_in_process",
-    "compile_shards",
     "decode_kernels",
     "encode_kernels",
     "kernel_types",
@@ -119,15 +119,13 @@ def _decode(data: Any) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Shards, and their compilation on the calling thread. LLVM is imported by the first one, not together with this module.
+# Shards, and compilation on the calling thread. LLVM is imported by the first one, not together with this module.
 #
-# The kernels of a program are compiled in shards, separate modules that do not refer to each other. A driver's compile
-# processes take one shard after the other (`driver.compilation.jobs`), and progress is counted in them. Shards cost
-# about the same by an estimate for each kernel class. The estimate may be rough, because a process takes the next shard
-# when it has finished one.
+# Each kernel is compiled to an object file of its own, so that programs can share it. A driver's compile processes take
+# the kernels of a program in shards, one after the other (`driver.compilation.jobs`), and progress is counted in them.
+# Shards cost about the same by an estimate for each kernel class. The estimate may be rough, because a process takes
+# the next shard when it has finished one.
 
-
-_SHARDS_IN_PROCESS = 8
 
 Meanwhile: TypeAlias = Callable[[], None]
 """What the calling thread does while other processes compile. It is called once; an exception ends the compilation."""
@@ -157,15 +155,15 @@ def shard_kernels(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
     return sorted(shards, key=lambda shard: -total_compile_cost(shard))
 
 
-def compile_shards(shards: Sequence[Sequence[Kernel]], target: Target, on_progress: ProgressCallback) -> list[bytes]:
-    """Return the object code of each shard. Compiles on this thread, and calls `on_progress` after each shard."""
+def compile_each(kernels: Sequence[Kernel], target: Target, on_progress: ProgressCallback) -> list[bytes]:
+    """Return the object code of each kernel. Compiles on this thread, and calls `on_progress` after each kernel."""
     from nnfmq.engines.compiled.code_generator import compile_kernels  # imports LLVM
 
-    total, object_code = sum(map(len, shards)), []
-    on_progress(0, total)
-    for number, shard in enumerate(shards, start=1):
-        object_code.append(compile_kernels(shard, target))
-        on_progress(sum(map(len, shards[:number])), total)
+    object_code = []
+    on_progress(0, len(kernels))
+    for done, kernel in enumerate(kernels, start=1):
+        object_code.append(compile_kernels([kernel], target))
+        on_progress(done, len(kernels))
     return object_code
 
 
@@ -185,5 +183,4 @@ def compile_in_process(
 ) -> list[bytes]:
     """Return the object code of kernels, compiled on this thread after `meanwhile`: a `Compile`."""
     meanwhile()
-    shards = shard_kernels(unique_kernels(kernels), _SHARDS_IN_PROCESS)
-    return compile_shards(shards, target, on_progress)
+    return compile_each(unique_kernels(kernels), target, on_progress)

@@ -14,7 +14,7 @@ from support.models import relu_model
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.kernel_compilation import (
-    compile_shards,
+    compile_each,
     decode_kernels,
     encode_kernels,
     kernel_types,
@@ -28,7 +28,7 @@ from nnfmq.engines.compiled.kernels.float_ops import FloatUnary
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.recurrent import CellKernel, GateGemv, OutputKind, RnnCell
 from nnfmq.engines.compiled.kernels.reduction import PoolKernel
-from nnfmq.engines.compiled.object_code import LoadedCode
+from nnfmq.engines.compiled.object_code import Linker, LoadedCode
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.target import host_target
 from nnfmq.hal.errors import MissedDeadlineTransient
@@ -98,14 +98,15 @@ def test_no_shard_is_empty() -> None:
     assert shard_kernels([], 5) == []
 
 
-def test_the_object_code_of_all_shards_is_loaded_together_and_progress_is_reported() -> None:
+def test_each_kernel_has_object_code_of_its_own_and_progress_is_reported() -> None:
     progress: list[tuple[int, int]] = []
     kernels = [kernel(8), kernel(16), kernel(24)]
-    codes = compile_shards(shard_kernels(kernels, 2), host_target(), lambda done, total: progress.append((done, total)))
+    codes = compile_each(kernels, host_target(), lambda done, total: progress.append((done, total)))
+    assert [list(Linker([code]).functions()) for code in codes] == [[symbol_name(each)] for each in kernels]
     loaded = LoadedCode(codes)
     addresses = {loaded.address(symbol_name(each)) for each in kernels}
-    assert len(codes) == 2 and len(addresses) == 3 and 0 not in addresses
-    assert progress == [(0, 3), (2, 3), (3, 3)]
+    assert len(addresses) == 3 and 0 not in addresses
+    assert progress == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 def test_the_progress_callback_may_end_the_compilation() -> None:
@@ -114,7 +115,7 @@ def test_the_progress_callback_may_end_the_compilation() -> None:
             raise MissedDeadlineTransient("too late")
 
     with pytest.raises(MissedDeadlineTransient, match="too late"):
-        compile_shards([[kernel(8)], [kernel(16)]], host_target(), late)
+        compile_each([kernel(8), kernel(16)], host_target(), late)
 
 
 def test_saved_object_code_is_used_and_nothing_is_compiled_again() -> None:
