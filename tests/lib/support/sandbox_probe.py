@@ -37,6 +37,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+LIBC.mremap.restype = ctypes.c_void_p
+LIBC.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
 LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 ARGUMENTS = {{}}
 PAGE = mmap.PAGESIZE
@@ -141,6 +143,7 @@ ACTS = {{
     "executable anonymous memory": lambda: memory(mmap.PROT_EXEC),
     "writable and executable memory": lambda: memory(mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC),
     "make memory executable": lambda: call(LIBC.mprotect(memory(mmap.PROT_READ | mmap.PROT_WRITE), PAGE, 5)),
+    "enlarge memory": lambda: call(LIBC.mremap(memory(mmap.PROT_READ | mmap.PROT_WRITE), PAGE, 2 * PAGE, 1)),
     "dumpable again": lambda: call(LIBC.prctl(4, 1, 0, 0, 0)),
     "type in a terminal": lambda: fcntl.ioctl(0, 0x5412, b"x"),
     "another's limits": lambda: call(LIBC.syscall(302 if X86 else 261, ARGUMENTS["victim"], 7, 0, 0)),
