@@ -213,7 +213,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Measure, write the files, print the report; return the exit status.
 
     1: a measurement failed, or no load is within --latency-threshold, or a result is slower than the baseline. 3: a
-    result may differ from the baseline, but one of the runs was not stable, or on another CPU.
+    result may differ from the baseline, but one of the runs was not stable, beside other programs, or on another CPU.
     """
     from nnfmq.lab.bench.measurement import measure_plan
     from nnfmq.lab.bench.report import (

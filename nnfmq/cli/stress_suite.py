@@ -175,7 +175,9 @@ def exit_status(report: Mapping[str, Any]) -> int:
     from nnfmq.lab.suite.outcomes import ERROR, FAILED
 
     of_scenarios = {result["outcome"] for result in report["scenarios"]}
-    of_rows = {row["outcome"] for row in report.get("baseline", {}).get("rows", ())}
+    of_rows = set[str]()
+    if "baseline" in report:  # without rows nothing could be compared
+        of_rows = {row["outcome"] for row in report["baseline"]["rows"]} or {CANNOT_TELL}
     if report["is_interrupted"]:
         return _INTERRUPTED
     if of_scenarios & {FAILED, ERROR} or "regression" in of_rows:

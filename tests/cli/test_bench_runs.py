@@ -18,6 +18,7 @@ import nnfmq
 from nnfmq.base.processes import descendants
 from nnfmq.cli import command_parser, main
 from nnfmq.lab import roofline
+from nnfmq.lab.bench import measurement
 from nnfmq.lab.listening_driver import started_daemon
 
 DIGITS = str(nnfmq.example_path("digits.tflite"))
@@ -105,6 +106,30 @@ def test_a_threshold_that_is_met_is_status_0(capsys: pytest.CaptureFixture[str])
     }  # fmt: skip
 
 
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> Others:
+    """What other programs use: nothing, unless a test says otherwise."""
+    found = Others()
+    monkeypatch.setattr(measurement, "OtherProcesses", found)
+    return found
+
+
+class Others:
+    """In place of OtherProcesses: `used` is what they use in each part."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.roots: list[list[int]] = []
+
+    def __call__(self, roots: list[int]) -> Others:
+        self.roots.append(roots)
+        return self
+
+    def used_ns(self) -> int:
+        return self.used
+
+
+@pytest.mark.usefixtures("others")
 def test_a_run_is_compared_with_an_earlier_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     earlier, faster = reported(capsys), tmp_path / "faster.json"
     slower = tmp_path / "slower.json"
@@ -119,6 +144,21 @@ def test_a_run_is_compared_with_an_earlier_one(capsys: pytest.CaptureFixture[str
     improved = reported(capsys, "--baseline", str(slower))
     assert {row["outcome"] for row in improved["baseline"]} == {"improvement"}
     assert {row["metric"] for row in improved["baseline"]} == {"p50", "p99", "throughput_per_s"}
+
+
+def test_a_run_beside_other_programs_cannot_be_compared(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, others: Others
+) -> None:
+    earlier, path = reported(capsys), tmp_path / "earlier.json"
+    (result,) = earlier["results"]
+    assert result["others_cpu_share"] == 0
+    blocks = [{name: value / 1e6 for name, value in block.items()} for block in result["blocks"]]
+    path.write_text(json.dumps(earlier | {"results": [result | {"blocks": blocks}]}))
+    others.used = 10**12
+    busy = reported(capsys, "--baseline", str(path), status=3)
+    assert busy["results"][0]["others_cpu_share"] > 1
+    assert {row["outcome"] for row in busy["baseline"]} == {"cannot tell"}
+    assert all(len(roots) == 2 for roots in others.roots)  # the client and its driver take part
 
 
 def test_a_run_that_was_not_stable_cannot_be_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

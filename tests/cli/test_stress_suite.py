@@ -188,6 +188,7 @@ def test_a_baseline_of_another_load_is_rejected_before_anything_is_measured(
         (("passed", "cannot tell"), None, False, 3),
         (("passed",), ("no change", "improvement"), False, 0),
         (("passed",), ("no change", "cannot tell"), False, 3),
+        (("passed",), (), False, 3),
         (("passed",), ("regression", "cannot tell"), False, 1),
         (("failed", "not run"), None, True, 130),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from nnfmq.lab.bench.steps import Array
 from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
 from nnfmq.lab.listening_driver import kept_daemon
 from nnfmq.lab.statistics import REPORTED, STABLE_WINDOWS, WarmUpWindow, are_stable, percentile
+from nnfmq.lab.stress.counters import OtherProcesses
 
 __all__ = ["LoadLevel", "LoadMeasurements", "LoadPlan", "MeasuredLoad", "measure_plan", "rotated"]
 
@@ -111,7 +113,10 @@ Progress = Callable[[str], object]
 
 @dataclass(slots=True)
 class MeasuredLoad:
-    """The trials of one runner at one level; `is_stable` is None after a warm-up of fixed length."""
+    """The trials of one runner at one level; `is_stable` is None after a warm-up of fixed length.
+
+    `others_ns` is the CPU time that processes that take no part used during the trials, which took `elapsed_ns`.
+    """
 
     runner: str
     level: LoadLevel
@@ -121,6 +126,8 @@ class MeasuredLoad:
     trials: list[LoadResult] = field(default_factory=list)
     pss_bytes: int = 0
     processes: int = 0
+    others_ns: int = 0
+    elapsed_ns: int = 0
 
     def latency_ns(self, name: str) -> int:
         """Return a percentile of all requests."""
@@ -241,7 +248,10 @@ def _trial(plan: LoadPlan, load: MeasuredLoad, group: RunnerGroup, number: int, 
     progress(text)
     is_last = number == plan.rounds - 1
     stages = _STAGE_EXECUTIONS if is_last else 0
+    others, begin_ns = OtherProcesses(group.pids), time.monotonic_ns()
     load.trials.append(group.run(plan.trial(load.level, number), stages=stages, tick=partial(progress, text)))
+    load.elapsed_ns += time.monotonic_ns() - begin_ns
+    load.others_ns += others.used_ns()
 
 
 def _exceeds(plan: LoadPlan, measured: Sequence[MeasuredLoad]) -> bool:

@@ -43,6 +43,7 @@ __all__ = [
     "BLOCKS",
     "CANNOT_TELL",
     "METRICS",
+    "OTHERS_MAX",
     "Interval",
     "bootstrap_ratio",
     "build_report",
@@ -158,6 +159,7 @@ def result_of(load: MeasuredLoad, rounds: int) -> dict[str, Any]:
         "pss_bytes": load.pss_bytes,
         "processes": load.processes,
         "is_stable": load.is_stable,
+        "others_cpu_share": load.others_ns / max(load.elapsed_ns, 1),
         "warm_up": [{"p50_ns": window.latency_ns, "throughput_per_s": window.per_second} for window in load.windows],
         "blocks": [block for trial in load.trials for block in _blocks(trial, max(1, BLOCKS // rounds))],
         "percentiles": [list(step) for step in percentile_steps(latencies)],
@@ -320,6 +322,8 @@ def _requests(load: MeasuredLoad) -> Iterator[dict[str, Any]]:
 
 
 CANNOT_TELL = "cannot tell"
+OTHERS_MAX = 0.05
+"""Of a CPU: a machine on which other programs use more is not stable."""
 METRICS = {"p50": False, "p99": False, "throughput_per_s": True}
 """Name → whether more is better."""
 RESAMPLES = 2000
@@ -354,7 +358,7 @@ def compare_with_baseline(
     """Return a row for each metric of each result that the baseline has too; `outcome` is in words.
 
     A change is a "regression" or an "improvement" if its whole interval is beyond the tolerance. Of runs that were not
-    stable after the warm-up, or on another CPU, one cannot be told from chance: CANNOT_TELL.
+    stable after the warm-up, beside other programs, or on another CPU, one cannot be told from chance: CANNOT_TELL.
 
     Raises:
         InvalidArgument: If the baseline is no report, or that of another model, or has none of the results.
@@ -403,7 +407,9 @@ def _rows(
     new: Mapping[str, Any], old: Mapping[str, Any], tolerance_percent: float, is_other_cpu: bool
 ) -> list[dict[str, Any]]:
     rows = []
-    is_uncertain = is_other_cpu or False in (new["is_stable"], old["is_stable"])
+    is_uncertain = is_other_cpu or any(
+        each["is_stable"] is False or each["others_cpu_share"] > OTHERS_MAX for each in (new, old)
+    )
     for metric, more_is_better in METRICS.items():
         if more_is_better and new["rate"] is not None:
             continue  # the throughput of an open loop is given
@@ -458,13 +464,18 @@ def notes(report: Mapping[str, Any]) -> Iterator[str]:
     for name, result in zip(result_names(report["results"]), report["results"], strict=True):
         if result["is_stable"] is False:
             yield f"{name}: not stable after {len(result['warm_up'])} windows of warm-up."
+        if result["others_cpu_share"] > OTHERS_MAX:
+            yield f"{name}: other programs used {100 * result['others_cpu_share']:.0f} % of a CPU meanwhile."
         if result["rate"] is not None and result["throughput_per_s"] < _SUSTAINED * result["rate"]:
             done, wanted = result["throughput_per_s"], result["rate"]
             yield f"{name}: overloaded, {done:,.0f} of {wanted:g} requests/s; its latency grows with the duration."
         if result["unsent"]:
             yield f"{name}: {result['unsent']:,} requests were not sent, and are not in the percentiles."
     if any(row["outcome"] == CANNOT_TELL for row in report.get("baseline", ())):
-        yield f"{CANNOT_TELL}: a run was not stable, or on another CPU; measure both on an idle machine."
+        yield (
+            f"{CANNOT_TELL}: a run was not stable, beside other programs, or on another CPU; measure both on an idle "
+            "machine."
+        )
     if report["threshold"] is not None:
         yield _threshold_text(report["threshold"])
     yield f"{_load_text(report)}; {report['conditions']['core']} core; {report['conditions']['cpu']}."

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.lab.bench.report import CANNOT_TELL, bootstrap_ratio, outcome_of, require_same_model
+from nnfmq.lab.bench.report import CANNOT_TELL, OTHERS_MAX, bootstrap_ratio, outcome_of, require_same_model
 from nnfmq.lab.statistics import REPORTED
 from nnfmq.lab.suite.thresholds import LIMITS
 from nnfmq.observe.statistics_layout import supports
@@ -33,7 +33,7 @@ PASSED, FAILED, ERROR, SKIPPED, NOT_RUN = "passed", "failed", "error", "skipped"
 _METRICS = ("p50", "p99")
 _SAME = ("load", "client")  # what two runs must have in common beside the model
 _SPREAD_MAX = 0.2
-_OTHERS_MAX, _STOLEN_MAX = 0.05, 0.02  # of a CPU
+_STOLEN_MAX = 0.02  # of a CPU
 
 
 # ---- thresholds
@@ -106,7 +106,7 @@ def stability_of(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _unstable(idle: Mapping[str, Any]) -> Iterator[str]:
     wall_ns = 1e9 * idle["wall_s"]
     for key, limit, who in (
-        ("others_cpu_ns", _OTHERS_MAX, "other programs used"),
+        ("others_cpu_ns", OTHERS_MAX, "other programs used"),
         ("stolen_cpu_ns", _STOLEN_MAX, "the hypervisor gave other machines"),
     ):
         if idle[key] > limit * wall_ns:

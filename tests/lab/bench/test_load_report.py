@@ -218,11 +218,15 @@ def test_the_tables_fit_the_width(width: int, has_all: bool) -> None:
     out = io.StringIO()
     loads = [measured(runner="aidl-burst"), measured(runner="ONNX Runtime")]
     loads[0].is_stable = False
+    loads[1].others_ns, loads[1].elapsed_ns = 3 * 10**9, 2 * 10**9
     print_report(Console(file=out, width=width, highlight=False, emoji=False, markup=False), report(*loads))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert ("p99.9" in out.getvalue()) is has_all
-    assert "aidl-burst: not stable after 1 windows of warm-up." in " ".join(out.getvalue().split())
+    text = " ".join(out.getvalue().split())
+    assert "aidl-burst: not stable after 1 windows of warm-up." in text
+    assert "ONNX Runtime: other programs used 150 % of a CPU meanwhile." in text
+    assert text.count("other programs") == 1
 
 
 @pytest.mark.parametrize(("rate", "is_overloaded"), [(1000.0, False), (1100.0, True), (None, False)])

@@ -18,7 +18,8 @@ def result(
     """Return a result of 20 blocks whose values are spread evenly around those given."""
     factors = np.linspace(1 - spread, 1 + spread, 20)
     blocks = [{"p50": p50 * f, "p99": p99 * f, "throughput_per_s": per_second * f} for f in factors]
-    return {"runner": "burst", "clients": 1, "rate": None, "is_stable": True, "blocks": blocks} | level
+    conditions = {"is_stable": True, "others_cpu_share": 0.0}
+    return {"runner": "burst", "clients": 1, "rate": None, **conditions, "blocks": blocks} | level
 
 
 def report(*results: dict[str, Any], cpu: str = "a cpu", digest: str = "12" * 32) -> dict[str, Any]:
@@ -73,6 +74,15 @@ def test_a_change_within_the_noise_is_none() -> None:
 def test_a_change_between_runs_of_which_one_was_not_stable_cannot_be_told(p50: float, unstable: int) -> None:
     runs = [result(p50, is_stable=unstable != 0), result(100, is_stable=unstable != 1)]
     assert outcomes(*runs) == {"p50": CANNOT_TELL, "p99": "no change", "throughput_per_s": "no change"}
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+@pytest.mark.parametrize(("share", "expected"), [(0.049, "regression"), (0.051, CANNOT_TELL)])
+def test_a_change_between_runs_of_which_one_was_beside_other_programs_cannot_be_told(
+    share: float, expected: str, busy: int
+) -> None:
+    runs = [result(p50, others_cpu_share=share * (busy == number)) for number, p50 in enumerate((120, 100))]
+    assert outcomes(*runs) == {"p50": expected, "p99": "no change", "throughput_per_s": "no change"}
 
 
 def test_a_change_on_another_cpu_cannot_be_told() -> None:
