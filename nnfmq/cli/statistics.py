@@ -547,13 +547,17 @@ def _executed(activity: Activity, count: Callable[[Any], int]) -> _Column:
 def times_rows(activity: Activity, width: int) -> Rows:
     """Return the table of how long executions took in the client, the queues, the driver and the engine, in µs.
 
-    A percentile that too few executions support is `-`.
+    A percentile that too few executions support is `-`. A device or a client that alone tells two rows apart is always
+    shown.
     """
+    keys = [row.key for row in activity.times]
+    models, on_devices = {key[1:3] for key in keys}, {key[1:] for key in keys}
+    needs_device, needs_client = len(models) < len(on_devices), len(on_devices) < len(keys)
     rows = [(row, name, getattr(row.counts, name)) for row in activity.times for name in TIMES]
     columns: list[_Column] = [
         ("model", lambda row: _of_first(row[1], _path_text(row[0].key.name, row[0].key.version)), 0),
-        ("device", lambda row: _of_first(row[1], row[0].key.device), 3),
-        ("client", lambda row: _of_first(row[1], row[0].key.program), 1),
+        ("device", lambda row: _of_first(row[1], row[0].key.device), 0 if needs_device else 4),
+        ("client", lambda row: _of_first(row[1], row[0].key.program), 0 if needs_client else 2),
         ("time, µs", lambda row: row[1], 0),
         *(
             (f">{name}", lambda row, fraction=fraction: _times_text(row[2].supported_ns(fraction)), rank)
@@ -563,7 +567,7 @@ def times_rows(activity: Activity, width: int) -> Rows:
     return _rows(columns, rows, width)
 
 
-_SHOWN = (("p50", 0.5, 0), ("p90", 0.9, 2), ("p99", 0.99, 0), ("p99.9", 0.999, 0), ("max", 1.0, 0))
+_SHOWN = (("p50", 0.5, 0), ("p90", 0.9, 3), ("p99", 0.99, 0), ("p99.9", 0.999, 1), ("max", 1.0, 0))
 
 
 def _of_first(name: str, text: str) -> str:

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import (
-    add_connect_argument,
     at_least_one,
     console,
     indented,
     microseconds,
-    open_client,
     print_json,
     seconds,
     table,
@@ -45,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [options] (FILE | --duration S)"
     parser.add_argument("file", metavar="FILE", nargs="?", type=Path, help="a trace of `nnfmq trace` or $NNFMQ_TRACE")
     parser.add_argument("-n", metavar="N", dest="count", type=at_least_one, default=3, help="requests (default: 3)")
-    add_connect_argument(parser)
+    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
     parser.add_argument("--duration", metavar="S", type=seconds, help="trace a running driver for S seconds instead")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -73,12 +71,12 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _trace(arguments: argparse.Namespace) -> Trace:
+    import nnfmq
     from nnfmq.cli.trace_collection import read_file, trace_driver
 
     if arguments.file is not None:
         return read_file(arguments.file)
-
-    with open_client(arguments.connect) as client:
+    with nnfmq.connect(arguments.connect, embedded=False, recover=False) as client:
         return trace_driver(client, arguments.duration)
 
 

@@ -350,7 +350,8 @@ def _from_json(path: Path, text: str) -> Trace:
         for event in found:
             _add_event(trace, event, open_slices)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} {_NOT_A_TRACE}: {error!r}") from error
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} {_NOT_A_TRACE}: {what}") from error
     return trace
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -167,6 +168,16 @@ def test_a_table_lacks_columns_until_it_fits(make: Callable[[Activity, int], Any
 def test_the_largest_times_are_shown_in_80_columns_beside_a_long_name() -> None:
     headings, _ = times_rows(activity(driver(client(50, models=(LONG,)))), 80)
     assert headings == ("model", "time, µs", ">p50", ">p99", ">p99.9", ">max")
+
+
+def test_the_client_is_shown_where_two_have_models_of_the_same_name() -> None:
+    others = replace(LONG, program="doorbell.py")
+    headings, rows = times_rows(
+        activity(driver(client(1, models=(LONG,)), client(1, models=(others,), worker_pid=7))), 80
+    )
+    assert headings == ("model", "client", "time, µs", ">p50", ">p99", ">max")
+    assert [row[1] for row in rows if row[1]] == ["camera.py", "doorbell.py"]
+    assert widths((headings, rows)) <= 80
 
 
 def test_columns_that_are_not_left_out_stay_on_any_screen() -> None:
@@ -533,7 +544,7 @@ def test_the_live_view_shows_rates_of_the_last_interval() -> None:
 def test_the_live_view_shows_less_in_a_narrow_terminal() -> None:
     async def steps(screen: Any, pilot: Any) -> None:
         assert cells(screen, "models") == [["face.tflite", "50", "50 %"]]
-        assert len(cells(screen, "times")[0]) == 6
+        assert len(cells(screen, "times")[0]) == 5
         await pilot.resize_terminal(100, 30)
         await pilot.pause()
         assert (len(cells(screen, "models")[0]), len(cells(screen, "times")[0])) == (6, 9)

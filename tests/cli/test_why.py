@@ -118,6 +118,13 @@ def test_a_trace_without_requests_is_an_error(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == "nnfmq: error: the trace has no burst requests; only these have stages\n"
 
 
-def test_an_embedded_driver_cannot_be_traced_from_outside(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["why", "--connect", "embedded", "--duration", "0.1"]) == 1
-    assert "an embedded driver has one client: trace that with `nnfmq trace" in capsys.readouterr().err
+@pytest.mark.parametrize("command", [["why"], ["trace", "-o", "x.json"]], ids=["why", "trace"])
+def test_without_a_driver_it_is_said_how_to_start_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "none.sock"))
+    assert main([*command, "--duration", "0.1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"no driver listens at {tmp_path / 'none.sock'}" in line and "start one with `nnfmq serve`" in line
+    assert not (tmp_path / "x.json").exists()
