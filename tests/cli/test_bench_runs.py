@@ -87,7 +87,7 @@ def test_each_number_of_clients_is_measured_at_each_rate(
 
 
 def test_a_warm_up_ends_when_it_is_stable_or_after_ten_windows(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--device", "reference", "--count", "5", "--window", "5", "--stability", "99999", "--json")
+    words = ("--device", "reference", "--count", "5", "--window", "100", "--stability", "99999", "--json")
     assert bench(*words, "--connect", "embedded") == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert len(result["warm_up"]) == 3 and result["is_stable"] is True
