@@ -292,6 +292,19 @@ def test_the_examples_of_the_options_of_a_version_are_valid(tmp_path: Path) -> N
     assert read_options(tmp_path).device == "onnxruntime"
 
 
+def test_the_rows_of_tables_that_are_wider_than_a_page_are_not_broken() -> None:
+    """A page has space for some ten columns of numbers."""
+    tables = re.compile(r"^```\{csv-table\}[^\n]*\n:file: (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    found = [
+        (page.parent / name, ":class: figures" in options)
+        for page in PAGES
+        for name, options in tables.findall(page.read_text(encoding="utf-8"))
+    ]
+    assert len(found) >= 10
+    for path, is_kept in found:
+        assert is_kept == (path.read_text(encoding="utf-8").partition("\n")[0].count(",") >= 12), path
+
+
 def test_extras_can_be_added_where_nnfmq_is_installed() -> None:
     """`pip install 'nnfmq[compiled]'` takes the extra from the installed package: no index has nnfmq."""
     pytest.importorskip("pip", reason="this environment has no pip")
