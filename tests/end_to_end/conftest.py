@@ -156,6 +156,6 @@ def zoo(shared: Shared) -> SharedDrivers:
 
 @pytest.fixture
 def runtime(drivers: list[Daemon]) -> Iterator[Runtime]:
-    """Return clients of the three drivers, which prepare plans."""
+    """Return clients of the drivers, which prepare plans."""
     with ExitStack() as stack:
         yield Runtime(drivers, stack)

@@ -34,7 +34,7 @@ def test_outputs_are_stored_in_the_arrays_of_the_application(runtime: Runtime) -
 @pytest.mark.parametrize("devices", [("reference", "reference"), (device_failing_with("GENERAL_FAILURE"), "reference")])
 def test_DOM_15_shared_buffers_are_arguments_of_all_drivers(runtime: Runtime, devices: tuple[str, str]) -> None:
     model = runtime.prepare(PLAN, devices=devices)
-    whole = runtime.clients[2].device("reference").prepare(two_adds())
+    whole = runtime.cpu_client.device("reference").prepare(two_adds())
     roles = {"inputs": [(model, 0), (whole, 0)], "outputs": [(model, 0)]}
     with nnfmq.allocate(inputs=[(model, 0)]) as buffer:
         assert buffer.is_shared

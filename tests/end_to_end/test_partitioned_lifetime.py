@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.control_flow_models import counting
-from support.drivers import DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, app, until
+from support.drivers import DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, app, kill_worker, until
 from support.partitioned import MODES, Runtime, error_of
 from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds
@@ -121,8 +121,9 @@ def test_a_stopped_driver_delays_its_step_and_nothing_else(runtime: Runtime, wor
 
 def test_LIFE_4_both_drivers_and_the_CPU_s_are_dead(runtime: Runtime, workers: list[Process]) -> None:
     model = runtime.prepare(PLAN)
-    for index in range(3):
+    for index in range(2):
         kill(runtime, workers, index)
+    kill_worker(runtime.cpu_client)
     for mode in MODES:
         with pytest.raises(nnfmq.DeadObject):
             MODES[mode](model, A, B)

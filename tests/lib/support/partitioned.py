@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,20 @@ def three_drivers(site: Path) -> Iterator[list[Daemon]]:
 
 
 class Runtime:
-    """Clients of the three drivers, which prepare plans."""
+    """Clients of the first two drivers, which prepare plans, and one of the third, which connects when it is needed."""
 
     def __init__(self, drivers: Sequence[Daemon], resources: ExitStack, *, recover: bool = False) -> None:
-        self.clients = [
-            resources.enter_context(nnfmq.connect(driver.path, timeout=LIMIT_S, recover=recover)) for driver in drivers
-        ]
-        self._resources = resources
+        self._drivers, self._resources, self._recover = drivers, resources, recover
+        self.clients = [self._client(index) for index in range(2)]
+
+    def _client(self, index: int) -> nnfmq.Client:
+        path = self._drivers[index].path
+        return self._resources.enter_context(nnfmq.connect(path, timeout=LIMIT_S, recover=self._recover))
+
+    @cached_property
+    def cpu_client(self) -> nnfmq.Client:
+        """That of the third driver."""
+        return self._client(2)
 
     def prepare(
         self,
@@ -122,7 +130,7 @@ class Runtime:
     ) -> PartitionedModel:
         """Prepare a plan, whose device i is `devices[i]` of the first client if i is even, else of the second.
 
-        `cpu` has the devices of the third client that the fallback opens, one after the other, and then the last one
+        `cpu` has the devices of the third driver that the fallback opens, one after the other, and then the last one
         again; None = no fallback.
         """
         models = [step.model for step in plan.execution_steps]
@@ -144,7 +152,7 @@ class Runtime:
 
         def open_device() -> Device:
             name = waiting.pop(0) if len(waiting) > 1 else waiting[0]
-            return self.clients[2].device(name)
+            return self.cpu_client.device(name)
 
         return open_device
 
