@@ -143,7 +143,7 @@ def test_a_runtime_that_keeps_the_GIL_beyond_a_deadline_ends_with_its_worker(
 ) -> None:
     model = prepared(client, tmp_path, run="keep the GIL")
     with Process(client.worker_pid) as worker, model.burst() as burst:
-        burst.execute(four(1), timeout=SOON_S)
+        burst.execute(four(1), timeout=LIMIT_S)
         with pytest.raises(nnfmq.MissedDeadline):
             burst.execute(four(FAULT), timeout=SOON_S)
         with pytest.raises(nnfmq.DeadObject):
