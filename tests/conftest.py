@@ -7,6 +7,7 @@ answer for what they keep as well. Where a test must leave something, there is n
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -166,6 +167,20 @@ def _logs_of_its_own() -> None:
 
     for limit in LIMITS.values():
         limit.reset()
+
+
+@pytest.fixture
+def configured_logs() -> Iterator[None]:
+    """Restore afterwards what `logs.configure` changes, for a test that calls it or a command that does."""
+    from nnfmq.base import logs
+
+    root, own = logging.getLogger(), logging.getLogger("nnfmq")
+    handlers, level = list(root.handlers), own.level
+    yield
+    root.handlers[:] = handlers
+    own.setLevel(level)
+    logging.captureWarnings(False)
+    logs.set_client(None)
 
 
 @pytest.fixture

@@ -18,16 +18,7 @@ CLIENT = LoggedClient(4712, 1000, "camera loop.py", 4713)
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    """Restore what `configure` changes."""
-    root, own = logging.getLogger(), logging.getLogger("nnfmq")
-    handlers, level = list(root.handlers), own.level
-    yield
-    root.handlers[:] = handlers
-    own.setLevel(level)
-    logging.captureWarnings(False)
-    logs.set_client(None)
+pytestmark = pytest.mark.usefixtures("configured_logs")
 
 
 def record(text: str, *values: object, level: int = logging.INFO, **of: object) -> logging.LogRecord:

@@ -151,6 +151,7 @@ def test_an_address_that_others_reach_without_token_and_certificate_is_warned_of
     )
 
 
+@pytest.mark.usefixtures("configured_logs")
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
