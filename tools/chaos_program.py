@@ -1,7 +1,8 @@
 """Python with the hooks of `chaos_steps`: started instead of the interpreter, it runs `-P -m MODULE ARGUMENT...`.
 
 `tools/chaos.py` starts the driver by it. It sets `sys.executable` to the same script, so that the processes which the
-driver starts later (the model repository, imports, unfinished compilations) report their steps, too.
+driver starts later (the model repository, imports, unfinished compilations, workers that are interpreters of their own)
+report their steps, too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def write_program(path: Path) -> None:
     """Write the script that runs this module by the interpreter of the calling process."""
     command = shlex.join([sys.executable, "-P", str(Path(__file__).resolve())])
     path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-    path.chmod(0o700)
+    path.chmod(0o755)  # workers may have a uid of their own
 
 
 def main(words: Sequence[str]) -> None:
@@ -50,6 +51,8 @@ def main(words: Sequence[str]) -> None:
         role = Role.IMPORT if arguments[:1] == ["--import"] else Role.REPOSITORY
     elif "--compile" in arguments:
         role = Role.UNFINISHED
+    elif "--worker" in arguments:
+        role = Role.WORKER
     sys.executable = os.environ[PROGRAM_VARIABLE]
     install(Page(Path(os.environ[PAGE_VARIABLE])), role)
     for name, seconds in _TIMES.items():

@@ -106,7 +106,7 @@ FUNCTIONS: tuple[FunctionStep, ...] = (
         "nnfmq.driver.process.workers:WorkerProcesses._on_exit"),
     *_both("storing a program", "cache write", Role.WORKER, f"{_CACHE}.programs:CacheEntry.store"),
     *_both("writing a cache file", "cache write", Role.WORKER, f"{_CACHE}.files:write_file"),
-    *_both("copying a program", "cache write", Role.CACHE_WRITER, f"{_CACHE}.programs:write_entry"),
+    *_both("copying a program", "cache write", Role.CACHE_WRITER, f"{_CACHE}.programs:_write_entries"),
     *_both("removing old programs", "cache write", Role.CACHE_WRITER, f"{_CACHE}.programs:_evict"),
     *_both("saving to a client's files", "cache write", Role.WORKER, f"{_CACHE}.files:save_files"),
     *_both("reading a client's files", "prepare", Role.WORKER, f"{_CACHE}.files:read_files"),
@@ -127,7 +127,7 @@ _BECOMES: Mapping[str, Role] = {
     "nnfmq.driver.process.worker:main": Role.WORKER,
     f"{_COMPILATION}.server:_Server.run": Role.COMPILE_SERVER,
     f"{_COMPILATION}.process:CompileProcess.run": Role.COMPILE_PROCESS,
-    f"{_CACHE}.programs:copy_entry": Role.CACHE_WRITER,
+    f"{_CACHE}.programs:copy_entries": Role.CACHE_WRITER,
 }
 """Functions with which a forked process gets a role of its own."""
 _PHASES: Mapping[str, str] = {
