@@ -89,7 +89,7 @@ def _add_user_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker-uids",
         metavar="N-M",
-        help="of workers, to serve several users ($NNFMQ_WORKER_UIDS)",
+        help="to serve several users ($NNFMQ_WORKER_UIDS)",
     )
     parser.add_argument(
         "--allow-user",
