@@ -105,7 +105,7 @@ __all__ = [
 
 
 STORED_FILES_MAX = 256  # in one message
-EntryName: TypeAlias = Annotated[str, Meta(pattern=r"^(kernels/)?[0-9a-f]{64}\Z", max_length=72)]
+EntryName: TypeAlias = Annotated[str, Meta(pattern=r"^(kernels/)?[0-9a-f]{64}\Z", min_length=64, max_length=72)]
 FileSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 RefId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Pid: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
