@@ -220,21 +220,8 @@ def progress_line(no_color: bool, *columns: ProgressColumn) -> Iterator[Progress
 
     screen = error_console(no_color)
     line = Progress(*columns, console=screen, transient=True, auto_refresh=False, disable=not screen.is_terminal)
-    with _without_notices() if screen.is_terminal else nullcontext(), line:
+    with COMPILE_NOTICE.exported("0") if screen.is_terminal else nullcontext(), line:
         yield line
-
-
-@contextmanager
-def _without_notices() -> Iterator[None]:
-    name = COMPILE_NOTICE.variable
-    before = os.environ.get(name)
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
 
 
 def table(*headings: str, title: str | None = None) -> Table:
