@@ -14,24 +14,11 @@ import numpy as np
 import pytest
 from support.drivers import Daemon, Process, running_daemon, thread_state, until
 from support.models import logistics_model
-from support.plugins import path_with
+from support.plugins import path_with, stopping_writer
 
 import nnfmq
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
-
-STOPPING = """
-import os, signal, threading
-write = os.pwrite
-def pwrite(fd, data, offset):
-    if "/kernels/" not in os.readlink(f"/proc/self/fd/{fd}"):
-        return write(fd, data, offset)
-    os.pwrite = write
-    count = write(fd, data[:1], offset)
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-    return count
-os.pwrite = pwrite
-"""
 
 
 @pytest.fixture
@@ -133,7 +120,7 @@ def stopping(folder: Path, tmp_path: Path, cache: Path) -> Iterator[Daemon]:
     """Run a daemon that stops when it writes a kernel."""
     site = tmp_path / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(STOPPING)
+    (site / "sitecustomize.py").write_text(stopping_writer('"/kernels/" in path'))
     environment = environment_of(cache, **path_with(site))
     with running_daemon(folder / "d.sock", environment=environment) as daemon:
         yield daemon

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, short_folder, thread_state, until
 from support.models import logistics_model, null_model
-from support.plugins import path_with
+from support.plugins import path_with, stopping_writer
 
 import nnfmq
 from nnfmq.hal.preparation import ProgramKind, require_machine_code
@@ -46,19 +46,6 @@ def held(self, model):
     return compile(self, model)
 
 CompiledDevice.compile = held
-"""
-
-STOPPING = """
-import os, signal, threading
-write = os.pwrite
-def pwrite(fd, data, offset):
-    if os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:"):
-        return write(fd, data, offset)
-    os.pwrite = write
-    count = write(fd, data[:1], offset)
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-    return count
-os.pwrite = pwrite
 """
 
 
@@ -328,7 +315,10 @@ def test_LIFE_4_a_process_killed_while_it_writes_an_entry_leaves_none_and_the_ne
     folder: Path, tmp_path: Path, cache: Path
 ) -> None:
     environment = {"XDG_CACHE_HOME": str(cache.parent)}
-    with patched(folder, tmp_path / "site", STOPPING, environment) as daemon, daemon.connect() as client:
+    with (
+        patched(folder, tmp_path / "site", stopping_writer('not path.startswith("/memfd:")'), environment) as daemon,
+        daemon.connect() as client,
+    ):
         call = InThread.start(lambda: client.device("compiled").prepare(NULL, preference=SUSTAINED))
         until(lambda: len(stopped_writers(daemon)) == 1, "a process has stopped in the middle of an entry")
         (writer,) = stopped_writers(daemon)

@@ -58,6 +58,23 @@ def path_with(site: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))}
 
 
+def stopping_writer(condition: str) -> str:
+    """Return the source of a sitecustomize: a process stops after the first byte of a file whose `path` meets that."""
+    return f"""
+import os, signal, threading
+write = os.pwrite
+def pwrite(fd, data, offset):
+    path = os.readlink(f"/proc/self/fd/{{fd}}")
+    if not ({condition}):
+        return write(fd, data, offset)
+    os.pwrite = write
+    count = write(fd, data[:1], offset)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    return count
+os.pwrite = pwrite
+"""
+
+
 @contextmanager
 def tables_as_they_were() -> Iterator[None]:
     """Let a block install extensions in this process; afterwards it knows those that it knew before."""
