@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.base.settings import CLASSES
-from nnfmq.cli.console import console, print_json, table
+from nnfmq.cli.console import add_socket_argument, console, print_json, table
 from nnfmq.cli.parser import CommandAction, add_actions
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _as_json(row: ClientActivity) -> dict[str, Any]:
 
 
 def _for_list(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+    add_socket_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -39,6 +39,11 @@ def add_connect_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_socket_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --connect of a command that needs a driver which runs already."""
+    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+
+
 _DAY_S = 86_400
 _LARGEST = 2**31 - 1  # of integers among the options
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nnfmq.base import settings
+from nnfmq.cli.console import add_socket_argument
 
 if TYPE_CHECKING:
     from nnfmq.serving.inference_protocol.access import BearerTokens
@@ -60,7 +61,7 @@ class Address(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `gateway`."""
     parser.usage = "%(prog)s [options]"
-    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+    add_socket_argument(parser)
     for name, port in (("http", 8000), ("grpc", 8001)):
         parser.add_argument(
             f"--{name}",

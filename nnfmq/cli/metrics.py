@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nnfmq.cli.console import add_socket_argument
+
 if TYPE_CHECKING:
     from nnfmq.cli.statistics import DriverSample
     from nnfmq.client.connection.client import Client
@@ -30,7 +32,7 @@ _log = logging.getLogger("nnfmq.metrics")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `metrics`."""
-    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+    add_socket_argument(parser)
     parser.add_argument(
         "--listen",
         metavar="ADDRESS",

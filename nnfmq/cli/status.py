@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from nnfmq.cli.console import console, print_json, table
+from nnfmq.cli.console import add_socket_argument, console, print_json, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ Counts and times are those since the driver started; `nnfmq top` shows the prese
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `status`."""
-    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+    add_socket_argument(parser)
     parser.add_argument("--limits", action="store_true", help="print all limits instead, with their use and settings")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nnfmq.cli.console import console, print_json, table
+from nnfmq.cli.console import add_socket_argument, console, print_json, table
 
 if TYPE_CHECKING:
     from nnfmq.cli.statistics import Activity, ServedModels
@@ -33,7 +33,7 @@ _INTERVALS = (0.1, 3600.0)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `top`."""
-    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+    add_socket_argument(parser)
     parser.add_argument(
         "--interval", metavar="S", type=_interval, default=1.0, help="seconds between two readings (default: 1)"
     )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import console, new_file, print_json, seconds, table
+from nnfmq.cli.console import add_socket_argument, console, new_file, print_json, seconds, table
 
 if TYPE_CHECKING:
     from nnfmq.observe.phase_table import PhaseTable
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `trace`."""
     parser.usage = _USAGE
     parser.add_argument("-o", "--output", metavar="FILE", type=new_file, help="write the trace to FILE")
-    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+    add_socket_argument(parser)
     parser.add_argument("--duration", metavar="S", type=seconds, help="trace a running driver for S seconds")
     parser.add_argument("--table", metavar="FILE", type=Path, help="print the layer × phase table of a trace")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")

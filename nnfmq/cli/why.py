@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import (
+    add_socket_argument,
     at_least_one,
     console,
     indented,
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [options] (FILE | --duration S)"
     parser.add_argument("file", metavar="FILE", nargs="?", type=Path, help="a trace of `nnfmq trace` or $NNFMQ_TRACE")
     parser.add_argument("-n", metavar="N", dest="count", type=at_least_one, default=3, help="requests (default: 3)")
-    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+    add_socket_argument(parser)
     parser.add_argument("--duration", metavar="S", type=seconds, help="trace a running driver for S seconds instead")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
