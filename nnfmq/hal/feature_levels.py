@@ -34,7 +34,6 @@ __all__ = [
     "interface_name",
     "introduced_in",
     "is_aidl",
-    "lifetime_name",
     "number_of_consumers",
     "prefix_bits",
 ]
@@ -130,19 +129,6 @@ def introduced_in(value: IntEnum) -> FeatureLevel:
     if found is None:
         raise KeyError(f"{value.name} is in no version of the interface")
     return found
-
-
-_OLD_NAMES: Mapping[LifeTime, str] = {
-    LifeTime.SUBGRAPH_INPUT: "MODEL_INPUT",
-    LifeTime.SUBGRAPH_OUTPUT: "MODEL_OUTPUT",
-}
-
-
-def lifetime_name(lifetime: LifeTime, level: FeatureLevel) -> str:
-    """Return the name of a lifetime in the interface of `level`; the values are the same in all."""
-    if lifetime == LifeTime.CONSTANT_REFERENCE and is_aidl(level):
-        return "CONSTANT_POOL"
-    return _OLD_NAMES.get(lifetime, lifetime.name) if level < FeatureLevel.V1_3 else lifetime.name
 
 
 def prefix_bits(level: FeatureLevel) -> int:

@@ -20,6 +20,7 @@ from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
 from nnfmq.graphs.graph_dump import graph_dump
+from nnfmq.hal.capabilities import MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.extensions import Code, extension_code, extension_prefix, extension_type, is_extension
 from nnfmq.hal.models import model_architecture_hash, round_up
@@ -37,7 +38,7 @@ from nnfmq.hal.types import (
     Pool,
     Subgraph,
 )
-from nnfmq.model_builder.constants import IMMEDIATELY_COPIED_MAX_BYTES, ConstantValues
+from nnfmq.model_builder.constants import ConstantValues
 from nnfmq.model_builder.operand_types import (
     DescribedExtension,
     OperandTypes,
@@ -293,7 +294,7 @@ class ModelBuilder(Closable):
         data = value_bytes(value, self._dtype(operand), operand.dimensions, where)
         fits = required is None or data.nbytes == required
         require(fits, "N-API-3", f"{where}: the value has {data.nbytes} bytes, {required} are required")
-        if data.nbytes <= IMMEDIATELY_COPIED_MAX_BYTES:
+        if data.nbytes <= MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES:
             self._set(index, LifeTime.CONSTANT_COPY, self._values.copied(data))
         else:  # `finish` completes the location
             self._set(index, LifeTime.CONSTANT_REFERENCE, DataLocation(0, 0, data.nbytes))

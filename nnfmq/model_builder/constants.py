@@ -12,10 +12,7 @@ from nnfmq.base.shared_constants import SharedConstants
 from nnfmq.hal.models import aligned_offset
 from nnfmq.hal.types import DataLocation
 
-__all__ = ["IMMEDIATELY_COPIED_MAX_BYTES", "ConstantValues"]
-
-
-IMMEDIATELY_COPIED_MAX_BYTES = 128  # ANEURALNETWORKS_MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES
+__all__ = ["ConstantValues"]
 
 
 class ConstantValues:

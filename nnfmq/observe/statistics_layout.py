@@ -63,8 +63,7 @@ PID_NAMESPACE: Final = 29  # its inode: the pids of a driver mean something to p
 UPGRADED: Final = 30  # 1: nnfmq was upgraded under the driver
 DRIVER_BUILD: Final = 32  # text: queue core, Python, machine
 DRIVER_BUILD_WORDS: Final = 8
-LIMITS: Final = 40  # the driver's limits, in the order of `limits.LIMITS`
-LIMITS_MAX: Final = 24
+LIMITS: Final = 40  # the driver's limits, in the order of `limits.LIMITS`, up to the end of the header
 HEADER_WORDS: Final = 64
 
 # Words of a slot, from its beginning. The supervisor frees it and writes CLIENT_CLASS, the worker everything else.
@@ -118,8 +117,7 @@ CLIENT_HISTOGRAM: Final = 8
 QUEUE_HISTOGRAM: Final = CLIENT_HISTOGRAM + BUCKETS
 CALLS_WORDS: Final = QUEUE_HISTOGRAM + BUCKETS
 CALLS_BYTES: Final = MODELS_MAX * CALLS_WORDS * WORD_BYTES
-GIVEN_CLASS: Final = MODELS_MAX * CALLS_WORDS  # after the rows: the `ClientClass` set while it runs, by the supervisor
-PAGE_BYTES: Final = CALLS_BYTES + WORD_BYTES
+PAGE_BYTES: Final = CALLS_BYTES + WORD_BYTES  # after the rows: the `ClientClass` set while it runs, by the supervisor
 PAGE: Final = "nnfmq-calls"
 CALLS_AHEAD_MAX: Final = 64  # of the driver's counts: executions that it has not counted yet
 

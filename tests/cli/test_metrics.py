@@ -13,7 +13,7 @@ import stat
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -396,9 +396,6 @@ def test_the_command_without_prometheus_client_names_the_remedy(
 def lab(folder: Path) -> Iterator[Daemon]:
     with running_daemon(folder / "d.sock") as daemon:
         yield daemon
-
-
-Ending = Callable[[Any], None]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

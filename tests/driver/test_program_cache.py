@@ -31,7 +31,6 @@ SELF = DeviceIdentity("compiled", "1")
 MODEL = chain(OperationType.ADD)
 SMALL, LARGE = np.arange(7, dtype=np.float32), np.arange(1 << 20, dtype=np.uint8)
 GROUPS: PackedConstants = [(SMALL, LARGE), (), (np.zeros((0, 3), np.int16),)]
-ENTRY_BYTES = LARGE.nbytes + 1024  # about
 
 
 @pytest.fixture(autouse=True)

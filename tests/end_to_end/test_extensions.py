@@ -53,7 +53,6 @@ from nnfmq.hal.types import (
 DOCUMENT = (ROOT / "docs" / "how-to" / "write-an-operation.md").read_text()
 NUMBERS = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144]
 CODES = [12, 12, 14, 16, 20, 26, 36, 52, 78, 120, 188, 298]  # of scale 0.5 and zero point 10
-F92 = 7540113804746346429  # the last one that fits 64 bits
 
 FAULTY_NAME = "com.example.faulty"
 FAULTY = """

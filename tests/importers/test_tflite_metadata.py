@@ -18,7 +18,6 @@ from support.tflite_metadata import metadata, with_files
 from nnfmq.cli import main
 from nnfmq.importers import LoadedModel, load
 
-PHOTO = Tensor("x", (1, 2, 2, 3))
 LABELS = b"red\ngreen\nblue\n"
 SQUARE = [[10, 20, 30], [10, 20, 30]]
 

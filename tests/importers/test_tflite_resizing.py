@@ -18,7 +18,6 @@ from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers import load
 from nnfmq.validation import validate_model
 
-KEEPS_ITS_SHAPE = {"SQUEEZE", "BROADCAST_TO", "UNPACK", "LSH_PROJECTION"}
 RECURRENT = {"RNN", "SVDF", "LSTM"}
 X = Tensor("x", (1, 4))
 

@@ -229,7 +229,6 @@ def test_S5_the_state_may_not_be_omitted() -> None:
 FIXED: Quantization = (1 / 128, 128)
 WEIGHTS: Quantization = (1 / 64, 120)
 SIXTEEN = OperationType.QUANTIZED_16BIT_LSTM
-_ARRAYS = {"prev_cell_state": (BATCH, CELLS), "prev_output": (BATCH, CELLS), "input": (BATCH, INPUT)}
 
 
 def sixteen(seed: int = 0) -> tuple[dict[str, Any], dict[str, Quantization]]:

@@ -31,7 +31,6 @@ from nnfmq.base.threads import Thread
 from nnfmq.hal.errors import GeneralFailure
 
 __all__ = [
-    "BUG_STATUS",
     "CLIENT_EXIT_GRACE_S",
     "COMPILING_EXIT_GRACE_S",
     "ChildProcess",
@@ -42,7 +41,6 @@ __all__ = [
     "start_detached",
 ]
 
-BUG_STATUS = 70  # the exit status of a child that an exception ended
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _log = logging.getLogger("nnfmq.processes")
 _own: set[int] = set()  # children of this process that somebody here reaps
@@ -93,7 +91,7 @@ def fork_child(
     enter: Callable[[], None] = give_up_capabilities,
     errors_fd: int | None = None,
 ) -> ChildProcess:
-    """Fork a process that calls `run` and exits with status 0, or BUG_STATUS if `run` raises. Main thread only.
+    """Fork a process that calls `run` and exits with status 0, or EX_SOFTWARE if `run` raises. Main thread only.
 
     `name` tells its role in ps and top.
 
@@ -170,7 +168,7 @@ def _run_and_exit(
     errors_fd: int | None,
 ) -> NoReturn:
     """Run in a forked child, then exit. Never returns, so no object of the parent's frames is finalized."""
-    status = BUG_STATUS
+    status = os.EX_SOFTWARE
     try:
         gc.freeze()  # the collector would write to pages that parent and children share
         signal.signal(signal.SIGINT, signal.SIG_IGN)

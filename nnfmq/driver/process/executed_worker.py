@@ -30,7 +30,6 @@ from nnfmq.driver.devices import installation
 from nnfmq.driver.devices.configuration import DeviceEntry
 from nnfmq.driver.devices.installation import DriverOptions, Installation
 from nnfmq.driver.process import worker
-from nnfmq.driver.process.children import BUG_STATUS
 from nnfmq.driver.process.pending_clients import reject
 from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
 from nnfmq.hal.errors import ErrorStatus
@@ -89,7 +88,7 @@ def execute(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, client:
         text = f"no worker could be started: uid {os.getuid()} cannot execute {sys.executable}: {error.strerror}"
         _log.error("%s", text)
         reject(Channel.adopt(fds.control), ErrorStatus.GENERAL_FAILURE, text)
-        os._exit(BUG_STATUS)
+        os._exit(os.EX_SOFTWARE)
 
 
 def serve(arguments: bytes) -> NoReturn:

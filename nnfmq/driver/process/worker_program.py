@@ -15,8 +15,6 @@ from nnfmq.base import logs, settings
 from nnfmq.base.processes import set_name
 from nnfmq.base.upgrades import watch_package
 
-_BUG_STATUS = 70  # that of a forked child (`children`)
-
 
 def main(stamp: str, log: str, start: str) -> NoReturn:
     """Serve a client, as the memfd `start` says, with the log at the fd `log`. Never returns.
@@ -36,4 +34,4 @@ def main(stamp: str, log: str, start: str) -> NoReturn:
         serve(arguments)
     except BaseException:
         logging.getLogger("nnfmq.worker").critical("an internal error ends this process", exc_info=True)
-    os._exit(_BUG_STATUS)  # no exit handlers, as a forked worker has none
+    os._exit(os.EX_SOFTWARE)  # no exit handlers, as a forked worker has none

@@ -700,7 +700,7 @@ def complete(pending: Future[SentMemories], result: SentMemories | NnfmqError) -
 def abort_on_internal_error(error: BaseException | None) -> None:
     """Terminate the worker because of a bug in a thread, so that its client sees its death instead of waiting."""
     _log.critical("an internal error ends this worker", exc_info=error)
-    os._exit(70)
+    os._exit(os.EX_SOFTWARE)
 
 
 def run_session(session: Session) -> NoReturn:

@@ -143,7 +143,6 @@ def _start(configuration: str, _deadline_ns: int | None) -> Client:
 
 RUNTIME = "runtime"
 RUNTIME_PATHS = (RUNTIME, f"{RUNTIME}-async", f"{RUNTIME}-fenced", f"{RUNTIME}-burst")
-SAMPLE_DEVICES = "sample-.*"
 RANDOM = "random"
 PARTITIONS = ("2", "3", RANDOM)
 _ANY_DEVICE = ".*"

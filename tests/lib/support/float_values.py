@@ -76,10 +76,6 @@ def _mapped(function: Callable[[float], float]) -> Callable[[Array], Array]:
     return np.vectorize(function, otypes=[np.float64])
 
 
-def _gelu_by_tanh(x: Array) -> Array:
-    return x * _logistic(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-
-
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "Abs": np.abs, "Acos": np.arccos, "Acosh": np.arccosh, "Asin": np.arcsin, "Asinh": np.arcsinh, "Atan": np.arctan,
     "Atanh": np.arctanh, "Ceil": np.ceil, "Celu": _elu(1.0), "Cos": np.cos, "Cosh": np.cosh, "Elu": _elu(1.0),

@@ -25,7 +25,6 @@ Until = Callable[[Callable[[], object]], None]
 
 SIZE_MAX, SSIZE_MAX = 2**64 - 1, 2**63 - 1
 DATA_64 = pattern(64)
-FIVE_SECONDS = 5 * 10**9
 
 
 # ---- BadQueueConfig ----
