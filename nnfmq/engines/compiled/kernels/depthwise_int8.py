@@ -65,10 +65,13 @@ class RegisterTiles:
 
     `rows` are the input rows under them, and `biases` the sums' first values, one for each vector of channels. `store`
     gets the number of a tile's first position, and for each vector of channels the sums of all rows and positions.
+    `terms` is the number of terms of the panel's weights, which begin at `weights`.
     """
 
     interleaver: RowInterleaver
     rows: Sequence[Sequence[Value]]
+    weights: Value
+    terms: int | Value
     biases: Callable[[], list[Value]]
     store: Callable[[Value, list[list[Value]]], None]
 
@@ -86,37 +89,37 @@ class RegisterTiles:
         left = self._kb.ir.neg(self.interleaver.n.left)
         return _flat([self._pixel(left, number) for number in range(self._kept)])
 
-    def emit(
-        self, weights: Sequence[Value], begin: Value, positions: int, tiles: Value, kept: Sequence[Value]
-    ) -> Sequence[Value]:
-        """Emit a loop over tiles of some positions, from position `begin` on; return the pixels kept for the next one.
+    def emit(self, begin: Value, positions: int, tiles: Value, kept: Sequence[Value]) -> Sequence[Value]:
+        """Emit a loop over tiles of some positions, from position `begin` on; return the pixels kept for the next one."""
+        return self._kb.for_loop(tiles, kept, partial(self._tile, begin, positions), may_be_empty=True)
 
-        `weights` are the addresses of the terms of the panel's weights.
-        """
-        body = partial(self._tile, weights, begin, positions)
-        return self._kb.for_loop(tiles, kept, body, may_be_empty=True)
-
-    def _tile(
-        self, weights: Sequence[Value], begin: Value, positions: int, number: Value, kept: Sequence[Value]
-    ) -> list[Value]:
+    def _tile(self, begin: Value, positions: int, number: Value, kept: Sequence[Value]) -> list[Value]:
         """Emit a tile, given the pixels kept from the one before. Returns those to be kept."""
-        kb, stride = self._kb, self.interleaver.taps.stride
+        kb, taps, n = self._kb, self.interleaver.taps, self.interleaver.n
         # Otherwise LLVM would look for the best way to advance the address of each load, for a quarter of its time.
         first = kb.ir.add(begin, kb.mul(kb.launder(number), positions))
-        pixels = [list(kept[at : at + PANEL_VECTORS]) for at in range(0, len(kept), PANEL_VECTORS)]
-        left = kb.ir.sub(kb.mul(first, stride), self.interleaver.n.left)
-        self.store(first, self._sums(weights, left, pixels, positions))
-        return _flat(pixels[len(pixels) - self._kept :])
+        left = kb.ir.sub(kb.mul(first, taps.stride), n.left)
+        biases = [bias for bias in self.biases() for _ in range(taps.rows * positions)]
+
+        def add_term(term: Value, carried: Sequence[Value]) -> list[Value]:
+            """Add the products with a term of the weights. A second term finds no pixels: few panels have one."""
+            sums, pixels = _split(carried[: len(biases)], PANEL_VECTORS), _split(kept, self._kept)
+            weights = kb.at(self.weights, kb.ir.mul(term, kb.mul(n.vector_weight_bytes, PANEL_VECTORS)))
+            self._add_products(weights, left, sums, pixels, positions)
+            return [*_flat(sums), *_flat(pixels[len(pixels) - self._kept :])]
+
+        results = kb.for_loop(self.terms, [*biases, *kept], add_term)
+        self.store(first, _split(results[: len(biases)], PANEL_VECTORS))
+        return list(results[len(biases) :])
 
     def _pixel(self, first: Value, number: int) -> list[Value]:
         return self.interleaver.pixel(self.rows, self._kb.add(first, number))
 
-    def _sums(
-        self, weights: Sequence[Value], first: Value, pixels: list[list[Value]], positions: int
-    ) -> list[list[Value]]:
-        """Return the sums of a tile whose first pixel is `first`. Appends to `pixels` those that it lacks."""
+    def _add_products(
+        self, weights: Value, first: Value, sums: list[list[Value]], pixels: list[list[Value]], positions: int
+    ) -> None:
+        """Add a tile's products to `sums`. Its first pixel is `first`; those that `pixels` lacks are appended."""
         taps = self.interleaver.taps
-        sums = [[bias] * (taps.rows * positions) for bias in self.biases()]
         for pixel in range(taps.columns + (positions - 1) * taps.stride):
             if pixel >= self._kept:
                 pixels.append(self._pixel(first, pixel))
@@ -124,26 +127,25 @@ class RegisterTiles:
                 column = pixel - position * taps.stride
                 if 0 <= column < taps.columns:
                     self._multiply_add(weights, sums, pixels[pixel], column, slice(position, None, positions))
-        return sums
 
     def _multiply_add(
-        self,
-        terms: Sequence[Value],
-        sums: list[list[Value]],
-        pixel: list[Value],
-        column: int,
-        of_position: slice,
+        self, weights: Value, sums: list[list[Value]], pixel: list[Value], column: int, of_position: slice
     ) -> None:
         """Add the products of a pixel with a column of taps to the sums of a position, in all output rows."""
         kb, dot, taps, n = self._kb, self.interleaver.dot, self.interleaver.taps, self.interleaver.n
         vector_bytes = self.interleaver.pixel_bytes // PANEL_VECTORS
         for v, lhs in enumerate(pixel):
             results = sums[v][of_position]
-            for row, term in itertools.product(range(taps.rows), terms):
-                address = kb.at(term, kb.ir.mul(n.vector_weight_bytes, kb.i64(v)))
-                weights = dot.load(kb, address, (column * taps.rows + row) * vector_bytes)
-                results[row] = dot.multiply_add(kb, results[row], lhs, weights)
+            address = kb.at(weights, kb.ir.mul(n.vector_weight_bytes, kb.i64(v)))
+            for row in range(taps.rows):
+                tap = dot.load(kb, address, (column * taps.rows + row) * vector_bytes)
+                results[row] = dot.multiply_add(kb, results[row], lhs, tap)
             sums[v][of_position] = results
+
+
+def _split(values: Sequence[Value], parts: int) -> list[list[Value]]:
+    """Return the values in parts of equal length."""
+    return [list(values[i * len(values) // parts : (i + 1) * len(values) // parts]) for i in range(parts)]
 
 
 def _flat(pixels: Sequence[Sequence[Value]]) -> list[Value]:
@@ -424,21 +426,13 @@ class _DwConvInt8Builder:
             results = self._packed(lambda v: self._requantized(sums[v], channel, v))
             self._store_rows(results, kb.at(out, kb.ir.mul(first, n.out_stride)), rows_left)
 
-        tiles = RegisterTiles(self.interleaver, image_rows, partial(self._biases, channel), store)
-        kept: Sequence[Value] = tiles.first_pixels()
-        if k.dot.terms == 1:
-            terms = [weights]
-            kept = tiles.emit(terms, kb.i64(0), k.mr, n.tiles, kept)
-        else:
-            first = kb.at(weights, _TERM_COUNT_BYTES)
-            terms = [first, kb.at(first, kb.mul(n.vector_weight_bytes, PANEL_VECTORS))]
-            kept = kb.either(
-                kb.ir.icmp_signed("==", kb.load(I64, weights), kb.i64(1)),
-                lambda: tiles.emit(terms[:1], kb.i64(0), k.mr, n.tiles, kept),
-                lambda: tiles.emit(terms, kb.i64(0), k.mr, n.tiles, kept),
-            )
-        if k.mr > 1:  # the few positions that are left, with a second term of 0 if there is one only
-            tiles.emit(terms, kb.ir.mul(n.tiles, kb.i64(k.mr)), 1, n.tail, kept)
+        terms: int | Value = 1
+        if k.dot.terms > 1:
+            weights, terms = kb.at(weights, _TERM_COUNT_BYTES), kb.load(I64, weights)
+        tiles = RegisterTiles(self.interleaver, image_rows, weights, terms, partial(self._biases, channel), store)
+        kept = tiles.emit(kb.i64(0), k.mr, n.tiles, tiles.first_pixels())
+        if k.mr > 1:  # the few positions that are left
+            tiles.emit(kb.ir.mul(n.tiles, kb.i64(k.mr)), 1, n.tail, kept)
 
     def _emit_rows(self, out: Value, panel: Value, rows_left: Value) -> None:
         """Emit the tiles of the output rows of a panel, whose input rows are interleaved in scratch memory."""
