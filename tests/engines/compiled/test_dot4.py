@@ -122,6 +122,15 @@ def test_dot2_is_chosen_if_int32_might_overflow(planned: list[GemmKernel]) -> No
     assert isinstance(planned[-1].micro_kernel, DotS16x2)
 
 
+def test_filters_of_uint8_share_a_kernel_whatever_their_zero_point(planned: list[GemmKernel]) -> None:
+    """int8 holds the weights minus 128: they need no correction."""
+    for zero_point in (122, 128):
+        assert_dot4_matches(fully_connected_with(INPUTS[1], zero_point, (3, 40, 20), 20.0), INPUTS[1], planned)
+
+    assert planned[0].micro_kernel.has_weight_zero_point
+    assert repr(planned[0]) == repr(planned[-1])
+
+
 @pytest.mark.parametrize("filter", [PER_CHANNEL, 122])
 def test_grouped_convolutions_use_dot4_only_without_weight_zero_point(
     filter: int | None, planned: list[GemmKernel]

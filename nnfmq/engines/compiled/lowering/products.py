@@ -517,7 +517,9 @@ def _s8_launch(op: WeightedOp) -> KernelLaunch | None:
     if not fits or (weight_zero_point and shape.groups > 1):
         return None
 
-    micro_kernel = partial(s8_micro_kernel, target, shape, op.is_signed, weight_zero_point != 0)
+    # The few filters of uint8 that need no correction share the kernels of the others. A row sum takes 1/n of a row.
+    corrects = bool(weight_zero_point) or (op.filter.dtype == np.uint8 and target.has_dot4 and shape.groups == 1)
+    micro_kernel = partial(s8_micro_kernel, target, shape, op.is_signed, corrects)
     candidate = plan_gemm(shape, micro_kernel(NO_REQUANTIZATION), target) if target.has_dot4 else best_acc16_kernel(op)
     if candidate is None:
         return None
