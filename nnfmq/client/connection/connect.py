@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from nnfmq.base import settings
 from nnfmq.base.channel import Channel
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
 _ENDED_MAX = 3  # attempts; what closes each connection without reading is no driver that ends
+_Connected = TypeVar("_Connected")
 
 
 def connect(
@@ -198,34 +199,34 @@ def _connect_or_wait(
         ended += is_ending
         return (is_ending or (waits and ended > 0)) and ended < _ENDED_MAX and not has_passed(limit_ns)
 
-    return _connect_repeatedly(path, options, deadline_ns, is_closed, may_follow)
+    return _repeatedly(partial(_connect_to, path, options, deadline_ns), deadline_ns, is_closed, may_follow)
 
 
 def _connect_when_listening(
     path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed | None = None
 ) -> Client:
     """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes."""
-    return _connect_repeatedly(path, options, deadline_ns, is_closed, lambda _error: True)
+    return _repeatedly(partial(_connect_to, path, options, deadline_ns), deadline_ns, is_closed, lambda _error: True)
 
 
-def _connect_repeatedly(
-    path: Path,
-    options: _Options,
+def _repeatedly(
+    attempt: Callable[[], _Connected],
     deadline_ns: int | None,
     is_closed: IsClosed | None,
     goes_on: Callable[[DeviceUnavailable], bool],
-) -> Client:
-    """Connect, and after an error again, as long as `goes_on(error)` and the deadline has not passed.
+) -> _Connected:
+    """Return the result of an attempt to connect; after an error again, if `goes_on(error)` and until the deadline.
 
     Raises BadState when `is_closed()`, asked every 20 ms: a lock could be held by what a signal interrupts.
     """
     while True:
         try:
-            return _connect_to(path, options, deadline_ns)
+            return attempt()
         except DeviceUnavailable as error:
-            if has_passed(deadline_ns) or not goes_on(error):
+            if not goes_on(error) or has_passed(deadline_ns):
                 raise
-        _sleep_before_retry(deadline_ns)
+        left_s = remaining_s(deadline_ns)
+        time.sleep(_RETRY_S if left_s is None else min(_RETRY_S, left_s))
         if is_closed is not None and is_closed():
             raise BadState(CLOSED)
 
@@ -284,19 +285,14 @@ def _connect_repository(
     If it does not listen, but there is a socket, or `has_listened` is True, it has died.
     """
     socket_path = models_socket(path)
-    while True:
-        try:
-            return _open_channel(socket_path, server_uid, deadline_ns)
-        except DeviceUnavailable as error:
-            if not has_listened and not socket_path.exists():
-                raise DeviceUnavailable(
-                    f"the driver at {path} has no model repository: start it with `nnfmq serve --models DIR`"
-                ) from error
-            if has_passed(deadline_ns):
-                raise
-        _sleep_before_retry(deadline_ns)
-        if is_closed():
-            raise BadState(CLOSED)
+
+    def has_died(error: DeviceUnavailable) -> bool:
+        if has_listened or socket_path.exists():
+            return True
+        text = f"the driver at {path} has no model repository: start it with `nnfmq serve --models DIR`"
+        raise DeviceUnavailable(text) from error
+
+    return _repeatedly(partial(_open_channel, socket_path, server_uid, deadline_ns), deadline_ns, is_closed, has_died)
 
 
 def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed | None) -> Client:
@@ -304,11 +300,6 @@ def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None
     if options.recover and is_closed is not None:
         return _connect_when_listening(path, options, deadline_ns, is_closed)
     return _connect_or_wait(path, options, deadline_ns, is_closed, waits=False)
-
-
-def _sleep_before_retry(deadline_ns: int | None) -> None:
-    left_s = remaining_s(deadline_ns)
-    time.sleep(_RETRY_S if left_s is None else min(_RETRY_S, left_s))
 
 
 def connect_cpu_driver(deadline_ns: int | None) -> Client:
