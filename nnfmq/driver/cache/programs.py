@@ -111,11 +111,13 @@ def entry_for(device: DeviceIdentity, model: Model) -> CacheEntry | None:
 
 def entry_of(device: DeviceIdentity, *fields: bytes | memoryview) -> CacheEntry | None:
     """Return the entry for what `device` makes of these bytes, existing or not; None if the cache is disabled."""
-    if not cache_limit_bytes():
-        return None
+    return _entry(device, "", *fields) if cache_limit_bytes() else None
+
+
+def _entry(device: DeviceIdentity, folder: str, *fields: bytes | memoryview) -> CacheEntry:
     token = _digest(*fields)
     name = _digest(device.name.encode(), device.version.encode(), build_identity(), token).hex()
-    return CacheEntry(device, token, name)
+    return CacheEntry(device, token, folder + name)
 
 
 def kernel_entries(device: DeviceIdentity, target: str, kernels: Iterable[str]) -> list[CacheEntry]:
@@ -123,9 +125,10 @@ def kernel_entries(device: DeviceIdentity, target: str, kernels: Iterable[str]) 
 
     `kernels` are their reprs, `target` is the name of the instruction set.
     """
+    if not cache_limit_bytes():
+        return []
     compiler = replace(device, version=f"{device.version} kernel for {target}")
-    found = [entry_of(compiler, kernel.encode()) for kernel in kernels]
-    return [replace(entry, name=f"{_KERNELS}/{entry.name}") for entry in found if entry is not None]
+    return [_entry(compiler, f"{_KERNELS}/", kernel.encode()) for kernel in kernels]
 
 
 def will_keep(model: Model) -> bool:
