@@ -173,6 +173,14 @@ def thread_state(thread_id: int, pid: int | None = None) -> str:
     return stat.rpartition(")")[2].split()[0]
 
 
+def process_name(pid: int) -> str:
+    """Return a process's name, which tells the role of one of a driver; "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except _GONE:
+        return ""
+
+
 class InThread:
     """A call that runs on a thread of this process, its result or exception, and the time of its end."""
 
@@ -409,13 +417,8 @@ class Daemon:
             raise
 
     def compile_servers(self) -> list[int]:
-        """Return the pids of its compile server, and of one that ends: children with sessions of their own."""
-        found = []
-        for pid in self.process.children():
-            with suppress(ProcessLookupError):
-                if os.getsid(pid) == pid:
-                    found.append(pid)
-        return found
+        """Return the pids of its compile server, and of one that ends."""
+        return [pid for pid in self.process.children() if process_name(pid) == "nnfmq-compilers"]
 
     def connect(self, *, recover: bool = False) -> nnfmq.Client:
         """Return a new client, whose worker is ready. By default its calls raise DeadObject if the worker dies."""
