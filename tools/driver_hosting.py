@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_support import Report, Table, Tables, lower_limit, missed_targets, positive, targets_table, upper_limit
-from driver_memory import READINGS, Client, memory_rows, reading, started_clients, summary
+from driver_memory import READINGS, Client, memory_rows, reading, started_clients, summary, write_bytecode
 
 from nnfmq.lab.child_processes import call_in_child
 from nnfmq.lab.listening_driver import started_daemon
@@ -48,6 +48,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     Raises:
         BenchmarkFailed: If the driver or a client fails, or a step takes longer than its limit.
     """
+    write_bytecode(options)
     model = options.model
     if model is None:
         model = folder / "products.onnx"

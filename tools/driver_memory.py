@@ -38,6 +38,7 @@ from bench_support import (
 )
 
 from nnfmq.base.processes import descendants
+from nnfmq.lab import child_processes
 from nnfmq.lab.child_processes import BenchmarkFailed, call_in_child, started_child
 from nnfmq.lab.listening_driver import Daemon, started_daemon
 from nnfmq.lab.placement import ProcessMemory, command_of, memory_of, open_memfd_bytes
@@ -84,6 +85,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     Raises:
         BenchmarkFailed: If the driver or a client fails, or a step takes longer than its limit.
     """
+    write_bytecode(options)
     sections = [_SECTION[name](options, _new_folder(folder, name)) | {"section": name} for name in options.sections]
     targets = [target for section in sections for target in section["targets"]]
     return {
@@ -286,6 +288,12 @@ def _end(process: subprocess.Popen[Any]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def write_bytecode(options: argparse.Namespace) -> None:
+    """Compile nnfmq's modules, as pip does for an installed package: processes would keep what compiling takes."""
+    folder = Path(child_processes.__file__).parents[1]
+    subprocess.run([sys.executable, "-m", "compileall", "-q", folder], timeout=options.limit, check=True)
 
 
 # ---- readings

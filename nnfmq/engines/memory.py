@@ -21,6 +21,7 @@ __all__ = [
     "Trimmable",
     "charge",
     "register",
+    "trim_heap",
     "trim_memory",
     "use_budget",
     "use_one_heap",
@@ -143,6 +144,11 @@ def trim_memory() -> None:
         owners = list(_registered)  # copied: `trim` takes other locks
     for owner in owners:
         owner.trim()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Release the allocator's free memory: of glibc's; with another C library, nothing."""
     malloc_trim = _malloc_trim()
     if malloc_trim is not None:
         malloc_trim(0)

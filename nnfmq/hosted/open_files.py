@@ -85,6 +85,7 @@ class OpenFile(Generic[ModelT]):
         add_to_limit(self._stack_bytes)
         before = _private_bytes()
         self.model = open_file()
+        memory.trim_heap()  # what a runtime frees again is several times what it keeps of a small model
         self._charge(before)
 
     def run_first(self, run: Callable[[], ResultT]) -> ResultT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from nnfmq.base.onnx_fields import external_files, with_external_data
 from nnfmq.hal.errors import InvalidArgument
@@ -22,7 +23,7 @@ def companion_files(format: str, file: ModelSource) -> Mapping[str, ModelSource]
     if format == "openvino" and file.path is not None:
         weights = file.path.with_suffix(".bin")
         return {weights.name: read_source(weights, is_sealed=True)} if weights.exists() else {}
-    return _external_data(file) if format == "onnx" else {}
+    return _external_data(file, is_sealed=True) if format == "onnx" else {}
 
 
 def external_names(file: ModelSource) -> tuple[str, ...]:
@@ -37,15 +38,16 @@ def in_one_file(file: ModelSource) -> bytes | memoryview:
         InvalidArgument: If it is corrupt, or names a file outside its folder.
         OSError: If a file cannot be read.
     """
-    files = {name: memoryview(source.data).cast("B") for name, source in _external_data(file).items()}
+    files = {name: memoryview(source.data).cast("B") for name, source in _external_data(file, is_sealed=False).items()}
     return with_external_data(memoryview(file.data).cast("B"), files)
 
 
-def _external_data(file: ModelSource) -> Mapping[str, ModelSource]:
+def _external_data(file: ModelSource, *, is_sealed: bool) -> Mapping[str, ModelSource]:
     names = external_names(file)
     for name in names:
         if not is_file_name(name):
             raise InvalidArgument(f"the model has tensors in {name!r:.80}: only files of its own folder are read")
     if names and file.path is None:
         raise InvalidArgument(f"the model has tensors in {names[0]!r}: give its path instead of its content")
-    return {name: read_source(file.path.parent / name, is_sealed=True) for name in names if file.path is not None}
+    folder = Path() if file.path is None else file.path.parent
+    return {name: read_source(folder / name, is_sealed=is_sealed) for name in names}

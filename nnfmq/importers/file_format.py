@@ -11,12 +11,13 @@ import operator
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct, field
 
-from nnfmq.base.memory import Memory, PrivateBytes, write_all
+from nnfmq.base.memory import Memory, PrivateBytes, copy_file
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ _UNKNOWN = (_ZIP, _TEXT, _UNKNOWN_FORMAT)
 _SHORTEST = 8
 _TEXT_BYTES = 16  # a file that begins with as many printable characters is text
 _LISTED_MEMBERS = 3
-_SLICE_BYTES = 1 << 20
 _XML_STARTS = (b"<?xml", b"<net", b"\xef\xbb\xbf<")
 _XML_PROLOGUE_BYTES = 512  # declaration and comments before the root element
 
@@ -178,14 +178,9 @@ def _sealed_content(file: io.BufferedReader) -> SharedConstants | None:
     from nnfmq.base.shared_constants import SharedConstants  # most files are imported
 
     fd, size = file.fileno(), os.fstat(file.fileno()).st_size
-
-    def fill(memory: int) -> None:
-        for begin in range(0, size, _SLICE_BYTES):
-            write_all(memory, os.pread(fd, min(_SLICE_BYTES, size - begin), begin), begin)
-
     if not size:
         return None
-    content = SharedConstants(Memory.create_constant(size, fill, "nnfmq-constants"))
+    content = SharedConstants(Memory.create_constant(size, partial(copy_file, fd, 0, size), "nnfmq-constants"))
     return content if os.fstat(fd).st_size == size else None
 
 

@@ -20,6 +20,7 @@ from nnfmq.base.memory import (
     F_SEAL_FUTURE_WRITE,
     Memory,
     allocate_pages,
+    copy_file,
     read_from_memfd,
     sealed_size,
     write_to_memfd,
@@ -481,3 +482,12 @@ def test_sparse_memory_without_an_fd_is_an_error(monkeypatch: pytest.MonkeyPatch
         Memory.create_sparse(4096, "test")
     with pytest.raises(InvalidArgument):
         Memory.create_sparse(0, "test")
+
+
+@pytest.mark.parametrize(("begin", "size_bytes"), [(0, 3 << 20), (5, (1 << 20) + 1), (7, 0), (1 << 20, 9 << 20)])
+def test_a_part_of_a_file_is_copied_as_far_as_the_file_goes(tmp_path: Path, begin: int, size_bytes: int) -> None:
+    content = np.random.default_rng(5).bytes((3 << 20) - 3)
+    (tmp_path / "source").write_bytes(content)
+    with (tmp_path / "source").open("rb") as source, (tmp_path / "target").open("wb") as target:
+        copy_file(source.fileno(), begin, size_bytes, target.fileno())
+    assert (tmp_path / "target").read_bytes() == content[begin : begin + size_bytes]

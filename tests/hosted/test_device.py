@@ -220,6 +220,21 @@ def test_a_client_is_charged_what_opening_a_file_and_its_first_execution_took(
     assert quota.charged_bytes == 0
 
 
+def test_a_client_is_not_charged_what_a_runtime_has_freed_again(
+    device: Doubling, tmp_path: Path, quota: MemoryQuota, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_wastefully(file: HostedFile, options: OpenOptions) -> HostedModel:
+        blocks = [np.ones(MIB // 16, np.uint8) for _ in range(30 * 16)]  # of a size that glibc has in its heap
+        opened = Opened(0)
+        opened.taken = blocks[-1:]  # above all others
+        return opened
+
+    monkeypatch.setattr(device, "open", open_wastefully)
+    program = device.compile(Sent(device, tmp_path).model)
+    assert quota.charged_bytes < 5 * MIB
+    assert executed(program) == [2, 4]
+
+
 def test_a_file_beyond_the_limit_is_RESOURCE_EXHAUSTED(device: Doubling, tmp_path: Path, quota: MemoryQuota) -> None:
     with pytest.raises(nnfmq.ResourceExhaustedPersistent, match=f"the limit is {100 * MIB}"):
         Sent(device, tmp_path, 110)

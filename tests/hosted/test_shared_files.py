@@ -12,6 +12,7 @@ import pytest
 from support.drivers import Daemon, Process, Program, running_daemon, short_folder, until
 
 import nnfmq
+from nnfmq.base.memory import copy_file
 from nnfmq.driver.cache.shared_files import SHARED_BYTES_MIN
 from nnfmq.importers import file_format
 from nnfmq.importers.file_format import read_source
@@ -169,9 +170,9 @@ def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path: Path, monkey
     path = tmp_path / "net.own"
     path.write_bytes(bytes(100))
 
-    def write_and_grow(fd: int, data: bytes, offset: int) -> None:
-        os.pwrite(fd, data, offset)
+    def copy_and_grow(source: int, begin: int, size: int, target: int) -> None:
+        copy_file(source, begin, size, target)
         path.write_bytes(bytes(150))
 
-    monkeypatch.setattr(file_format, "write_all", write_and_grow)
+    monkeypatch.setattr(file_format, "copy_file", copy_and_grow)
     assert len(read_source(path, is_sealed=True).data) == 150

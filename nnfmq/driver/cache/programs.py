@@ -34,7 +34,7 @@ from msgspec.structs import replace
 
 from nnfmq.base import settings
 from nnfmq.base.digests import Sha256
-from nnfmq.base.memory import Memory, write_all
+from nnfmq.base.memory import Memory, copy_file, write_all
 from nnfmq.base.paths import cache_directory, check_directory, make_cache_directory
 from nnfmq.driver.cache.files import (
     CacheContents,
@@ -74,7 +74,6 @@ __all__ = [
 
 _MIB = 1 << 20
 _MEMORY_LABEL = "nnfmq-program"
-_COPY_BYTES = 1 << 20
 _TEMPORARY_PREFIX = "."
 _KERNELS = "kernels"  # their folder in the directory
 _KERNELS_SHARE = 32  # the part of the limit that kernels have: of 512 MiB some 3000 of them
@@ -266,7 +265,7 @@ class CacheEntry(Struct, frozen=True):
         client = shared_cache()
         if client is None:
             return self._decode(read_file(fd, size))
-        with Memory.create_constant(size, partial(_copy, fd, 0, size), _MEMORY_LABEL) as memory:
+        with Memory.create_constant(size, partial(copy_file, fd, 0, size), _MEMORY_LABEL) as memory:
             packed = self._decode(memory.view)
             client.publish(self.name, memory)
             return packed
@@ -368,16 +367,7 @@ def copy_entries(files: Sequence[tuple[str, int]], memory: int) -> None:
     """Do what `store_memory` does, with an fd that is borrowed, in this process."""
     begins = accumulate((size for _, size in files), initial=0)
     offsets = zip(files, begins, strict=False)
-    _write_entries({name: partial(_copy, memory, begin, size) for (name, size), begin in offsets})
-
-
-def _copy(source: int, begin: int, size_bytes: int, target: int) -> None:
-    """Copy a part of a file in pieces of 1 MiB: a copy inside the kernel goes page by page, which is slower."""
-    done = 0
-    while done < size_bytes:
-        piece = read_file(source, min(_COPY_BYTES, size_bytes - done), begin + done)
-        write_all(target, piece, done)
-        done += len(piece)
+    _write_entries({name: partial(copy_file, memory, begin, size) for (name, size), begin in offsets})
 
 
 @contextmanager
