@@ -23,8 +23,9 @@ from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.memory import Memory
-from nnfmq.client.connection.connection import LATE_MAX, Connection
+from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.garbage import CloserUse
+from nnfmq.client.connection.late_sends import LATE_MAX
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.errors import (
     DeadObject,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import tiers
@@ -22,13 +24,15 @@ from support.drivers import (
     until,
     wait_until_waiting,
 )
-from support.model_folders import RepositoryPeer, add_version, adder
+from support.model_folders import add_version, adder
 from support.models import null_model
 
 import nnfmq
 from nnfmq.base.channel import Channel
 from nnfmq.client.connection import open_connections
+from nnfmq.client.model.handle import ModelHandle
 from nnfmq.driver.process.hand_over import REQUEST, Predecessor
+from nnfmq.serialize.messages import GoAway
 
 DRAINING = "this driver ends, and takes no new work: connect to the next one"
 RESTARTS = 100 if tiers.IS_DEEP else 3
@@ -200,7 +204,7 @@ def test_a_request_that_a_driver_left_unread_when_it_ended_is_executed_by_the_ne
                 call = InThread.start(lambda burst=burst: burst.execute(one(2)))
                 wait_until_waiting(burst)
                 if was_asked:
-                    client.connection._on_go_away("the driver ends")
+                    client.connection._on_go_away(GoAway("the driver ends"))
                 worker.kill()
                 if was_asked:
                     assert call.wait().value == (one(2),)
@@ -233,21 +237,117 @@ def admits(daemon: Daemon) -> bool:
     return True
 
 
-def test_clients_that_recover_move_to_a_successor_between_two_requests(path: Path) -> None:
-    with (
-        started(path) as old,
-        old.connect(recover=True) as client,
-        bursting(client) as burst,
-        Process(client.worker_pid) as worker,
-        running_daemon(path, options=["--replace"]) as new,
-    ):
-        until(lambda: not client.connection.is_open, "the client is asked to leave")
-        assert "driver ends, connects to the next one" in repr(client)
-        assert not worker.has_exited()  # it serves the client until that has moved
+class Gate:
+    """Where the thread that moves a client waits when it has prepared a model in the successor."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self._go, prepare = threading.Semaphore(0), threading.Event(), ModelHandle.prepare_ahead
+
+        def prepare_and_wait(model: ModelHandle, *arguments: Any) -> None:
+            prepare(model, *arguments)
+            self.reached.release()
+            assert self._go.wait(LIMIT_S)
+
+        monkeypatch.setattr(ModelHandle, "prepare_ahead", prepare_and_wait)
+
+    def wait(self) -> None:
+        """Wait until a model is prepared, or another one."""
+        assert self.reached.acquire(timeout=LIMIT_S)
+
+    def open(self) -> None:
+        """Let the thread go on."""
+        self._go.set()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(monkeypatch)
+    yield made
+    made.open()
+
+
+def moves_to(client: nnfmq.Client, driver: Daemon) -> None:
+    until(lambda: client.driver_pid == driver.process.pid, "the client moves")
+
+
+def test_a_client_moves_when_the_successor_has_its_models_and_the_driver_serves_it_until_then(
+    path: Path, gate: Gate
+) -> None:
+    with ExitStack() as stack:
+        old = stack.enter_context(started(path))
+        client = stack.enter_context(old.connect(recover=True))
+        burst = stack.enter_context(bursting(client))
+        closed = stack.enter_context(client.device("reference").prepare(null_model()))
+        new = stack.enter_context(running_daemon(path, options=["--replace"]))
+        monitor = stack.enter_context(new.connect())
+        gate.wait()
         assert burst.execute(one(2)) == (one(2),)
-        assert client.driver_pid == new.process.pid
-        assert ends_well(old)
+        assert client.driver_pid == old.process.pid
+        closed.close()
+        gate.open()
+        moves_to(client, new)
+        assert ends_well(old)  # although its client has nothing to execute
+        assert client.recovery == (0, 1)
+        models = [{model.id for model in each.models} for each in monitor.statistics().clients if each.models]
+        assert burst.execute(one(3)) == (one(3),)
+        assert [len(ids) for ids in models] == [1]  # neither the closed one, nor the other one twice
+        assert models == [{model.id for model in each.models} for each in monitor.statistics().clients if each.models]
+        monitor.close()
         client.close()
+
+
+def test_a_client_that_is_closed_while_it_moves_keeps_no_driver(path: Path, gate: Gate) -> None:
+    with ExitStack() as stack:
+        old = stack.enter_context(started(path))
+        client = stack.enter_context(old.connect(recover=True))
+        stack.enter_context(bursting(client))
+        new = stack.enter_context(running_daemon(path, options=["--replace"]))
+        gate.wait()
+        closing = InThread.start(client.close)
+        until(lambda: client._is_closed, "the client is closed")
+        gate.open()
+        assert closing.wait().error is None
+        assert ends_well(old)
+        assert admits(new)
+
+
+@pytest.mark.full
+def test_a_client_whose_next_driver_dies_while_it_moves_moves_to_the_one_after_it(path: Path, gate: Gate) -> None:
+    with started(path) as old, old.connect(recover=True) as client, bursting(client) as burst:
+        with started(path, "--replace") as new:
+            gate.wait()
+            new.process.kill()
+            with Process(client._ahead[0].client.worker_pid) as worker:  # it outlives the supervisor
+                worker.kill()
+                worker.wait_for_end()
+        gate.open()
+        with running_daemon(path) as last:
+            assert burst.execute(one(2)) == (one(2),)
+            moves_to(client, last)
+            assert ends_well(old)
+            assert burst.execute(one(3)) == (one(3),)
+            client.close()
+
+
+def test_a_move_is_tried_again_until_the_successor_admits_the_client(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(path) as old, old.connect(recover=True) as client, bursting(client) as burst:
+        again, attempts = client._connect_again, []
+        assert again is not None
+
+        def reject_twice(deadline_ns: int | None, is_closed: Any) -> nnfmq.Client:
+            attempts.append(burst.execute(one(2)))  # the driver serves the client meanwhile
+            if len(attempts) < 3:
+                raise nnfmq.ResourceExhaustedTransient("this driver has all the clients that it may have")
+            return again(deadline_ns, is_closed)
+
+        monkeypatch.setattr(client, "_connect_again", reject_twice)
+        with running_daemon(path, options=["--replace"]) as new:
+            moves_to(client, new)
+            assert attempts == 3 * [(one(2),)]
+            assert ends_well(old)
+            client.close()
 
 
 def test_what_is_in_progress_ends_in_the_driver_that_is_left(path: Path) -> None:
@@ -257,8 +357,8 @@ def test_what_is_in_progress_ends_in_the_driver_that_is_left(path: Path) -> None
         in_progress(client) as end,
         running_daemon(path, options=["--replace"]) as new,
     ):
-        until(lambda: not client.connection.is_open, "the client is asked to leave")
-        assert client.devices() and client.driver_pid == new.process.pid
+        moves_to(client, new)
+        assert client.devices()
         assert not old.process.has_exited()
         end()
         assert ends_well(old)
@@ -291,16 +391,20 @@ def test_an_invalid_setting_of_a_successor_leaves_the_driver_as_it_is(path: Path
         assert admits(daemon)
 
 
-def test_the_model_repository_is_handed_over_with_the_socket(path: Path, folder: Path) -> None:
+def test_the_model_repository_is_handed_over_with_the_socket(
+    path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nnfmq.client")
     (folder / "models").mkdir()
     add_version(folder / "models", "adder", 1, adder(1))
     with ExitStack() as stack:
         old = stack.enter_context(started(path, models=folder / "models"))
         client = stack.enter_context(old.connect(recover=True))
         model = client.model("adder", timeout=LIMIT_S)
-        stack.enter_context(running_daemon(path, options=["--replace"], models=folder / "models"))
-        with RepositoryPeer(path) as peer:
-            peer.wait_for("adder", version=1)
+        new = stack.enter_context(running_daemon(path, options=["--replace"], models=folder / "models"))
+        moves_to(client, new)
+        until(lambda: model.handle.connection is client.connection, "the model moves")
+        assert "prepared ahead" not in caplog.text  # it was, before the client left the driver
         assert model.execute([[1.0, 2.0, 3.0, 4.0]], timeout=LIMIT_S)[0].tolist() == [[2, 3, 4, 5]]
         model.close()
         client.close()

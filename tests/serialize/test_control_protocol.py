@@ -310,7 +310,7 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     ),
     (CLIENT, {"call": 11, "buffer_id": 9, "memory": MEMORY_WIRE}, messages.CopyTo(11, 9, MEMORY), 1),
     (CLIENT, {"call": 12, "buffer_id": 9}, messages.ReleaseBuffer(12, 9), 0),
-    (DRIVER, {"message": "the driver ends"}, messages.GoAway("the driver ends"), 0),
+    (DRIVER, {"message": "ends", "is_replaced": True}, messages.GoAway("ends", is_replaced=True), 0),
     (CLIENT, {}, messages.Leave(), 0),
     (CLIENT, {}, messages.Goodbye(), 0),
 ]  # fmt: skip
@@ -423,6 +423,7 @@ MAY_BE_ABSENT = {
     ("PreparedModelReady", "program"),
     ("PreparedModelReady", "compiled"),
     ("PreparedModelReady", "calls_row"),
+    ("GoAway", "is_replaced"),
     ("HelloReply", "pages"),
     ("SupportedOperations", "status"),
     ("SupportedOperations", "message"),

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack
 
+from msgspec import Struct
+
 from nnfmq.base.channel import close_all
-from nnfmq.base.deadlines import deadline_after, remaining_s
+from nnfmq.base.deadlines import deadline_after, has_passed, remaining_s
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection.connection import Connection
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.device import Device
+from nnfmq.client.connection.garbage import weak_call
 from nnfmq.client.connection.hosted_choice import FileOptions, GivenModel, Hosting
 from nnfmq.client.connection.open_connections import CLOSED, DriverEnding, NotAccepted
 from nnfmq.client.connection.prepare_arguments import (
@@ -33,9 +37,18 @@ from nnfmq.client.connection.prepare_arguments import (
     with_time_left,
 )
 from nnfmq.client.connection.recovery import DriverRecovery, RecoveryCounts
+from nnfmq.client.model.handle import ModelHandle
 from nnfmq.client.waiting import SingleAttempt
 from nnfmq.hal.capabilities import MAX_NUMBER_OF_CACHE_FILES
-from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument, ProtocolError
+from nnfmq.hal.errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    GeneralFailure,
+    InvalidArgument,
+    NnfmqError,
+    ProtocolError,
+)
 from nnfmq.hal.extensions import is_extension_name
 from nnfmq.hal.hosted import is_runtime_name
 from nnfmq.hal.summaries import nearest
@@ -112,6 +125,8 @@ ConnectAgain: TypeAlias = "Callable[[int | None, IsClosed | None], Client]"
 """Connects to the successor of a driver, before a deadline; waits until it listens, unless None."""
 StatusArgument: TypeAlias = DeviceStatus | Literal["available", "busy", "offline"]
 """A status, or its name."""
+_MOVE_S = 10.0  # for preparing a move; then the client leaves a driver that was replaced in any case
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 0.5  # between attempts to connect to its successor
 _ONLY = 0  # the key of a dict of one object, which threads create at most once
 ResultT = TypeVar("ResultT")
 _log = logging.getLogger("nnfmq.client")
@@ -133,6 +148,13 @@ class Compilation(Protocol):
     def close(self) -> None:
         """End the processes that were started for it. Idempotent."""
         ...
+
+
+class _NextDriver(Struct, eq=False):
+    """A driver that has replaced a client's: a client of it, and its devices once it has prepared the models."""
+
+    client: Client
+    devices: dict[str, DeviceInfo] | None = None
 
 
 class Client(Closable):
@@ -167,6 +189,7 @@ class Client(Closable):
         self._pid = os.getpid()
         self._is_closed = False
         self._next: Client | None = None  # of the driver's successor, until it is known to have the same devices
+        self._ahead: list[_NextDriver] = []  # that have replaced this client's, which serves it until it has moved
         self._dead: Connection | None = None  # whose driver's death is counted
         self._known_devices: dict[str, DeviceInfo] = {}  # as they were when they were used first
         self._lost_devices: set[str] = set()  # missing or different in the driver of a later connection
@@ -512,6 +535,100 @@ class Client(Closable):
         limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
         return self._attempt.run(lambda: self._connect_to_successor(limit_ns, wait), limit_ns, waits=wait)
 
+    def follow_driver(self) -> None:
+        """Move to another driver when it has replaced this client's. Call it once, for a client that is complete."""
+        self._connection.call_when_replaced(weak_call(self._begin_move))
+
+    def follow(self, model: ModelHandle) -> None:
+        """Prepare a model ahead of a move to another driver, while it is open."""
+        self._recovery.follow(model)
+
+    def _begin_move(self) -> None:
+        """Move on a thread of its own; if there is none, the next call does it. Does not block."""
+        if not self._recovery.start_moving(self._move):
+            self._connection.depart()
+
+    def _move(self) -> None:
+        """Have the driver's successor prepare the models, then leave the driver, which serves calls until then."""
+        old, models, deadline_ns = self._connection, self._recovery.open_models(), deadline_after(_MOVE_S)
+        if not old.is_replaced:  # this client has moved meanwhile, because the driver has died
+            return
+        ahead = self._prepare_move(models, deadline_ns)
+        old.depart()
+        try:
+            self._live_connection(deadline_ns, wait=False)
+            for model in models:
+                with suppress(NnfmqError):  # it is closed, or the call that needs it raises the error
+                    model.recover_now(deadline_ns, wait=False)
+        except NnfmqError as error:
+            _log.info("the next call moves to the next driver: %s", error)
+        if ahead is not None:  # a call had connected before
+            self._give_up(ahead)
+
+    def _prepare_move(self, models: Sequence[ModelHandle], deadline_ns: int | None) -> _NextDriver | None:
+        """Return the driver's successor when it has prepared the models; None if there is none. Blocks.
+
+        Tries it again until the deadline, because the driver serves the calls meanwhile.
+        """
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._prepare_move_once(models, deadline_ns)
+            except NnfmqError as error:
+                _log.info("the move to the next driver is not prepared: %s", error)
+                if has_passed(deadline_ns) or self._recovery.pause(pause_s):
+                    return None
+                pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    def _prepare_move_once(self, models: Sequence[ModelHandle], deadline_ns: int | None) -> _NextDriver:
+        assert self._connect_again is not None  # else the driver does not ask this client to move
+        ahead = _NextDriver(self._connect_again(deadline_ns, None))
+        self._ahead.append(ahead)
+        try:
+            if self._is_closed:  # by another thread, which did not see it
+                raise BadState(CLOSED)
+            connection = ahead.client.connection
+            devices = {info.name: info for info in _list_devices(connection, deadline_ns)}
+            for model in models:
+                try:
+                    model.prepare_ahead(partial(self._device_ahead, connection, devices), deadline_ns)
+                except NnfmqError as error:
+                    _log.info("a model on %s is not prepared ahead of a move: %s", model.device, error)
+            connection.raise_if_closed()
+        except BaseException:
+            self._give_up(ahead)
+            raise
+        ahead.devices = devices
+        return ahead
+
+    def _device_ahead(self, connection: Connection, devices: Mapping[str, DeviceInfo], name: str) -> Device:
+        known, info = self._known_devices.get(name), devices.get(name)
+        if info is None or (known is not None and not is_same_device(known, info)):
+            raise DeviceUnavailable(f"the next driver has another device {name!r}, or none")
+        return Device(info, connection)
+
+    def _claim(self, ahead: _NextDriver) -> bool:
+        """Take what `_ahead` has; return False if another thread has it, or has closed it."""
+        try:
+            self._ahead.remove(ahead)
+        except ValueError:
+            return False
+        return True
+
+    def _give_up(self, ahead: _NextDriver) -> None:
+        """Close what `_ahead` has, unless it was taken."""
+        if self._claim(ahead):
+            ahead.client.close()
+
+    def _connected_ahead(self) -> _NextDriver | None:
+        """Take a driver that has prepared the models, if there is one and it still runs."""
+        for ahead in list(self._ahead):
+            if ahead.devices is not None and self._claim(ahead):
+                if ahead.client.connection.is_open:
+                    return ahead
+                ahead.client.close()
+        return None
+
     def _connect_to_successor(self, deadline_ns: int | None, wait: bool) -> Connection:
         connect_again = self._successor()
         if not self._connection.is_open and connect_again is not None:
@@ -519,8 +636,10 @@ class Client(Closable):
             if was_accepted and not self._connection.has_left:
                 self._note_death()
             try:
-                new = connect_again(deadline_ns, (lambda: self._is_closed) if wait else None)
-                self._replace_connection(new, deadline_ns)
+                ahead = self._connected_ahead()
+                if ahead is None:
+                    ahead = _NextDriver(connect_again(deadline_ns, (lambda: self._is_closed) if wait else None))
+                self._replace_connection(ahead, deadline_ns)
             except DeviceUnavailable:
                 if self.is_embedded:
                     self._recovery.limit.fail()
@@ -538,13 +657,15 @@ class Client(Closable):
             self._recovery.count(deaths=1)
         self._recovery.limit.require_allowed(self._connection.ended_ns)
 
-    def _replace_connection(self, new: Client, deadline_ns: int | None) -> None:
-        """Use the connection and the process of `new` from now on, and close the old ones."""
-        self._next = new
+    def _replace_connection(self, ahead: _NextDriver, deadline_ns: int | None) -> None:
+        """Use the connection and the process of another driver from now on, and close the old ones."""
+        self._next = new = ahead.client
         try:
             if self._is_closed:  # by another thread, which did not see the new one
                 new.close()
-            infos = {info.name: info for info in _list_devices(new._connection, deadline_ns)}
+            infos = ahead.devices
+            if infos is None:
+                infos = {info.name: info for info in _list_devices(new._connection, deadline_ns)}
             _request_class(new._connection, self._connection.page.given_class, deadline_ns)
         except BaseException:
             new.close()
@@ -568,6 +689,7 @@ class Client(Closable):
                 _log.warning("the driver has died; connected again, to process %d", self.driver_pid)
         if process is not None:
             old.end_driver()
+        self.follow_driver()
 
     def close(self) -> None:
         """Hang up; an embedded driver exits and is reaped. Idempotent, also in a forked child."""
@@ -578,9 +700,9 @@ class Client(Closable):
         has_started = self._connection.has_started
         for connection in (*self._left, self._connection):
             connection.close()
-        successor = self._next
-        if successor is not None:
-            successor.close()
+        for successor in (self._next, *(ahead.client for ahead in self._ahead)):
+            if successor is not None:
+                successor.close()
         for models in self._named_models.values():
             models.join()
         self._recovery.join()
@@ -740,6 +862,7 @@ class LateClient(Client):
         if self._is_ended:
             raise BadState(CLOSED)
         vars(self).update(vars(self._connect(lambda: self._is_ended)))
+        self.follow_driver()
         if self._is_ended:  # by another thread, meanwhile
             super().close()
             raise BadState(CLOSED)

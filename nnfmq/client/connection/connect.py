@@ -105,12 +105,18 @@ def connect(
         from nnfmq.client.connection.client import LateClient  # few applications
 
         return LateClient(partial(_connect_when_listening, socket_path, options, deadline_ns))
-    if wait:
-        return _connect_when_listening(socket_path, options, deadline_ns)
     may_embed = path is None and embedded is None
     try:
-        return _connect_or_wait(socket_path, options, deadline_ns, waits=recover and not may_embed)
+        client = (
+            _connect_when_listening(socket_path, options, deadline_ns)
+            if wait
+            else _connect_or_wait(socket_path, options, deadline_ns, waits=recover and not may_embed)
+        )
+        client.follow_driver()
+        return client
     except DeviceUnavailable as error:
+        if wait:
+            raise
         if not may_embed:
             raise _with_remedy(error, socket_path, is_default=path is None) from error
         if is_socket_named():

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT, Channel, Frame, close_all
 from nnfmq.base.ownership import Closable
-from nnfmq.base.threads import Thread
 from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection import open_connections, trace
 from nnfmq.client.connection.defaults import INTERFACE, level_of
 from nnfmq.client.connection.garbage import ClosedWhenDropped, CloserUse, weak_call
+from nnfmq.client.connection.late_sends import LateSends
 from nnfmq.client.connection.page import ClientPage
 from nnfmq.client.waiting import Future
 from nnfmq.hal.client_class import ClientClass
@@ -51,7 +51,6 @@ __all__ = [
     "Connection",
     "DriverStart",
     "DroppedConnection",
-    "LateSends",
     "MemoryProvider",
     "PendingCall",
     "ReplyKey",
@@ -163,48 +162,6 @@ def _add_copy(fds: list[int], memory: SharedPool) -> None:
             raise BadState("this memory is closed") from None
         raise ResourceExhaustedTransient(f"a memory is not sent to the driver: {error.strerror}") from error
     memory.fileno()  # a memory forgets its fd before it closes it: it was the memory's when it was copied
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# LateSends: what the watcher thread sends, which must not wait for a peer that does not read.
-
-
-LATE_MAX = 64
-
-
-class LateSends:
-    """Sends frames without blocking: a thread for each sends those that do not fit into the socket, LATE_MAX at most.
-
-    `on_error` is called on such a thread with what its send raises.
-    """
-
-    def __init__(self, on_error: Callable[[Exception], None]) -> None:
-        self._on_error = on_error
-        self._places = threading.Semaphore(LATE_MAX)
-
-    def send(self, channel: Channel, data: bytes, fds: Sequence[int]) -> None:
-        """Send a frame, or let a thread send copies of the fds. Borrows `fds`.
-
-        Raises:
-            DeadObject: If the peer has closed the connection.
-            ProtocolError: If the peer has not read what LATE_MAX threads send.
-        """
-        try:
-            channel.send(data, fds, NO_WAIT)
-        except MissedDeadlineTransient:
-            if not self._places.acquire(blocking=False):
-                raise ProtocolError(f"the driver does not read: {LATE_MAX} messages wait for it") from None
-            copies = [os.dup(fd) for fd in fds]  # the caller may close its fds before the thread sends them
-            Thread(target=self._send_late, args=(channel, data, copies), name="nnfmq-late", daemon=True).start()
-
-    def _send_late(self, channel: Channel, data: bytes, fds: Sequence[int]) -> None:
-        try:
-            channel.send(data, fds)  # returns at the latest when the channel is closed
-        except (NnfmqError, OSError) as error:
-            self._on_error(error)
-        finally:
-            close_all(fds)
-            self._places.release()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -351,6 +308,9 @@ class Connection(DroppedConnection):
         """The managed buffers of this connection by token."""
         self.moves = False
         """Whether the client connects to the driver's successor when the driver asks it to leave."""
+        self.is_replaced = False
+        """Whether the driver serves this client until that has moved to the successor, which listens."""
+        self._on_replaced: Callable[[], None] | None = None
         self.has_left = False
         """Whether it has done so: this connection takes no new calls, and ends when those in progress have ended."""
         self._last_words = ""
@@ -738,7 +698,7 @@ class Connection(DroppedConnection):
             status = message.status or ErrorStatus.GENERAL_FAILURE
             self._driver_start.fail(error_for_status(status, f"the driver rejected the client: {message.message}"))
         elif isinstance(message, messages.GoAway):
-            self._on_go_away(message.message)
+            self._on_go_away(message)
         elif isinstance(message, messages.GetMemories):
             reply, fds = memories_reply(self._bursts.get(message.burst_id), message)
             try:
@@ -754,16 +714,32 @@ class Connection(DroppedConnection):
             assert isinstance(message, messages.Call)
             self._on_reply(message, frame)
 
-    def _on_go_away(self, reason: str) -> None:
-        """Take no new calls, if the client moves: the next one raises DeadObject, as after the driver's death.
+    def _on_go_away(self, message: messages.GoAway) -> None:
+        """Take no new calls, if the client moves; but if the driver was replaced, the client prepares the move first.
 
         A client that does not move goes on until the driver has exited; if the driver ends, it rejects what is new.
         """
-        self._last_words = reason
-        if self.moves:
-            with self._lock:
-                if self._close_reason is None:
-                    self._close_reason, self.has_left = reason, True
+        self._last_words = message.message
+        if not self.moves:
+            return
+        if not message.is_replaced:
+            self.depart()
+            return
+        self.is_replaced = True
+        if self._on_replaced is not None:
+            self._on_replaced()
+
+    def call_when_replaced(self, function: Callable[[], None]) -> None:
+        """Call a function when another driver has replaced this one, now if it has; it must not block, and `depart`."""
+        self._on_replaced = function
+        if self.is_replaced:  # perhaps before the function was set
+            function()
+
+    def depart(self) -> None:
+        """Take no new calls: the next one raises DriverEnding, and the client connects to the successor. Idempotent."""
+        with self._lock:
+            if self._close_reason is None:
+                self._close_reason, self.has_left = self._last_words, True
 
     def leave(self) -> None:
         """Let the driver end the connection when it has replied to what is in progress. Does not block.

@@ -36,10 +36,11 @@ from nnfmq.client.connection.prepare_arguments import (
     to_model,
     to_preference,
     to_priority,
+    with_time_left,
 )
 from nnfmq.client.connection.recovery import DriverRecovery
 from nnfmq.client.execution.requests import memory_fds, require_supported_hints, to_wire_deadline
-from nnfmq.client.model.handle import ModelHandle
+from nnfmq.client.model.handle import DeviceOf, ModelHandle, PrepareAgain
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.observation import Preparation, begin_preparation
 from nnfmq.hal.capabilities import Capabilities
@@ -111,6 +112,16 @@ class Device(Struct, frozen=True):
     def is_aidl(self) -> bool:
         """Whether the interface version of the client is one of AIDL, else of HIDL."""
         return self._connection.is_aidl
+
+    @property
+    def connection(self) -> Connection:
+        """The connection over which the driver has described this device."""
+        return self._connection
+
+    @property
+    def choice(self) -> DeviceChoice:
+        """Who chose this device, for observers."""
+        return self._choice
 
     def chosen_by(self, choice: DeviceChoice) -> Device:
         """Return this device, of whose preparations observers are told that `choice` chose it."""
@@ -258,8 +269,10 @@ class Device(Struct, frozen=True):
                 preference=preference, priority=priority, hints=hints, extensions=extensions,
                 cache_dir=cache_dir, token=token, name=message.name,
             )  # fmt: skip
-            prepared.handle.prepare_again = partial(self._prepare_again, loaded, options)
-            prepared.handle.recover_later = None if self._recovery is None else self._recovery.request
+            prepared.handle.prepare_again = _PrepareAgain(self, loaded, options)
+            if self._recovery is not None:
+                prepared.handle.recover_later = self._recovery.request
+                self._recovery.follow(prepared.handle)
         if len(data) >= _LARGE_BYTES:
             from nnfmq.engines.memory import trim_memory  # most models of a first start are smaller
 
@@ -408,14 +421,10 @@ class Device(Struct, frozen=True):
             self._consumers(model),
         )
 
-    def _prepare_again(
-        self, model: Model | NamedModel, options: PrepareOptions, deadline_ns: int | None, wait: bool
-    ) -> ModelHandle:
-        """Return the model, prepared in the driver that has replaced a dead one; blocks. See `ModelHandle.recover`."""
-        assert self._reach is not None  # `prepare` has checked it
-        self._reach(self.info.name, deadline_ns, wait)
-        options["timeout"] = remaining_s(deadline_ns)
-        return self.prepare(model, **options).handle
+    def reach(self, deadline_ns: int | None, wait: bool) -> Connection:
+        """Return the connection to the driver, or to its successor, of a device that does not die with it; blocks."""
+        assert self._reach is not None
+        return self._reach(self.info.name, deadline_ns, wait)
 
     def _prepare_in(
         self,
@@ -605,6 +614,21 @@ class Device(Struct, frozen=True):
             return call(reach(self.info.name, deadline_ns, True))
         except DeadObject:
             return call(reach(self.info.name, deadline_ns, True))
+
+
+class _PrepareAgain(PrepareAgain):
+    """Prepares a model of `device` again, with the options that it was prepared with."""
+
+    def __init__(self, device: Device, model: Model | FinishedModel, options: PrepareOptions) -> None:
+        super().__init__()
+        self._device, self._model, self._options = device, model, options
+
+    def _reach(self, deadline_ns: int | None, wait: bool) -> tuple[Connection, DeviceOf]:
+        return self._device.reach(deadline_ns, wait), lambda _name: self._device
+
+    def _prepare(self, device_of: DeviceOf, deadline_ns: int | None) -> ModelHandle:
+        device: Device = device_of(self._device.info.name).chosen_by(self._device.choice)
+        return device.prepare(self._model, **with_time_left(self._options, deadline_ns)).handle
 
 
 def hosts_runtime(info: DeviceInfo) -> bool:

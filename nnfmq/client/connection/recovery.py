@@ -1,4 +1,4 @@
-"""DriverRecovery: what a client does after its driver has died, besides the calls that wait for the next driver.
+"""DriverRecovery: the threads of a client whose driver has died or was replaced, beside the calls.
 
 The CPU executes a model that has a fallback while the model is prepared again, on a thread of the client. The thread
 starts with the first such model and ends when none is left, so a client whose driver lives has no such thread. It is a
@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 from nnfmq.base.threads import start_daemon
@@ -109,12 +111,40 @@ class DriverRecovery:
         self._lock = threading.Lock()  # held for a few assignments
         self._models: list[ModelHandle] = []
         self._thread: threading.Thread | None = None
+        self._moving: list[threading.Thread] = []
+        self._followed: weakref.WeakSet[ModelHandle] = weakref.WeakSet()
         self._ended = threading.Event()
 
     def count(self, *, deaths: int = 0, reconnections: int = 0) -> None:
         """Add to the counts."""
         with self._lock:
             self.counts = RecoveryCounts(self.counts.deaths + deaths, self.counts.reconnections + reconnections)
+
+    def follow(self, model: ModelHandle) -> None:
+        """Prepare a model ahead of a move while it is open. Keeps only a weak reference."""
+        with self._lock:
+            self._followed.add(model)
+
+    def open_models(self) -> list[ModelHandle]:
+        """Return the models that are followed and open."""
+        with self._lock:
+            return [model for model in self._followed if model.is_open]
+
+    def start_moving(self, move: Callable[[], None]) -> bool:
+        """Call a function on a thread of its own, and return whether that has started. Does not block."""
+        with self._lock:
+            if not self._ended.is_set():
+                try:
+                    self._moving = [each for each in self._moving if each.is_alive()]
+                    self._moving.append(start_daemon(move, "nnfmq-move"))
+                    return True
+                except RuntimeError as error:  # no thread can be started
+                    _log.warning("a move to the next driver is not prepared: %s", error)
+            return False
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, and return whether the client is closed."""
+        return self._ended.wait(seconds)
 
     def request(self, model: ModelHandle) -> None:
         """Have a model prepared again in the background, unless that is in progress. Does not block.
@@ -189,7 +219,7 @@ class DriverRecovery:
         self._ended.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended, up to 2 s: a driver that does not reply holds it longer."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_END_S)
+        """Wait until each thread has ended, up to 2 s: a driver that does not reply holds it longer."""
+        for thread in (self._thread, *self._moving):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(_END_S)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompiledHandle",
+    "DeviceOf",
     "HasState",
     "MappedState",
     "ModelFallback",
     "ModelHandle",
     "ModelLocation",
+    "PrepareAgain",
     "StateValues",
     "initial_values",
     "mapped_state",
@@ -104,8 +107,38 @@ class ModelLocation(Struct, frozen=True, eq=False, weakref=True):
         return self.model_id
 
 
-PrepareAgain: TypeAlias = "Callable[[int | None, bool], ModelHandle]"
-"""Prepares a model in a driver that has replaced a dead one, before a deadline; waits for the driver if True."""
+DeviceOf: TypeAlias = "Callable[[str], Any]"
+"""Returns the `Device` of this name in a driver; blocks. Raises DeviceUnavailable if it is not the same as before."""
+
+
+class PrepareAgain(ABC):
+    """Prepares a model in a driver that has replaced the one before.
+
+    If that one still serves the client, the model is prepared ahead of the call that finds it in the next one.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: ModelHandle | None = None
+
+    def __call__(self, deadline_ns: int | None, wait: bool) -> ModelHandle:
+        """Return the model in the driver that the client is connected to now; blocks. Waits for a driver if `wait`."""
+        connection, device_of = self._reach(deadline_ns, wait)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.connection is connection and ahead.is_open:
+            return ahead
+        return self._prepare(device_of, deadline_ns)
+
+    def prepare_ahead(self, device_of: DeviceOf, deadline_ns: int | None) -> None:
+        """Prepare the model in the driver that the client connects to next, and that has these devices; blocks."""
+        self._ahead = self._prepare(device_of, deadline_ns)
+
+    @abstractmethod
+    def _reach(self, deadline_ns: int | None, wait: bool) -> tuple[Connection, DeviceOf]:
+        """Return the client's connection, to the next driver if its own has died, and the devices there; blocks."""
+
+    @abstractmethod
+    def _prepare(self, device_of: DeviceOf, deadline_ns: int | None) -> ModelHandle:
+        """Return the model, prepared on one of these devices; blocks."""
 
 
 class CompiledHandle(Protocol):
@@ -339,6 +372,12 @@ class ModelHandle(ClosedWhenDropped):
         """Have the model prepared again in the background, if that may help after `error`. Does not block."""
         if self.recover_later is not None and self.recovers_in_background and self.can_recover(error):
             self.recover_later(self)
+
+    def prepare_ahead(self, device_of: DeviceOf, deadline_ns: int | None) -> None:
+        """Prepare the model in another driver, which `recover_now` finds there; blocks. Nothing if it is closed."""
+        prepare_again = self.prepare_again
+        if prepare_again is not None and self.is_open:
+            prepare_again.prepare_ahead(device_of, deadline_ns)
 
     def recover_now(self, deadline_ns: int | None, *, wait: bool) -> None:
         """Prepare the model again in the driver that has replaced a dead one; blocks. Does nothing while it lives.

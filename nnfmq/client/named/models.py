@@ -28,7 +28,7 @@ from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.client.connection.device import Device
 from nnfmq.client.connection.open_connections import CLOSED
 from nnfmq.client.connection.prepare_arguments import FinishedModel, ModelSignature
-from nnfmq.client.model.handle import ModelHandle, ModelLocation, release_in_driver
+from nnfmq.client.model.handle import DeviceOf, ModelHandle, ModelLocation, PrepareAgain, release_in_driver
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.client.named.repository import ReceivedModel, RepositoryConnection, difference
 from nnfmq.client.observation import current_observers
@@ -245,6 +245,10 @@ class DeviceOwner(Protocol):
         """Whether the client connects again after the driver has died."""
         ...
 
+    def follow(self, model: ModelHandle) -> None:
+        """Prepare a model ahead of a move to another driver, while it is open."""
+        ...
+
     def require_usable(self) -> None:
         """Raise DeadObject if the client is closed, or its driver has died and it does not recover."""
         ...
@@ -280,7 +284,8 @@ class NamedModels:
             prepared, description = self._prepare(received, deadline_ns), received.description
         handle, opened = prepared.handle, replace(description, model=b"", pools=())  # without the large parts
         if self._client.recovers:
-            handle.prepare_again = partial(self._prepare_again, opened, version)
+            handle.prepare_again = _PrepareAgain(self, opened, version)
+            self._client.follow(handle)
         if not version:
             self._follow(opened, handle)
         return ServedModel(prepared, description)
@@ -329,10 +334,12 @@ class NamedModels:
             f"there is no model {name!r} in the model repository; it has: {found}{nearest(name, names)}"
         )
 
-    def _prepare(self, received: ReceivedModel, deadline_ns: int | None) -> PreparedModel:
-        """Return the model, prepared in the client's worker; blocks."""
+    def _prepare(
+        self, received: ReceivedModel, deadline_ns: int | None, device_of: DeviceOf | None = None
+    ) -> PreparedModel:
+        """Return the model, prepared on its device in the client's worker, or another driver's; blocks."""
         description = received.description
-        device = self._client.device(description.device, timeout=remaining_s(deadline_ns))
+        device: Device = (device_of or self.devices(deadline_ns))(description.device)
         prepared = device.prepare_encoded(
             _signature(received, device),
             description.model,
@@ -348,20 +355,23 @@ class NamedModels:
         handle.location = replace(handle.location, version=description.version)  # nobody else has it yet
         return prepared
 
-    def _prepare_again(
-        self, opened: ModelDescription, version: int, deadline_ns: int | None, _wait: bool
+    def devices(self, deadline_ns: int | None) -> DeviceOf:
+        """Return what returns a device of the driver that the client is connected to then."""
+        return lambda name: self._client.device(name, timeout=remaining_s(deadline_ns))
+
+    def prepare_again(
+        self, opened: ModelDescription, version: int, device_of: DeviceOf, deadline_ns: int | None
     ) -> ModelHandle:
-        """Return the model, prepared in the driver that has replaced a dead one; blocks. See `ModelHandle.recover`."""
+        """Return a model that was opened before, prepared in the driver that has these devices; blocks."""
         limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
-        self._client.device(opened.device, timeout=remaining_s(limit_ns))  # connects to the new driver
         with self._receive(opened.name, version, limit_ns) as received:
             differs = difference(opened, received.description)
             if not differs:
-                return self._prepare(received, limit_ns).handle
+                return self._prepare(received, limit_ns, device_of).handle
         if version:
             raise DeviceUnavailable(f"version {version} of model {opened.name!r} has changed: {differs}")
         with self._receive(opened.name, opened.version, limit_ns) as received:
-            return self._prepare(received, limit_ns).handle
+            return self._prepare(received, limit_ns, device_of).handle
 
     # ------------------------------------------------------------------------------------------------ the connection
 
@@ -485,6 +495,22 @@ class NamedModels:
     def join(self) -> None:
         """Wait until the thread has ended. Call `end` first, and close the client's connection to its driver."""
         self._updates.join()
+
+
+class _PrepareAgain(PrepareAgain):
+    """Prepares a model of the repository again that was opened with `version`, 0 = none."""
+
+    def __init__(self, models: NamedModels, opened: ModelDescription, version: int) -> None:
+        super().__init__()
+        self._models, self._opened, self._version = models, opened, version
+
+    def _reach(self, deadline_ns: int | None, _wait: bool) -> tuple[Connection, DeviceOf]:
+        limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
+        device_of = self._models.devices(limit_ns)
+        return device_of(self._opened.device).connection, device_of
+
+    def _prepare(self, device_of: DeviceOf, deadline_ns: int | None) -> ModelHandle:
+        return self._models.prepare_again(self._opened, self._version, device_of, deadline_ns)
 
 
 def _check_arguments(name: str, version: int) -> None:

@@ -325,7 +325,8 @@ class Session:
         self._goes_away = False
         text = "the driver ends" if self._is_terminated else "another driver has replaced this one"
         with suppress(DeadObject, ProtocolError, MissedDeadlineTransient):
-            self._send_before(messages.GoAway(text), (), time.monotonic_ns() + _GO_AWAY_TIMEOUT_NS)
+            message = messages.GoAway(text, is_replaced=not self._is_terminated)
+            self._send_before(message, (), time.monotonic_ns() + _GO_AWAY_TIMEOUT_NS)
         self.is_draining |= self._is_terminated
 
     def _tell_end(self, reason: str) -> None:

@@ -233,9 +233,13 @@ class Refused(Greeting, frozen=True):
 
 
 class GoAway(Message, frozen=True):
-    """The driver wants the client to move to its successor; `message` says why. Calls in progress get their replies."""
+    """The driver wants the client to move to its successor; `message` says why. Calls in progress get their replies.
+
+    `is_replaced`: the successor listens already, and this driver serves the client until that has moved.
+    """
 
     message: Text
+    is_replaced: bool = False
 
 
 class Leave(Message, frozen=True):

@@ -64,6 +64,7 @@ CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
     ("waiting", "task_waiting", "fallback_thread", "connection.garbage"),
     (
         "connection.defaults",
+        "connection.late_sends",
         "connection.open_connections",
         "connection.page",
         "connection.embedded",
