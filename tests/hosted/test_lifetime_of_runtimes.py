@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
@@ -23,7 +25,8 @@ ENDLESS = 2**62
 class Example(NamedTuple):
     """A file with inputs for an execution that takes seconds, and one with inputs for an execution that does not.
 
-    `huge` is a file with inputs for an execution that takes 10 GiB; None: another test has one.
+    `huge` is a file with inputs for an execution that takes 10 GiB; None: another test has one. `divided` is a file
+    whose executions are divided among threads, for an input of float32; None: those of the short file may be.
     """
 
     file: bytes | Path
@@ -31,6 +34,38 @@ class Example(NamedTuple):
     short_file: bytes | Path
     short_inputs: Sequence[Any]
     huge: tuple[bytes | Path, Sequence[Any]] | None = None
+    divided: bytes | None = None
+
+
+SIZE = 384
+WEIGHTS = np.random.default_rng(3).standard_normal((SIZE, SIZE), np.float32)
+
+
+def onnx_product() -> bytes:
+    """Return a product of two square matrices."""
+    onnx: Any = pytest.importorskip("onnx")
+    helper, kinds = onnx.helper, onnx.TensorProto
+    ends = [helper.make_tensor_value_info(name, kinds.FLOAT, [SIZE, SIZE]) for name in "xy"]
+    weights = onnx.numpy_helper.from_array(WEIGHTS, "w")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "product", ends[:1], ends[1:], [weights])
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def tflite_product() -> bytes:
+    """Return a product of two square matrices."""
+    from support.tflite_files import Operator, Tensor, writer
+
+    shape = (SIZE, SIZE)
+    tensors = [
+        Tensor("x", shape), Tensor("w", shape, data=WEIGHTS.tobytes()), Tensor("b", (SIZE,), data=bytes(4 * SIZE)),
+        Tensor("y", shape),
+    ]  # fmt: skip
+    plain = {"FusedActivationFunction": 0}
+    operators = [Operator("FULLY_CONNECTED", (0, 1, 2), (3,), "FullyConnectedOptions", plain)]
+    content: bytes = writer.write(tensors, operators, (0,), (3,))
+    return content
 
 
 def onnx_loop(_: Path) -> Example:
@@ -47,7 +82,7 @@ def onnx_loop(_: Path) -> Example:
     graph = helper.make_graph([loop], "loop", [number, x], [y])
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     content, ones = model.SerializeToString(), np.ones(4, np.float32)
-    return Example(content, [np.array(ENDLESS), ones], content, [np.array(2), ones])
+    return Example(content, [np.array(ENDLESS), ones], content, [np.array(2), ones], divided=onnx_product())
 
 
 def tflite_loop(_: Path) -> Example:
@@ -74,7 +109,7 @@ def tflite_loop(_: Path) -> Example:
         Operator("REDUCE_MAX", (2, 4), (3,), "ReducerOptions", {}),
     ]
     huge = writer.write(tensors, operators, (0, 1), (3,)), [np.ones(1, np.int64), np.int32([36800] * 2)]
-    return Example(content, [np.array(2**31 - 1, np.int32)], content, [np.array(2, np.int32)], huge)
+    return Example(content, [np.array(2**31 - 1, np.int32)], content, [np.array(2, np.int32)], huge, tflite_product())
 
 
 def framework_files(folder: Path, runtime: str, ending: str, size: int) -> Example:
@@ -84,7 +119,8 @@ def framework_files(folder: Path, runtime: str, ending: str, size: int) -> Examp
     long, vision, huge = (folder / f"{name}{ending}" for name in ("long", "vision", "huge"))
     images, _ = examples(folder, "vision")
     matrix, column = np.zeros((size, size), np.float32), np.zeros((51200, 1), np.float32)
-    return Example(long, [matrix], vision, images, (huge, [column]))
+    divided = onnx_product() if runtime == "openvino" else None
+    return Example(long, [matrix], vision, images, (huge, [column]), divided)
 
 
 RUNTIMES: dict[str, Callable[[Path], Example]] = {
@@ -212,3 +248,39 @@ def test_a_runtime_that_cannot_be_told_to_stop_ends_with_its_worker_after_the_de
         assert time.monotonic() - begin_s > GRACE_S
         with pytest.raises(nnfmq.DeadObject):
             model.execute(*example.inputs)
+
+
+def cpu_times_ns(pid: int) -> dict[str, int]:
+    """Return the CPU time of each thread of a process."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {task.name: int((task / "schedstat").read_text().split()[0]) for task in tasks}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_threads_of_a_runtime_sleep_when_an_execution_has_ended(
+    shared_daemon: Daemon, runtime: str, example: Example
+) -> None:
+    file, inputs = example.short_file, example.short_inputs
+    if example.divided is not None:
+        file, inputs = example.divided, [WEIGHTS]
+    with (
+        shared_daemon.connect() as client,
+        Process(client.worker_pid) as worker,
+        client.device(runtime).prepare(file, runtime_options={"threads": 2}) as model,
+        model.burst() as burst,
+    ):
+
+        def used_ns() -> tuple[int, int]:
+            """Return the CPU time of the thread that computes second most, and of all threads after that."""
+            before = cpu_times_ns(worker.pid)
+            burst.execute(*inputs, timeout=LIMIT_S)
+            ended = cpu_times_ns(worker.pid)
+            until(lambda: set(worker.states()) == {"S"}, "all threads sleep")
+            asleep = cpu_times_ns(worker.pid)
+            second = sorted(used - before.get(task, 0) for task, used in ended.items())[-2]
+            return second, sum(asleep.values()) - sum(ended.values())
+
+        found = [used_ns() for _ in range(10)]
+        print(f"{runtime}: {found} ns")
+        assert example.divided is None or max(second for second, _ in found) > 500_000
+        assert statistics.median(after for _, after in found) < 2_000_000  # what looks for work takes tens of ms
