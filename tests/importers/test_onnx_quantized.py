@@ -78,6 +78,7 @@ OPERATORS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "QLinearMatMul": ([*A, *V, *Y], {}),
     "com.microsoft.NhwcMaxPool": (["a"], {"kernel_shape": [2, 2], "strides": [2, 1]}),
     "com.microsoft.QGemm": ([*A, *V, "", *Y], {}),
+    "com.microsoft.QGemm alpha": ([*A, *V, "offsets", *Y], {"alpha": 0.5}),
     "com.microsoft.QLinearAdd": ([*A, *B, *Y], {}),
     "com.microsoft.QLinearAveragePool": ([*A, *Y], {"kernel_shape": [2, 2], "pads": [1, 0, 0, 1]}),
     "com.microsoft.QLinearAveragePool channels_last": ([*A, *Y], {"kernel_shape": [2, 2], "channels_last": 1}),
@@ -118,6 +119,7 @@ def test_an_operator_on_quantized_tensors_is_within_one_step(name: str) -> None:
         "ys": step,
         "yz": np.uint8(0 if "Softmax" in name else 120 if "NhwcMaxPool" in name else 100),
         "bias": RNG.integers(-900, 900, 3).astype(np.int32),
+        "offsets": np.arange(-9000, 9001, 4500, np.int32),
     }
     model = onnx.ModelProto.FromString(file_of(nodes, fed, ["y"], constants))
     model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))

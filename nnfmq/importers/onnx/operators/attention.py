@@ -75,6 +75,9 @@ def _multi_head(node: Node) -> None:
         key = compose("Concat", node.value(_PAST_KEY), key, axis=2)
         value = compose("Concat", node.value(_PAST_VALUE), value, axis=2)
     node.results[1], node.results[2] = key, value
+    earlier = node.value(_PAST_KEY).shape[2] if node.given(_PAST_KEY) else 0
+    if node.attribute("unidirectional", 0) and key.shape[2] != earlier + query.shape[2]:
+        raise InvalidArgument("unidirectional is supported with as many keys as queries: others have no order")
     added = _masks(node, compose, _PADDING, query, key)
     if node.given(_ADDED):
         added.append(node.value(_ADDED))
@@ -114,18 +117,22 @@ def _attended(node: Node, compose: Composition, heads: Sequence[Value], added: S
 
 
 def _masks(node: Node, compose: Composition, position: int, query: Value, key: Value) -> list[Value]:
-    """Return what is added to the scores, (batch, heads, length, all): of the mask, and of later positions."""
+    """Return what is added to the scores, (batch, heads, length, all): of the mask, and of later positions.
+
+    For a later position that is the lowest number, whatever the mask says of it.
+    """
     found, (length, total) = [], (query.shape[2], key.shape[2])
-    lowest = node.attribute("mask_filter_value", -10000.0)
+    filtered = node.attribute("mask_filter_value", -10000.0)
     if node.given(position):
         allowed = _allowed(compose, node.value(position), query.shape[0], length, total)
-        found.append(compose("Where", allowed, compose.like(0.0, query), compose.like(lowest, query)))
+        found.append(compose("Where", allowed, compose.like(0.0, query), compose.like(filtered, query)))
     if node.attribute("unidirectional", 0) == 1:
         if length * total > _ELEMENTS:
             raise InvalidArgument(f"a mask of {length} × {total} elements is not supported")
-        smallest = np.finfo(query.dtype).min / 2
-        later = np.triu(np.full((length, total), smallest, query.dtype), total - length + 1)
-        found.append(Value.of(later))
+        is_later, lowest = np.triu(np.ones((length, total), bool), total - length + 1), np.finfo(query.dtype).min
+        if not found:
+            return [Value.of(np.where(is_later, lowest, 0).astype(query.dtype))]
+        found = [compose("Where", Value.of(is_later), compose.like(lowest, query), found[0])]
     return found
 
 

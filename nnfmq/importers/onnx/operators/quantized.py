@@ -62,17 +62,18 @@ def _scale(node: Node, position: int) -> Array:
     return found
 
 
-def _bias(node: Node, position: int) -> Value | None:
-    """Return the bias at `position`, whose scale is the product of those of the first two tensors."""
+def _bias(node: Node, position: int, factor: float = 1.0) -> Value | None:
+    """Return the bias at `position`, whose scale is the product of `factor` and those of the first two tensors."""
     if not node.given(position):
         return None
-    scale = node.constant(1, "scale") * node.constant(4, "scale")
+    scale = np.float32(factor) * node.constant(1, "scale") * node.constant(4, "scale")
     return Value.of(node.constant(position, "bias").astype(np.float32) * scale.astype(np.float32).reshape(-1))
 
 
 def _gemm(node: Node) -> None:
     transposed = node.attribute("transB", 0)
-    values = [_as_float(node, 0), _as_float(node, 3, 0 if transposed else 1), _bias(node, 6)]
+    bias = _bias(node, 6, node.attribute("alpha", 1.0))
+    values = [_as_float(node, 0), _as_float(node, 3, 0 if transposed else 1), bias]
     found = applied(node, "Gemm", values)
     if not node.given(7):
         node.results[0] = found
