@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.base.settings import CLASSES
-from nnfmq.cli.console import add_socket_argument, console, print_json, table
+from nnfmq.cli.console import add_socket_argument, console, open_running, print_json, table
 from nnfmq.cli.parser import CommandAction, add_actions
 
 if TYPE_CHECKING:
@@ -29,10 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Perform the action; return the exit status. Raises DeviceUnavailable if no driver runs."""
-    import nnfmq
     from nnfmq.cli.statistics import Activity, take_sample
 
-    with nnfmq.connect(arguments.connect, embedded=False, recover=False, monitor=True) as client:
+    with open_running(arguments.connect, monitor=True) as client:
         if arguments.action == "set":
             for row in _chosen(Activity(take_sample(client)).clients, arguments.id):
                 client.set_client_class(arguments.set_class, row.client.worker_pid)

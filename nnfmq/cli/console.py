@@ -116,6 +116,13 @@ def open_client(target: str | None, *, monitor: bool = False) -> Client:
     return nnfmq.connect(target, recover=False, monitor=monitor)
 
 
+def open_running(target: str | None, *, monitor: bool = False, recovers: bool = False) -> Client:
+    """As `open_client`, for a command that starts no driver; `recovers`: it goes on in the next one."""
+    import nnfmq
+
+    return nnfmq.connect(target, embedded=False, recover=recovers, monitor=monitor)
+
+
 def open_runtime(target: str | None) -> Runtime:
     """Return a Runtime with the devices of `target`, the value of --connect; None = all drivers, or an embedded one.
 
@@ -261,6 +268,11 @@ def microseconds(duration_ns: float) -> str:
 def short_microseconds(duration_ns: float) -> str:
     """Return the same, without decimals from 1000 µs on, so that a row fits 80 columns."""
     return microseconds(duration_ns) if duration_ns < 999_950 else f"{duration_ns / 1000:,.0f}"
+
+
+def share_text(share: float | None, decimals: int = 0) -> str:
+    """Return a share in percent; `-` if it is unknown."""
+    return "-" if share is None else f"{share * 100:.{decimals}f} %"
 
 
 def shape_text(shape: Iterable[int | str]) -> str:

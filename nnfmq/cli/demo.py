@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import compiling, console, microseconds, print_json, progress_bar, table
+from nnfmq.cli.console import compiling, console, microseconds, print_json, progress_bar, share_text, table
 from nnfmq.cli.model_file import what_ran, what_ran_text
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _summarize(screen: Console, report: dict[str, Any]) -> None:
     accuracies, programs, first_results, latencies = [], [], [], []
     for metrics in columns.values():
         times = metrics["latency_ns"]
-        accuracies.append(f"{metrics['accuracy']:.1%} ({metrics['correct']} of {report['digits']} digits)")
+        accuracies.append(f"{share_text(metrics['accuracy'], 1)} ({metrics['correct']} of {report['digits']} digits)")
         programs.append(what_ran_text(metrics["ran"]))
         first_results.append(f"{metrics['first_result_ns'] / 1e6:,.0f} ms after `connect` was called")
         latencies.append(f"p50 {microseconds(times['p50'])} µs, p99 {microseconds(times['p99'])} µs")

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import add_connect_argument, console, open_client, open_runtime, print_json, table
+from nnfmq.cli.console import add_connect_argument, console, open_client, open_running, open_runtime, print_json, table
 
 if TYPE_CHECKING:
     from nnfmq.client.connection.client import Client
@@ -125,7 +125,7 @@ def _open_administered(target: str | None) -> Client:
     import nnfmq
 
     try:
-        return nnfmq.connect(target, embedded=False, recover=False, monitor=True)
+        return open_running(target, monitor=True)
     except nnfmq.DeviceUnavailable as error:
         raise nnfmq.DeviceUnavailable(f"{error}; --set needs the option --allow-device-status of it") from None
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnfmq.cli.console import add_socket_argument
+from nnfmq.cli.console import add_socket_argument, open_running
 
 if TYPE_CHECKING:
     from nnfmq.cli.statistics import DriverSample
@@ -141,10 +141,9 @@ class DriverReader:
             _log.info("the driver can be read again")
 
     def _connected(self) -> Client:
-        import nnfmq
 
         if self._client is None:
-            self._client = nnfmq.connect(self._path, embedded=False, recover=False, monitor=True)
+            self._client = open_running(self._path, monitor=True)
         return self._client
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from nnfmq.cli.console import (
     error_console,
     from_zero,
     new_file,
+    open_running,
     pattern,
     print_json,
     seconds,
@@ -387,9 +388,7 @@ def _crash_options(arguments: argparse.Namespace) -> CrashOptions:
     if arguments.self_test:
         options = replace(options, duration_s=_SELF_TEST_S, grace_s=min(_SELF_TEST_GRACE_S, arguments.grace))
     if arguments.connect is not None:
-        import nnfmq
-
-        with nnfmq.connect(arguments.connect, embedded=False, recover=False) as client:
+        with open_running(arguments.connect) as client:
             options = replace(options, driver=RunningDriver(arguments.connect, client.driver_pid, arguments.log))
     return options
 

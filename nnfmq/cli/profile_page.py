@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from nnfmq.cli.console import microseconds, shape_text
-from nnfmq.cli.profile_report import computed_by, kilobytes, percent, rate, summary, value_name
+from nnfmq.cli.console import microseconds, shape_text, share_text
+from nnfmq.cli.profile_report import computed_by, kilobytes, rate, summary, value_name
 from nnfmq.lab.page import html_page
 
 __all__ = ["COLOURS", "arena", "colours_of", "render", "roofline"]
@@ -175,7 +175,7 @@ def _point(at: tuple[float, float], one: Mapping[str, Any], colour: int) -> Iter
     x, y = at
     title = (
         f"{one['number']} {one['operation']}: {one['giga_operations_per_s']:.1f} Gop/s, "
-        f"{one['p50_ns'] / 1000:.1f} µs, {one['share']:.1%} of the time"
+        f"{one['p50_ns'] / 1000:.1f} µs, {share_text(one['share'], 1)} of the time"
     )
     radius = 3 + 14 * math.sqrt(one["share"])
     yield f'<circle class="value c{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"><title>{escape(title)}</title>'
@@ -231,8 +231,8 @@ def _row(row: Mapping[str, Any], longest: int) -> str:
     bar = f'<div style="width:{100 * row["p50_ns"] / longest:.1f}%"></div>' if row["p50_ns"] else ""
     output = ", ".join("?" if shape is None else shape_text(shape) for shape in row["shapes"])
     numbers = (
-        *(microseconds(row["p50_ns"]), microseconds(row["min_ns"]), percent(row["share"])),
-        *(rate(row["giga_operations_per_s"]), percent(row["share_of_peak"])),
+        *(microseconds(row["p50_ns"]), microseconds(row["min_ns"]), share_text(row["share"], 1)),
+        *(rate(row["giga_operations_per_s"]), share_text(row["share_of_peak"], 1)),
         *(kilobytes(row["bytes"]), rate(row["gigabytes_per_s"]), str(row["threads"])),
     )
     cells = "".join(f"<td>{escape(text)}</td>" for text in numbers)
@@ -247,7 +247,7 @@ def _types(report: Mapping[str, Any]) -> Iterator[str]:
     yield "<h2>Operation types</h2>"
     yield '<table><thead><tr><th class="text">operation</th><th>count</th><th>p50 µs</th><th>share</th></tr></thead>'
     for one in report["types"]:
-        cells = f"<td>{one['count']}</td><td>{microseconds(one['p50_ns'])}</td><td>{percent(one['share'])}</td>"
+        cells = f"<td>{one['count']}</td><td>{microseconds(one['p50_ns'])}</td><td>{share_text(one['share'], 1)}</td>"
         yield f'<tr><td class="text">{escape(one["operation"])}</td>{cells}</tr>'
     yield "</table>"
 

@@ -14,7 +14,7 @@ from math import prod
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import microseconds, short_microseconds, table
+from nnfmq.cli.console import microseconds, share_text, short_microseconds, table
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.kernels import symbol_name
 from nnfmq.engines.profiling import Profile, Timings
@@ -36,7 +36,6 @@ __all__ = [
     "computed_by",
     "kilobytes",
     "operations_table",
-    "percent",
     "rate",
     "summary",
     "value_name",
@@ -309,10 +308,10 @@ def operations_table(report: Mapping[str, Any], sort: str, *, wide: bool) -> Any
     if sort == "time":
         rows = sorted(rows, key=lambda row: -row["p50_ns"])
     for row in rows:
-        bound, minimum = percent(row["share_of_bound"]), short_microseconds(row["min_ns"])
+        bound, minimum = share_text(row["share_of_bound"], 1), short_microseconds(row["min_ns"])
         extra = (bound, minimum, kilobytes(row["bytes"]), str(row["threads"])) if wide else ()
-        rates = rate(row["giga_operations_per_s"]), percent(row["share_of_peak"]), rate(row["gigabytes_per_s"])
-        times = short_microseconds(row["p50_ns"]), percent(row["share"])
+        rates = rate(row["giga_operations_per_s"]), share_text(row["share_of_peak"], 1), rate(row["gigabytes_per_s"])
+        times = short_microseconds(row["p50_ns"]), share_text(row["share"], 1)
         listing.add_row(str(row["number"]), row["operation"], *times, *rates, *extra, computed_by(row))
     return listing
 
@@ -335,11 +334,6 @@ def _kernel_text(kernel: Mapping[str, Any]) -> str:
 def rate(value: float | None) -> str:
     """Return a rate; `-` for None."""
     return "-" if value is None else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
-
-
-def percent(share: float | None) -> str:
-    """Return a share as a percentage; `-` for None."""
-    return "-" if share is None else f"{share:.1%}"
 
 
 def kilobytes(count: int | None) -> str:
@@ -382,7 +376,7 @@ def _comparison(report: Mapping[str, Any]) -> str:
     share = steps["p50"] / run["p50"]
     return (
         f"Whole model: {microseconds(run['p50'])} µs (min {microseconds(run['min'])}). Sum of its steps: "
-        f"{microseconds(steps['p50'])} µs (min {microseconds(steps['min'])}), {share:.0%} of that, without the "
+        f"{microseconds(steps['p50'])} µs (min {microseconds(steps['min'])}), {share_text(share)} of that, without the "
         f"overhead of timing, {report['overhead_ns'] / 1000:.2f} µs each."
     )
 
@@ -410,5 +404,5 @@ def _arena_lines(report: Mapping[str, Any]) -> Iterator[str]:
         if arena["values_bytes"]:
             share = arena["bytes"] / arena["values_bytes"]
             numbers = f"{arena['first_operation']} to {arena['last_operation']}"
-            sizes = f"{arena['bytes']:,} bytes for values of {arena['values_bytes']:,} ({share:.0%})"
+            sizes = f"{arena['bytes']:,} bytes for values of {arena['values_bytes']:,} ({share_text(share)})"
             yield f"Arena of operations {numbers}: {sizes}."

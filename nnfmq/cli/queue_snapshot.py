@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Any
 
 from nnfmq.base.posix_shm import path_of
-from nnfmq.cli.console import console, print_json, table
+from nnfmq.cli.console import console, print_json, share_text, table
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.queue import NOT_EMPTY, NOT_FULL, SYNCHRONIZED, MessageQueue, named_queues, open_named
 from nnfmq.queue.layout import EVENT_FLAG, EVENT_FLAG_BYTES
@@ -145,7 +145,9 @@ def _facts(description: dict[str, Any]) -> Any:
         w, r = description["counters"]["write"], description["counters"]["read"]
         facts.add_row("written", f"{w:,} bytes")
         facts.add_row("read", "each reader has its own position" if r is None else f"{r:,} bytes")
-        facts.add_row("readable", f"{description['readable']:,} records ({description['fill']:.0%} of the ring)")
+        facts.add_row(
+            "readable", f"{description['readable']:,} records ({share_text(description['fill'])} of the ring)"
+        )
         facts.add_row("event bits", bits_text(description["event_bits"]))
         facts.add_row("state", description["state"])
     return facts
@@ -248,7 +250,7 @@ def _line(sample: Sample) -> str:
     state = sample.state
     return (
         f"written {_per_second(sample.written_per_s)}  read {_per_second(sample.read_per_s)}  "
-        f"fill {state.fill:4.0%}  bits {bits_text(state.event_bits)}  {state.state}"
+        f"fill {share_text(state.fill):>5}  bits {bits_text(state.event_bits)}  {state.state}"
     )
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnfmq.base.processes import ProcessUsage, command_name, pid_namespace, process_usage
-from nnfmq.cli.console import short_microseconds
+from nnfmq.cli.console import share_text, short_microseconds
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.observe.driver_statistics import TIMES, ModelCounts, ModelKey
@@ -48,7 +48,6 @@ __all__ = [
     "served_activities",
     "served_activity_rows",
     "served_rows",
-    "share_text",
     "size_text",
     "take_sample",
     "times_rows",
@@ -488,11 +487,6 @@ def rate_text(per_s: float | None) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
-def share_text(share: float | None) -> str:
-    """Return a share in percent; `-` if it is unknown."""
-    return "-" if share is None else f"{share * 100:.0f} %"
-
-
 def duration_text(duration_ns: int) -> str:
     """Return a duration in its two largest units: `3 d 4 h`, `12 s`."""
     seconds = duration_ns // 1_000_000_000
@@ -544,8 +538,8 @@ def _executed(activity: Activity, count: Callable[[Any], int]) -> _Column:
     return ">per s", lambda row: rate_text(row.per_s), 0
 
 
-def times_rows(activity: Activity, width: int) -> Rows:
-    """Return the table of how long executions took in the client, the queues, the driver and the engine, in µs.
+def times_rows(activity: Activity, width: int, names: Sequence[str] = TIMES) -> Rows:
+    """Return the table of how long executions took, in µs: these of the client, the queues, the driver and the engine.
 
     A percentile that too few executions support is `-`. A device or a client that alone tells two rows apart is always
     shown.
@@ -553,7 +547,7 @@ def times_rows(activity: Activity, width: int) -> Rows:
     keys = [row.key for row in activity.times]
     models, on_devices = {key[1:3] for key in keys}, {key[1:] for key in keys}
     needs_device, needs_client = len(models) < len(on_devices), len(on_devices) < len(keys)
-    rows = [(row, name, getattr(row.counts, name)) for row in activity.times for name in TIMES]
+    rows = [(row, name, getattr(row.counts, name)) for row in activity.times for name in names]
     columns: list[_Column] = [
         ("model", lambda row: _of_first(row[1], _path_text(row[0].key.name, row[0].key.version)), 0),
         ("device", lambda row: _of_first(row[1], row[0].key.device), 0 if needs_device else 4),
@@ -693,12 +687,18 @@ def driver_lines(sample: DriverSample) -> list[tuple[str, str]]:
     return [
         ("driver", f"pid {statistics.pid}, up {duration_text(statistics.uptime_ns)}"),
         ("version", _version_text(statistics)),
-        ("memory", f"{size_text(None if usage is None else usage.resident_bytes)} resident"),
-        ("charged", f"{size_text(charged)}{f' of {size_text(limit)}' if limit else ''}"),
+        (
+            "memory",
+            f"{size_text(None if usage is None else usage.resident_bytes)} resident; clients are charged "
+            f"{size_text(charged)}{f' of {size_text(limit)}' if limit else ''}",
+        ),
         ("clients", f"{count} of {statistics.clients_max}, {statistics.rejected_clients} rejected so far"),
         ("workers", _deaths_text(statistics)),
         *_user_lines(statistics),
         ("compiler", compiler),
-        ("programs", f"{cache.programs} shared, {size_text(cache.size_bytes)} of {size_text(cache.limit_bytes)}"),
-        ("lookups", f"{cache.lookups:,}, {cache.hits:,} found"),
+        (
+            "programs",
+            f"{cache.programs} shared, {size_text(cache.size_bytes)} of {size_text(cache.limit_bytes)}; "
+            f"{cache.lookups:,} lookups, {cache.hits:,} found",
+        ),
     ]

@@ -21,6 +21,7 @@ from nnfmq.cli.console import (
     indented,
     new_file,
     print_json,
+    share_text,
     short_microseconds,
     table,
 )
@@ -255,6 +256,14 @@ def print_scenarios(screen: Console, report: Mapping[str, Any]) -> None:
     for scenario in report["scenarios"]:
         for line in _worst(scenario):
             screen.print(line)
+    _print_conditions(screen, report)
+
+
+def _print_conditions(screen: Console, report: Mapping[str, Any]) -> None:
+    from nnfmq.lab.stress.report import condition_lines
+
+    for line in condition_lines(report):
+        screen.print(line)
 
 
 def _scenarios(scenarios: Sequence[Mapping[str, Any]], names: Sequence[str], *, is_wide: bool) -> Any:
@@ -308,4 +317,7 @@ def print_matrix(screen: Console, report: Mapping[str, Any]) -> None:
         )
     if len(report["unexpected"]) > _UNEXPECTED_MAX:
         screen.print(f"and {len(report['unexpected']) - _UNEXPECTED_MAX} more (--json)")
-    screen.print(f"{100 * report['right_share']:.1f} % of the runs with disturbances are right.")
+    screen.print(
+        f"{share_text(report['right_share'], 1)} of the runs with disturbances are right; seed {report['seed']}."
+    )
+    _print_conditions(screen, report)

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nnfmq.cli.console import add_socket_argument, console, print_json, table
+from nnfmq.cli.console import add_socket_argument, console, open_running, print_json, table
 
 if TYPE_CHECKING:
     from nnfmq.cli.statistics import Activity, ServedModels
@@ -54,14 +54,13 @@ def _interval(text: str) -> float:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Show the view until the user quits, or print it once; return the exit status."""
-    import nnfmq
     from nnfmq.cli.statistics import read_served_models
 
     problem = _usage_problem(arguments)
     if problem:
         print(f"nnfmq: error: {problem}", file=sys.stderr)
         return 2
-    with nnfmq.connect(arguments.connect, embedded=False, recover=not arguments.once, monitor=True) as client:
+    with open_running(arguments.connect, monitor=True, recovers=not arguments.once) as client:
         if not arguments.once:
             return _show(client, arguments)
         activity = _one_interval(client, arguments.interval)

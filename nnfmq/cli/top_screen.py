@@ -16,6 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
 from nnfmq.cli import describe
+from nnfmq.cli.console import share_text
 from nnfmq.cli.statistics import (
     Activity,
     DriverSample,
@@ -30,7 +31,6 @@ from nnfmq.cli.statistics import (
     read_served_models,
     served_activities,
     served_activity_rows,
-    share_text,
     size_text,
     take_sample,
     times_rows,

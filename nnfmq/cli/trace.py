@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import add_socket_argument, console, new_file, print_json, seconds, table
+from nnfmq.cli.console import add_socket_argument, console, new_file, open_running, print_json, seconds, table
 
 if TYPE_CHECKING:
     from nnfmq.observe.phase_table import PhaseTable
@@ -71,12 +71,11 @@ def _misuse(arguments: argparse.Namespace) -> str:
 
 
 def _recorded(arguments: argparse.Namespace) -> tuple[Trace, int]:
-    import nnfmq
     from nnfmq.cli.trace_collection import trace_command, trace_driver
 
     if arguments.command:
         return trace_command(arguments.command)
-    with nnfmq.connect(arguments.connect, embedded=False, recover=False) as client:
+    with open_running(arguments.connect) as client:
         return trace_driver(client, arguments.duration), 0
 
 

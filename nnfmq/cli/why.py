@@ -15,8 +15,10 @@ from nnfmq.cli.console import (
     console,
     indented,
     microseconds,
+    open_running,
     print_json,
     seconds,
+    share_text,
     table,
 )
 
@@ -65,19 +67,18 @@ def execute(arguments: argparse.Namespace) -> int:
         print_json({"unit": "ns", "requests": count, "slowest": [_as_json(trace, one) for one in found]})
         return 0
     screen = console(arguments.no_color)
-    screen.print(f"The slowest {len(found)} of {count:,} requests; typical is the median.")
+    screen.print(f"The slowest {len(found)} of {count:,} requests; typical is the median; * is the furthest above it.")
     for number, one in enumerate(found, 1):
         _print(screen, trace, number, one)
     return 0
 
 
 def _trace(arguments: argparse.Namespace) -> Trace:
-    import nnfmq
     from nnfmq.cli.trace_collection import read_file, trace_driver
 
     if arguments.file is not None:
         return read_file(arguments.file)
-    with nnfmq.connect(arguments.connect, embedded=False, recover=False) as client:
+    with open_running(arguments.connect) as client:
         return trace_driver(client, arguments.duration)
 
 
@@ -98,7 +99,7 @@ def _print(screen: Console, trace: Trace, number: int, one: Explanation) -> None
     columns = [">share"] if screen.width >= _WIDE else []
 
     def cells(stage: Stage) -> list[str]:
-        share = [f"{stage.share:.0%}"] if columns else []
+        share = [share_text(stage.share)] if columns else []
         off_cpu = microseconds(stage.off_cpu_ns) if stage.off_cpu_ns > min_ns else ""
         times = microseconds(stage.duration_ns), *share, microseconds(stage.typical_ns)
         return [*times, off_cpu] if has_off_cpu else [*times]

@@ -54,7 +54,7 @@ def test_a_wrong_classification_is_shown_with_the_right_one(capsys: pytest.Captu
     assert main(["demo"]) == 0
     printed = capsys.readouterr().out
     assert "= 7, is 1" in printed
-    assert "75.0% (3 of 4 digits)" in printed
+    assert "75.0 % (3 of 4 digits)" in printed
     assert "Next steps" in printed
 
 
@@ -69,7 +69,7 @@ def test_the_quantized_model_is_measured_beside_the_float_one(fake: Any, capsys:
     assert main(["demo", "--quantized"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"result +float32 +int8", printed)
-    assert printed.count("75.0% (3 of 4 digits)") == 2
+    assert printed.count("75.0 % (3 of 4 digits)") == 2
     assert fake.connected == [(None, True)] * 2
 
 

@@ -516,7 +516,19 @@ def test_long_times_do_not_break_a_row() -> None:
     screen.print(operations_table({"operations": [row]}, "order", wide=False))
     (line,) = [line.split() for line in screen.export_text().splitlines() if "CONV" in line]
 
-    assert line == ["100", "DEPTHWISE_CONV_2D", "987,654", "100.0%", "123.4", "100.0%", "123.4", "DwConv", "12×1"]
+    assert line == [
+        "100",
+        "DEPTHWISE_CONV_2D",
+        "987,654",
+        "100.0",
+        "%",
+        "123.4",
+        "100.0",
+        "%",
+        "123.4",
+        "DwConv",
+        "12×1",
+    ]
 
 
 def test_integers_of_64_bits_become_those_of_the_operand(monkeypatch: pytest.MonkeyPatch) -> None:

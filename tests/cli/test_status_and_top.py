@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import sys
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from support.activity import MIB, NO_PID, FakeClient, burst, client, counted, driver, model
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 
 import nnfmq
 from nnfmq.base.channel import Listener
 from nnfmq.base.paths import models_socket
-from nnfmq.cli import main
+from nnfmq.cli import main, status
 from nnfmq.cli.statistics import (
     Activity,
     burst_rows,
@@ -202,12 +204,28 @@ def test_status_shows_driver_clients_and_models(connect: Connect, capsys: pytest
     assert ["clients", "1", "of", "64,", "2", "rejected", "so", "far"] in lines
     assert ["workers", "1", "died", "so", "far:", "1", "killed"] in lines
     assert ["compiler", "not", "running"] in lines
-    assert ["programs", "3", "shared,", "6.0", "MiB", "of", "512", "MiB"] in lines
+    assert ["programs", "3", "shared,", "6.0", "MiB", "of", "512", "MiB;", "10", "lookups,", "7", "found"] in lines
     assert ["face.tflite", "compiled", "50", "50", "%", "0"] in [line[1:] for line in lines]
     assert ["face.tflite", "compiled", "camera.py", "client", "17.0", "17.0", "-", "-", "17.0"] in lines
     for name, text in {"queue": "8.5", "driver": "4.2", "engine": "2.1"}.items():
         assert [name, text, text, "-", "-", text] in lines
     assert made.is_closed
+
+
+def test_status_on_a_low_terminal_has_the_times_of_the_clients_only_and_says_how_to_see_the_others(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = tuple(model(50, id=number, name=f"model{number}") for number in range(2))
+    for height, arguments in ((60, []), (24, []), (24, ["--times"])):
+        connect(driver(client(50, models=several)))
+        screen = Console(width=80, height=height, force_terminal=True, no_color=True, file=io.StringIO())
+        monkeypatch.setattr(status, "console", lambda _no_color, screen=screen: screen)
+        assert main(["status", *arguments]) == 0
+        text = screen.file.getvalue()  # type: ignore[attr-defined]
+        assert text.count(" client ") - text.count("pid   client ") == 2
+        assert text.count(" engine ") == (2 if height == 60 or arguments else 0)
+        assert ("nnfmq status --times" in text) is (height == 24 and not arguments)
+        assert len(text.splitlines()) <= height
 
 
 def test_status_of_a_driver_without_clients(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,6 +120,10 @@ REQUEST = {
 }  # fmt: skip
 TIMES = {"p50": 12_300, "p99": 99_000_000, "p99.9": 123_456_000, "max": 123_456_000}
 REPORT: dict[str, Any] = {
+    "conditions": {
+        "date": "2026-11-30T12:00:00+00:00", "host": "lab", "cpu": "AMD EPYC", "cpus_allowed": [0, 1],
+        "core": "compiled", "load_before": [0.25, 0.5, 1.0], "seconds": 2.0, "rate": None, "slow_ms": 2.0, "seed": 7,
+    },
     "scenarios": [
         {"scenario": "burst: gc", "requests": 1234, "latency_ns": TIMES, "slow_requests": 2,
          "causes_ns": {"gc": 38_000_000, "cpu-client": 11_000_000}, "others_cpu_ns": 70_000_000,
@@ -147,6 +151,8 @@ def test_the_tables_fit_the_terminal(
     assert "unknown: no counter explains it" in flowed
     assert "burst: gc: gc 38 ms, cpu-client 11 ms; other programs used 70 ms of CPU time" in flowed
     assert "burst: throttle is missing: a CPU limit needs root" in flowed
+    assert "2 s of each scenario, a closed loop, seed 7; slow: 2 ms above the usual latency" in flowed
+    assert "compiled core; AMD EPYC, CPUs 0, 1; load 0.25 before; 2026-11-30T12:00:00+00:00, lab" in flowed
     assert ("p99.9" in text) is (columns == 80)
 
 
@@ -205,7 +211,7 @@ def test_the_self_test_prints_its_matrix(monkeypatch: pytest.MonkeyPatch, capsys
     assert "none 1/1 none 1" in text
     assert "gc 1/1 gc 1" in text
     assert "memory was left out: on tmpfs" in text
-    assert "100.0 % of the runs with disturbances are right." in text
+    assert "100.0 % of the runs with disturbances are right; seed 0." in text
 
 
 def test_runs_that_other_programs_disturbed_are_reported(

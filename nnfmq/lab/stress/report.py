@@ -13,7 +13,14 @@ from nnfmq.lab.stress.records import RequestRecord
 from nnfmq.lab.stress.trial import Scenario, TrialRecords
 from nnfmq.observe.causes import CAUSES, UNKNOWN
 
-__all__ = ["chrome_trace", "render_stress_page", "request_lines", "scenario_lines", "scenario_report"]
+__all__ = [
+    "chrome_trace",
+    "condition_lines",
+    "render_stress_page",
+    "request_lines",
+    "scenario_lines",
+    "scenario_report",
+]
 
 
 def scenario_report(
@@ -88,6 +95,20 @@ def request_lines(request: Mapping[str, Any]) -> list[str]:
         f"{request['latency_ns'] / 1e6:,.1f} ms at {request['at_s']:.2f} s{stages}",
         *(f"{each['name']}: {each['evidence']}" for each in causes),
     ]
+
+
+def condition_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return under what conditions a report of scenarios, or of the self-test, was measured."""
+    of = report["conditions"]
+    cpus = ", ".join(map(str, of["cpus_allowed"]))
+    machine = (
+        f"{of['core']} core; {of['cpu']}, CPUs {cpus}; load {of['load_before'][0]:g} before; {of['date']}, {of['host']}"
+    )
+    if "seconds" not in of:
+        return [machine]
+    rate = "a closed loop" if of["rate"] is None else f"{of['rate']:g} requests/s"
+    load = f"{of['seconds']:g} s of each scenario, {rate}, seed {of['seed']}"
+    return [f"{load}; slow: {of['slow_ms']:g} ms above the usual latency", machine]
 
 
 def chrome_trace(scenarios: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
