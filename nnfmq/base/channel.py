@@ -50,6 +50,7 @@ FDS_MAX = 250  # of the 253 that Linux passes with a message (SCM_MAX_FD); a bod
 BACKLOG = 256  # short, because a client waits for all before it; those beyond it wait in connect(2), in order
 SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 _SO_PEERGROUPS = 59  # Linux 4.13; the same
+_SO_PASSRIGHTS = 83  # Linux 6.16; the same
 _GROUPS_BYTES = 1024  # the most that Python asks for: 256 groups
 
 NO_WAIT = 0
@@ -317,7 +318,7 @@ class Channel(Closable):
             try:
                 # No lock is needed, because a frame is sent completely or not at all. It would make a thread wait for
                 # another thread's deadline.
-                self._socket.sendmsg(parts, ancillary, socket.MSG_NOSIGNAL)
+                self._socket.sendmsg(parts, ancillary, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
                 self._wait(select.POLLOUT, deadline_ns)
@@ -327,10 +328,14 @@ class Channel(Closable):
                 self.left_unread |= error.errno in _GONE
                 raise self._gone(error) from error
 
-    def receive(self, deadline_ns: int | None = None, *, body_bytes_max: int = BODY_BYTES_MAX) -> Frame:
+    def receive(
+        self, deadline_ns: int | None = None, *, body_bytes_max: int = BODY_BYTES_MAX, takes_fds: bool = True
+    ) -> Frame:
         """Block until the next frame has arrived, and return it. The frame owns its fds.
 
-        `body_bytes_max` limits bodies in memfds, because reading them takes time; 0 rejects all of them.
+        `body_bytes_max` limits bodies in memfds, because reading them takes time; 0 rejects all of them. Without
+        `takes_fds` a frame with fds is malformed, and this process never has them: to close one may block, where the
+        peer has chosen the file system.
 
         Raises:
             DeadObject: If the peer hung up, or the channel is closed.
@@ -341,7 +346,7 @@ class Channel(Closable):
         while True:
             try:
                 size, ancillary, flags, _ = self._socket.recvmsg_into(
-                    [self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                    [self._buffer], _ANCILLARY_BYTES * takes_fds, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
                 )
             except BlockingIOError:
                 if is_at_end:
@@ -353,6 +358,8 @@ class Channel(Closable):
                 continue  # what it sent comes next
             except OSError as error:
                 raise self._gone(error) from error
+            if flags & socket.MSG_CTRUNC and not takes_fds:
+                raise ProtocolError("a frame came with file descriptors, which nobody takes here")
             if size == 0 and not ancillary and not is_at_end:
                 is_at_end = True  # a last message may still be there, see `_peek`
                 continue
@@ -623,6 +630,11 @@ class Listener(Closable):
     def is_owner(self) -> bool:
         """Whether the path and the lock are this object's."""
         return self._lock is not None
+
+    def refuse_fds(self) -> None:
+        """Let the kernel refuse fds that clients send on connections from now on, where it can (Linux 6.16)."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
     def path(self) -> Path | None:
         """Return the path at which the socket was made; None if it has none, such as an abstract one."""

@@ -4,7 +4,7 @@
     --import STAMP LOG FD DIRECTORY SOCKET
 
 STAMP is that of the driver's package (`base.upgrades`), LOG the descriptor of its log, SOCKET that of the driver. FD is
-the listening socket of the repository, or the connection to it; HEARTBEAT the eventfd that shows the supervisor that
+the listening socket of the repository, or the connection to it; HEARTBEAT the pipe that shows the supervisor that
 the repository answers; DIRECTORY that of the models, or of the version. Only a driver and its repository start it.
 """
 

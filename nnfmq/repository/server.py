@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -64,11 +65,12 @@ class _Peer:
 class RepositoryServer(Uncopyable):
     """Serves models to the clients of `listener`, which it owns, from `start` to `close`.
 
-    `heartbeat_fd` is the eventfd by which the supervisor learns that this process answers. Borrowed.
+    `heartbeat_fd` is the pipe by which the supervisor learns that this process answers. Borrowed.
     """
 
     def __init__(self, listener: Listener, heartbeat_fd: int) -> None:
         self._listener = listener
+        self._listener.refuse_fds()  # a close of them may block, see `Channel.receive`
         self._heartbeat_fd = heartbeat_fd
         # Held while a model changes and while a request is handled: a client either gets the new version, or is told.
         self._lock = threading.Lock()
@@ -90,8 +92,8 @@ class RepositoryServer(Uncopyable):
         watcher.call_at(time.monotonic_ns(), self._send_heartbeat)
 
     def _send_heartbeat(self) -> None:
-        with self._lock:  # without it no client is served
-            os.eventfd_write(self._heartbeat_fd, 1)
+        with self._lock, suppress(OSError):  # without the lock no client is served; the supervisor may be stopped
+            os.write(self._heartbeat_fd, b"\0")
 
     # -- models, on the main thread ------------------------------------------------------------------------------------
 
@@ -188,7 +190,7 @@ class RepositoryServer(Uncopyable):
     def _receive(self, peer: _Peer) -> None:
         """Handle one frame of a client; its next one after those of other clients."""
         try:
-            with peer.channel.receive(NO_WAIT, body_bytes_max=0) as frame:
+            with peer.channel.receive(NO_WAIT, body_bytes_max=0, takes_fds=False) as frame:
                 message = repository_protocol.decode(frame.data, sender=RepositoryRole.CLIENT, fds=frame.fd_count)
         except MissedDeadlineTransient:
             return

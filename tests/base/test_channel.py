@@ -905,3 +905,44 @@ def test_only_a_listening_socket_of_the_kind_of_a_channel_is_adopted(
             Listener.adopt(fd)
         with pytest.raises(OSError):
             os.fstat(fd)
+
+
+def test_a_peer_that_shares_the_socket_cannot_make_a_call_without_a_wait_block(pair: tuple[Channel, Channel]) -> None:
+    """As a compile process's connection, of which the worker that has sent it may keep a copy."""
+    local, _remote = pair
+    os.set_blocking(local.fileno(), True)
+    with pytest.raises(MissedDeadlineTransient):
+        local.receive(NO_WAIT)
+
+    def fill() -> None:
+        for _ in range(1000):
+            local.send(bytes(1000), (), NO_WAIT)
+
+    with pytest.raises(MissedDeadlineTransient):
+        fill()
+
+
+def test_where_no_fds_are_taken_a_frame_with_some_is_malformed_and_the_next_one_arrives(
+    pair: tuple[Channel, Channel],
+) -> None:
+    local, remote = pair
+    remote.send(b"with", [0])
+    remote.send(b"without")
+    with no_more_descriptors(), pytest.raises(ProtocolError, match="came with file descriptors"):
+        local.receive(soon(), takes_fds=False)
+    with local.receive(soon(), takes_fds=False) as frame:
+        assert frame.data == b"without"
+
+
+def test_a_listener_that_refuses_fds_has_the_kernel_refuse_them(tmp_path: Path) -> None:
+    with Listener.create(tmp_path / "s") as listener:
+        listener.refuse_fds()
+        with Channel.connect(tmp_path / "s", soon()) as client:
+            try:
+                client.send(b"with", [0])
+            except PermissionError:
+                return
+            accepted = listener.accept()  # before Linux 6.16
+            assert accepted is not None
+            with accepted, pytest.raises(ProtocolError):
+                accepted.receive(soon(), takes_fds=False)

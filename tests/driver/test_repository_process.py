@@ -58,8 +58,14 @@ class Setup:
         monkeypatch.setattr(workers.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(loop, "call_at", self._call_at)
         self.look: Callable[[], None] = lambda: None
+        self.heartbeat_fd = -1
         self.loop = loop
         self.process = RepositoryProcess(loop, listener, Path("d.sock"), Path("/models"))
+
+    def close(self) -> None:
+        if self.heartbeat_fd >= 0:
+            os.close(self.heartbeat_fd)
+        self.heartbeat_fd = -1
 
     def _call_at(self, time_s: float, callback: Callable[[], None]) -> Timer:
         if callback == self.process.start:
@@ -75,7 +81,8 @@ class Setup:
         assert at_parent_exit is signal.SIGKILL
         for fd in (*keep_fds, errors_fd):
             os.fstat(fd)
-        self.heartbeat_fd = keep_fds[-1]
+        self.close()
+        self.heartbeat_fd = os.dup(keep_fds[-1])
         if self.error is not None:
             raise self.error
         self.started.append(FakeProcess())
@@ -88,6 +95,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
         made = Setup(loop, listener, monkeypatch)
         yield made
         made.process.end()
+        made.close()
 
 
 def test_the_pause_before_the_next_start_doubles_up_to_a_limit(setup: Setup) -> None:
@@ -133,10 +141,11 @@ def test_a_process_without_a_beat_is_killed_after_some_looks_and_gets_more_of_th
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     setup.process.start()
+    os.set_blocking(setup.heartbeat_fd, True)  # which is no reason for the supervisor to wait
     for _ in range(HEARTBEATS_MISSED_AT_START - 1):
         setup.look()
     assert setup.started[0].signals == []
-    os.eventfd_write(setup.heartbeat_fd, 1)
+    os.write(setup.heartbeat_fd, b"\0")
     for _ in range(HEARTBEATS_MISSED_MAX):
         setup.look()
         assert setup.started[0].signals == []

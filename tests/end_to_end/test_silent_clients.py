@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -65,6 +65,37 @@ def rejection(channel: Channel) -> messages.Refused:
         message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER)
     assert isinstance(message, messages.Refused)
     return message
+
+
+@contextmanager
+def lingering() -> Iterator[socket.socket]:
+    """Yield a TCP socket with data that its peer does not read: its last close waits for that for a minute."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        sock = stack.enter_context(socket.create_connection(listener.getsockname()))
+        stack.enter_context(listener.accept()[0])
+        sock.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                sock.send(bytes(1 << 16))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+        yield sock
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_descriptor_whose_close_waits_does_not_make_the_supervisor_wait(daemon: Daemon, is_behind: bool) -> None:
+    """It comes with the first message; or behind it, and the supervisor rejects the client and never receives it."""
+    hello = control_protocol.encode(messages.Hello(control_protocol.PROTOCOL + 1, "AIDL v4", "test"))
+    with lingering() as sock:
+        raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with daemon.process.stopped(), raw:  # all of it is there when the driver looks
+            raw.connect(str(daemon.path))
+            if is_behind:
+                raw.send(b"\0" + hello)
+            socket.send_fds(raw, [b"\0" + hello], [sock.fileno()])
+            sock.close()
+        with nnfmq.connect(daemon.path, timeout=LIMIT_S / 2, recover=False) as client:
+            assert executes(client)
 
 
 def test_LIFE_7_silent_connections_of_one_process_take_no_place_of_a_client(daemon: Daemon) -> None:

@@ -252,6 +252,7 @@ class _Server:
         self._timer: Timer | None = None
         self._looks = False  # at the memory of processes, again and again
         self._loop = EventLoop()
+        self._loop.limit_closes()
         self._loop.add_reader(channel.fileno(), self._serve)
         if client_pidfd is not None:
             driver = ChildProcess(os.getppid(), os.pidfd_open(os.getppid()))

@@ -20,8 +20,10 @@ from typing import Protocol
 
 from nnfmq.base.ownership import Closable
 
-__all__ = ["STOP_GRACE_S", "Child", "EventLoop", "Timer"]
+__all__ = ["CLOSE_S", "STOP_GRACE_S", "Child", "EventLoop", "Timer"]
 
+CLOSE_S = 0.005
+"""For so long a close(2) may block in a loop that limits it."""
 STOP_GRACE_S = 0.2
 """For so long a child may be stopped; a debugger that attaches stops it in another way (ptrace)."""
 _WAIT_S_MAX = 1_000_000.0  # epoll_wait(2) takes an int of milliseconds
@@ -60,6 +62,9 @@ class EventLoop(Closable):
         self._child_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # written when SIGCHLD arrives
         self._previous_handler: object = None  # of SIGCHLD; None: it is not this object that handles it
         self._on_change: Callable[[], None] = lambda: None
+        self._previous_timer_handler: object = (
+            None  # the handler of SIGALRM; None: it is not this object that handles it
+        )
         self.add_reader(self._child_fd, self._on_child_change)
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
@@ -81,6 +86,14 @@ class EventLoop(Closable):
         timer = Timer(callback)
         heapq.heappush(self._timers, (time_s, next(self._timer_ids), timer))
         return timer
+
+    def limit_closes(self) -> None:
+        """Let no close(2) in a callback block for longer than CLOSE_S. Main thread only; handles SIGALRM from now on.
+
+        The last close of a socket may wait until its peer has read, for as long as its owner has chosen (SO_LINGER).
+        Strangers send such sockets over connections, and leave them there unread. A signal ends that wait.
+        """
+        self._previous_timer_handler = signal.signal(signal.SIGALRM, lambda *_: None)
 
     def watch_stops(self, child: Child, on_stopped: Callable[[], None]) -> None:
         """Call `on_stopped` once if `child` is stopped and nobody continues it within STOP_GRACE_S. Main thread only.
@@ -119,6 +132,16 @@ class EventLoop(Closable):
         # An fd that a callback opens may have the number of one that another callback of this round closed: events
         # belong to the callback that was registered when they arrived.
         ready = [(fd, self._readers[fd]) for fd, _ in self._epoll.poll(self._timeout_s(until_s))]
+        limits_closes = self._previous_timer_handler is not None
+        if limits_closes:
+            signal.setitimer(signal.ITIMER_REAL, CLOSE_S, CLOSE_S)
+        try:
+            self._handle(ready)
+        finally:
+            if limits_closes:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _handle(self, ready: list[tuple[int, Callable[[], None]]]) -> None:
         for fd, callback in ready:
             if self._readers.get(fd) is callback:
                 callback()
@@ -134,10 +157,13 @@ class EventLoop(Closable):
         return min(max(0.0, min(times) - time.monotonic()), _WAIT_S_MAX) if times else -1
 
     def close(self) -> None:
-        """Close the loop's own fds, and restore the handler of SIGCHLD. Idempotent."""
+        """Close the loop's own fds, and restore the handlers of signals. Idempotent."""
         previous, self._previous_handler = self._previous_handler, None
         if previous is not None:
             signal.signal(signal.SIGCHLD, previous)  # type: ignore[arg-type]  # what it returned
+        previous, self._previous_timer_handler = self._previous_timer_handler, None
+        if previous is not None:
+            signal.signal(signal.SIGALRM, previous)  # type: ignore[arg-type]  # what it returned
         fd, self._child_fd = self._child_fd, -1
         if fd >= 0:
             os.close(fd)

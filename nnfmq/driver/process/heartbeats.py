@@ -1,8 +1,9 @@
 """Heartbeats: how a process learns that a child of it hangs, in whatever way.
 
-The child writes to an eventfd again and again, and its parent looks whether it has. Looks are counted, not seconds: the
+The child writes to a pipe again and again, and its parent looks whether it has. Looks are counted, not seconds: the
 whole driver may have been stopped meanwhile. A look at which a signal or a debugger has stopped the child does not
-count.
+count. It is a pipe because its two ends have flags of their own: a child that is not trusted could make a read of an
+eventfd, which both have, wait without end (fcntl(2), O_NONBLOCK).
 
 A worker's watcher thread writes eight times within $NNFMQ_EXECUTION_LIMIT_S. It cannot while code of a plug-in keeps
 the GIL, and neither can anything else in that process which would end it. So the supervisor ends a worker that has not
@@ -15,6 +16,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from nnfmq.base import settings, watcher
 from nnfmq.base.ownership import Closable
@@ -25,10 +27,13 @@ from nnfmq.driver.process.event_loop import EventLoop, Timer
 __all__ = ["HeartbeatWatch", "beat_for_ever", "worker_heartbeat"]
 
 _BEATS = 8  # within the limit of an execution
+_BEATS_MAX = 1 << 16  # in a pipe
 
 
 class HeartbeatWatch(Closable):
-    """The parent's side: the eventfd, which the child inherits, and the looks. Close it.
+    """The parent's side: the pipe, whose other end the child inherits, and the looks. Close it.
+
+    `child_fd` is the child's end; close it with `close_child_end` when the child has it.
 
     Args:
         loop: The parent's event loop. Borrowed.
@@ -46,11 +51,7 @@ class HeartbeatWatch(Closable):
         self._missed_max, self._allowed = missed_max, missed_at_start
         self._missed = 0
         self._timer: Timer | None = None
-        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def fileno(self) -> int:
-        """Return the eventfd, which stays owned by this object."""
-        return self._fd
+        self._fd, self.child_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def begin(self, pid: int, on_silence: Callable[[float], object]) -> None:
         """Look from now on; call `on_silence` once with the time, in seconds, for which the child has not written."""
@@ -58,18 +59,30 @@ class HeartbeatWatch(Closable):
             self._timer = self._loop.call_at(time.monotonic() + self._look_s, lambda: self._look(pid, on_silence))
 
     def _look(self, pid: int, on_silence: Callable[[float], object]) -> None:
-        try:
-            os.eventfd_read(self._fd)
+        if self._has_beaten():
             self._missed, self._allowed = 0, self._missed_max
-        except BlockingIOError:
+        else:
             self._missed += not is_paused(pid)
         if self._missed >= self._allowed:
             on_silence(self._missed * self._look_s)
         else:
             self.begin(pid, on_silence)
 
+    def _has_beaten(self) -> bool:
+        try:
+            return bool(os.read(self._fd, _BEATS_MAX))
+        except BlockingIOError:
+            return False
+
+    def close_child_end(self) -> None:
+        """Close the child's end in this process. Idempotent."""
+        fd, self.child_fd = self.child_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def close(self) -> None:
         """Look no more. Idempotent."""
+        self.close_child_end()
         timer, self._timer, fd, self._fd = self._timer, None, self._fd, -1
         if timer is not None:
             timer.cancel()
@@ -90,11 +103,12 @@ def worker_heartbeat(loop: EventLoop, start_s: float = 0.0) -> HeartbeatWatch:
 
 
 def beat_for_ever(fd: int) -> None:
-    """Let the watcher thread of this process, a worker, write to its eventfd as long as the process lives."""
+    """Let the watcher thread of this process, a worker, write to its pipe as long as the process lives."""
     pause_ns = int(_pause_s() * 1e9)
 
     def beat() -> None:
-        os.eventfd_write(fd, 1)
+        with suppress(OSError):  # the supervisor was killed, or is stopped and the pipe is full
+            os.write(fd, b"\0")
         watcher.call_at(time.monotonic_ns() + pause_ns, beat)
 
     if pause_ns:

@@ -369,6 +369,7 @@ def serve(
         served = ServedUsers.of_settings()
         listener, named = open_listeners(stack, path, models is not None, predecessor, passed, served.socket_mode)
         loop = stack.enter_context(EventLoop())
+        loop.limit_closes()
         repository = None
         if named is not None and models is not None:
             repository = RepositoryProcess(loop, named, path, models)

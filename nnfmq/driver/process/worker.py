@@ -76,7 +76,7 @@ class WorkerFds(NamedTuple):
         compile_relay: The connection over which the supervisor takes requests for compile processes.
         statistics: The memory of the statistics where the worker counts.
         page: The memory of what the client counts itself.
-        heartbeat: The eventfd by which the supervisor knows that it does not hang (`heartbeats`).
+        heartbeat: The pipe by which the supervisor knows that it does not hang (`heartbeats`).
         uid_lock: The lock on the worker's uid (`UidPool`); -1 if it has none of its own.
     """
 

@@ -240,9 +240,10 @@ class WorkerProcesses:
             worker_ends.callback(errors.close_child_end)
             start_s = executed_worker.START_S if self._setup.is_executed else 0.0
             heartbeat = undo.enter_context(worker_heartbeat(self._loop, start_s))
+            worker_ends.callback(heartbeat.close_child_end)
             fds = WorkerFds(
                 control_fd, self._status.fileno(), shares, cores, traces if may_trace else -1, cache_fd, compile_fd,
-                statistics.fileno(), page, heartbeat.fileno(), uid_lock,
+                statistics.fileno(), page, heartbeat.child_fd, uid_lock,
             )  # fmt: skip
             logged = client.logged(command_name(client.pid))
             run = self._function_of(hello, fds, slot, logged)
@@ -499,7 +500,7 @@ def _reject(channel: Channel, error: OSError | NnfmqError) -> None:
 # children are a session of their own, which ends with it; the kernel kills the process if the supervisor is killed.
 #
 # A process may also hang without being stopped: a loop without end, a lock, a system call that does not return. So it
-# writes to an eventfd about once a second (`heartbeats`), which takes both of its threads that must go on. The
+# writes to a pipe about once a second (`heartbeats`), which takes both of its threads that must go on. The
 # supervisor looks every HEARTBEAT_CHECK_S, and kills it after HEARTBEATS_MISSED_MAX looks without a heartbeat, before
 # the first one after HEARTBEATS_MISSED_AT_START.
 
@@ -542,7 +543,7 @@ class RepositoryProcess:
             heartbeat = self._heartbeat = HeartbeatWatch(
                 self._loop, HEARTBEAT_CHECK_S, HEARTBEATS_MISSED_MAX, HEARTBEATS_MISSED_AT_START
             )
-            heartbeat_fd = heartbeat.fileno()
+            heartbeat_fd = heartbeat.child_fd
             errors = self._errors = ChildErrors(self._loop, "the model repository")
             process = self._process = fork_child(
                 lambda: self._execute(fd, heartbeat_fd),
@@ -552,6 +553,7 @@ class RepositoryProcess:
                 errors_fd=errors.child_fd,
             )
             errors.close_child_end()
+            heartbeat.close_child_end()
             errors.watch()
             self._started_s = time.monotonic()
             self._loop.add_reader(process.fileno(), self._on_exit)
