@@ -22,6 +22,7 @@ from support.faulty_runtime import (
 )
 
 import nnfmq
+from nnfmq.driver.cache.shared_files import SHARED_BYTES_MIN
 
 SOON_S = 0.1
 
@@ -109,6 +110,21 @@ def test_a_runtime_that_writes_more_than_the_supervisor_reads_does_not_wait(
     with driver.process.stopped():
         execute_in_burst(model, LIMIT_S)
     until(lambda: bool(logged_words(driver, client.worker_pid)), "the begin of it is logged")
+
+
+@pytest.mark.parametrize("padding", [0, SHARED_BYTES_MIN], ids=["own memory", "memory of another client"])
+def test_each_preparation_opens_its_file_once(
+    client: nnfmq.Client, driver: Daemon, tmp_path: Path, padding: int
+) -> None:
+    file = faulty_file(tmp_path, open="write", run="abort", padding=" " * padding)
+    device, worker = client.device(DEVICE), client.worker_pid
+    with driver.connect() as other, other.device(DEVICE).prepare(file):
+        client.prepare(file).close()
+        device.prepare(device.load(file)).close()
+        with pytest.raises(nnfmq.DeadObject):
+            execute_in_burst(device.prepare(file, shapes={"x": (4,)}), None)
+    until(lambda: f"worker {worker} ended with status -6" in logged_words(driver, worker), "all is logged")
+    assert "".join(logged_words(driver, worker)).count("the runtime says") == 3
 
 
 @pytest.mark.parametrize("fault", ["segfault", "abort", "killed"])

@@ -190,6 +190,19 @@ def test_outputs_have_sizes_as_soon_as_those_of_the_inputs_are_known(device: nnf
         assert_equal(burst.execute(*inputs), outputs)
 
 
+def test_outputs_that_are_inputs_or_there_twice_are_right(device: nnfmq.Device) -> None:
+    helper = pytest.importorskip("onnx.helper")
+    x, y, z = (helper.make_tensor_value_info(name, 1, [2]) for name in "xyz")
+    nodes = [helper.make_node("Dropout", ["x"], ["z"]), helper.make_node("Neg", ["x"], ["y"])]  # z is x
+    for outputs, signs in (([x], [1]), ([z], [1]), ([y, y], [-1, -1]), ([y, x, z, y], [-1, 1, 1, -1])):
+        graph = helper.make_graph(nodes, "outputs", [x], outputs)
+        content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+        with device.prepare(content, runtime_options=ONE_THREAD) as model, model.burst() as burst:
+            for value in np.float32([[1, 2], [3, 4]]):
+                assert_equal(model.execute(value), [value * sign for sign in signs])
+                assert_equal(burst.execute(value), [value * sign for sign in signs])
+
+
 def test_floats_and_outputs_are_where_the_client_has_them(files: Path) -> None:
     given = {name: memoryview((files / name).read_bytes()) for name in ("vision.xml", "vision.bin")}
     inputs, outputs = examples(files, "vision")
