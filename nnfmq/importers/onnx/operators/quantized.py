@@ -112,6 +112,8 @@ def _unary(operator: str, node: Node) -> None:
 def _on_image(operator: str, quantization: int | None, node: Node) -> None:
     """Convert an operator on an image whose channels may come last; without `quantization` its type stays."""
     compose = Composition(node)
+    if operator == "AveragePool" and node.attribute("ceil_mode", 0) and node.attribute("count_include_pad", 0):
+        raise InvalidArgument("ceil_mode with count_include_pad: ONNX Runtime counts pixels beyond the padding, too")
     x = _as_float(node, 0) if quantization is not None else node.value(0)
     is_last, rank = node.attribute("channels_last", 0) or node.operator.endswith("NhwcMaxPool"), len(x.shape)
     x = compose.transpose(x, 0, rank - 1, *range(1, rank - 1)) if is_last else x
