@@ -308,3 +308,9 @@ def test_axes_that_are_no_integers_are_rejected() -> None:
     content = file_of([node("ReduceSum", ["x", "a"], ["y"])], {"x": real(2)}, ["y"], {"a": np.complex64([1])})
     with pytest.raises(UnsupportedModel, match=r"input 1 \(axes\) has elements of complex64"):
         load(content)
+
+
+def test_a_result_of_a_type_that_the_opset_does_not_have_is_rejected() -> None:
+    content = file_of([node("Cast", ["x"], ["y"], to=onnx.TensorProto.BFLOAT16)], {"x": real(2)}, ["y"], opset=12)
+    with pytest.raises(UnsupportedModel, match=r"\(Cast\).*unsupported type tensor\(bfloat16\)"):
+        load(content)

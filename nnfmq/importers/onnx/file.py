@@ -27,6 +27,7 @@ __all__ = [
     "OnnxFile",
     "attribute_values",
     "dtype_of",
+    "inference_errors",
     "input_shapes",
     "integer_limits",
     "live_nodes",
@@ -197,6 +198,13 @@ def dtype_of(element_type: int) -> np.dtype[Any]:
         return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
     except _MALFORMED:
         raise InvalidArgument(f"element type {element_type} is unknown") from None
+
+
+def inference_errors() -> tuple[type[Exception], ...]:
+    """Return what the inference of shapes by the package `onnx` raises for a node that its definition forbids."""
+    import onnx
+
+    return onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError
 
 
 def attribute_values(node: Any, folder: Path | None) -> dict[str, Any]:

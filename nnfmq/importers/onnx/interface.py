@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from nnfmq.base.onnx_fields import without_initializers
 from nnfmq.importers.file_format import ModelSource
+from nnfmq.importers.onnx.file import inference_errors
 
 __all__ = ["OnnxInterface", "OnnxValueType", "read_interface", "without_defaults"]
 
@@ -90,7 +91,7 @@ def _inferred_outputs(proto: Any) -> list[Any]:
 
     try:
         inferred = shape_inference.infer_shapes(proto, data_prop=True)
-    except (shape_inference.InferenceError, ValueError, RuntimeError):
+    except inference_errors():
         return declared  # a node of another domain, or one that is wrong: the import says so
     values = [*proto.graph.input, *declared]
     known = {dimension.dim_param for info in values for dimension in info.type.tensor_type.shape.dim}

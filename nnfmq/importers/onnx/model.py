@@ -31,6 +31,7 @@ from nnfmq.importers.onnx.file import (
     OnnxFile,
     attribute_values,
     dtype_of,
+    inference_errors,
     input_shapes,
     live_nodes,
     node_count,
@@ -243,7 +244,7 @@ def _inferred_shapes(node: Node, proto: Any) -> list[tuple[tuple[int, ...], np.d
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         shapes = [_known(info.type.tensor_type) for info in inferred.graph.output]
         return [(_without_windows_in_padding(node, shape), dtype) for shape, dtype in shapes]
-    except (onnx.shape_inference.InferenceError, InvalidArgument, ValueError, RuntimeError):
+    except (InvalidArgument, *inference_errors()):
         return None
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import counted
+from nnfmq.importers.onnx.file import inference_errors
 from nnfmq.importers.onnx.values import Value
 
 __all__ = ["require_legal"]
@@ -174,7 +175,7 @@ def _require_shapes(proto: Any, schema: Any, opset: int, values: Sequence[Value 
     opsets = [onnx.helper.make_opsetid("", opset)]
     try:
         onnx.shape_inference.infer_node_outputs(schema, proto, types, known, opset_imports=opsets)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+    except inference_errors() as error:
         shapes = ", ".join(str(value.shape) for value in given.values())
         text = " ".join(str(error).split())
         raise InvalidArgument(f"ONNX does not allow inputs of the shapes {shapes}: {text[:200]}") from None
