@@ -314,3 +314,10 @@ def test_a_result_of_a_type_that_the_opset_does_not_have_is_rejected() -> None:
     content = file_of([node("Cast", ["x"], ["y"], to=onnx.TensorProto.BFLOAT16)], {"x": real(2)}, ["y"], opset=12)
     with pytest.raises(UnsupportedModel, match=r"\(Cast\).*unsupported type tensor\(bfloat16\)"):
         load(content)
+
+
+@pytest.mark.parametrize("sizes", [(0, -2), (0, 1 << 40, 1 << 40)])
+def test_sizes_that_no_array_has_are_rejected(sizes: tuple[int, ...]) -> None:
+    content = file_of([node("Expand", ["x", "s"], ["y"])], {"x": real(1)}, ["y"], {"s": np.array(sizes)})
+    with pytest.raises(UnsupportedModel, match=r"operator 0 \(Expand\)"):
+        load(content)

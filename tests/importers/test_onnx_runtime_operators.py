@@ -227,8 +227,8 @@ REFUSED = [
           block_size=16), "80 bytes do not have 5"),
     (case("GatherBlockQuantized", numbers(np.uint8, 5, 16), ints([3]), scales(5, 2), constants=(0, 2),
           block_size=1 << 40), "for blocks of 1099511627776"),
-    (case("QLinearAveragePool", numbers(np.uint8, 1, 1, 4, 4), ONE, np.uint8(9), ONE, np.uint8(9), constants=(1, 2, 3, 4),
-          kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1, count_include_pad=1), "counts pixels beyond the padding"),
+    (case("QLinearAveragePool", BYTES, ONE, np.uint8(9), ONE, np.uint8(9), constants=(1, 2, 3, 4), kernel_shape=[3],
+          strides=[3], ceil_mode=1, count_include_pad=1), "counts pixels beyond the padding"),
     (case("MatMulIntegerToFloat", BYTES, WEIGHTS, scales(6), ONE, constants=(1, 2, 3)), "6 scales of the first matrix"),
 ]  # fmt: skip
 

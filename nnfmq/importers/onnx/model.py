@@ -51,7 +51,7 @@ from nnfmq.importers.onnx.loops import (
 )
 from nnfmq.importers.onnx.operators import CONVERTERS
 from nnfmq.importers.onnx.schema import require_legal
-from nnfmq.importers.onnx.values import Array, Node, Value, operand_type_of
+from nnfmq.importers.onnx.values import Array, Node, Value, nothing, operand_type_of
 from nnfmq.importers.rewriting import GraphRewriting, fold_into_weights, fuse_hard_swish, widen_half_precision
 
 __all__ = ["body", "called", "empty_results", "import_model", "index_inputs", "results_of_nothing"]
@@ -200,7 +200,7 @@ def results_of_nothing(node: Node, proto: Any) -> list[Array] | None:
         return None
     shapes = _inferred_shapes(node, proto)
     if shapes is not None and all(0 in shape for shape, _ in shapes):
-        return [np.zeros(shape, dtype) for shape, dtype in shapes]
+        return [nothing(shape, dtype) for shape, dtype in shapes]
     arrays = [value.array for value in given if value.array is not None]
     if node.operator not in _COMPUTED | FOLDED or len(arrays) != len(given):
         return None
@@ -221,7 +221,7 @@ def empty_results(node: Node, proto: Any) -> list[Array] | None:
     shapes = _inferred_shapes(node, proto)
     if shapes is None or not all(0 in shape for shape, _ in shapes):
         return None
-    return [np.zeros(shape, dtype) for shape, dtype in shapes]
+    return [nothing(shape, dtype) for shape, dtype in shapes]
 
 
 def _inferred_shapes(node: Node, proto: Any) -> list[tuple[tuple[int, ...], np.dtype[Any]]] | None:
@@ -244,7 +244,9 @@ def _inferred_shapes(node: Node, proto: Any) -> list[tuple[tuple[int, ...], np.d
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         shapes = [_known(info.type.tensor_type) for info in inferred.graph.output]
         return [(_without_windows_in_padding(node, shape), dtype) for shape, dtype in shapes]
-    except (InvalidArgument, *inference_errors()):
+    except InvalidArgument:
+        return None
+    except inference_errors():
         return None
 
 

@@ -34,7 +34,17 @@ from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.onnx.file import FLOAT_FORMATS, integer_limits
 
-__all__ = ["ARITHMETIC", "Array", "Bounds", "Node", "QuantizedForm", "Value", "operand_type_of", "result_bounds"]
+__all__ = [
+    "ARITHMETIC",
+    "Array",
+    "Bounds",
+    "Node",
+    "QuantizedForm",
+    "Value",
+    "nothing",
+    "operand_type_of",
+    "result_bounds",
+]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -160,6 +170,14 @@ def operand_type_of(dtype: np.dtype[Any]) -> OperandType:
         raise InvalidArgument(f"tensors of {dtype.name} are not supported") from None
 
 
+def nothing(shape: Shape, dtype: np.dtype[Any]) -> Array:
+    """Return an array without elements. Raises InvalidArgument if NumPy has none of this shape."""
+    try:
+        return np.zeros(shape, dtype)
+    except ValueError as error:
+        raise InvalidArgument(f"a tensor of the shape {shape}: {error}") from None
+
+
 class Value(Struct):
     """A tensor: `array` if it is a constant, else `operand`; a constant gets an operand when it is first needed.
 
@@ -188,7 +206,7 @@ class Value(Struct):
     @staticmethod
     def of_operand(shape: Shape, dtype: np.dtype[Any], operand: int) -> Value:
         """Return an input or a result; one that has no elements is a constant, and its operand means nothing."""
-        return Value.of(np.zeros(shape, dtype)) if 0 in shape else Value(shape, dtype, operand)
+        return Value.of(nothing(shape, dtype)) if 0 in shape else Value(shape, dtype, operand)
 
     @staticmethod
     def of(array: Array) -> Value:
