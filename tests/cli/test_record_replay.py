@@ -276,7 +276,7 @@ def test_Ctrl_C_ends_the_command_and_the_recording_is_complete(shared_daemon: Da
 
 
 def test_the_death_of_the_driver_during_a_replay_is_an_error(path: Path) -> None:
-    write_recording(path, [execution(3_000_000 + 500_000 * number) for number in range(100_000)])
+    write_recording(path, [execution(3_000_000 + 5_000_000 * number) for number in range(10_000)])
     with short_folder() as folder, running_daemon(folder / "d.sock") as daemon:
         words = ["replay", str(path), "--connect", str(daemon.path), "--json"]
         with commands.started(*words) as command:
@@ -292,4 +292,4 @@ def test_the_death_of_the_driver_during_a_replay_is_an_error(path: Path) -> None
     if out:  # it had begun to execute
         report = json.loads(out)
         assert not report["is_equal"]
-        assert report["executions"]["replayed"] < 100_000
+        assert report["executions"]["replayed"] < 10_000
