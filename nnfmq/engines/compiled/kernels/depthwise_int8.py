@@ -90,7 +90,7 @@ class RegisterTiles:
         return _flat([self._pixel(left, number) for number in range(self._kept)])
 
     def emit(self, begin: Value, positions: int, tiles: Value, kept: Sequence[Value]) -> Sequence[Value]:
-        """Emit a loop over tiles of some positions, from position `begin` on; return the pixels kept for the next one."""
+        """Emit a loop over tiles of some positions, from `begin` on; return the pixels kept for the next one."""
         return self._kb.for_loop(tiles, kept, partial(self._tile, begin, positions), may_be_empty=True)
 
     def _tile(self, begin: Value, positions: int, number: Value, kept: Sequence[Value]) -> list[Value]:
