@@ -21,13 +21,12 @@ import socket
 import statistics
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 from bench_support import (
     Report,
@@ -40,16 +39,18 @@ from bench_support import (
     targets_table,
     upper_limit,
 )
+from forked_peers import forked, iceoryx2_service
+from queue_candidates import null_model
 
 import nnfmq
 from nnfmq.base.packages import installed_version
-from nnfmq.base.processes import request_signal_at_parent_exit
 from nnfmq.lab.child_processes import BenchmarkFailed, call_in_child, set_time_limit, started_child
 from nnfmq.lab.listening_driver import started_daemon
 from nnfmq.queue import MessageQueue
 
 LIMIT_MS = 20.0
 _START_S = 60.0
+_PEER_S = 600
 _THINK_S = 0.02  # at most, from the beginning of the waiting to the kill
 _FILES = (Path("/dev/shm"), Path("/tmp/iceoryx2"))
 Wait = Callable[[float], bool]
@@ -87,36 +88,16 @@ def observe(connection: Connection, candidate: str, address: str, limit_s: int) 
         connection.send((now if is_noticed else None, (time.thread_time_ns() - cpu_ns) / (now - begin)))
 
 
-def _forked(stack: ExitStack, serve: Callable[[], object]) -> int:
+def _peer(stack: ExitStack, serve: Callable[[], object]) -> int:
     """Fork a peer that calls `serve`, keeps what that returns, and does nothing; return its pid as soon as it does."""
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _be_peer(serve, writes)
-    os.close(writes)
-    stack.callback(_end, pid)
-    ready = os.read(reads, 1)
-    os.close(reads)
-    if not ready:
-        raise BenchmarkFailed("the peer has failed, see above")
-    return pid
 
-
-def _be_peer(serve: Callable[[], object], writes: int) -> NoReturn:
-    try:
-        request_signal_at_parent_exit(signal.SIGKILL)
+    def wait_for_death(ready: Callable[[], None], _: Connection) -> None:
         kept = serve()  # noqa: F841  what it has created lives as long as the process
-        os.write(writes, b".")
+        ready()
         signal.pause()
-    except BaseException:  # noqa: BLE001  the last frame of this process
-        traceback.print_exc()
-    finally:
-        os._exit(1)
 
-
-def _end(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    process, _ = stack.enter_context(forked("the peer", wait_for_death, _PEER_S))
+    return int(process.pid)
 
 
 def _waiting_call(stack: ExitStack, address: str) -> tuple[int, Wait]:
@@ -140,35 +121,23 @@ def _waiting_call(stack: ExitStack, address: str) -> tuple[int, Wait]:
     return worker, wait
 
 
-def null_model() -> nnfmq.ModelBuilder:
-    """Return a finished model that does next to nothing, a LOGISTIC of one float."""
-    builder = nnfmq.ModelBuilder()
-    tensors = [builder.add_operand("TENSOR_FLOAT32", (1,)) for _ in range(2)]
-    builder.add_operation("LOGISTIC", tensors[:1], tensors[1:])
-    builder.identify_inputs_and_outputs(tensors[:1], tensors[1:])
-    builder.finish()
-    return builder
-
-
 def _idle_worker(stack: ExitStack, address: str) -> tuple[int, Wait]:
     """A worker serves a client, which is the peer; the worker knows the death when it has exited."""
-    reads, writes = os.pipe()
-    stack.callback(os.close, reads)
 
-    def serve() -> nnfmq.Client:
+    def serve(ready: Callable[[], None], connection: Connection) -> None:
         client = nnfmq.connect(address, timeout=_START_S, recover=False)
-        os.write(writes, str(client.worker_pid).encode())
-        return client
+        ready()
+        connection.send(client.worker_pid)
+        signal.pause()
 
-    peer = _forked(stack, serve)
-    os.close(writes)
-    worker = stack.enter_context(opened_pidfd(int(os.read(reads, 20))))
-    return peer, lambda end: has_exited(worker, end - time.monotonic())
+    peer, connection = stack.enter_context(forked("the peer", serve, _PEER_S))
+    worker = stack.enter_context(opened_pidfd(connection.recv()))
+    return peer.pid, lambda end: has_exited(worker, end - time.monotonic())
 
 
 def _unix_socket(stack: ExitStack, address: str) -> tuple[int, Wait]:
     own, peer = socket.socketpair()
-    pid = _forked(stack, own.close)
+    pid = _peer(stack, own.close)
     peer.close()
     stack.enter_context(own)
 
@@ -184,7 +153,7 @@ def _unix_socket(stack: ExitStack, address: str) -> tuple[int, Wait]:
 
 def _bare_queue(stack: ExitStack, address: str) -> tuple[int, Wait]:
     queue = stack.enter_context(MessageQueue.create(8, 8))
-    pid = _forked(stack, lambda: None)
+    pid = _peer(stack, lambda: None)
 
     def wait(end: float) -> bool:
         queue.read_blocking(1, round(end * 1e9))
@@ -195,7 +164,7 @@ def _bare_queue(stack: ExitStack, address: str) -> tuple[int, Wait]:
 
 def _grpc_call(stack: ExitStack, address: str) -> tuple[int, Wait]:
     path = f"unix:{address}.{os.getpid()}"
-    pid = _forked(stack, lambda: _served(path))
+    pid = _peer(stack, lambda: _served(path))
     import grpc  # after the fork, because it starts threads
 
     channel = stack.enter_context(grpc.insecure_channel(path))
@@ -229,18 +198,14 @@ def _served(path: str) -> object:
 
 def _remove_dead_nodes() -> None:
     """Remove the files that dead nodes of iceoryx2 have left: whoever creates a node does that."""
-    _iceoryx_service(f"nnfmq-deaths-{os.getpid()}")
+    iceoryx2_service(f"nnfmq-deaths-{os.getpid()}")
 
 
 def _iceoryx_service(name: str) -> tuple[Any, Any]:
     """Return a node of iceoryx2, and its service of requests and responses."""
     import ctypes
 
-    import iceoryx2
-
-    iceoryx2.set_log_level(iceoryx2.LogLevel.Fatal)
-    node = iceoryx2.NodeBuilder.new().create(iceoryx2.ServiceType.Ipc)
-    builder = node.service_builder(iceoryx2.ServiceName.new(name))
+    node, builder = iceoryx2_service(name)
     return node, builder.request_response(ctypes.c_uint64, ctypes.c_uint64).open_or_create()
 
 
@@ -254,7 +219,7 @@ def _iceoryx_response(stack: ExitStack, address: str) -> tuple[int, Wait]:
     import ctypes
 
     name = f"nnfmq-deaths-{os.getpid()}"
-    pid = _forked(stack, lambda: _iceoryx_server(name))
+    pid = _peer(stack, lambda: _iceoryx_server(name))
     kept = _iceoryx_service(name)
     client = kept[1].client_builder().create()
     pending = client.send_copy(ctypes.c_uint64(0))
@@ -272,7 +237,7 @@ def _iceoryx_nodes(stack: ExitStack, address: str) -> tuple[int, Wait]:
     """A process looks at the list of iceoryx2's nodes."""
     import iceoryx2
 
-    pid = _forked(stack, lambda: _iceoryx_server(f"nnfmq-deaths-{os.getpid()}"))
+    pid = _peer(stack, lambda: _iceoryx_server(f"nnfmq-deaths-{os.getpid()}"))
     iceoryx2.set_log_level(iceoryx2.LogLevel.Fatal)
     config = iceoryx2.config.global_config()
 

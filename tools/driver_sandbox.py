@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_support import Report, Table, Tables, positive
-from driver_deaths import null_model
+from queue_candidates import null_model
 
 import nnfmq
 from nnfmq.base import settings

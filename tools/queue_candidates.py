@@ -22,14 +22,13 @@ import itertools
 import multiprocessing
 import os
 import shutil
-import signal
 import statistics
 import struct
 import subprocess
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,12 +37,13 @@ from typing import Any, Protocol
 
 import numpy as np
 from bench_support import CLIENT_WINDOW, SERVER_WINDOW
+from forked_peers import Serve, forked, iceoryx2_service, receive_report
 
 import nnfmq
 import nnfmq.queue
 from nnfmq.base import settings
 from nnfmq.base.packages import installed_version
-from nnfmq.hal.errors import ErrorStatus, NnfmqError
+from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import (
     DataLocation,
     LifeTime,
@@ -59,7 +59,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.lab import placement
 from nnfmq.lab.bench.steps import Array, timed
-from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable, set_time_limit
+from nnfmq.lab.child_processes import RunnerUnavailable, set_time_limit
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
 from nnfmq.queue.hybrid_polling import PollingWindow
@@ -112,14 +112,11 @@ def run_c_pingpong(
     return [int(line) for line in done.stdout.split()]
 
 
-# ---- the forked server
+# ---- rounds
 
 
 DEFAULT_NS = settings.BURST_SERVER_POLLING_WINDOW.default * 1000
 POLLING_NS = 100_000_000
-_PR_SET_PDEATHSIG = 1
-Serve = Callable[[Callable[[], None], Connection], None]
-"""A server's loop; arguments: a function to call when it is ready, and the connection to the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +134,10 @@ class RoundJob:
     think_ns: int = 0
     idle_s: float = 0
 
+    def forked(self, serve: Serve) -> AbstractContextManager[tuple[Any, Connection]]:
+        """Return the context of a server on the driver's CPU; see `forked_peers.forked`."""
+        return forked(self.candidate, serve, self.limit_s, self.cpus.driver)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -144,57 +145,6 @@ class Sample:
 
     times_ns: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-
-
-@contextmanager
-def forked(job: RoundJob, cpu: int | None, serve: Serve) -> Iterator[Any]:
-    """Fork a process that is pinned to `cpu` and runs `serve`; yield it and its connection as soon as it is ready.
-
-    Raises:
-        BenchmarkFailed: If it is not ready within the job's limit, or fails.
-    """
-    context = multiprocessing.get_context("fork")
-    subject, baseline = context.Pipe()
-    process = context.Process(target=_serve, args=(baseline, job.limit_s, cpu, os.getpid(), serve))
-    process.start()
-    baseline.close()
-    try:
-        if not subject.poll(job.limit_s):
-            raise BenchmarkFailed(f"the server of {job.candidate} was not ready within {job.limit_s} seconds")
-        receive_report(subject, job.candidate)
-        yield process, subject
-    finally:
-        process.kill()
-        process.join()
-        subject.close()
-
-
-def _serve(results: Connection, limit_s: int, cpu: int | None, parent: int, serve: Serve) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    set_time_limit(limit_s)
-    if os.getppid() != parent:
-        return
-    placement.pin_process(0, cpu)
-    try:
-        serve(lambda: results.send(None), results)
-    except (NnfmqError, ImportError, OSError) as error:
-        results.send(BenchmarkFailed(f"{type(error).__name__}: {error}"))
-
-
-def receive_report(results: Connection, candidate: str) -> Any:
-    """Return the object that the server sends.
-
-    Raises:
-        BenchmarkFailed: If the server exited.
-        Exception: The exception that the server sent.
-    """
-    try:
-        report = results.recv()
-    except EOFError:
-        raise BenchmarkFailed(f"the server of {candidate} ended") from None
-    if isinstance(report, Exception):
-        raise report
-    return report
 
 
 # ---- codecs, and bursts that use several memories
@@ -406,11 +356,8 @@ class _Iceoryx:
         self._send: Callable[[Any], Any] | None = None
 
     def _builder(self, suffix: str) -> Any:
-        import iceoryx2
-
-        iceoryx2.set_log_level(iceoryx2.LogLevel.Error)
-        self._node = iceoryx2.NodeBuilder.new().create(iceoryx2.ServiceType.Ipc)
-        return self._node.service_builder(iceoryx2.ServiceName.new(self._name + suffix))
+        self._node, builder = iceoryx2_service(self._name + suffix)
+        return builder
 
     def close(self) -> None:
         """Ask the server to exit; it removes its files."""
@@ -543,7 +490,7 @@ def _round_trip_candidate(make: Callable[[RoundJob], Transport]) -> Callable[[Ro
 
     def run(job: RoundJob) -> Sample:
         transport = make(job)
-        with forked(job, job.cpus.driver, lambda ready, _: transport.serve(ready)) as (process, _):
+        with job.forked(lambda ready, _: transport.serve(ready)) as (process, _):
             with closing(transport):
                 placement.pin_process(0, job.cpus.client)
                 send, receive = transport.connect()
@@ -579,7 +526,7 @@ def _c(mode: str) -> Callable[[RoundJob], Sample]:
 def _working(job: RoundJob) -> Sample:
     """Measure the overhead: each round trip minus the work in it, as measured by the server."""
     queues = Queues(job.window_ns)
-    with closing(queues), forked(job, job.cpus.driver, lambda ready, _: queues.serve_working(ready, job.work_ns)):
+    with closing(queues), job.forked(lambda ready, _: queues.serve_working(ready, job.work_ns)):
         placement.pin_process(0, job.cpus.client)
         _overheads(queues, job, job.warm_up)
         wall, cpu = _clock(), time.process_time_ns()
@@ -621,7 +568,7 @@ def _stream(quantum: int, count: int, batch: int, has_checksum: bool) -> Callabl
             results.send((_clock(), crc))
 
         batches = [os.urandom(batch * quantum) for _ in range(16)]
-        with queue, forked(job, job.cpus.driver, read) as (_, results):
+        with queue, job.forked(read) as (_, results):
             placement.pin_process(0, job.cpus.client)
             send, crc, begin = queue.send, 0, _clock()
             for index in range(job.count):
@@ -648,7 +595,7 @@ def _stream_os_pipe(job: RoundJob) -> Sample:
             got += len(os.read(read_end, 1 << 16))
         results.send(_clock())
 
-    with forked(job, job.cpus.driver, read) as (_, results):
+    with job.forked(read) as (_, results):
         placement.pin_process(0, job.cpus.client)
         begin = _clock()
         for _ in range(job.count):
@@ -663,7 +610,7 @@ def _stream_os_pipe(job: RoundJob) -> Sample:
 def _idle(job: RoundJob) -> Sample:
     """Measure, from outside, a process that waits in receive after its polling window has passed."""
     queues = Queues(job.window_ns)
-    with closing(queues), forked(job, job.cpus.driver, lambda ready, _: queues.serve(ready)) as (process, _):
+    with closing(queues), job.forked(lambda ready, _: queues.serve(ready)) as (process, _):
         placement.pin_process(0, job.cpus.client)
         send, receive = queues.connect()
         _round_trips(send, receive, job.window_ns, job.warm_up)
@@ -739,14 +686,13 @@ def _memories(count: int) -> Callable[[RoundJob], Sample]:
 @contextmanager
 def busy_cpu(limit_s: int, cpu: int | None) -> Iterator[None]:
     """Run a process that computes on `cpu` meanwhile. The calling process must be able to fork."""
-    job = RoundJob("busy CPU", 0, 0, placement.Cpus(None, None), Path(), limit_s)
 
     def compute(ready: Callable[[], None], _: Connection) -> None:
         ready()
         while True:
             pass
 
-    with forked(job, cpu, compute):
+    with forked("busy CPU", compute, limit_s, cpu):
         yield
 
 
