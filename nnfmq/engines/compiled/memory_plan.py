@@ -7,10 +7,9 @@ So a plan can be saved, and any number of executions use it at the same time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -32,9 +31,11 @@ __all__ = [
     "PartitionPlan",
     "PlannedErrors",
     "PlannedLaunch",
+    "Views",
     "align",
     "plan_offsets",
     "plan_partition",
+    "storage_of",
 ]
 
 ALIGNMENT = 64  # bytes of a cache line
@@ -207,35 +208,38 @@ class PartitionPlan(Struct, frozen=True):
             first += errors.count
 
 
+Views: TypeAlias = dict[int, tuple[int, int]]
+"""An operand → the one in whose memory it is, which may be a view, too, and the byte of that one where it begins."""
+
+
+def storage_of(index: int, views: Views) -> tuple[int, int]:
+    """Return the operand that is no view in whose memory an operand is, and the byte of it where it begins."""
+    offset = 0
+    while index in views:
+        index, begin = views[index]
+        offset += begin
+    return index, offset
+
+
 def plan_partition(
     launches: Sequence[PartitionLaunch],
     specs: Mapping[int, ArraySpec],
-    views: Mapping[int, int],
+    views: Views,
     inputs: Sequence[int],
     outputs: Sequence[int],
     target: Target,
     results: AbstractSet[int] = frozenset(),
     guard_side: str | None = None,
-    offsets_in: Mapping[int, int] = MappingProxyType({}),
 ) -> PartitionPlan:
     """Plan the memory and the parallelism of launches.
 
-    `specs` describes each operand that a launch writes, and the outputs. `views` maps an operand to the one whose
-    memory it shares, and `offsets_in` to the byte of it where it begins, if that is not the first. `results` are the
-    outputs that no operation reads. Those are direct outputs, unless their memory is also that of another output or of
-    an operand that a launch reads. With `guard_side` the operands have guard pages, see `guard_pages`, and there are no
-    direct outputs.
+    `specs` describes each operand that a launch writes, and the outputs. `results` are the outputs that no operation
+    reads. Those are direct outputs, unless their memory is also that of another output or of an operand that a launch
+    reads. With `guard_side` the operands have guard pages, see `guard_pages`, and there are no direct outputs.
     """
 
-    def place(index: int) -> tuple[int, int]:
-        """Return the operand in whose memory an operand is, and the byte of it where it begins."""
-        offset = 0
-        while index in views:
-            index, offset = views[index], offset + offsets_in.get(index, 0)
-        return index, offset
-
     def root(index: int) -> int:
-        return place(index)[0]
+        return storage_of(index, views)[0]
 
     begins, ends = {}, {}
     reporting = (launch for launch in launches if launch.errors)
@@ -266,13 +270,14 @@ def plan_partition(
         locations[index] = (_ARENA_BASE, next_offset)
         next_offset += 4 * planned.count
     locations |= {index: (base, 0) for base, index in enumerate([*inputs, *map(root, direct)], FIRST_INPUT_BASE)}
-    bases, from_base = _relocations(launches, locations, place)
+    bases, from_base = _relocations(launches, locations, views)
     return PartitionPlan(
         launches=tuple(map(_planned_launch, launches, _choose_parallelism(launches))),
         inputs=tuple(inputs),
         outputs=tuple(
             (index, arena[owner] + within, specs[index])
-            for index, (owner, within) in zip(outputs, map(place, outputs), strict=True)
+            for index in outputs
+            for owner, within in [storage_of(index, views)]
         ),
         direct_outputs=tuple(direct),
         relocation_bases=bases,
@@ -288,14 +293,13 @@ def plan_partition(
 
 
 def _relocations(
-    launches: Sequence[PartitionLaunch],
-    locations: Mapping[int, tuple[int, int]],
-    place: Callable[[int], tuple[int, int]],
+    launches: Sequence[PartitionLaunch], locations: Mapping[int, tuple[int, int]], views: Views
 ) -> tuple[Array, Array]:
     """Return the base of each argument, inputs, outputs and constants, and its offset from that."""
     found: list[tuple[int, int]] = []
     for launch in launches:
-        for owner, within in map(place, (*launch.inputs, *launch.outputs)):
+        for index in (*launch.inputs, *launch.outputs):
+            owner, within = storage_of(index, views)
             base, offset = locations[owner]
             found.append((base, offset + within))
         found += [(_CONSTANTS_BASE, offset) for offset in launch.constants]

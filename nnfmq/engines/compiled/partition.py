@@ -50,8 +50,10 @@ from nnfmq.engines.compiled.memory_plan import (
     ArraySpec,
     PartitionLaunch,
     PartitionPlan,
+    Views,
     align,
     plan_partition,
+    storage_of,
 )
 from nnfmq.engines.compiled.target import Target, host_target
 from nnfmq.engines.interpreter import SubgraphPreparation, prepare_with
@@ -199,42 +201,35 @@ class _PartitionSource(NamedTuple):
 
     launches: Sequence[_Launch]
     specs: Mapping[int, ArraySpec]
-    views: Mapping[int, int]
+    views: Views
     inputs: Sequence[int]
     outputs: Sequence[int]
     results: AbstractSet[int]
-    offsets_in: Mapping[int, int]
 
 
 _MAX_VIEWED_BYTES = 1 << 20  # of an array that stays in the arena as long as a part of it is read
 
 
 def _parts_as_views(
-    launches: Sequence[_Launch], specs: Mapping[int, ArraySpec], views: dict[int, int], outputs: Iterable[int]
-) -> tuple[list[_Launch], dict[int, int]]:
-    """Return the launches without those that copy adjacent bytes, and where in the copied operands the copies begin.
+    launches: Sequence[_Launch], specs: Mapping[int, ArraySpec], views: Views, outputs: Iterable[int]
+) -> list[_Launch]:
+    """Return the launches without those that copy adjacent bytes, whose outputs become `views`.
 
-    The copies become views. They are of arrays that a launch writes, and begin at a cache line, as arrays do. Outputs
-    and what they are views of stay copies, which are written where the caller wants them.
+    They are of arrays that a launch writes, and begin at a cache line, as arrays do. Outputs and what they are views of
+    stay copies, which are written where the caller wants them.
     """
     written = {index for launch, _ in launches for index in launch.outputs}
-    kept, offsets_in, remaining = set(outputs), dict[int, int](), []
-    for index in outputs:
-        while index in views:
-            index = views[index]
-            kept.add(index)
+    kept = {storage_of(index, views)[0] for index in outputs}
+    remaining = []
     for launch, constants in launches:
         parts = _copied_parts(launch)
-        sources = set(launch.inputs)
-        while sources & views.keys():
-            sources = {views.get(index, index) for index in sources}
+        sources = {storage_of(index, views)[0] for index in launch.inputs}
         is_kept = not parts or not kept.isdisjoint(launch.outputs) or not sources <= written
         if not is_kept and all(specs[index].bytes <= _MAX_VIEWED_BYTES for index in launch.inputs):
-            for index, (source, offset) in zip(launch.outputs, parts, strict=True):
-                views[index], offsets_in[index] = source, offset
+            views.update(zip(launch.outputs, parts, strict=True))
         else:
             remaining.append((launch, constants))
-    return remaining, offsets_in
+    return remaining
 
 
 def _copied_parts(launch: PartitionLaunch) -> list[tuple[int, int]]:
@@ -422,7 +417,7 @@ class CompiledPreparation(SubgraphPreparation):
         produced = {index for op in ops for index in op.outputs}
         inputs = list(dict.fromkeys(index for op in ops for index in op.inputs if index not in produced))
         outputs = [index for op in ops for index in op.outputs if index in read_later]
-        views = {op.outputs[0]: op.inputs[0] for op in ops if op.is_view}
+        views = {op.outputs[0]: (op.inputs[0], 0) for op in ops if op.is_view}
         specs = {index: self._spec(index) for op in ops for index in (*op.inputs, *op.outputs)}
         nchw_readers = read_later.union(*(op.inputs_as_in_model() for op in ops))
         launches = [
@@ -430,12 +425,11 @@ class CompiledPreparation(SubgraphPreparation):
             for op in ops
             for launch, constants in self._launches_of(op, specs, views, nchw_readers)
         ]
-        offsets_in: dict[int, int] = {}
         if self._guard_side is None:
-            launches, offsets_in = _parts_as_views(launches, specs, views, outputs)
+            launches = _parts_as_views(launches, specs, views, outputs)
         model_outputs = self.subgraph.output_indexes
         results = {i for i in outputs if self._reader_counts[i] == 0 and model_outputs.count(i) == 1}
-        return _PartitionSource(launches, specs, views, inputs, outputs, results, offsets_in)
+        return _PartitionSource(launches, specs, views, inputs, outputs, results)
 
     def _of_operation(self, launch: PartitionLaunch, op: LoweredOp) -> PartitionLaunch:
         """Return a launch with the operation's number, and with its label in the errors."""
@@ -451,7 +445,7 @@ class CompiledPreparation(SubgraphPreparation):
         ]
         return plan_partition(
             launches, source.specs, source.views, source.inputs, source.outputs, self.target, source.results,
-            self._guard_side, source.offsets_in,
+            self._guard_side,
         )  # fmt: skip
 
     def _read_outside(self, numbers: Sequence[int]) -> set[int]:
@@ -471,7 +465,7 @@ class CompiledPreparation(SubgraphPreparation):
     # -- launches ------------------------------------------------------------------------------------------------------
 
     def _launches_of(
-        self, op: LoweredOp, specs: dict[int, ArraySpec], views: dict[int, int], nchw_readers: AbstractSet[int]
+        self, op: LoweredOp, specs: dict[int, ArraySpec], views: Views, nchw_readers: AbstractSet[int]
     ) -> list[_Launch]:
         """Return the launches of one operation, with NCHW/NHWC conversions around them.
 
@@ -494,17 +488,12 @@ class CompiledPreparation(SubgraphPreparation):
         return [*launches, *chain.from_iterable(conversions)]
 
     def _conversion(
-        self,
-        source: int,
-        target: int,
-        permutation: tuple[int, ...],
-        specs: Mapping[int, ArraySpec],
-        views: dict[int, int],
+        self, source: int, target: int, permutation: tuple[int, ...], specs: Mapping[int, ArraySpec], views: Views
     ) -> list[_Launch]:
         """Return the launch that permutes `source` to `target`, none if `target` becomes a view."""
         shape = specs[source].shape
         if not changes_order(shape, permutation):
-            views[target] = source
+            views[target] = source, 0
             return []
         launch = movement.permute_axes(shape, permutation, specs[source].dtype, self.target)
         return [self._launch(launch, [source], [target])]
