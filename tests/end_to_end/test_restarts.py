@@ -266,6 +266,12 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made.open()
 
 
+def prepared_in(monitor: nnfmq.Client) -> list[set[int]]:
+    """Return the ids of the models, and of the bursts, that the only client of a driver with a model has."""
+    (served,) = (each for each in monitor.statistics().clients if each.models)
+    return [{model.id for model in served.models}, {burst.id for burst in served.bursts}]
+
+
 def moves_to(client: nnfmq.Client, driver: Daemon) -> None:
     until(lambda: client.driver_pid == driver.process.pid, "the client moves")
 
@@ -288,10 +294,10 @@ def test_a_client_moves_when_the_successor_has_its_models_and_the_driver_serves_
         moves_to(client, new)
         assert ends_well(old)  # although its client has nothing to execute
         assert client.recovery == (0, 1)
-        models = [{model.id for model in each.models} for each in monitor.statistics().clients if each.models]
+        found = prepared_in(monitor)
+        assert [len(ids) for ids in found] == [1, 1]  # neither the closed model, nor the other one twice
         assert burst.execute(one(3)) == (one(3),)
-        assert [len(ids) for ids in models] == [1]  # neither the closed one, nor the other one twice
-        assert models == [{model.id for model in each.models} for each in monitor.statistics().clients if each.models]
+        assert prepared_in(monitor) == found  # the call has prepared and configured nothing
         monitor.close()
         client.close()
 

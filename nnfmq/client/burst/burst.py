@@ -47,7 +47,7 @@ from nnfmq.client.model.arrays import (
     no_inputs_error,
 )
 from nnfmq.client.model.buffers import Buffer
-from nnfmq.client.model.handle import HasState, ModelHandle
+from nnfmq.client.model.handle import HasState, ModelHandle, ModelLocation
 from nnfmq.hal.errors import BadState, DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING, Timing
@@ -362,7 +362,7 @@ class Burst(ModelBurst):
     """A burst of one device; otherwise as `ModelBurst` says."""
 
     __slots__ = (
-        "_begin_ns", "_called_ns", "_is_repeating", "_is_served", "_model", "_slots", "_timing", "_window_ns",
+        "_ahead", "_begin_ns", "_called_ns", "_is_repeating", "_is_served", "_model", "_slots", "_timing", "_window_ns",
         "channel",
     )  # fmt: skip
 
@@ -371,6 +371,7 @@ class Burst(ModelBurst):
         self._model, self._window_ns = model, window_ns
         self._is_served = bool(model.location.version)  # it may move to a newer version
         self._slots = SlotAllocator()
+        self._ahead: list[tuple[ModelLocation, BurstChannel]] = []  # where the model will be; list.pop is atomic
         self._called_ns = 0  # when the call began that executes again, 0 if it executes for the first time
         self._is_repeating = False  # an execution whose outputs were larger than their memory
         self._begin_ns, self._timing = 0, NO_TIMING  # of the last execution
@@ -405,6 +406,7 @@ class Burst(ModelBurst):
             if with_memory:
                 burst._use_memory(arrays)
             burst._open_if_alive(deadline_ns)
+            model.add_burst(burst)
         except BaseException:
             burst.close()
             raise
@@ -500,15 +502,47 @@ class Burst(ModelBurst):
     def _replace_channel(self, deadline_ns: int | None) -> None:
         """Close the channel, and configure another one where the model is now; blocks."""
         self._close_channel()
-        self.channel = channel = BurstChannel(self._model.connection, self._slots, self._window_ns)
+        ahead = self._take_ahead()
+        self.channel = channel = ahead or BurstChannel(self._model.connection, self._slots, self._window_ns)
         try:
-            channel.configure(self._model.location, deadline_ns)
+            if ahead is None:
+                channel.configure(self._model.location, deadline_ns)
         finally:
             if self._is_closed:  # by another thread, which has closed the channel before
                 self._close_channel()
         self._require_open()
         if self._observation is not None and self._model.observed is not None:
             self._observation.observed = self._model.observed  # for observers each version is a model of its own
+
+    def configure_ahead(self, location: ModelLocation, deadline_ns: int | None) -> None:
+        """Configure another channel where the model will be, which the first call there takes; blocks. On any thread.
+
+        Raises:
+            NnfmqError: The error that the driver replied.
+        """
+        channel = BurstChannel(location.connection, self._slots, self._window_ns)
+        try:
+            channel.configure(location, deadline_ns)
+        except BaseException:
+            _drop(channel)
+            raise
+        self._ahead.append((location, channel))
+        if self._is_closed:  # by another thread, which has not seen it
+            self._take_ahead()
+
+    def _take_ahead(self) -> BurstChannel | None:
+        """Return the channel that was configured for the model's location, if there is one, and end all others."""
+        location = None if self._is_closed else self._model.location
+        taken = None
+        while True:
+            try:
+                found, channel = self._ahead.pop()
+            except IndexError:
+                return taken
+            if found is location and channel.connection.is_open and taken is None:
+                taken = channel
+            else:
+                _drop(channel)
 
     def _close_channel(self) -> None:
         try:
@@ -831,6 +865,7 @@ class Burst(ModelBurst):
     def close(self) -> None:
         """Close the burst here and in the driver; waits up to 5 s for an execution in progress. Idempotent."""
         self._is_closed = True
+        self._take_ahead()
         try:
             self._close_channel()
         finally:
@@ -838,3 +873,9 @@ class Burst(ModelBurst):
 
     def _is_of_process(self) -> bool:
         return not self.channel.connection.is_abandoned  # closing the client is enough
+
+
+def _drop(channel: BurstChannel) -> None:
+    """End a channel that nobody uses. Does not block."""
+    channel.end_soon()
+    channel.close()

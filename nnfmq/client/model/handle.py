@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from nnfmq.observe.recorder_core import Calls
 
 __all__ = [
+    "BurstAhead",
     "CompiledHandle",
     "DeviceOf",
     "HasState",
@@ -107,6 +109,14 @@ class ModelLocation(Struct, frozen=True, eq=False, weakref=True):
         return self.model_id
 
 
+class BurstAhead(Protocol):
+    """A burst of a model, which moves to another driver with it."""
+
+    def configure_ahead(self, location: ModelLocation, deadline_ns: int | None) -> None:
+        """Configure the burst where the model will be, for a later call; blocks. On any thread."""
+        ...
+
+
 DeviceOf: TypeAlias = "Callable[[str], Any]"
 """Returns the `Device` of this name in a driver; blocks. Raises DeviceUnavailable if it is not the same as before."""
 
@@ -128,9 +138,13 @@ class PrepareAgain(ABC):
             return ahead
         return self._prepare(device_of, deadline_ns)
 
-    def prepare_ahead(self, device_of: DeviceOf, deadline_ns: int | None) -> None:
-        """Prepare the model in the driver that the client connects to next, and that has these devices; blocks."""
-        self._ahead = self._prepare(device_of, deadline_ns)
+    def prepare_ahead(self, device_of: DeviceOf, deadline_ns: int | None) -> ModelLocation:
+        """Prepare the model in the driver that the client connects to next, and that has these devices; blocks.
+
+        Returns the location that a call finds there.
+        """
+        self._ahead = ahead = self._prepare(device_of, deadline_ns)
+        return ahead.location
 
     @abstractmethod
     def _reach(self, deadline_ns: int | None, wait: bool) -> tuple[Connection, DeviceOf]:
@@ -243,8 +257,14 @@ class ModelHandle(ClosedWhenDropped):
         self.is_of_fallback, self.is_owner = False, True
         self.recovery_at_ns = self.recovery_delay_ns = 0  # of the next attempt in the background
         self._recovery: SingleAttempt[None] = SingleAttempt()
+        self._bursts: weakref.WeakSet[BurstAhead] = weakref.WeakSet()  # never changed, only replaced
         self._lock = threading.Lock()  # held for an assignment, never while blocking
         self._is_released = False
+
+    def add_burst(self, burst: BurstAhead) -> None:
+        """Configure a burst ahead of a move to another driver. Keeps only a weak reference."""
+        with self._lock:
+            self._bursts = weakref.WeakSet([*self._bursts, burst])
 
     def on_prepared(self, reply: messages.PreparedModelReady) -> None:
         """Store the id that the driver returned."""
@@ -374,10 +394,15 @@ class ModelHandle(ClosedWhenDropped):
             self.recover_later(self)
 
     def prepare_ahead(self, device_of: DeviceOf, deadline_ns: int | None) -> None:
-        """Prepare the model in another driver, which `recover_now` finds there; blocks. Nothing if it is closed."""
+        """Prepare the model in another driver, which `recover_now` finds there, and configure its bursts; blocks.
+
+        Nothing if it is closed.
+        """
         prepare_again = self.prepare_again
         if prepare_again is not None and self.is_open:
-            prepare_again.prepare_ahead(device_of, deadline_ns)
+            location = prepare_again.prepare_ahead(device_of, deadline_ns)
+            for burst in list(self._bursts):
+                burst.configure_ahead(location, deadline_ns)
 
     def recover_now(self, deadline_ns: int | None, *, wait: bool) -> None:
         """Prepare the model again in the driver that has replaced a dead one; blocks. Does nothing while it lives.
