@@ -15,6 +15,7 @@ from support.code_steps import made_with_an_interrupt_at_every_line
 from support.drivers import until
 from support.executors import LIMIT_S
 from support.models import accumulating_model, add_model, reduced_model, tile_model
+from support.small_models import one_operation
 
 from nnfmq.base.memory import Memory
 from nnfmq.client.burst import own
@@ -28,7 +29,7 @@ from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
-from nnfmq.hal.types import HalExecutionMode
+from nnfmq.hal.types import HalExecutionMode, Operand, OperandType, OperationType
 from nnfmq.importers.loaded_model import LoadedModel
 
 ONE, TWO = np.full(4, 1, np.float32), np.full(4, 2, np.float32)
@@ -94,6 +95,16 @@ def test_two_calls_make_no_burst_and_later_ones_use_a_burst(
     with only(packets, EACH):
         for number in range(EACH):
             assert np.array_equal(adding.execute(ONE, ONE * number)[0], ONE + number)
+
+
+def test_queues_are_as_large_as_the_packets_of_a_model_of_many_outputs(packets: list[bytes], device: Device) -> None:
+    x, y = Operand(OperandType.TENSOR_FLOAT32, (600, 2)), Operand(OperandType.TENSOR_FLOAT32, (1, 2))
+    model = device.prepare(one_operation(OperationType.SPLIT, [x, 0, 600], *[y] * 600))
+    rows = np.arange(1200, dtype=np.float32).reshape(600, 2)
+    with_burst(packets, model, rows)
+    with model.burst() as burst:
+        for found in (model.execute(rows), burst.execute(rows)):
+            assert np.array_equal(np.concatenate(found), rows)
 
 
 def test_an_interrupt_while_it_is_made_leaves_nothing_open(

@@ -375,7 +375,7 @@ class Burst(ModelBurst):
         self._called_ns = 0  # when the call began that executes again, 0 if it executes for the first time
         self._is_repeating = False  # an execution whose outputs were larger than their memory
         self._begin_ns, self._timing = 0, NO_TIMING  # of the last execution
-        self.channel = BurstChannel(model.connection, self._slots, window_ns)
+        self.channel = BurstChannel(model, self._slots, window_ns)
         self._is_closed = False
 
     @classmethod
@@ -503,7 +503,7 @@ class Burst(ModelBurst):
         """Close the channel, and configure another one where the model is now; blocks."""
         self._close_channel()
         ahead = self._take_ahead()
-        self.channel = channel = ahead or BurstChannel(self._model.connection, self._slots, self._window_ns)
+        self.channel = channel = ahead or BurstChannel(self._model, self._slots, self._window_ns)
         try:
             if ahead is None:
                 channel.configure(self._model.location, deadline_ns)
@@ -520,7 +520,7 @@ class Burst(ModelBurst):
         Raises:
             NnfmqError: The error that the driver replied.
         """
-        channel = BurstChannel(location.connection, self._slots, self._window_ns)
+        channel = BurstChannel(self._model, self._slots, self._window_ns)
         try:
             channel.configure(location, deadline_ns)
         except BaseException:

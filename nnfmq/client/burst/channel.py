@@ -29,7 +29,7 @@ from nnfmq.base.ownership import Closable
 from nnfmq.client.connection import trace
 from nnfmq.client.connection.connection import Connection, ResultHandler
 from nnfmq.client.execution.requests import to_wire_descriptor
-from nnfmq.client.model.handle import ModelLocation
+from nnfmq.client.model.handle import ModelHandle, ModelLocation
 from nnfmq.client.waiting import Future
 from nnfmq.hal.errors import (
     BadState,
@@ -41,6 +41,7 @@ from nnfmq.hal.errors import (
     OutputInsufficientSize,
     error_for_status,
 )
+from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Pool
 from nnfmq.observe.recorder_core import BurstCalls, SendClock
 from nnfmq.queue import MessageQueue, PeerDeathFlag
@@ -128,7 +129,8 @@ class TokenAllocator(SlotAllocator):
 # BurstChannel: the two message queues of a burst in one driver.
 
 
-QUEUE_RECORDS = 1024  # of each queue, as in NNAPI's ExecutionBurstController
+QUEUE_RECORDS = 1024  # of each queue at least, as in NNAPI's ExecutionBurstController
+_RANK_MAX = 16  # of a tensor whose rank is not known, if the model has so many that the queues have to be larger
 HAS_DEADLINE = 2  # a summand of an index of a burst's cached requests
 _TIMED_OUT = "the timeout passed before the driver replied"
 _SEND_TIMEOUT_NS = 1_000_000_000  # as `Connection.post`
@@ -152,8 +154,8 @@ class BurstChannel(Closable):
         "results", "sent_ns", "stats", "trace", "version",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, slots: SlotAllocator, window_ns: int) -> None:
-        self.connection, self.version, self.burst_id = connection, 0, 0
+    def __init__(self, model: ModelHandle, slots: SlotAllocator, window_ns: int) -> None:
+        self.connection, self.version, self.burst_id = model.connection, 0, 0
         self.trace: trace.BurstTrace = None
         self.in_flight = False  # from before a request is sent until its result is counted
         self.is_packet_lost = False
@@ -168,8 +170,9 @@ class BurstChannel(Closable):
         self.peer = watcher.DeathRecipients(peer_death)
         with ExitStack() as undo:
             undo.callback(self._resources.close)
-            self.requests = self._create_queue("nnfmq-requests", peer_death)
-            self.results = self._create_queue("nnfmq-results", peer_death)
+            records = _queue_records((*model.inputs, *model.outputs))
+            self.requests = self._create_queue("nnfmq-requests", records, peer_death)
+            self.results = self._create_queue("nnfmq-results", records, peer_death)
             self.begin = self._send_clock()
             self._deadline = DeadlineWord(self.requests.stats_view)
             self._resources.callback(self._deadline.close)
@@ -185,8 +188,8 @@ class BurstChannel(Closable):
         self._resources.callback(clock.close)
         return clock.now
 
-    def _create_queue(self, label: str, peer_death: PeerDeathFlag) -> MessageQueue:
-        queue = MessageQueue.create(DATUM_BYTES, QUEUE_RECORDS, label=label, peer_death=peer_death)
+    def _create_queue(self, label: str, records: int, peer_death: PeerDeathFlag) -> MessageQueue:
+        queue = MessageQueue.create(DATUM_BYTES, records, label=label, peer_death=peer_death)
         self._resources.callback(queue.close)
         return queue
 
@@ -452,6 +455,11 @@ class BurstChannel(Closable):
     def close(self) -> None:
         """Release the queues after `end`, which wakes a thread that waits for a result. Idempotent."""
         self._resources.close()
+
+
+def _queue_records(tensors: Sequence[TensorInfo]) -> int:
+    """Return the size of a queue: a packet has each tensor, its dimensions and its memory, and three more records."""
+    return max(QUEUE_RECORDS, 3 + sum(2 + (len(tensor.shape) or _RANK_MAX) for tensor in tensors))
 
 
 def _count_nothing(_client_ns: int, _latency_ns: int) -> None:

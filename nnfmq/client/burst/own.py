@@ -91,7 +91,7 @@ class OwnBurst(ClosedWhenDropped, Closable):
             request = undo.enter_context(ArrayRequest.create(model, inputs))
             slots = SlotAllocator()
             window_ns = PollingWindow.controller(None).ns
-            channel = undo.enter_context(BurstChannel(model.connection, slots, window_ns))
+            channel = undo.enter_context(BurstChannel(model, slots, window_ns))
             burst = cls(model, request, shapes, slots, channel)
             undo.callback(burst.close)
             model.connection.add_own_burst(burst)
