@@ -40,6 +40,7 @@ CAUSES: Final = MappingProxyType(
         "pause": "the worker paused for a client of a higher class",
         "off-cpu": "the worker neither ran nor waited for a CPU",
         "backlog": "the requests before it took longer than the time between two starts",
+        "measurement": "this command itself, which records who uses the CPUs",
     }
 )
 """Name → description."""

@@ -41,12 +41,16 @@ NAMED_MIN_NS = 10_000_000
 _LOAD_SHARE = 1 / 30
 _TIME, _READ = attrgetter("time"), attrgetter("read")
 _TOTALS = StressSample._fields[StressSample._fields.index("client_throttled") :]
-WhoHadCpu = Callable[[str, RequestRecord, int], str]
-"""Says in words who had the CPU for which a side, `client` or `worker`, waited for so many ns in a request."""
+WhoHadCpu = Callable[[str, RequestRecord, int], tuple[str, int]]
+"""Says in words who had the CPU for which a side, `client` or `worker`, waited for so many ns in a request.
+
+And for how many of these the process had it that measures.
+"""
+_MEASUREMENT = "measurement"
 
 
-def _nobody_looked(_side: str, _record: RequestRecord, _waited_ns: int) -> str:
-    return ""
+def _nobody_looked(_side: str, _record: RequestRecord, _waited_ns: int) -> tuple[str, int]:
+    return "", 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +131,13 @@ def named_causes(slow: Sequence[SlowRequest]) -> dict[str, int]:
 
     What explains a small part of each of many requests counts, too: a CPU limit, for one, makes requests so slow that
     anything else is less than a fifth of each. Causes of less than 10 ms, or less than a thirtieth of all excess, are
-    not named: every machine has some.
+    not named: every machine has some. What the measurement takes itself is none of the load's.
     """
     explained: Counter[str] = Counter()
     for request in slow:
         for cause in request.parts:
-            explained[cause.name] += cause.explained
+            if cause.name != _MEASUREMENT:
+                explained[cause.name] += cause.explained
     minimum = max(NAMED_MIN_NS, _LOAD_SHARE * sum(request.excess for request in slow))
     return {name: time for name, time in explained.most_common() if time >= minimum}
 
@@ -235,7 +240,7 @@ def _waits(record: RequestRecord, seen: _Between, division: ExcessDivision, who_
 
     A stopped thread does not wait for a CPU, but a throttled one does, as the scheduler counts (Linux 6.18).
     """
-    compiled, details = 0, []
+    compiled, measured, details = 0, 0, []
     for name, delay, throttled, used in (
         ("client", record.client_delay, seen.client_throttled, seen.compiling_client),
         ("worker", record.worker_delay, seen.worker_throttled, seen.compiling_worker),
@@ -245,11 +250,15 @@ def _waits(record: RequestRecord, seen: _Between, division: ExcessDivision, who_
         compiled += behind
         if behind:
             details.append(f"{name} {time_text(waited)}")
-        if explained := division.take(waited - behind):
-            yield wait_cause(name, waited, explained, who_had_cpu(name, record, waited))
+        holders, own = who_had_cpu(name, record, waited) if waited > behind else ("", 0)
+        measured += (of_measurement := division.take(min(own, waited - behind)))
+        if explained := division.take(waited - behind - of_measurement):
+            yield wait_cause(name, waited, explained, holders)
     if compiled:
         text = f"compilations used {time_text(seen.compiling)} of CPU time; waits for a CPU: {', '.join(details)}"
         yield Cause("compilation", compiled, text)
+    if measured:
+        yield Cause(_MEASUREMENT, measured, f"this command's own process had the CPU for {time_text(measured)}")
 
 
 def _collections(record: RequestRecord, division: ExcessDivision) -> Iterator[Cause]:

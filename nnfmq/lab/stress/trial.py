@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +62,7 @@ class TrialRecords:
     """The requests of each client, and the samples of each client and its worker.
 
     `others_ns` is the CPU time of processes that took no part in the trial. `machine` has who used the CPUs meanwhile,
-    those of `watched`, among others: the processes and CPUs of each client.
+    those of `watched`, among others: the processes and CPUs of each client. `own_pid` is the process that measures.
     """
 
     begin_ns: int
@@ -70,6 +71,7 @@ class TrialRecords:
     others_ns: int = 0
     machine: MachineRecord = field(default_factory=MachineRecord)
     watched: Sequence[Watched] = ()
+    own_pid: int = field(default_factory=os.getpid)
 
     def latencies(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the latencies of all clients."""
@@ -83,15 +85,16 @@ class TrialRecords:
             for request in slow_requests(records, samples, thresholds, partial(self._who_had_cpu, number))
         ]
 
-    def _who_had_cpu(self, number: int, side: str, record: RequestRecord, waited_ns: int) -> str:
-        """Say who had the CPU for which a side of a client waited in a request."""
+    def _who_had_cpu(self, number: int, side: str, record: RequestRecord, waited_ns: int) -> tuple[str, int]:
+        """Say who had the CPU for which a side of a client waited in a request, and how long this process had it."""
         if not self.watched:
-            return ""
+            return "", 0
         each = self.watched[number]
         pid, cpu = (each.client, each.client_cpu) if side == "client" else (each.worker, each.worker_cpu)
         cpus = None if cpu is None else {cpu}
         holders = self.machine.holders((pid, 0), record.begin, record.end, waited_ns, cpus)
-        return holders_text(holders, waited_ns, is_sampled=self.machine.is_sampled)
+        own_ns = sum(holder.had_ns for holder in holders if holder.pid == self.own_pid)
+        return holders_text(holders, waited_ns, is_sampled=self.machine.is_sampled), own_ns
 
 
 def run_trial(

@@ -121,9 +121,19 @@ def test_a_wait_for_a_cpu_says_who_had_it() -> None:
         [*USUAL, slow(20, worker_delay=18 * MS)],
         [],
         None,
-        lambda side, record, waited: f"{side}: {waited // MS} of {len(record)}",
+        lambda side, record, waited: (f"{side}: {waited // MS} of {len(record)}", 0),
     )
     assert found.causes[0].evidence.endswith(f"(schedstat); worker: 18 of {len(RequestRecord._fields)}")
+
+
+def test_what_the_measurement_took_itself_is_a_cause_of_the_request_and_none_of_the_load() -> None:
+    """It had the client's CPU for 9 of the 18 ms, and the worker's for more than that waited."""
+    record = slow(40, client_delay=18 * MS, worker_delay=12 * MS)
+    found = slow_requests(
+        [*USUAL, record], [], None, lambda side, _record, _waited: ("", 9 * MS if side == "client" else 20 * MS)
+    )
+    assert {cause.name: cause.explained for cause in found[0].causes} == {"measurement": 21 * MS, "cpu-client": 9 * MS}
+    assert named_causes(found * 2) == {"cpu-client": 18 * MS}
 
 
 @pytest.mark.parametrize(
