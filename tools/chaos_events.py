@@ -23,8 +23,9 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from bench_support import has_exited
 from chaos_clients import CALL_S, WRONG, Call, ChaosClient, run_script
-from chaos_place import GONE, LATE_S, SETTLE_S, Place, Traces, exited, fork
+from chaos_place import GONE, LATE_S, SETTLE_S, Place, Traces, fork
 from chaos_steps import Role, steps
 
 from nnfmq.hal.errors import ErrorStatus
@@ -254,7 +255,7 @@ class _Running:
         """Measure until the last of the processes has exited."""
         self.begin_ns = begin_ns
         for name, pidfd in observers:
-            if exited(pidfd, SETTLE_S):
+            if has_exited(pidfd, SETTLE_S):
                 seen = (time.monotonic_ns() - begin_ns) / 1e6
                 self.outcome.seen_ms[name] = max(seen, self.outcome.seen_ms.get(name, 0.0))
             else:

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from bench_support import has_exited
 from chaos_clients import CALL_S, SURPLUS, Account, add_version, run_neighbour
 from chaos_program import PROGRAM_VARIABLE, write_program
 from chaos_steps import PAGE_VARIABLE, Page, Role
@@ -60,7 +61,7 @@ class Fork:
 
     def has_exited(self, wait_s: float = 0.0) -> bool:
         """Wait for the exit; return whether it has exited."""
-        return exited(self.pidfd, wait_s)
+        return has_exited(self.pidfd, wait_s)
 
     def end(self) -> None:
         """Kill it if it still runs, and reap it."""
@@ -69,13 +70,6 @@ class Fork:
         os.waitpid(self.pid, 0)
         self.connection.close()
         os.close(self.pidfd)
-
-
-def exited(pidfd: int, wait_s: float = 0.0) -> bool:
-    """Wait for the exit of a process; return whether it has exited."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(wait_s * 1000))
 
 
 def fork(run: Any, page: Page, log: Path, uid: int | None = None) -> Fork:
