@@ -139,6 +139,12 @@ def test_a_client_that_is_killed_in_the_middle_leaves_nothing(daemon: Daemon, fi
     until(lambda: copies(daemon, size) == 0, "the memory is freed")
 
 
+def test_the_runtime_is_loaded_in_the_worker_only(daemon: Daemon, file: tuple[Path, int]) -> None:
+    with Program.start(["-c", KILLED, daemon.path, file[0]]) as program:
+        pids = {"worker": int(program.line()), "client": program.pid, "supervisor": daemon.process.pid}
+        assert [name for name, pid in pids.items() if "onnx" in Path(f"/proc/{pid}/maps").read_text()] == ["worker"]
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The client's own copy.
 
