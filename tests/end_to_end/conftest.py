@@ -107,6 +107,16 @@ def model(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
 
 
 @pytest.fixture
+def runtime_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory in which applications look for drivers, which is empty."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.delenv("NNFMQ_SOCKET", raising=False)
+    made = folder / "nnfmq"
+    made.mkdir(mode=0o700)
+    return made
+
+
+@pytest.fixture
 def recovering(daemon: Daemon) -> Iterator[nnfmq.Client]:
     """Return a client of the daemon that connects again after a death."""
     with nnfmq.connect(daemon.path, timeout=LIMIT_S, recover=True) as made:

@@ -24,22 +24,15 @@ import nnfmq
 from nnfmq.client.model.prepared_model import PreparedModel
 from nnfmq.hal.types import ExtensionNameAndPrefix, Model, OperandType, TokenValuePair
 
+pytestmark = pytest.mark.usefixtures("runtime_directory")
 CPU = "nnapi-reference"
 Start = Callable[..., Daemon]
 
 
-@pytest.fixture(autouse=True)
-def _runtime_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use an empty runtime directory."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    monkeypatch.delenv("NNFMQ_SOCKET", raising=False)
-    (folder / "nnfmq").mkdir(mode=0o700)
-
-
 @pytest.fixture
-def start(zoo: SharedDrivers, folder: Path) -> Start:
+def start(zoo: SharedDrivers, runtime_directory: Path) -> Start:
     """Return a function that lets a driver with these devices listen in the runtime directory."""
-    return partial(zoo.link, folder / "nnfmq")
+    return partial(zoo.link, runtime_directory)
 
 
 @pytest.fixture

@@ -26,22 +26,15 @@ from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.planning.text import plan_text
 from nnfmq.telemetry import TelemetryMode
 
+pytestmark = pytest.mark.usefixtures("runtime_directory")
 Start = Callable[..., Daemon]
 INPUTS = [1.0, 2.0, -3.0, 4.0], [10.0, 20.0, -30.0, 40.0]
 
 
-@pytest.fixture(autouse=True)
-def _runtime_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use an empty runtime directory."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    monkeypatch.delenv("NNFMQ_SOCKET", raising=False)
-    (folder / "nnfmq").mkdir(mode=0o700)
-
-
 @pytest.fixture
-def start(zoo: SharedDrivers, folder: Path) -> Start:
+def start(zoo: SharedDrivers, runtime_directory: Path) -> Start:
     """Return a function that lets a driver with these devices listen in the runtime directory."""
-    return partial(zoo.link, folder / "nnfmq")
+    return partial(zoo.link, runtime_directory)
 
 
 @pytest.fixture

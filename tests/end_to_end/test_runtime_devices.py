@@ -25,15 +25,8 @@ from nnfmq.cli import main
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, performance_of
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperandType
 
+pytestmark = pytest.mark.usefixtures("runtime_directory")
 CPU = "nnapi-reference"
-
-
-@pytest.fixture(autouse=True)
-def _runtime_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use an empty runtime directory."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    monkeypatch.delenv("NNFMQ_SOCKET", raising=False)
-    sockets(folder).mkdir(mode=0o700)
 
 
 def sockets(folder: Path) -> Path:
