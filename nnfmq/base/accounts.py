@@ -14,6 +14,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ __all__ = [
     "as_owner",
     "become",
     "can_change_uids",
+    "closed_part",
     "give_up_capabilities",
     "take_account",
 ]
@@ -233,6 +235,18 @@ def become(uid: int) -> None:
     give_up_capabilities()
 
 
+def closed_part(path: str | os.PathLike[str]) -> Path | None:
+    """Return what keeps users without rights of their own from reading a file, it or a folder above; None if nothing.
+
+    Permission bits tell; access lists are not looked at.
+    """
+    found = Path(path).resolve()
+    for folder in reversed(found.parents):
+        if not folder.stat().st_mode & stat.S_IXOTH:
+            return folder
+    return None if found.stat().st_mode & stat.S_IROTH else found
+
+
 def as_owner(uid: int | None, act: Callable[[], None]) -> None:
     """Call `act`, which needs the uid of a child: a signal to it, its scheduling, a file of its own.
 
@@ -266,7 +280,7 @@ class UidPool:
     """
 
     def __init__(self, uids: Sequence[int], folder: Path) -> None:
-        self.size = len(uids)
+        self.first, self.size = uids[0], len(uids)
         self._free = list(uids)
         self._folder = folder
 

@@ -89,7 +89,7 @@ def examine(progress: Callable[[int, int], None] | None = None) -> list[Finding]
 
     `progress` receives the number of completed checks, and of all.
     """
-    checks = (_settings, _core, _python, _kernel, _limits, _numpy, _extras, _runtimes, _driver, _cache)
+    checks = (_settings, _core, _python, _kernel, _limits, _numpy, _extras, _runtimes, _worker_uids, _driver, _cache)
     findings: list[Finding] = []
     for done, check in enumerate(checks):
         if progress is not None:
@@ -303,6 +303,20 @@ def _runtimes() -> Iterator[Finding]:
             yield Finding("runtimes", runtime.name, f"{version}, not hosted", remedy=f"{purpose}: {allowed.origin}")
         else:
             yield Finding("runtimes", runtime.name, version)
+
+
+def _worker_uids() -> Iterator[Finding]:
+    """Yield whether the uids of workers can read the installation, if the settings name some."""
+    from nnfmq.base.accounts import closed_part
+
+    if settings.WORKER_UIDS.value() is None:
+        return
+    closed = next(filter(None, map(closed_part, (sys.executable, __file__, os.__file__))), None)
+    if closed is None:
+        yield Finding("driver", "uids of workers", "can read Python and nnfmq")
+        return
+    remedy = "let everybody read Python, nnfmq and its libraries, for instance in /opt (docs/how-to/several-users.md)"
+    yield Finding("driver", "uids of workers", f"may not enter or read {closed}", FindingState.LIMITED, remedy)
 
 
 def _driver() -> Iterator[Finding]:

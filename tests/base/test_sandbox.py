@@ -123,6 +123,7 @@ DECISIONS: list[tuple[str, tuple[int, ...], int]] = [
     ("tgkill", (PID, PID, 6), ALLOW),
     ("tgkill", (1, 1, 6), EPERM),
     ("fcntl", (0, 4), ALLOW),
+    ("fcntl", (0, 4, 0x2000), EPERM),  # O_ASYNC
     ("fcntl", (0, 8, PID), EPERM),  # F_SETOWN
     ("fcntl", (0, 10, 9), EPERM),  # F_SETSIG
     ("fcntl", (0, 15), EPERM),  # F_SETOWN_EX
@@ -163,6 +164,7 @@ def test_permissions_allow_what_they_name(machine: str) -> None:
     assert result("mprotect", 0, 4096, READ | WRITE | EXEC, machine=machine, permissions=code) == ALLOW
     assert result("mmap", 0, 4096, READ | EXEC, ANONYMOUS, machine=machine, permissions=code) == ALLOW
     assert result("ioctl", 0, 0xC0DE, machine=machine, permissions=Permissions(controls_nodes=True)) == ALLOW
+    assert result("ioctl", 0, 0x5412, machine=machine, permissions=Permissions(controls_nodes=True)) == EPERM  # TIOCSTI
     assert result("unlinkat", machine=machine, permissions=Permissions(writes=True)) == ALLOW
     assert result("unlinkat", machine=machine) == EPERM
     client = Permissions(connects=True)

@@ -59,6 +59,16 @@ class TestReport:
         assert finding.state is FindingState.LIMITED
         assert "$NNFMQ_SANDBOX" in finding.remedy
 
+    def test_an_installation_that_the_uids_of_workers_cannot_read_is_reported(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("NNFMQ_WORKER_UIDS", "60000-60063")
+        (tmp_path / "python").touch()
+        tmp_path.chmod(0o700)
+        monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+        finding = named("uids of workers")
+        assert finding.state is FindingState.LIMITED and "may not enter or read /" in finding.value
+
     def test_the_active_core_is_named(self) -> None:
         from nnfmq.queue import core
 

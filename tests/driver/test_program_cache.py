@@ -295,6 +295,15 @@ def test_the_least_recently_used_entry_is_evicted_first(folder: Path, monkeypatc
     assert sum(entry_sizes()) <= 3 << 20
 
 
+@pytest.mark.usefixtures("entry")
+def test_a_small_file_counts_as_a_block_of_the_file_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.CACHE_MIB.variable, "1")
+    for number in range(300):
+        (folder / f"{number:064x}").write_bytes(b"x")
+    made_entry(DeviceIdentity("compiled", "2")).store([(np.zeros(1),)])
+    assert len(entry_sizes()) == 240  # of 256 blocks kernels have a 16th
+
+
 def test_an_entry_over_the_cache_limit_is_not_stored(
     folder: Path, entry: CacheEntry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -122,6 +122,9 @@ def check_privileges(pid: int) -> None:
     assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) >= 200
     assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
     assert Path(f"/proc/{pid}/environ").stat().st_uid == 0  # not dumpable
+    if os.getuid() == 0:  # others may not look at it
+        streams = [os.readlink(f"/proc/{pid}/fd/{stream}").split(":")[0] for stream in range(3)]
+        assert streams == ["/dev/null", "pipe", "pipe"]  # none of the driver's, which may be a terminal
 
 
 def test_a_worker_has_given_up_privileges(client: nnfmq.Client) -> None:

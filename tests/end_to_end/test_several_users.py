@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support import other_users
 from support.core_page import opened_page
-from support.drivers import Daemon, Process, short_folder, until
+from support.drivers import LIMIT_S, Daemon, Process, short_folder, until
 from support.model_folders import add_version, adder
 from support.other_users import UserProcess, as_system_driver, needs_root
 from support.places import ROOT
@@ -145,6 +148,21 @@ def capabilities(pid: int) -> list[int]:
 def test_listed_users_and_members_of_listed_groups_are_served(ann: UserProcess, ben: UserProcess) -> None:
     for process in (ann, ben):
         assert "reference" in process.run("[info.name for info in c.devices()]")
+
+
+def test_a_driver_whose_workers_could_not_read_what_they_import_does_not_start(place: Place, tmp_path: Path) -> None:
+    """The test's folder is for root only, as the installation of a driver in root's home would be."""
+    (tmp_path / "sitecustomize.py").write_text("")
+    tmp_path.chmod(0o700)
+    environment = {**os.environ, **place.environment, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'tests' / 'lib'}"}
+    words = [sys.executable, "-P", other_users.__file__, place.run, "0", "-P", "-m", "nnfmq", "serve"]
+    done = subprocess.run(
+        [*words, "--socket", "/run/nnfmq/other.sock", *OPTIONS], env=environment, capture_output=True, text=True,
+        timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"uid {WORKERS[0]} of $NNFMQ_WORKER_UIDS cannot read {tmp_path}/sitecustomize.py" in done.stderr
+    assert "--worker-start fork" in done.stderr
 
 
 def test_another_user_is_refused_with_what_to_do(users: dict[int, UserProcess]) -> None:

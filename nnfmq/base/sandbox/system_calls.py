@@ -170,7 +170,7 @@ class Permissions(NamedTuple):
         generates_code: It may make memory executable.
         writes: There are folders that it may write to.
         connects: It may connect to unix sockets at paths.
-        controls_nodes: It may send any ioctl(2) to a device node, as the libraries of GPUs do.
+        controls_nodes: It may send any ioctl(2) to a device node, as the libraries of GPUs do, but type in no terminal.
     """
 
     generates_code: bool = False
@@ -185,7 +185,7 @@ def conditions(permissions: Permissions) -> Mapping[str, Rule]:
     if permissions.generates_code:
         rules |= dict.fromkeys(("mmap", "mprotect", "pkey_mprotect"), ALWAYS)
     if permissions.controls_nodes:
-        rules["ioctl"] = ALWAYS
+        rules["ioctl"] = ((Condition(1, _IOCTL_TYPING, is_one=False),),)
     if permissions.connects:
         # SOCK_DGRAM could send to an abstract address without connect(2).
         rules["socket"] = ((Condition(0, (_AF_UNIX,)), _STREAM_OR_PACKETS),)
@@ -210,6 +210,7 @@ _IOCTL_ALLOWED = (
     termios.FIOCLEX,
     termios.FIONCLEX,
 )
+_IOCTL_TYPING = (termios.TIOCSTI, termios.TIOCLINUX)
 _PR_SET_VMA = 0x53564D41
 _PRCTL_ALLOWED = (
     3,  # PR_GET_DUMPABLE
@@ -238,8 +239,12 @@ def _fixed_conditions() -> dict[str, Rule]:
         ),
         "mprotect": (_NOT_EXECUTABLE,),
         "pkey_mprotect": (_NOT_EXECUTABLE,),
-        # A descriptor's owner gets a signal when it is readable, which would be a way to signal another process.
-        "fcntl": ((Condition(1, _FCNTL_REJECTED, is_one=False),),),
+        # A descriptor's owner gets a signal when it is readable, which would be a way to signal another process. With
+        # O_ASYNC that of a terminal is the group of processes in its foreground.
+        "fcntl": (
+            (Condition(1, (*_FCNTL_REJECTED, fcntl.F_SETFL), is_one=False),),
+            (Condition(1, (fcntl.F_SETFL,)), Condition(2, (0,), os.O_ASYNC)),
+        ),
         # What the standard library asks of any file. Of a terminal it could otherwise type commands (TIOCSTI).
         "ioctl": ((Condition(1, _IOCTL_ALLOWED),),),
         # Both ends are this process's, and the type ignores addresses: the connections to compile processes.

@@ -76,7 +76,8 @@ _MIB = 1 << 20
 _MEMORY_LABEL = "nnfmq-program"
 _TEMPORARY_PREFIX = "."
 _KERNELS = "kernels"  # their folder in the directory
-_KERNELS_SHARE = 32  # the part of the limit that kernels have: of 512 MiB some 3000 of them
+_KERNELS_SHARE = 16  # the part of the limit that kernels have: of 512 MiB some 4000 of them
+_BLOCK_BYTES = 4096  # of a file system: a small file takes as much
 _Found = TypeVar("_Found")
 # RuntimeError: the user has no home directory. Errors are logged as text (`str(error)`): a kept exception would keep
 # its traceback, whose frames reference the mapped memory.
@@ -423,13 +424,18 @@ def _evict(folder: Path) -> None:
     """Remove the least recently used entries of a folder until all of them are within its part of the limit."""
     entries, kernels_bytes = sorted(_entries(folder)), cache_limit_bytes() // _KERNELS_SHARE
     limit_bytes = kernels_bytes if folder.name == _KERNELS else cache_limit_bytes() - kernels_bytes
-    excess = sum(size for _, size, _ in entries) - limit_bytes
+    excess = sum(_disk_bytes(size) for _, size, _ in entries) - limit_bytes
     for _, size, path in entries:
         if excess <= 0:
             break
         with suppress(FileNotFoundError):  # another worker evicts concurrently
             os.unlink(path)
-        excess -= size
+        excess -= _disk_bytes(size)
+
+
+def _disk_bytes(size: int) -> int:
+    """Return what a file of so many bytes takes: a compromised worker may have millions of small ones stored."""
+    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _entries(directory: Path) -> Iterator[tuple[int, int, str]]:

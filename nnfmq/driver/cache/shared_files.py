@@ -93,7 +93,7 @@ def _shared(memory: FileMemory, check: Callable[[], None]) -> SharedFile | None:
         entry = client.look_up(name, found)
         if entry is not None:
             with entry.memory as other:
-                if _name(other.view, check) == name:
+                if other.size_bytes == size and _name(other.view, check) == name:
                     found.use(other.fileno())
                     found.is_replacement = True
                     return found

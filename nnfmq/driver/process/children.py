@@ -1,8 +1,8 @@
 """Child processes of the driver: fork(2), what the child inherits, and its exit status. The only module that forks.
 
 A forked child inherits locks that other threads hold, but not the threads that would release them. So only a process
-with one thread forks, and `fork_child` checks that. The child keeps the standard streams, the log and the fds that it
-is given, and closes all others: a copy of a connection would hide its hang-up.
+with one thread forks, and `fork_child` checks that. The child keeps the log and the fds that it is given, and closes
+all others: a copy of a connection would hide its hang-up. Its stdin is empty: the driver's may be a terminal.
 
 A child can ask the kernel for a signal at the parent's exit (`nnfmq.base.processes`). Callers fork on the main thread,
 which lives as long as the process.
@@ -99,8 +99,8 @@ def fork_child(
     the fds that it keeps; sockets among them must be detached from their `Channel`, which a fork closes in the child.
     `at_parent_exit` is the signal that it gets when this process exits; `blocked` are those that wait until it has
     handlers for them, and unblocks them. `enter` is called first: it gives up what the child does not need of this
-    process, and if `uid` is not None makes it run under that uid. `errors_fd` becomes the child's stderr; its log goes
-    to that of this process all the same.
+    process, and if `uid` is not None makes it run under that uid. `errors_fd` becomes the child's stdout and
+    stderr; its log goes to that of this process all the same.
 
     Raises:
         GeneralFailure: If this process has several threads.
@@ -182,8 +182,7 @@ def _run_and_exit(
             _request_signal(at_parent_exit, parent)
         errors = () if errors_fd is None else (errors_fd,)
         _close_other_fds({*keep_fds, log_fd(), *errors})
-        for fd in errors:
-            move_stderr(fd)
+        _replace_streams(keep_fds, errors_fd)
         run()
         status = 0
     except BaseException:  # noqa: BLE001  the last frame of this process
@@ -196,6 +195,19 @@ def _request_signal(at_parent_exit: signal.Signals, parent: int) -> None:
     request_signal_at_parent_exit(at_parent_exit)
     if os.getppid() != parent and at_parent_exit == signal.SIGKILL:  # it exited before the call
         os._exit(0)
+
+
+def _replace_streams(keep_fds: Collection[int], errors_fd: int | None) -> None:
+    """Give this process an empty stdin, and `errors_fd` as stdout and stderr. A stream may have been closed before."""
+    if 0 not in keep_fds:
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(null, 0)
+        if null:
+            os.close(null)
+    if errors_fd is not None:
+        if 1 not in keep_fds:
+            os.dup2(errors_fd, 1)
+        move_stderr(errors_fd)
 
 
 def _close_other_fds(keep_fds: Collection[int]) -> None:

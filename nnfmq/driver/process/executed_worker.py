@@ -9,9 +9,11 @@ maps the shared memory itself.
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
+import select
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 from msgspec import Struct, msgpack
 
 from nnfmq.base import settings
+from nnfmq.base.accounts import become
 from nnfmq.base.channel import Channel
 from nnfmq.base.logs import LoggedClient, log_fd
 from nnfmq.base.memory import write_to_memfd
@@ -30,6 +33,7 @@ from nnfmq.driver.devices import installation
 from nnfmq.driver.devices.configuration import DeviceEntry
 from nnfmq.driver.devices.installation import DriverOptions, Installation
 from nnfmq.driver.process import worker
+from nnfmq.driver.process.children import fork_child
 from nnfmq.driver.process.pending_clients import reject
 from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
 from nnfmq.hal.errors import ErrorStatus
@@ -37,7 +41,7 @@ from nnfmq.hal.errors import ErrorStatus
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["START_S", "execute", "serve"]
+__all__ = ["START_S", "execute", "serve", "why_not_executable"]
 
 START_S = 30.0
 """How long the interpreter may take until it serves, on a busy machine, beside what any worker may take."""
@@ -89,6 +93,42 @@ def execute(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, client:
         _log.error("%s", text)
         reject(Channel.adopt(fds.control), ErrorStatus.GENERAL_FAILURE, text)
         os._exit(os.EX_SOFTWARE)
+
+
+def why_not_executable(uid: int) -> str:
+    """Return what a worker with this uid may not execute or read of Python and what it imports; empty if nothing.
+
+    A child process tries, under that uid. Blocks for some milliseconds.
+
+    Raises:
+        GeneralFailure: If this process has several threads.
+        OSError: If the system lacks processes, memory or fds.
+    """
+    files = [each for module in list(sys.modules.values()) if (each := getattr(module, "__file__", None))]
+    receiving, sending = os.pipe2(os.O_CLOEXEC)
+    with open(receiving, "rb") as pipe:
+        try:
+            run = partial(_write_first_closed, files, sending)
+            child = fork_child(run, (sending,), "nnfmq-access", uid=uid, enter=partial(become, uid))
+        finally:
+            os.close(sending)
+        found = pipe.read()
+    child.reap()
+    return os.fsdecode(found)
+
+
+def _write_first_closed(files: Sequence[str], fd: int) -> None:
+    closed = "" if os.access(sys.executable, os.X_OK) else sys.executable
+    closed = closed or next(filter(_is_closed, files), "")
+    os.write(fd, os.fsencode(closed)[: select.PIPE_BUF])
+
+
+def _is_closed(file: str) -> bool:
+    try:
+        os.stat(file)
+    except OSError as error:
+        return error.errno == errno.EACCES  # otherwise it is in an archive, or was removed
+    return not os.access(file, os.R_OK)
 
 
 def serve(arguments: bytes) -> NoReturn:

@@ -42,6 +42,7 @@ from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, r
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
 from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares, SharedCount, total_limit_bytes, user_limit_bytes
+from nnfmq.driver.process import executed_worker
 from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, AdmittedClient, user_clients, why_full
 from nnfmq.driver.process.children import reap_orphans
 from nnfmq.driver.process.event_loop import EventLoop
@@ -456,6 +457,8 @@ def _prepare_workers(
     if settings.PERF_MAP.value():
         remove_left_perf_maps()
     is_executed = (settings.WORKER_START.value() or ("fork" if uids is None else "exec")) == "exec"
+    if uids is not None:
+        _check_uid(uids.first, is_executed)
     setup = WorkerSetup(entries, installed_plugins(), options, is_executed)
     clients_max = CLIENTS_MAX if uids is None else min(CLIENTS_MAX, uids.size)
     limits = None if uids is None else UserLimits(user_limit_bytes(), user_clients(clients_max))
@@ -481,6 +484,22 @@ def _prepare_workers(
     gc.freeze()  # the collector would write to pages that workers share; a hundredth of it all is garbage, some KiB
     gc.enable()  # the command has disabled it for the time of the imports
     return workers
+
+
+def _check_uid(uid: int, is_executed: bool) -> None:
+    """Check that a worker with this uid can execute Python and read what it imports.
+
+    Raises:
+        InvalidArgument: If it cannot, and workers execute Python again; others are forked, and miss what they import.
+    """
+    closed = executed_worker.why_not_executable(uid)
+    if not closed:
+        return
+    origin = settings.WORKER_UIDS.effective().origin
+    text = f"uid {uid} of {origin} cannot read {closed}: let everybody read Python, nnfmq and its libraries"
+    if is_executed:
+        raise InvalidArgument(f"{text}, for instance in /opt; or start workers with --worker-start fork")
+    _log.warning("%s; workers lack what they have to import", text)
 
 
 def _user_counts() -> dict[SharedCount, int]:

@@ -2,7 +2,7 @@
 
 It writes programs to the cache, each in a child process, and starts the process that compiles models whose client has
 left. Workers are not trusted: what they send was checked to be sealed memory (`cache.shared`), nothing of it is
-interpreted, and there are at most WRITERS_MAX writing processes at a time.
+interpreted, and there are at most WRITERS_MAX writing processes at a time, with no more bytes than the cache may have.
 """
 
 from __future__ import annotations
@@ -50,12 +50,15 @@ class DriverRequests:
         self._statistics = statistics
         self._user = user
         self.set_class = set_class
-        self._writers = 0
+        self._writers = self._written_bytes = 0  # that are being written
 
     def store(self, files: Sequence[tuple[str, int]], memory: int, pipe: int) -> None:
         """Write the files of entries in a child process, which keeps `pipe` open until then. Borrows the fds."""
-        if self._writers >= WRITERS_MAX:
-            _log.warning("a program is not added to the cache: %d are being written", self._writers)
+        size = sum(size for _, size in files)
+        is_too_much = self._writers > 0 and self._written_bytes + size > programs.cache_limit_bytes()
+        if self._writers >= WRITERS_MAX or is_too_much:
+            text = "a program is not added to the cache: %d of %d bytes are being written"
+            _log.warning(text, self._writers, self._written_bytes)
             return
         try:
             process = fork_child(partial(_write, self._user, files, memory), (memory, pipe), "nnfmq-store")
@@ -63,10 +66,12 @@ class DriverRequests:
             _log.warning("a program is not added to the cache: %s", error)
             return
         self._writers += 1
-        self._watch(process, partial(self._end_writer, process))
+        self._written_bytes += size
+        self._watch(process, partial(self._end_writer, process, size))
 
-    def _end_writer(self, process: ChildProcess) -> None:
+    def _end_writer(self, process: ChildProcess, size: int) -> None:
         self._writers -= 1
+        self._written_bytes -= size
         self._reap(process)
 
     def open(self, name: str) -> int | None:
