@@ -8,6 +8,7 @@ such limits of its own.
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import h11
@@ -21,6 +22,8 @@ __all__ = ["LimitedConnection"]
 _BODY = b'{"error": "this server has %d connections already, the limit that $%s sets; try again later"}'
 _HEADER = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
 _HEADER_END = b"retry-after: 1\r\nconnection: close\r\n\r\n"
+_IPPROTO_TCP, _TCP_INFO = 6, 11  # this module opens no sockets
+_TCP_INFO_BYTES, _BYTES_ACKED_AT = 192, 120  # struct tcp_info of Linux 4.1
 _log = rate_limited("nnfmq.serving")
 
 
@@ -29,12 +32,14 @@ class LimitedConnection(H11Protocol):
 
     With $NNFMQ_HTTP_CONNECTIONS open ones, the next is answered with 503 and closed. One on which no request is served
     is closed if the header of the next request is not complete $NNFMQ_HTTP_HEADER_S after its first byte, or after the
-    beginning of the connection. `InferenceApp` limits the bodies.
+    beginning of the connection. One whose client reads nothing of a response for that long is closed, too: the response
+    is in memory until it is sent. `InferenceApp` limits the bodies.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._header_timer: asyncio.TimerHandle | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None
         self._header_s = settings.HTTP_HEADER_S.value()
         self._connections_max = settings.HTTP_CONNECTIONS.value()
 
@@ -69,6 +74,32 @@ class LimitedConnection(H11Protocol):
         has_begun = self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
         if self.cycle.response_complete and has_begun:
             self._limit_wait(self._header_s)
+        self._expect_reading()
+
+    def pause_writing(self) -> None:
+        """Wait until the client has read some of the response."""
+        super().pause_writing()
+        self._expect_reading()
+
+    def _expect_reading(self) -> None:
+        """Close the connection if its client reads nothing while there is something to send. Idempotent."""
+        if self._reading_timer is None and self._has_unsent():
+            self._reading_timer = self.loop.call_later(self._header_s, self._look, self._received_bytes())
+
+    def _has_unsent(self) -> bool:
+        return bool(self.flow.write_paused or self.transport.get_write_buffer_size())
+
+    def _received_bytes(self) -> int:
+        """Return how much the client's kernel has received of what this connection has sent."""
+        info = self.transport.get_extra_info("socket").getsockopt(_IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES)
+        return int.from_bytes(info[_BYTES_ACKED_AT:][:8], sys.byteorder)
+
+    def _look(self, before: int) -> None:
+        self._reading_timer = None
+        if self._has_unsent() and self._received_bytes() == before:
+            self.transport.abort()
+        else:
+            self._expect_reading()
 
     def shutdown(self) -> None:
         """End the connection as soon as its request has a response; at once if that has not arrived as a whole."""
@@ -79,6 +110,8 @@ class LimitedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._end_limit()
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
         super().connection_lost(exc)
 
     def _limit_wait(self, seconds: float) -> None:

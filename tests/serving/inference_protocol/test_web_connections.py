@@ -62,6 +62,21 @@ def test_a_connection_without_a_whole_request_is_closed(address: tuple[str, int]
     assert time.monotonic() - begin >= HEADER_S
 
 
+def test_a_connection_whose_client_reads_no_response_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.HTTP_HEADER_S.variable, str(HEADER_S))
+    monkeypatch.setenv(settings.HTTP_CONNECTIONS.variable, "1")
+    service, large = ListingService(), bytes(16 << 20)
+    with served(InferenceApp(service, metrics=lambda: (large, "text/plain")), service) as addresses:
+        host, _, port = addresses.http.partition(":")
+        request, received = b"GET /metrics HTTP/1.1\r\nHost: x\r\n", b""
+        with socket.create_connection((host, int(port)), timeout=60) as silent:
+            silent.sendall(request + b"\r\n")
+            while not received.endswith(large):  # one that reads it all, when the first one has been closed
+                with socket.create_connection((host, int(port)), timeout=60) as connection:
+                    connection.sendall(request + b"Connection: close\r\n\r\n")
+                    received = rest(connection)
+
+
 def test_a_server_that_ends_does_not_wait_for_the_rest_of_a_body() -> None:
     service = ListingService()
     with socket.socket() as connection:
