@@ -83,15 +83,19 @@ class LimitedConnection(H11Protocol):
 
     def _expect_reading(self) -> None:
         """Close the connection if its client reads nothing while there is something to send. Idempotent."""
-        if self._reading_timer is None and self._has_unsent():
-            self._reading_timer = self.loop.call_later(self._header_s, self._look, self._received_bytes())
+        received = self._received_bytes()
+        if self._reading_timer is None and self._has_unsent() and received is not None:
+            self._reading_timer = self.loop.call_later(self._header_s, self._look, received)
 
     def _has_unsent(self) -> bool:
         return bool(self.flow.write_paused or self.transport.get_write_buffer_size())
 
-    def _received_bytes(self) -> int:
-        """Return how much the client's kernel has received of what this connection has sent."""
-        info = self.transport.get_extra_info("socket").getsockopt(_IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES)
+    def _received_bytes(self) -> int | None:
+        """Return how much the client's kernel has received of what this connection has sent; None if it is no TCP."""
+        try:
+            info = self.transport.get_extra_info("socket").getsockopt(_IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            return None
         return int.from_bytes(info[_BYTES_ACKED_AT:][:8], sys.byteorder)
 
     def _look(self, before: int) -> None:
