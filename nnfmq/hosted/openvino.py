@@ -155,12 +155,8 @@ class _Model(HostedModel):
         sized = _read(self.openvino, self.core, self.file)
         shapes = shapes[: len(self.compiled.inputs)]
         partial = self.openvino.PartialShape
-        sized.reshape(
-            {
-                index: partial.dynamic() if shape is None else partial([-1 if size is None else size for size in shape])
-                for index, shape in enumerate(shapes)
-            }
-        )
+        sizes = (None if shape is None else [-1 if size is None else size for size in shape] for shape in shapes)
+        sized.reshape({i: partial.dynamic() if each is None else partial(each) for i, each in enumerate(sizes)})
         return [*map(_shape, sized.outputs), *(state.shape for state in self.states)]
 
     def save(self) -> bytes | None:
@@ -172,36 +168,28 @@ class _Model(HostedModel):
         return stream.getvalue()
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
-        request = self._request(inputs, outputs)
-        if not self._is_over(request, inputs, outputs):
-            outputs = [None] * len(outputs)
-            request = self._request(inputs, outputs)
+        request = self._request(inputs, outputs) or self._request(inputs, outputs := [None] * len(outputs))
         found = {variable.name: variable for variable in request.query_state()}
         variables = [found[state.name] for state in self.states]
         values = map(self._in_place, (variable.state for variable in variables), inputs[len(self.compiled.inputs) :])
         return _Run(request, list(zip(variables, values, strict=True)), inputs, outputs)
 
     def _request(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> Any:
+        """Return a request over these arrays, or None if it has not kept them all.
+
+        An output that is an input, perhaps since OpenVINO has optimized the model, or that is there twice, is one
+        tensor with the other: setting it replaces that.
+        """
         request = self.compiled.create_infer_request()
         for index, (port, array) in enumerate(zip(self.compiled.inputs, inputs, strict=False)):
             request.set_input_tensor(index, self._in_place(port, array))
-        for index, (port, out) in enumerate(zip(self.compiled.outputs, outputs, strict=False)):
-            if out is not None:
-                request.set_output_tensor(index, self._in_place(port, out))
-        return request
-
-    def _is_over(self, request: Any, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> bool:
-        """Return whether a request still has all tensors that were set.
-
-        An output that is an input, perhaps since OpenVINO has optimized the model, or that is there twice, is one
-        tensor with the other: setting it has replaced that.
-        """
-        taken, given = len(self.compiled.inputs), len(self.compiled.outputs)
-        tensors = [(request.get_input_tensor(index), array) for index, array in enumerate(inputs[:taken])]
-        tensors += [
-            (request.get_output_tensor(index), out) for index, out in enumerate(outputs[:given]) if out is not None
-        ]
-        return all(not array.size or tensor.data.ctypes.data == array.ctypes.data for tensor, array in tensors)
+        given = [(i, out) for i, out in enumerate(outputs[: len(self.compiled.outputs)]) if out is not None]
+        for index, out in given:
+            request.set_output_tensor(index, self._in_place(self.compiled.outputs[index], out))
+        tensors = [(request.get_input_tensor(i), x) for i, x in enumerate(inputs[: len(self.compiled.inputs)])]
+        tensors += [(request.get_output_tensor(i), out) for i, out in given]
+        is_over = all(not x.size or tensor.data.ctypes.data == x.ctypes.data for tensor, x in tensors)
+        return request if is_over else None
 
     def _in_place(self, typed: Any, array: Array) -> Any:
         return self.openvino.Tensor(array, list(array.shape), typed.get_element_type())

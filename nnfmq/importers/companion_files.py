@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from nnfmq.base.onnx_fields import external_files, with_external_data
 from nnfmq.hal.errors import InvalidArgument
@@ -49,5 +48,4 @@ def _external_data(file: ModelSource, *, is_sealed: bool) -> Mapping[str, ModelS
             raise InvalidArgument(f"the model has tensors in {name!r:.80}: only files of its own folder are read")
     if names and file.path is None:
         raise InvalidArgument(f"the model has tensors in {names[0]!r}: give its path instead of its content")
-    folder = Path() if file.path is None else file.path.parent
-    return {name: read_source(folder / name, is_sealed=is_sealed) for name in names}
+    return {name: read_source(file.path.parent / name, is_sealed=is_sealed) for name in names if file.path is not None}
