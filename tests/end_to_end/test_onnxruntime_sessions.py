@@ -651,3 +651,23 @@ def test_a_hosted_session_takes_the_entry_about_spinning_and_outlives_its_worker
     assert_same(made.run(None, fed), wanted)
     os.kill(made._plans._share.client().worker_pid, 9)
     assert_same(made.run(None, fed), wanted)
+
+
+@pytest.mark.full  # the loop takes longer than the HAL's limit, 2 s
+def test_a_loop_that_takes_longer_than_the_hal_lets_it_runs_on_onnx_runtime() -> None:
+    info, make = onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    number, condition = info("i", onnx.TensorProto.INT64, []), info("c", onnx.TensorProto.BOOL, [])
+    nodes = [
+        make("Mul", ["v", "half"], ["less"]),
+        make("Add", ["less", "x"], ["next"]),
+        make("ReduceMax", ["next"], ["most"], keepdims=0),
+        make("Less", ["most", "limit"], ["goes_on"]),
+    ]
+    values = [info(name, onnx.TensorProto.FLOAT, [3]) for name in ("v", "next")]
+    goes_on = info("goes_on", onnx.TensorProto.BOOL, [])
+    body = onnx.helper.make_graph(nodes, "body", [number, condition, values[0]], [goes_on, values[1]])
+    constants = {"count": np.array(200_000), "half": np.float32(0.5), "limit": np.float32(9)}
+    x = np.float32([1, 2, 3])
+    content = file_of([make("Loop", ["count", "", "x"], ["y"], body=body)], {"x": x}, ["y"], constants)
+    (found,) = ours.InferenceSession(content).run(None, {"x": x})
+    np.testing.assert_allclose(found, 2 * x, 1e-6)

@@ -39,7 +39,15 @@ from nnfmq.compat.onnxruntime.values import (
     value_over,
 )
 from nnfmq.compat.shared_client import DriverShare
-from nnfmq.hal.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NnfmqError, UnsupportedModel
+from nnfmq.hal.errors import (
+    BadState,
+    DeadObject,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+    UnsupportedModel,
+)
 
 if TYPE_CHECKING:
     from nnfmq.importers import LoadedModel
@@ -384,10 +392,11 @@ class InferenceSession:
                 plan = self._plan_for(inputs)
             try:
                 results = self._execute(plan, inputs, places)
-            except (InvalidArgument, GeneralFailure) as error:  # ONNX Runtime has a result, or its own error
+            except (InvalidArgument, GeneralFailure, MissedDeadlineTransient) as error:
+                # ONNX Runtime has a result, or its own error, and no limit for the time of a loop
                 if not isinstance(plan, ShapePlan) or isinstance(error, BadState):
                     raise
-                results = self._execute(self._host(error), inputs, places)
+                results = self._execute(self._host(_refusal(error)), inputs, places)
         except NnfmqError as error:
             is_gone = isinstance(error, DeadObject) or (plan is not None and plan.is_retired)
             if is_last or not is_gone:
@@ -528,6 +537,11 @@ def _translated(source: ModelSource, path: str | None) -> Iterator[None]:
         raise translated(error, name, path) from error
     except OSError as error:
         raise ort_error("Fail", f"External data cannot be read: {error}") from error
+
+
+def _refusal(error: InvalidArgument | GeneralFailure | MissedDeadlineTransient) -> InvalidArgument | GeneralFailure:
+    """Return the error for which a model is hosted: of a loop that takes too long, one that fails for good."""
+    return GeneralFailure(str(error)) if isinstance(error, MissedDeadlineTransient) else error
 
 
 class _Importer:

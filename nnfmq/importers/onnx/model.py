@@ -244,9 +244,7 @@ def _inferred_shapes(node: Node, proto: Any) -> list[tuple[tuple[int, ...], np.d
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         shapes = [_known(info.type.tensor_type) for info in inferred.graph.output]
         return [(_without_windows_in_padding(node, shape), dtype) for shape, dtype in shapes]
-    except InvalidArgument:
-        return None
-    except inference_errors():
+    except inference_errors():  # InvalidArgument, too, which is a ValueError
         return None
 
 
