@@ -7,11 +7,11 @@ import resource
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from support.drivers import Daemon, running_daemon, short_folder, until
+from support.drivers import Daemon, Process, running_daemon, short_folder, until
 from support.models import add_model, logistics_model
 from support.plugins import path_with
 from support.sandbox_probe import DEADLY, DEVICE, LAWFUL, REFUSED, add_probe, attempt, attempts, write_arguments
@@ -189,6 +189,27 @@ def test_a_device_gets_what_it_declares_and_no_more(tmp_path: Path, victim: nnfm
                 assert attempt(client, "socket") == "refused with EPERM"
                 assert attempt(client, "write a file") == "refused with EACCES"
             until(lambda: not private.exists(), "the folder of a worker that has exited is removed")
+
+
+def test_the_folder_of_a_worker_whose_driver_was_killed_is_removed_by_the_next_worker(tmp_path: Path) -> None:
+    """That of a worker that lives is not: it is locked."""
+    with short_folder() as made:
+        add_probe(tmp_path, "has_private_folder=True")
+        (made / "tmp").mkdir()
+        environment = {**path_with(tmp_path), **NO_RUNTIMES, "TMPDIR": str(made / "tmp")}
+        work = made / "tmp" / f"nnfmq-{os.getuid()}-work"
+        with ExitStack() as first, running_daemon(made / "e.sock", environment=environment) as other:
+            with Daemon.start(made / "d.sock", environment=environment) as killed:
+                client = first.enter_context(killed.connect())
+                worker, folder = first.enter_context(Process(client.worker_pid)), work / str(client.worker_pid)
+                (folder / "file").write_text("of a library")
+                killed.kill()
+            with other.connect() as second:
+                assert {folder, work / str(second.worker_pid)} == set(work.iterdir())
+            client.close()
+            worker.wait_for_end()
+            with other.connect() as second:
+                assert list(work.iterdir()) == [work / str(second.worker_pid)]
 
 
 def test_a_compile_process_has_a_sandbox(driver: Daemon, victim: nnfmq.Client) -> None:

@@ -5,11 +5,14 @@ docs/explanation/security-model.md says what they defend, and names the test of 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import os
 import resource
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -103,7 +106,11 @@ def _cache_paths() -> tuple[str, ...]:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The private folder of a worker: for libraries that keep files there. The supervisor removes it when the worker has
-# exited, however it did.
+# exited, however it did. If the supervisor is killed first, the next worker with a private folder of this uid does.
+# A worker holds a lock on its folder while it lives: pids are used again, and mean others in another PID namespace.
+
+
+_TRIES = 64  # another worker may have locked the new folder, for a moment, or the supervisor removed the directory
 
 
 def private_folder_of(pid: int, uid: int | None = None) -> str:
@@ -119,15 +126,50 @@ def _private_folder() -> tuple[str, ...]:
     import tempfile  # takes milliseconds, and most workers have no such folder
 
     try:
-        folder = private_folder_of(os.getpid())
-        make_work_directory()
-        try:
-            os.mkdir(folder, 0o700)
-        except FileNotFoundError:  # the supervisor has removed the empty directory meanwhile
-            make_work_directory()
-            os.mkdir(folder, 0o700)
+        with suppress(FileNotFoundError):  # the supervisor has removed the empty directory meanwhile
+            for left in make_work_directory().iterdir():
+                _remove_left(left)
+        folder = _locked_folder()
     except _ERRORS as error:
         _log.warning("devices have no private folder: %s", error)
         return ()
     tempfile.tempdir = folder
     return (folder,)
+
+
+def _locked_folder() -> str:
+    """Create this process's private folder, locked until the process ends, and return its path."""
+    folder = private_folder_of(os.getpid())
+    for _ in range(_TRIES):
+        make_work_directory()
+        with suppress(FileNotFoundError, FileExistsError, BlockingIOError):
+            os.mkdir(folder, 0o700)
+            fd = _lock(folder)
+            if os.path.exists(folder):
+                return folder
+            os.close(fd)
+        os.sched_yield()
+    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), folder)
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove the private folder of a worker that has exited, if this is one."""
+    import shutil
+
+    with suppress(OSError):  # it has gone, or its worker lives
+        fd = _lock(str(folder))
+        try:
+            shutil.rmtree(folder)
+        finally:
+            os.close(fd)
+
+
+def _lock(folder: str) -> int:
+    """Return a descriptor of a folder that locks it. Raises BlockingIOError if another process has locked it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
