@@ -62,9 +62,7 @@ class EventLoop(Closable):
         self._child_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # written when SIGCHLD arrives
         self._previous_handler: object = None  # of SIGCHLD; None: it is not this object that handles it
         self._on_change: Callable[[], None] = lambda: None
-        self._previous_timer_handler: object = (
-            None  # the handler of SIGALRM; None: it is not this object that handles it
-        )
+        self._previous_timer_handler: object = None  # of SIGALRM; the same
         self.add_reader(self._child_fd, self._on_child_change)
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:

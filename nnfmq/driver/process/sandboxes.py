@@ -156,7 +156,7 @@ def _remove_left(folder: Path) -> None:
     """Remove the private folder of a worker that has exited, if this is one."""
     import shutil
 
-    with suppress(OSError):  # it has gone, or its worker lives
+    with suppress(OSError, RecursionError):  # it has gone, its worker lives, or has made a thousand folders in it
         fd = _lock(str(folder))
         try:
             shutil.rmtree(folder)
