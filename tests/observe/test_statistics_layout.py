@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnfmq.observe import statistics_layout as layout
+from nnfmq.observe.limits import LIMITS
 
 LAST_START_NS = (2**27 - 2**23) * 1000
 
@@ -44,6 +45,11 @@ def test_the_middle_of_a_bucket_is_at_most_a_sixteenth_away(duration_ns: int) ->
 @pytest.mark.parametrize(("duration_ns", "bucket"), [(-5, 0), (0, 0), (LAST_START_NS, 223), (2**63 - 1, 223)], ids=str)
 def test_durations_beyond_the_ends_count_in_the_first_and_the_last_bucket(duration_ns: int, bucket: int) -> None:
     assert layout.bucket_of(duration_ns) == bucket
+
+
+def test_the_header_has_a_word_for_each_limit_and_each_cause_of_death() -> None:
+    assert layout.LIMITS + len(LIMITS) <= layout.HEADER_WORDS
+    assert layout.DEATHS + len(layout.DEATH_CAUSES) <= layout.LIMITS
 
 
 def test_parts_of_the_area_do_not_overlap_and_begin_in_cache_lines_of_their_own() -> None:
