@@ -42,7 +42,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
 
 def test_doctor_reports_each_check(reports: Reports) -> None:
     assert main(["doctor", "--json"]) in (0, 1)
-    assert reports == {"checking": [(done, 10) for done in range(10)]}
+    assert reports == {"checking": [(done, 11) for done in range(11)]}
 
 
 def test_profile_reports_compiled_kernels_and_runs(reports: Reports) -> None:
