@@ -146,7 +146,8 @@ def _write(user: int | None, files: Sequence[tuple[str, int]], memory: int) -> N
 def _remove_tree(path: str) -> None:
     import shutil  # follows no links in the folder
 
-    if os.path.isdir(path):
-        shutil.rmtree(path)
+    while os.path.isdir(path):
+        with suppress(FileNotFoundError):  # another worker removes it, too (`sandboxes`)
+            shutil.rmtree(path)
     with suppress(OSError):  # another worker has a folder there
         os.rmdir(os.path.dirname(path))
