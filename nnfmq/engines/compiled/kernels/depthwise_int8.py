@@ -419,27 +419,31 @@ class _DwConvInt8Builder:
             self._emit_rows(out, panel, rows_left)
             return
         kb, n, k = self.kb, self.n, self.kernel
-        weights = kb.at(self.weights, kb.ir.mul(panel, n.panel_weight_bytes))
+        weights, terms = self._panel_weights(panel)
         channel = kb.mul(panel, k.nr)  # packed
 
         def store(first: Value, sums: list[list[Value]]) -> None:
             results = self._packed(lambda v: self._requantized(sums[v], channel, v))
             self._store_rows(results, kb.at(out, kb.ir.mul(first, n.out_stride)), rows_left)
 
-        terms: int | Value = 1
-        if k.dot.terms > 1:
-            weights, terms = kb.at(weights, _TERM_COUNT_BYTES), kb.load(I64, weights)
         tiles = RegisterTiles(self.interleaver, image_rows, weights, terms, partial(self._biases, channel), store)
         kept = tiles.emit(kb.i64(0), k.mr, n.tiles, tiles.first_pixels())
         if k.mr > 1:  # the few positions that are left
             tiles.emit(kb.ir.mul(n.tiles, kb.i64(k.mr)), 1, n.tail, kept)
 
+    def _panel_weights(self, panel: Value) -> tuple[Value, int | Value]:
+        """Return the address of a panel's weights, and how many terms they have."""
+        kb = self.kb
+        weights = kb.at(self.weights, kb.ir.mul(panel, self.n.panel_weight_bytes))
+        if self.kernel.dot.terms == 1:
+            return weights, 1
+        return kb.at(weights, _TERM_COUNT_BYTES), kb.load(I64, weights)
+
     def _emit_rows(self, out: Value, panel: Value, rows_left: Value) -> None:
         """Emit the tiles of the output rows of a panel, whose input rows are interleaved in scratch memory."""
         kb, n, k = self.kb, self.n, self.kernel
-        weights = kb.at(self.weights, kb.ir.mul(panel, n.panel_weight_bytes))
+        weights, terms = self._panel_weights(panel)
         channel = kb.mul(panel, k.nr)  # packed
-        terms = kb.load(I64, weights)  # if there may be two
         with kb.loop(0, n.tiles) as tile:
             pixel = kb.intrinsic("llvm.smin", kb.ir.mul(tile, n.tile_pixels), n.last_pixel)
             lhs = kb.at(self.interleaver.target, kb.ir.mul(pixel, n.tile_input_stride))
@@ -500,21 +504,15 @@ class _DwConvInt8Builder:
             return [requantization.finished(self.kb, acc, self.epilogue, first) for acc in sums]
         return [requantization.rounded(self.kb, acc, self.epilogue, first) for acc in sums]
 
-    def _rounded(self, lhs: Value, weights: Value, terms: Value, channel: Value, v: int) -> list[Value]:
+    def _rounded(self, lhs: Value, weights: Value, terms: int | Value, channel: Value, v: int) -> list[Value]:
         """Return the requantized sums of one vector of channels, for all rows and positions of a tile."""
         kb, n, k, dot = self.kb, self.n, self.kernel, self.kernel.dot
         first = kb.add(channel, v * k.lanes)
         weights = kb.at(weights, kb.ir.mul(n.vector_weight_bytes, kb.i64(v)))
         source = kb.at(lhs, v * k.vector_bytes)
         accs: Sequence[Value] = [dot.requantization.bias(kb, self.epilogue, first, k.lanes)] * (k.mr * k.taps.rows)
-        if dot.terms == 1:
-            accs = self._window(source, weights, accs)
-        else:
-            first_term = kb.at(weights, _TERM_COUNT_BYTES)
-            term_bytes = kb.mul(n.vector_weight_bytes, PANEL_VECTORS)
-            accs = kb.for_loop(
-                terms, accs, lambda t, a: self._window(source, kb.at(first_term, kb.ir.mul(t, term_bytes)), a)
-            )
+        term_bytes = kb.mul(n.vector_weight_bytes, PANEL_VECTORS)
+        accs = kb.for_loop(terms, accs, lambda t, a: self._window(source, kb.at(weights, kb.ir.mul(t, term_bytes)), a))
         return self._requantized(accs, channel, v)
 
     def _window(self, source: Value, weights: Value, accs: Sequence[Value]) -> Sequence[Value]:
