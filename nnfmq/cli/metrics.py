@@ -141,7 +141,6 @@ class DriverReader:
             _log.info("the driver can be read again")
 
     def _connected(self) -> Client:
-
         if self._client is None:
             self._client = open_running(self._path, monitor=True)
         return self._client

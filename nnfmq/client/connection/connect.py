@@ -105,18 +105,12 @@ def connect(
         from nnfmq.client.connection.client import LateClient  # few applications
 
         return LateClient(partial(_connect_when_listening, socket_path, options, deadline_ns))
+    if wait:
+        return _following(_connect_when_listening(socket_path, options, deadline_ns))
     may_embed = path is None and embedded is None
     try:
-        client = (
-            _connect_when_listening(socket_path, options, deadline_ns)
-            if wait
-            else _connect_or_wait(socket_path, options, deadline_ns, waits=recover and not may_embed)
-        )
-        client.follow_driver()
-        return client
+        return _following(_connect_or_wait(socket_path, options, deadline_ns, waits=recover and not may_embed))
     except DeviceUnavailable as error:
-        if wait:
-            raise
         if not may_embed:
             raise _with_remedy(error, socket_path, is_default=path is None) from error
         if is_socket_named():
@@ -206,6 +200,12 @@ def _connect_or_wait(
         return (is_ending or (waits and ended > 0)) and ended < _ENDED_MAX and not has_passed(limit_ns)
 
     return _repeatedly(partial(_connect_to, path, options, deadline_ns), deadline_ns, is_closed, may_follow)
+
+
+def _following(client: Client) -> Client:
+    """Return a client, which moves when its driver is replaced."""
+    client.follow_driver()
+    return client
 
 
 def _connect_when_listening(
