@@ -4,9 +4,9 @@ Five models, for ONNX Runtime exported from the same files, on one and two threa
 own and is measured in turn with the others, as `nnfmq bench` does; all write their inputs and read their outputs, and
 of the ways to call a runtime the fastest one is taken. *burst* has the default window, in which the client polls before
 it sleeps; *burst, polling* polls all the while. What hosting adds is the difference of p50 to the runtime in the
-process. Its limit is 6 µs and the time of one copy of the inputs and outputs, which is measured in a cache of this
-process; it is for one thread: with two, on two CPUs, the client takes one of them from the runtime. The machine should
-do nothing else. A run takes eight minutes.
+process. Its limit is 6 µs and the time of one copy of the inputs and outputs, states among both, which is measured in a
+cache of this process; it is for one thread: with two, on two CPUs, the client takes one of them from the runtime. The
+machine should do nothing else. A run takes eight minutes.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ def _measured(runtime: str, name: str, path: Path, threads: int, socket: str, op
         opened = client.device(runtime).load(path, runtime_options=settings)
         inputs = random_inputs(opened.inputs, 1)
         outputs = [np.zeros(info.shape, info.dtype) for info in opened.outputs]
+        states = [np.zeros(state.tensor.shape, state.tensor.dtype) for state in opened.states]
     plan = LoadPlan(
         model=path, inputs=[inputs], runners=(BURST, POLLING, RUNTIMES[runtime]), seconds=options.seconds,
         count=options.count, device=runtime, threads=threads, connect=socket,
@@ -122,7 +123,8 @@ def _measured(runtime: str, name: str, path: Path, threads: int, socket: str, op
         raise BenchmarkFailed("; ".join(f"{name}: {reason}" for name, reason in found.missing.items()))
     loads = {load.runner: load for load in found.loads}
     return {
-        "runtime": runtime, "model": name, "threads": threads, "copy_us": _copy_us([*inputs, *outputs]),
+        "runtime": runtime, "model": name, "threads": threads,
+        "copy_us": _copy_us([*inputs, *outputs, *states, *states]),
         "runners": {name: _metrics(loads[name]) for name in plan.runners},
         "added_us": {each: _added(loads[each], loads[RUNTIMES[runtime]]) for each in (BURST, POLLING)},
     }  # fmt: skip

@@ -88,6 +88,7 @@ class _Model(HostedModel):
         count: The number of inputs without states.
         open_inputs: The positions of the inputs whose shapes the file leaves open.
         shapes: The shapes of the inputs without states for which memory is allocated; None: for none.
+        variables: The memory of the variable tensors, which are the first states.
     """
 
     def __init__(self, interpreter: Any, file: Any, schema: Any, options: OpenOptions, names: Sequence[str]) -> None:
@@ -108,6 +109,7 @@ class _Model(HostedModel):
         self.count = len(inputs)
         self.open_inputs = [i for i, (_, place) in enumerate(inputs) if None in self._sizes(place)]
         self.shapes: tuple[tuple[int, ...], ...] | None = None
+        self.variables = _Variables(self.calls, [place for _, place in variables if 0 not in self._size(place)])
         # Memory for the shapes that the file states, which may be impossible if it leaves some open.
         with suppress(*((RuntimeError, ValueError) if self.open_inputs else ())):
             self._allocate()
@@ -146,6 +148,7 @@ class _Model(HostedModel):
         return [(self.calls.TensorName(index, graph), (index, graph)) for index in indexes]
 
     def _allocate(self) -> None:
+        self.variables.forget()
         self.calls.AllocateTensors(self._graph)
         self.shapes = tuple(map(self._size, self.inputs[: self.count]))
 
@@ -219,23 +222,65 @@ class _Model(HostedModel):
             raise InvalidArgument(f"litert: inputs of {', '.join(map(str, shapes.values()))}: {error}") from error
 
 
+class _Variables:
+    """The memory of the variable tensors that have elements; LiteRT allocates them as one block.
+
+    LiteRT's function for a view of a tensor takes as long as several copies of a small one. The views are kept,
+    therefore, but an execution may move the block, because LiteRT allocates again after an operator whose inputs decide
+    the size of its output. So after each one, the address of the first tensor says whether the views still hold.
+    """
+
+    def __init__(self, calls: Any, places: Sequence[_Place]) -> None:
+        self.numbers = {place: number for number, place in enumerate(places)}
+        self._views = [partial(calls.tensor, calls, index, *_unless_first(graph)) for index, graph in places]
+        self._address: int | None = None
+        self._memory: list[memoryview] = []
+        self._is_checked = False
+
+    def forget(self) -> None:
+        """Look for the memory again: LiteRT allocates all tensors."""
+        self._is_checked, self._address = False, None
+
+    def note_execution(self) -> None:
+        """Check the address again: LiteRT executes."""
+        self._is_checked = False
+
+    def memory(self) -> Sequence[memoryview]:
+        """Return the bytes of each tensor. They hold until LiteRT allocates or executes."""
+        if not self._is_checked and self._views:
+            address = int(self._views[0]().ctypes.data)
+            if address != self._address:
+                self._memory, self._address = [view().data.cast("B") for view in self._views], address
+            self._is_checked = True
+        return self._memory
+
+
 class _Run(HostedRun):
     """Copies inputs, invokes, copies outputs."""
 
     def __init__(self, model: _Model, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> None:
-        calls, self._model = model.calls, model
-        takes, gives = zip(model.inputs, inputs, strict=True), zip(model.outputs, outputs, strict=True)
-        self._steps = [partial(calls.SetTensor, i, x, *_unless_first(graph)) for (i, graph), x in takes if x.size]
+        calls, self._model, variables = model.calls, model, model.variables.numbers
+        takes = list(zip(model.inputs, inputs, strict=True))
+        gives = [(place, y) for place, y in zip(model.outputs, outputs, strict=True) if y is not None]
+        self._before = [(variables[place], x.data.cast("B")) for place, x in takes if place in variables]
+        self._after = [(variables[place], y.data.cast("B")) for place, y in gives if place in variables]
+        copied = [(place, x) for place, x in takes if x.size and place not in variables]
+        self._steps = [partial(calls.SetTensor, i, x, *_unless_first(graph)) for (i, graph), x in copied]
         self._steps += [partial(calls.Invoke, graph) for graph in model.subgraphs]
-        view = partial(calls.tensor, calls)
-        self._outputs = [(partial(view, i, *_unless_first(graph)), y) for (i, graph), y in gives if y is not None]
+        view, read = partial(calls.tensor, calls), [each for each in gives if each[0] not in variables]
+        self._outputs = [(partial(view, i, *_unless_first(graph)), y) for (i, graph), y in read]
         self._found = [(position, *place) for position, place in enumerate(model.outputs) if outputs[position] is None]
         self._shapes = tuple(array.shape for array in inputs[: model.count])
 
     def __call__(self) -> Sequence[Array | None]:
         """See `HostedRun.__call__`."""
+        variables = self._model.variables
         if self._model.shapes != self._shapes:
             self._model.resize(dict(enumerate(self._shapes)))
+        memory = variables.memory()
+        for number, value in self._before:
+            memory[number][:] = value
+        variables.note_execution()
         for step in self._steps:
             step()
         for view, out in self._outputs:
@@ -243,6 +288,9 @@ class _Run(HostedRun):
             if result.shape != out.shape:
                 raise GeneralFailure(f"litert: output tensor {view.args[1]} is {result.shape}, not {out.shape}")
             out[...] = result
+        memory = variables.memory()
+        for number, value in self._after:
+            value[:] = memory[number]
         if not self._found:
             return ()
         calls, tensors = self._model.calls, self._model.description.outputs

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.drivers import Daemon, running_daemon, short_folder
-from support.stateful_models import handle, stream, streaming_window, two_rnns
+from support.stateful_models import handle, moving, stream, streaming_window, two_rnns
 from support.tflite_files import Operator, Tensor, writer
 
 import nnfmq
@@ -310,6 +310,17 @@ def test_each_burst_has_states_of_its_own(device: nnfmq.Device, case: Any) -> No
                 assert_same(first.execute(*x), one(*x))
                 assert_same(second.execute(*z), other(*z))
                 assert_same(first.execute(*z), one(*z))
+
+
+def test_an_execution_moves_the_states(device: nnfmq.Device) -> None:
+    resolver = "BUILTIN_WITHOUT_DEFAULT_DELEGATES"
+    one = InProcess(moving(), experimental_op_resolver_type=litert.OpResolverType[resolver])
+    options = {**ONE_THREAD, "experimental_op_resolver_type": resolver}
+    with device.prepare(moving(), runtime_options=options) as model, model.burst() as burst:
+        for seed in range(4):
+            x, sizes = random_array((1, 2), seed=seed), np.int32([1, 2])
+            assert_same(burst.execute(x, sizes), one(x, sizes))
+            assert_same(burst.state, [one.interpreter.get_tensor(2)])
 
 
 def test_a_state_begins_anew_and_is_set(device: nnfmq.Device) -> None:

@@ -58,6 +58,39 @@ def handle(name: str) -> Operator:
     return Operator("VAR_HANDLE", (), (int(name == "b"),), "VarHandleOptions", {"Container": "", "SharedName": name})
 
 
+def moving() -> bytes:
+    """Return an RNN whose output a tensor, "sizes", shapes, and a product with int8 weights.
+
+    After the operator whose sizes are computed, LiteRT allocates memory for the product during the first execution,
+    without delegates by moving the variable tensor.
+    """
+    random, rows = np.random.default_rng(1), 4096
+
+    def weights(name: str, *shape: int) -> Tensor:
+        return Tensor(name, shape, data=random.uniform(-0.6, 0.6, shape).astype(np.float32).tobytes())
+
+    tensors = [
+        X,
+        weights("recurrent", 2, 2),
+        Tensor("hidden", (1, 2), extra=VARIABLE),
+        Tensor("between", (1, 2)),
+        Tensor("sizes", (2,), "INT32"),
+        Tensor("row", (1, 2)),
+        Tensor("product", (rows, 2), "INT8", random.integers(-100, 100, (rows, 2), np.int8).tobytes(), (0.01,), (0,)),
+        weights("product bias", rows),
+        Tensor("y", (1, rows)),
+        BIAS,
+    ]
+    options = {"FusedActivationFunction": 0, "AsymmetricQuantizeInputs": True}
+    operators = [
+        Operator("RNN", (0, 1, 1, 9, 2), (3,), "RNNOptions", {"FusedActivationFunction": 0}),
+        Operator("RESHAPE", (3, 4), (5,), "ReshapeOptions", {}),
+        Operator("FULLY_CONNECTED", (5, 6, 7), (8,), "FullyConnectedOptions", options),
+    ]
+    data: bytes = writer.write(tensors, operators, (0, 4), (8,))
+    return data
+
+
 def streaming_window() -> bytes:
     """Return a model of resource variables: a window of the last 4 inputs, int8, and a counter, int32.
 
