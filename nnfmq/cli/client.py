@@ -65,7 +65,7 @@ def _chosen(rows: list[ClientActivity], number: int) -> list[ClientActivity]:
 
 
 def _print(rows: list[ClientActivity], arguments: argparse.Namespace) -> None:
-    from nnfmq.cli.statistics import pid_text
+    from nnfmq.cli.statistics_tables import pid_text
 
     if arguments.json:
         print_json({"clients": [_as_json(row) for row in rows]})

@@ -1,4 +1,4 @@
-"""What `nnfmq status` shows of a driver's limits: each with its value, its setting, and how much of it is in use."""
+"""The limits of a driver, for `nnfmq status`: each with its value, its setting, and how much of it is in use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.base.processes import children, process_usage
-from nnfmq.cli.statistics import size_text
+from nnfmq.cli.statistics_tables import size_text
 from nnfmq.observe.limits import BYTES, LIMITS, MILLISECONDS, Limit
 
 if TYPE_CHECKING:
-    from nnfmq.cli.statistics import Rows
+    from nnfmq.cli.statistics_tables import Rows
     from nnfmq.observe.driver_statistics import DriverStatistics
 
 __all__ = ["limit_rows", "limits_json"]

@@ -14,7 +14,8 @@ from nnfmq.cli.console import add_socket_argument, console, open_running, print_
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from nnfmq.cli.statistics import Activity, Rows
+    from nnfmq.cli.statistics import Activity
+    from nnfmq.cli.statistics_tables import Rows
     from nnfmq.serialize.repository_protocol import ModelEntry
 
 _REPOSITORY_S = 2.0  # for the reply of the model repository
@@ -89,7 +90,14 @@ def _parts(
 ) -> Iterator[RenderableType]:
     """Yield the lines and tables, of the times with these rows of each model."""
     from nnfmq.cli.limits import limit_rows
-    from nnfmq.cli.statistics import client_rows, driver_lines, failure_lines, model_rows, served_rows, times_rows
+    from nnfmq.cli.statistics_tables import (
+        client_rows,
+        driver_lines,
+        failure_lines,
+        model_rows,
+        served_rows,
+        times_rows,
+    )
 
     for name, text in driver_lines(activity.now):
         yield f"{name:9} {text}"
@@ -111,7 +119,7 @@ def _parts(
 def _print_one(activity: Activity, arguments: argparse.Namespace) -> None:
     """Print the table that an option asks for."""
     from nnfmq.cli.limits import limit_rows
-    from nnfmq.cli.statistics import times_rows
+    from nnfmq.cli.statistics_tables import times_rows
 
     screen = console(arguments.no_color)
     found = limit_rows(activity.now.statistics) if arguments.limits else times_rows(activity, screen.width)

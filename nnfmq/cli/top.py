@@ -96,14 +96,14 @@ def _served_json(served: ServedModels, activity: Activity) -> dict[str, object]:
 
 
 def _print(activity: Activity, served: ServedModels, no_color: bool) -> None:
-    from nnfmq.cli.statistics import (
+    from nnfmq.cli.statistics import served_activities
+    from nnfmq.cli.statistics_tables import (
         burst_rows,
         client_rows,
         duration_text,
         failure_lines,
         model_rows,
         rate_text,
-        served_activities,
         served_activity_rows,
         times_rows,
     )

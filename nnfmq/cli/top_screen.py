@@ -20,19 +20,21 @@ from nnfmq.cli.console import share_text
 from nnfmq.cli.statistics import (
     Activity,
     DriverSample,
-    Rows,
     ServedModels,
+    read_served_models,
+    served_activities,
+    take_sample,
+)
+from nnfmq.cli.statistics_tables import (
+    Rows,
     burst_rows,
     client_rows,
     duration_text,
     failure_lines,
     model_rows,
     rate_text,
-    read_served_models,
-    served_activities,
     served_activity_rows,
     size_text,
-    take_sample,
     times_rows,
 )
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, NnfmqError

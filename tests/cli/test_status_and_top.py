@@ -23,16 +23,14 @@ import nnfmq
 from nnfmq.base.channel import Listener
 from nnfmq.base.paths import models_socket
 from nnfmq.cli import main, status
-from nnfmq.cli.statistics import (
-    Activity,
+from nnfmq.cli.statistics import Activity, served_activities, take_sample
+from nnfmq.cli.statistics_tables import (
     burst_rows,
     client_rows,
     duration_text,
     model_rows,
     rate_text,
-    served_activities,
     size_text,
-    take_sample,
     times_rows,
 )
 from nnfmq.hal.client_class import ClientClass
