@@ -5,31 +5,27 @@ docs/explanation/security-model.md says what they defend, and names the test of 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
-import os
 import resource
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from nnfmq.base import settings
-from nnfmq.base.paths import cache_directory, make_cache_directory, make_work_directory, state_directory, work_directory
+from nnfmq.base.paths import cache_directory, make_cache_directory, state_directory
 from nnfmq.base.processes import allowed_cpus
 from nnfmq.base.sandbox.sandbox import Sandbox, prepare
 from nnfmq.driver.cache.files import find_or_create_key, given_key
 from nnfmq.driver.cache.programs import cache_limit_bytes
 from nnfmq.driver.devices.device import DeviceBase, SandboxNeeds
+from nnfmq.driver.process.private_folder import create_private_folder
 from nnfmq.hal.errors import NnfmqError
 
 __all__ = [
     "compile_sandbox",
     "detached_sandbox",
     "prepare_worker_sandbox",
-    "private_folder_of",
     "worker_sandbox",
 ]
 
@@ -51,9 +47,7 @@ def worker_sandbox(devices: Iterable[DeviceBase], *, has_own_uid: bool = False) 
     directory of the cache.
     """
     needs = [device.sandbox_needs for device in devices]
-    writes: tuple[str, ...] = ()
-    if any(need.has_private_folder for need in needs):
-        writes = _private_folder()
+    writes = _private_folder() if any(need.has_private_folder for need in needs) else ()
     found = _sandbox_for(needs, writes, _cache_paths())
     if not has_own_uid:
         return found  # the kernel would count all programs of the driver's user
@@ -72,6 +66,15 @@ def _sandbox_for(needs: Iterable[SandboxNeeds], writes: tuple[str, ...], cache: 
         generates_code=settings.PERF_MAP.value() or any(need.generates_code for need in needs),
         oom_score=WORKER_OOM_SCORE,
     )
+
+
+def _private_folder() -> tuple[str, ...]:
+    """Return this process's private folder, which is created; none if that is not possible."""
+    try:
+        return (create_private_folder(),)
+    except _ERRORS as error:
+        _log.warning("devices have no private folder: %s", error)
+        return ()
 
 
 def prepare_worker_sandbox(has_cache: bool) -> None:
@@ -102,74 +105,3 @@ def _cache_paths() -> tuple[str, ...]:
     except _ERRORS as error:
         _log.info("nothing is cached: %s", error)
         return ()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The private folder of a worker: for libraries that keep files there. The supervisor removes it when the worker has
-# exited, however it did. If the supervisor is killed first, the next worker with a private folder of this uid does.
-# A worker holds a lock on its folder while it lives: pids are used again, and mean others in another PID namespace.
-
-
-_TRIES = 64  # another worker may have locked the new folder, for a moment, or the supervisor removed the directory
-
-
-def private_folder_of(pid: int, uid: int | None = None) -> str:
-    """Return the private folder of a worker, which exists only if one of its devices needs it.
-
-    `uid` is what the worker runs under; None: as this process.
-    """
-    return str(work_directory(uid) / str(pid))
-
-
-def _private_folder() -> tuple[str, ...]:
-    """Create this process's private folder, and let Python create temporary files there; return its path."""
-    import tempfile  # takes milliseconds, and most workers have no such folder
-
-    try:
-        with suppress(FileNotFoundError):  # the supervisor has removed the empty directory meanwhile
-            for left in make_work_directory().iterdir():
-                _remove_left(left)
-        folder = _locked_folder()
-    except _ERRORS as error:
-        _log.warning("devices have no private folder: %s", error)
-        return ()
-    tempfile.tempdir = folder
-    return (folder,)
-
-
-def _locked_folder() -> str:
-    """Create this process's private folder, locked until the process ends, and return its path."""
-    folder = private_folder_of(os.getpid())
-    for _ in range(_TRIES):
-        make_work_directory()
-        with suppress(FileNotFoundError, FileExistsError, BlockingIOError):
-            os.mkdir(folder, 0o700)
-            fd = _lock(folder)
-            if os.path.exists(folder):
-                return folder
-            os.close(fd)
-        os.sched_yield()
-    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), folder)
-
-
-def _remove_left(folder: Path) -> None:
-    """Remove the private folder of a worker that has exited, if this is one."""
-    import shutil
-
-    with suppress(OSError, RecursionError):  # it has gone, its worker lives, or has made a thousand folders in it
-        fd = _lock(str(folder))
-        try:
-            shutil.rmtree(folder)
-        finally:
-            os.close(fd)
-
-
-def _lock(folder: str) -> int:
-    """Return a descriptor of a folder that locks it. Raises BlockingIOError if another process has locked it."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd

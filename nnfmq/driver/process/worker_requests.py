@@ -147,7 +147,7 @@ def _remove_tree(path: str) -> None:
     import shutil  # follows no links in the folder
 
     while os.path.isdir(path):
-        with suppress(FileNotFoundError):  # another worker removes it, too (`sandboxes`)
+        with suppress(FileNotFoundError):  # another worker removes it, too (`private_folder`)
             shutil.rmtree(path)
     with suppress(OSError):  # another worker has a folder there
         os.rmdir(os.path.dirname(path))

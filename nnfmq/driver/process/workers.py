@@ -47,7 +47,7 @@ from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.heartbeats import HeartbeatWatch, worker_heartbeat
 from nnfmq.driver.process.limits import publish_limits
 from nnfmq.driver.process.pending_clients import decode_greeting, reject
-from nnfmq.driver.process.sandboxes import private_folder_of
+from nnfmq.driver.process.private_folder import private_folder_of
 from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
