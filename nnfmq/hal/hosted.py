@@ -39,6 +39,7 @@ __all__ = [
     "call_of",
     "constant_bytes",
     "decode_call",
+    "fits_declaration",
     "is_file_name",
     "is_hosted",
     "is_known",
@@ -111,6 +112,15 @@ def runtimes_of(format: str) -> tuple[HostedRuntime, ...]:
 def is_known(shape: Shape | None) -> TypeGuard[tuple[int, ...]]:
     """Return whether the rank and all sizes are known."""
     return shape is not None and all(isinstance(size, int) for size in shape)
+
+
+def fits_declaration(shape: Shape | None, declared: Shape | None) -> bool:
+    """Return whether a shape is the one that a file declares, or has any sizes where the file leaves them open."""
+    if shape is None or declared is None:
+        return declared is None
+    if len(shape) != len(declared):
+        return False
+    return all(size == known or not isinstance(known, int) for size, known in zip(shape, declared, strict=True))
 
 
 class HostedTensor(Struct, frozen=True):

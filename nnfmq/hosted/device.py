@@ -1,15 +1,14 @@
 """HostedDevice: the base class of devices that run model files of another runtime, and what an adapter implements.
 
-An adapter is a subclass of `HostedDevice` with `name`, `formats` and `open`, which returns a `HostedModel`. This module
-does the rest: it reads the files and the options from the model, keeps a file open between the client's question what
-is in it and its preparation, views the client's memory as the tensors that the file declares, copies integers, counts
-memory, and ends executions at their deadline.
+An adapter is a subclass of `HostedDevice` with `name`, `formats` and `open`, which returns a `HostedModel`. The rest is
+done here: this module reads the files and the options from the model, keeps a file open between the client's question
+what is in it and its preparation, and stores what a runtime saves; `open_files` charges the client for the memory; and
+`execution` views the client's memory as the tensors that the file declares, and ends executions at their deadline.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +17,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nnfmq.base.deadlines import CLOCK_MAX_NS, acquire, has_passed
+from nnfmq.base.deadlines import CLOCK_MAX_NS, has_passed
 from nnfmq.base.digests import sha256
 from nnfmq.driver.cache.files import CacheContents, PackedConstants, decode_program, encode_program
 from nnfmq.driver.cache.programs import CacheEntry, entry_of
@@ -29,15 +28,8 @@ from nnfmq.driver.execution import watchdog
 from nnfmq.driver.execution.watchdog import WATCHDOG, cannot_abort
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.memory.quota import add_to_limit
-from nnfmq.engines.execution import (
-    DEFAULT_RUN_OPTIONS,
-    InputSpec,
-    PreparedProgram,
-    RunOptions,
-    check_inputs,
-    copy_outputs,
-)
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
+from nnfmq.engines.execution import PreparedProgram
+from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient
 from nnfmq.hal.extensions import extension_prefix, extension_type
 from nnfmq.hal.hosted import (
     LIBRARIES,
@@ -50,19 +42,20 @@ from nnfmq.hal.hosted import (
     Shape,
     call_of,
     constant_bytes,
+    fits_declaration,
     library_names,
     require_number_type,
 )
-from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Pool, Subgraph
+from nnfmq.hal.types import LifeTime, Model, Operand, Operation, Pool, Subgraph
+from nnfmq.hosted.execution import HostedProgram
 from nnfmq.hosted.libraries import Library, trusted_library
-from nnfmq.hosted.open_files import KeptFile, OpenFile, errors_of, runtime_error
+from nnfmq.hosted.open_files import KeptFile, OpenFile, errors_of
 from nnfmq.hosted.options import require_one_of, thread_count
 from nnfmq.operations.declaration import Array
 
 __all__ = ["HostedDevice", "HostedFile", "HostedModel", "HostedRun", "OpenOptions"]
 
 _log = logging.getLogger("nnfmq.hosted")
-_COPIED_KINDS = "iub"  # dtype.kind of what may be an index or a size
 
 
 class HostedFile(Struct, frozen=True):
@@ -173,7 +166,7 @@ class HostedModel:
             Exception: If inputs cannot have these shapes.
         """
         for given, found in zip(shapes, self.description.inputs, strict=True):
-            if not _is_case(given, found.shape):
+            if not fits_declaration(given, found.shape):
                 raise InvalidArgument(f"input {found.name!r} is {found.shape} in the file, not {given}")
         return _with_sizes(self.description, shapes)
 
@@ -448,7 +441,7 @@ def _require_same(call: HostedCall, description: HostedDescription) -> None:
         if len(given) != len(found):
             raise InvalidArgument(f"the model declares {len(given)} {kind}s, its file has {len(found)}")
         for index, (ours, theirs) in enumerate(zip(given, found, strict=True)):
-            if (ours.name, ours.dtype) != (theirs.name, theirs.dtype) or not _is_case(ours.shape, theirs.shape):
+            if (ours.name, ours.dtype) != (theirs.name, theirs.dtype) or not fits_declaration(ours.shape, theirs.shape):
                 raise InvalidArgument(
                     f"the model declares {kind} {index} as {ours.name!r}, {ours.dtype} {ours.shape}; "
                     f"its file as {theirs.name!r}, {theirs.dtype} {theirs.shape}"
@@ -471,137 +464,3 @@ def _with_sizes(description: HostedDescription, shapes: Sequence[Shape | None]) 
     }
     outputs = (tensor.shape for tensor in description.outputs)
     return [None if shape is None else tuple(sizes.get(size, size) for size in shape) for shape in outputs]
-
-
-def _is_case(ours: Shape | None, theirs: Shape | None) -> bool:
-    """Return whether a shape is that of the file, perhaps with sizes that the file leaves open."""
-    if ours is None or theirs is None:
-        return theirs is None
-    return len(ours) == len(theirs) and all(a == b or not isinstance(b, int) for a, b in zip(ours, theirs, strict=True))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Executions.
-
-
-class HostedProgram:
-    """A prepared hosted model. Thread-safe."""
-
-    def __init__(self, device: str, model: Model, file: OpenFile[HostedModel], call: HostedCall) -> None:
-        main = model.main
-        self.device, self.file, self.opened, self.call = device, file, file.model, call
-        self.threads = file.threads
-        self.inputs = [InputSpec.of(main, index, False) for index in main.input_indexes]
-        self.output_dtypes = [InputSpec.of(main, index, True).dtype for index in main.output_indexes]
-        self.lock = None if self.opened.is_thread_safe else threading.Lock()
-
-    def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> HostedExecution:
-        """See `PreparedProgram.bind`."""
-        check_inputs(self.inputs, inputs)
-        return HostedExecution(self, [array for array in inputs if array is not None], outputs)  # none is optional
-
-
-_UNBOUND = HostedRun()
-
-
-class HostedExecution:
-    """A program that is bound to the buffers of one request. One thread runs it at a time."""
-
-    __slots__ = ("_copies", "_outputs", "_program", "_run", "_shapes", "_targets", "_views")
-
-    def __init__(self, program: HostedProgram, inputs: Sequence[Array], outputs: Sequence[Any]) -> None:
-        self._program, self._outputs = program, outputs
-        call = program.call
-        self._copies: list[tuple[Array, Array]] = []
-        self._views = [
-            self._private(_declared(array, tensor)) for array, tensor in zip(inputs, call.inputs, strict=True)
-        ]
-        self._targets = [_target(out, tensor) for out, tensor in zip(outputs, call.outputs, strict=True)]
-        is_direct = all(target is not None for target in self._targets)
-        self._shapes = tuple(OutputShape(tensor.dimensions) for tensor in call.outputs) if is_direct else None
-        # If the runtime takes one thread at a time, another one may have it now: the first run binds, by its deadline.
-        self._run = program.opened.bind(self._views, self._targets) if program.lock is None else _UNBOUND
-
-    def _private(self, array: Array) -> Array:
-        """Return what the runtime reads: integers, which may be indices or sizes, are copied before each run."""
-        is_copied = array.dtype.kind in _COPIED_KINDS or self._program.opened.copies_floats
-        if not is_copied or not array.size:
-            return array
-        copy = np.empty_like(array)
-        self._copies.append((copy, array))
-        return copy
-
-    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
-        """Execute once; see `BoundProgram.run`. At the deadline the runtime is told to stop, if it can be."""
-        options.check()
-        for copy, array in self._copies:
-            np.copyto(copy, array)
-        results = self._results(options)
-        return self._shapes if self._shapes is not None and not results else self._copied(results or ())
-
-    def _results(self, options: RunOptions) -> Sequence[Array | None] | None:
-        program, deadline_ns, token = self._program, options.deadline_ns, None
-        lock, file = program.lock, program.file
-        if lock is not None:
-            acquire(lock, deadline_ns, "the deadline passed while another execution of the model ran")
-        try:
-            if self._run is _UNBOUND:
-                self._run = program.opened.bind(self._views, self._targets)
-            if deadline_ns is not None:
-                token = WATCHDOG.begin(deadline_ns, self._run.abort)
-            return self._run() if file.is_charged else file.run_first(self._run)
-        except NnfmqError:
-            raise
-        except Exception as error:
-            options.check()  # the runtime was told to stop at the deadline
-            raise runtime_error(program.device, error, GeneralFailure) from error
-        finally:
-            if token is not None and WATCHDOG.end(token):
-                self._run.resume()
-            if lock is not None:
-                lock.release()
-
-    def _copied(self, results: Sequence[Array | None]) -> tuple[OutputShape, ...]:
-        """Copy what the runtime returned to the buffers. Raises OutputInsufficientSize."""
-        program = self._program
-        declared = program.call.outputs
-        if len(results) != len(declared):
-            raise GeneralFailure(f"{program.device} returned {len(results)} results for {len(declared)} outputs")
-        arrays = [
-            out if result is None else _crossing(program.device, result, tensor, dtype)  # None: filled in place
-            for result, out, tensor, dtype in zip(results, self._outputs, declared, program.output_dtypes, strict=True)
-        ]
-        return copy_outputs(arrays, self._outputs)
-
-
-def _declared(array: Array, tensor: HostedTensor) -> Array:
-    """Return an input as the file declares it: of rank 0, without elements, of bools."""
-    if tensor.dtype == "bool":
-        array = array.view(np.bool_)
-    if tensor.is_rank_0:
-        return array.reshape(())
-    return array[:0].reshape(tensor.known_shape or 0) if tensor.is_empty else array
-
-
-def _target(out: Any, tensor: HostedTensor) -> Array | None:
-    """Return the client's memory as the output that the file declares; None if the runtime returns an array."""
-    if not isinstance(out, np.ndarray) or tensor.known_shape is None or not out.flags.c_contiguous:
-        return None
-    return None if tensor.is_empty else _declared(out, tensor)
-
-
-def _crossing(device: str, result: Array, tensor: HostedTensor, dtype: np.dtype[Any]) -> Array:
-    """Return a result in the form of its operand: one element for rank 0, and for no elements if that is declared.
-
-    Raises:
-        GeneralFailure: If it is not what the file declares.
-    """
-    expected = "uint16" if tensor.dtype == "bfloat16" else tensor.dtype
-    has_type = isinstance(result, np.ndarray) and (result.dtype == expected or result.dtype.name == tensor.dtype)
-    if not has_type or not _is_case(result.shape, tensor.shape):
-        found = f"{result.dtype} {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
-        text = f"{device} returned {found} for output {tensor.name!r}, which is {expected} {tensor.shape} in its file"
-        raise GeneralFailure(text)
-    if tensor.is_empty:
-        return np.zeros(1, dtype)
-    return (result.reshape(1) if tensor.is_rank_0 else result).view(dtype)
