@@ -1,7 +1,6 @@
 """The device `onnxruntime`: ONNX files on ONNX Runtime, with any of its execution providers.
 
-Options, as in ONNX Runtime's own interface but values of JSON: `providers` and `provider_options`; of `SessionOptions`
-those in `_OPTIONS`, enumerations by name; libraries of custom operators. ONNX Runtime's compiled module is called
+Options: those of `onnxruntime_options`, and libraries of custom operators. ONNX Runtime's compiled module is called
 without the Python layer above it, which keeps the file in memory, and adds 1 to 38 us to each execution.
 """
 
@@ -20,15 +19,13 @@ from nnfmq.driver.cache.mapped_files import may_store
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import Dimension, HostedDescription, HostedTensor
 from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.onnxruntime_options import CPU, LOG_FATAL, new_session_options, provider_settings
 from nnfmq.hosted.optimized_onnx import SAVED_BYTES_MIN, Writing, mapped_weights
-from nnfmq.hosted.options import require_one_of, settings_by_name
 from nnfmq.operations.declaration import Array
 
 __all__ = ["OnnxRuntimeDevice"]
 
-_CPU = "CPUExecutionProvider"
 _BFLOAT16 = 16  # of onnx.TensorProto.DataType: NumPy has no such type
-_LOG_FATAL = 4  # errors are raised; ONNX Runtime would also write them to stderr
 _SORTING = (b"TopK", b"MoE")  # operators that sort indices by values, where an input has these
 _log = logging.getLogger("nnfmq.hosted")
 _DTYPES = {"float": "float32", "double": "float64"}
@@ -50,8 +47,8 @@ class OnnxRuntimeDevice(HostedDevice):
         import onnxruntime
 
         onnxruntime.disable_telemetry_events()
-        onnxruntime.set_default_logger_severity(_LOG_FATAL)
-        opening = _Opening(onnxruntime, file, options, _providers(onnxruntime, options.options))
+        onnxruntime.set_default_logger_severity(LOG_FATAL)
+        opening = _Opening(onnxruntime, file, options, provider_settings(onnxruntime, options.options))
         return opening.of_saved(options.saved) if options.saved is not None else opening.of_file()
 
 
@@ -65,14 +62,14 @@ class _Opening(NamedTuple):
 
     def of_saved(self, saved: bytes) -> HostedModel:
         """Return the model that `_Model.save` has returned. Raises Exception if the cache lacks its weights."""
-        session_options = _session_options(self.onnxruntime, self.options)
+        session_options = new_session_options(self.onnxruntime, self.options)
         with mapped_weights(self.onnxruntime, session_options, saved):
             return self._model(saved, session_options)
 
     def of_file(self) -> HostedModel:
         """Return the model of the file, written for others if that pays. Raises Exception."""
         content, size = _content(self.file), sum(map(len, self.file.files.values()))
-        is_on_cpu = list(self.providers) == [_CPU]
+        is_on_cpu = list(self.providers) == [CPU]
         if not is_on_cpu and b"EPContext" in content:
             raise InvalidArgument("what a provider has compiled (EPContext) is not loaded: it is code, or names files")
         is_written = self.options.saves and is_on_cpu and not self.file.libraries and size >= SAVED_BYTES_MIN
@@ -86,7 +83,7 @@ class _Opening(NamedTuple):
 
     def _session_options(self) -> Any:
         """Return the options of a session of the file. ONNX Runtime gets what is in other files: it opens none."""
-        made = _session_options(self.onnxruntime, self.options)
+        made = new_session_options(self.onnxruntime, self.options)
         for library in self.file.libraries:
             made.register_custom_ops_library(library.path)
         if others := self.file.others:
@@ -120,76 +117,6 @@ def _content(file: HostedFile) -> bytes:
     """
     require_files(file.model, file.others)
     return without_output_shapes(memoryview(with_external_data(file.model, file.others, is_nested_only=True)))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Options. A client must not make the worker open a file by its path, or load a library: no other entries are taken.
-
-
-_FLAGS = ("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "use_deterministic_compute")
-_ENUMS = {"graph_optimization_level": "GraphOptimizationLevel", "execution_mode": "ExecutionMode"}
-_ENTRIES = "session_config_entries"
-_CONFIG_GROUPS = ("mlas.", "optimization.")  # entries about kernels and optimizers; others may name files
-_CONFIG_ENTRIES = tuple(f"session.{name}" for name in (
-    "allow_released_opsets_only", "disable_aot_function_inlining", "disable_cpu_ep_fallback",
-    "disable_double_qdq_remover", "disable_prepacking", "disable_qdq_constant_folding", "disable_quant_qdq",
-    "dynamic_block_base", "enable_dq_matmulnbits_fusion", "enable_quant_qdq_cleanup", "function_expansion_byte_limit",
-    "function_expansion_node_limit", "graph_optimizations_loop_level", "qdq_matmulnbits_accuracy_level",
-    "qdq_matmulnbits_block_size", "qdqisint8allowed", "set_denormal_as_zero", "strict_shape_type_inference",
-    "use_device_allocator_for_initializers", "use_env_allocators", "x64quantprecision",
-))  # fmt: skip
-_PROVIDER_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "CUDAExecutionProvider": (
-        "arena_extend_strategy", "cudnn_conv1d_pad_to_nc1d", "cudnn_conv_algo_search", "cudnn_conv_use_max_workspace",
-        "device_id", "do_copy_in_default_stream", "enable_skip_layer_norm_strict_mode", "fuse_conv_bias",
-        "gpu_mem_limit", "prefer_nhwc", "sdpa_kernel", "use_tf32",
-    ),
-    "OpenVINOExecutionProvider": ("device_type", "num_of_threads", "num_streams", "precision"),
-    "TensorrtExecutionProvider": ("device_id", "trt_bf16_enable", "trt_fp16_enable", "trt_max_workspace_size"),
-}  # fmt: skip
-
-
-def _session_options(onnxruntime: Any, options: OpenOptions) -> Any:
-    """Return the session's options: those of the driver, then those of the client."""
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = _LOG_FATAL
-    made.intra_op_num_threads, made.inter_op_num_threads = options.threads, 1
-    made.add_session_config_entry("session.load_model_format", "ONNX")  # whatever the bytes look like
-    # A pool spins within a run only. 12 products on 2 threads take 0.34 ms as by default, 0.37 ms without spinning; a
-    # run and 20 idle ms after it take 0.7 ms of CPU, 9 ms by default.
-    made.add_session_config_entry("session.force_spinning_stop", "1")
-    options.require_known("providers", "provider_options", *_ENUMS, *_FLAGS, _ENTRIES)
-    for key, value in options.options.items():
-        if key in _ENUMS:
-            members = getattr(onnxruntime, _ENUMS[key]).__members__
-            require_one_of(key, value, members)
-            setattr(made, key, members[value])
-        elif key in _FLAGS:
-            require_one_of(key, value, (True, False))
-            setattr(made, key, value)
-    for name, entry in settings_by_name(_ENTRIES, options.options.get(_ENTRIES, {})).items():
-        if not name.startswith(_CONFIG_GROUPS):
-            require_one_of("session config entry", name, _CONFIG_ENTRIES)
-        made.add_session_config_entry(name, str(entry))
-    if made.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:  # nodes share the threads: two pools would add up
-        made.intra_op_num_threads, made.inter_op_num_threads = 1, options.threads
-    return made
-
-
-def _providers(onnxruntime: Any, given: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the options of each provider, in the order of their precedence. Raises InvalidArgument."""
-    entries, own = given.get("providers") or [_CPU], given.get("provider_options") or []
-    if not isinstance(entries, list) or not isinstance(own, list) or len(own) not in (0, len(entries)):
-        raise InvalidArgument("providers and provider_options are lists of the same length")
-    found: dict[str, dict[str, str]] = {}
-    for entry, more in zip(entries, own or [{}] * len(entries), strict=True):
-        name, setting = entry if isinstance(entry, list) and len(entry) == 2 else (entry, {})
-        require_one_of("provider", name, onnxruntime.get_available_providers())
-        settings = {**settings_by_name(name, setting), **settings_by_name(name, more)}
-        for key in settings:
-            require_one_of(f"{name} option", key, _PROVIDER_OPTIONS.get(name, ()))
-        found[name] = {key: str(value) for key, value in settings.items()}
-    return found
 
 
 # ----------------------------------------------------------------------------------------------------------------------
