@@ -16,7 +16,7 @@ pytest.importorskip("google.protobuf", reason="protobuf is not installed")
 from support.asgi_calls import AsgiResponse, ask_async
 from support.drivers import Daemon
 from support.onnx_runtime import onnx
-from support.served_models import run
+from support.served_models import ModelsInMemory, TestModel, run
 
 import nnfmq
 from nnfmq.hal.tensor_info import TensorInfo
@@ -35,7 +35,6 @@ from nnfmq.serving.inference_protocol.http import (
 )
 from nnfmq.serving.inference_protocol.tensors import datatype_of, dtype_of
 from nnfmq.serving.inference_service import InferResponse
-from nnfmq.serving.providers import ModelFiles
 from nnfmq.serving.server import ModelServer, ServerOptions
 
 VALUES: dict[str, tuple[str, str, Any]] = {
@@ -84,7 +83,8 @@ def client(shared_daemon: Daemon) -> Iterator[nnfmq.Client]:
 
 @asynccontextmanager
 async def served(client: nnfmq.Client, files: dict[str, Path]) -> AsyncIterator[ModelServer]:
-    async with ModelServer(client, ModelFiles(client, files), ServerOptions()) as server:
+    models = {name: TestModel(path, device="onnxruntime") for name, path in files.items()}
+    async with ModelServer(client, ModelsInMemory(client, models), ServerOptions()) as server:
         yield server
 
 

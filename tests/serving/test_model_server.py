@@ -30,7 +30,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.queue import aio
 from nnfmq.serving.inference_service import InferenceTensorMetadata, InferResponse, ServerMetadata
-from nnfmq.serving.providers import ModelFiles, ProvidedModel
+from nnfmq.serving.providers import ProvidedModel
 from nnfmq.serving.server import ModelServer, ServerOptions
 
 MODELS = {"positive": TestModel(positive()), "adding": TestModel(adding()), "rows": TestModel(positive((4, 3)), 4)}
@@ -260,33 +260,25 @@ def test_a_closed_server_rejects_requests(client: nnfmq.Client) -> None:
 
 
 def test_metadata_name_the_tensors_with_their_quantization(client: nnfmq.Client) -> None:
-    files = ModelFiles(client, {"digits": nnfmq.example_path("digits_quant.tflite")})
     loaded = nnfmq.load(nnfmq.example_path("digits_quant.tflite"))
+    models = ModelsInMemory(client, {"digits": TestModel(FinishedModel.of(loaded))})
 
     async def test(server: ModelServer) -> None:
         found = await server.model_metadata("digits")
         (info,) = loaded.inputs
         quantization = {"scale": info.scale, "zero_point": info.zero_point} if info.scale else {}
         assert found.inputs == (InferenceTensorMetadata(info.name, info.dtype, info.shape, quantization),)
-        assert found.versions == ("1",)
+        assert found.versions == ("2",)
         release = importlib.metadata.version("nnfmq")
         extensions = "model_configuration", "statistics"  # `model_repository` has more parts
         assert await server.server_metadata() == ServerMetadata("nnfmq", release, extensions)
         assert [(entry.name, entry.version, entry.state) for entry in await server.model_index()] == [
-            ("digits", "1", "READY")
+            ("digits", "2", "READY")
         ]
-        with pytest.raises(ModelNotFound, match="'other'; models: digits"):
+        with pytest.raises(ModelNotFound, match="there is no model 'other'"):
             await server.infer(request("other", {}))
 
-    served(client, test, models=files)
-
-
-def test_a_file_that_cannot_be_read_is_named(client: nnfmq.Client, folder: Path) -> None:
-    async def test(server: ModelServer) -> None:
-        with pytest.raises(nnfmq.GeneralFailure, match="the file of model 'gone' cannot be read"):
-            await server.open_model("gone")
-
-    served(client, test, models=ModelFiles(client, {"gone": folder / "gone.tflite"}))
+    served(client, test, models=models)
 
 
 def test_a_model_is_ready_if_its_version_is_served_or_open(client: nnfmq.Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,13 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
 
 @dataclass(frozen=True)
 class TestModel:
-    """A model, and how many independent rows it has."""
+    """A model, how many independent rows it has, and the device that executes it."""
 
     __test__ = False
 
-    model: Model | FinishedModel
+    model: Model | FinishedModel | Path
     batch: int = 1
+    device: str = "reference"
 
 
 def named(model: Model, inputs: Mapping[str, tuple[int, ...]], outputs: Mapping[str, tuple[int, ...]]) -> FinishedModel:
@@ -69,12 +71,12 @@ class ModelsInMemory:
         self.opened: list[tuple[str, int]] = []
 
     def open(self, name: str, version: int, timeout: float | None) -> ProvidedModel:
-        """Prepare a model on the reference device; each has the versions 1 and 2."""
+        """Prepare a model on its device; each has the versions 1 and 2."""
         self.opened.append((name, version))
         if name not in self._models or version not in (0, 1, 2):
             raise ModelNotFound(f"there is no model {name!r} of version {version}")
         found = self._models[name]
-        prepared = self._client.device("reference").prepare(found.model, timeout=timeout, name=name)
+        prepared = self._client.device(found.device).prepare(found.model, timeout=timeout, name=name)
         return ProvidedModel(prepared, found.batch, lambda _burst: version or 2)
 
     def entries(self) -> list[ModelIndexEntry]:
