@@ -1,20 +1,20 @@
-"""HostedDevice: the base class of devices that run model files of another runtime, and what an adapter implements.
+"""HostedDevice: the base class of devices that run model files of another runtime.
 
-An adapter is a subclass of `HostedDevice` with `name`, `formats` and `open`, which returns a `HostedModel`. The rest is
-done here: this module reads the files and the options from the model, keeps a file open between the client's question
-what is in it and its preparation, and stores what a runtime saves; `open_files` charges the client for the memory; and
-`execution` views the client's memory as the tensors that the file declares, and ends executions at their deadline.
+An adapter is a subclass of `HostedDevice` with `name`, `formats` and `open`, which returns a `HostedModel` (`adapter`).
+The rest is done here: this module reads the files and the options from the model, keeps a file open between the
+client's question what is in it and its preparation, and stores what a runtime saves; `open_files` charges the client
+for the memory; and `execution` views the client's memory as the tensors that the file declares, and ends executions at
+their deadline.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nnfmq.base.deadlines import CLOCK_MAX_NS, has_passed
@@ -35,7 +35,6 @@ from nnfmq.hal.hosted import (
     LIBRARIES,
     NAME,
     RUN,
-    Dimension,
     HostedCall,
     HostedDescription,
     HostedTensor,
@@ -47,132 +46,15 @@ from nnfmq.hal.hosted import (
     require_number_type,
 )
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, Pool, Subgraph
+from nnfmq.hosted.adapter import HostedFile, HostedModel, OpenOptions
 from nnfmq.hosted.execution import HostedProgram
-from nnfmq.hosted.libraries import Library, trusted_library
+from nnfmq.hosted.libraries import trusted_library
 from nnfmq.hosted.open_files import KeptFile, OpenFile, errors_of
-from nnfmq.hosted.options import require_one_of, thread_count
-from nnfmq.operations.declaration import Array
+from nnfmq.hosted.options import thread_count
 
-__all__ = ["HostedDevice", "HostedFile", "HostedModel", "HostedRun", "OpenOptions"]
+__all__ = ["HostedDevice"]
 
 _log = logging.getLogger("nnfmq.hosted")
-
-
-class HostedFile(Struct, frozen=True):
-    """A model file and those that belong to it, in memory that never changes.
-
-    Attributes:
-        format: The format of the first file.
-        files: The bytes of each file by its name, read-only; the model is the first. A file of several operands is a
-            copy, any other is the client's sealed memory.
-        libraries: Libraries of custom operators that the driver trusts, for a device that `takes_libraries`.
-    """
-
-    format: str
-    files: Mapping[str, memoryview]
-    libraries: Sequence[Library] = ()
-
-    @property
-    def model(self) -> memoryview:
-        """The bytes of the first file."""
-        return next(iter(self.files.values()))
-
-    @property
-    def others(self) -> dict[str, memoryview]:
-        """The bytes of the other files, by name."""
-        return dict(list(self.files.items())[1:])
-
-
-class OpenOptions(Struct, frozen=True):
-    """How to open a file.
-
-    Attributes:
-        threads: How many threads an execution may use, the calling one included.
-        signature: One of the file's signatures; None: its default.
-        options: The runtime's own options, as the client gave them: check them.
-        saved: What `HostedModel.save` returned for this file and these options, or None.
-        saves: Whether `HostedModel.save` is called at once.
-    """
-
-    threads: int = 1
-    signature: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    saved: bytes | None = None
-    saves: bool = False
-
-    def require_known(self, *names: str) -> None:
-        """Check that the runtime has all options that the client gave; `names` are its own.
-
-        Raises:
-            InvalidArgument: If one is another; the message lists those that are allowed.
-        """
-        for name in self.options:
-            require_one_of("runtime option", name, ("threads", *names))
-
-
-class HostedRun:
-    """What executes an opened file with the arrays to which it is bound. One thread calls it at a time."""
-
-    def __call__(self) -> Sequence[Array | None] | None:
-        """Execute once; blocks. Return None for each output that was filled in place, and an array for the others.
-
-        The arrays are copied before the next call; one of another shape than the file declares is an error of the
-        execution. None, or an empty sequence: all outputs were filled.
-        """
-        raise NotImplementedError
-
-    def abort(self) -> bool:
-        """End the running call, which then raises; another thread calls this. Return False if the runtime cannot."""
-        return False
-
-    def resume(self) -> None:
-        """Allow calls again after `abort`, which may have come when the call had just ended."""
-
-
-class HostedModel:
-    """A file that a runtime has opened. Subclasses define `description` and `bind`.
-
-    `is_thread_safe`: several threads may call the bound functions at the same time. Otherwise this module's lock
-    admits one at a time, `bind` included.
-    """
-
-    is_thread_safe: ClassVar[bool] = False
-    copies_floats: bool = False
-    """Whether floats are private, too: the runtime sorts or branches on them in a way that must not see them change."""
-    description: HostedDescription
-    """What is in the file."""
-
-    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
-        """Return what executes the file.
-
-        Args:
-            inputs: An array for each input, of its element type ("bfloat16": uint16) and with its rank. Floats are in
-                the client's memory, where they may change while they are read; others are private. The arrays live as
-                long as the result. Their contents are not set yet.
-            outputs: An array in the client's memory for each output whose shape is known, which each call may fill;
-                None for the others, which it returns.
-        """
-        raise NotImplementedError
-
-    def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
-        """Return the shapes of the outputs if the inputs have these shapes; sizes may still be open. May block.
-
-        It is called before `bind`, unless these are the shapes of the description, and perhaps for other shapes before.
-        A runtime that infers shapes tells those of the outputs here: outputs of known shapes are filled in place. It
-        may also take other sizes than those that the file states. By default outputs have the sizes that the inputs
-        give to symbols of the file.
-
-        Raises:
-            Exception: If inputs cannot have these shapes.
-        """
-        for given, found in zip(shapes, self.description.inputs, strict=True):
-            if not fits_declaration(given, found.shape):
-                raise InvalidArgument(f"input {found.name!r} is {found.shape} in the file, not {given}")
-        return _with_sizes(self.description, shapes)
-
-    def save(self) -> bytes | None:
-        """Return what makes opening the file again faster (`OpenOptions.saved`), or None; also if it was opened so."""
-        return None
 
 
 class HostedDevice(DescribedDevice):
@@ -451,16 +333,3 @@ def _require_same(call: HostedCall, description: HostedDescription) -> None:
 def _with_shapes(tensors: Sequence[HostedTensor], shapes: Sequence[Shape | None]) -> tuple[HostedTensor, ...]:
     """Return tensors with other shapes."""
     return tuple(replace(tensor, shape=shape) for tensor, shape in zip(tensors, shapes, strict=True))
-
-
-def _with_sizes(description: HostedDescription, shapes: Sequence[Shape | None]) -> list[Shape | None]:
-    """Return the shapes of the outputs with the sizes that `shapes` of inputs give to symbols, unless they differ."""
-    found = dict[Dimension, set[Dimension]]()
-    for tensor, shape in zip(description.inputs, shapes, strict=True):
-        for symbol, size in zip(tensor.shape or (), shape or (), strict=False):
-            found.setdefault(symbol, set()).add(size)
-    sizes: dict[Dimension, Dimension] = {
-        symbol: given.pop() for symbol, given in found.items() if isinstance(symbol, str) and len(given) == 1
-    }
-    outputs = (tensor.shape for tensor in description.outputs)
-    return [None if shape is None else tuple(sizes.get(size, size) for size in shape) for shape in outputs]

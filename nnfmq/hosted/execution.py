@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, InputSpec, RunOptions, 
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
 from nnfmq.hal.hosted import HostedCall, HostedTensor, fits_declaration
 from nnfmq.hal.types import Model, OutputShape
+from nnfmq.hosted.adapter import HostedModel
 from nnfmq.hosted.open_files import OpenFile, runtime_error
 from nnfmq.operations.declaration import Array
-
-if TYPE_CHECKING:
-    from nnfmq.hosted.device import HostedModel
 
 __all__ = ["HostedExecution", "HostedProgram"]
 

@@ -21,7 +21,8 @@ import numpy as np
 from nnfmq.base.processes import set_default_variables
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import HostedDescription, HostedTensor, Shape, is_known
-from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.device import HostedDevice
 from nnfmq.hosted.options import require_one_of
 from nnfmq.operations.declaration import Array
 

@@ -23,7 +23,8 @@ import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.hosted import OPERAND_TYPES, HostedDescription, HostedTensor, Shape, is_known
-from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.device import HostedDevice
 from nnfmq.hosted.options import require_one_of
 from nnfmq.hosted.resource_variables import initialize, with_access
 from nnfmq.operations.declaration import Array

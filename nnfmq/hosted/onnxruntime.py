@@ -18,7 +18,8 @@ from nnfmq.base.onnx_fields import Dimensions, declared_shapes, require_files, w
 from nnfmq.driver.cache.mapped_files import may_store
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import Dimension, HostedDescription, HostedTensor
-from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.device import HostedDevice
 from nnfmq.hosted.onnxruntime_options import CPU, LOG_FATAL, new_session_options, provider_settings
 from nnfmq.hosted.optimized_onnx import SAVED_BYTES_MIN, Writing, mapped_weights
 from nnfmq.operations.declaration import Array

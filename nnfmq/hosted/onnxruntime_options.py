@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hosted.device import OpenOptions
+from nnfmq.hosted.adapter import OpenOptions
 from nnfmq.hosted.options import require_one_of, settings_by_name
 
 __all__ = ["CPU", "LOG_FATAL", "new_session_options", "provider_settings"]

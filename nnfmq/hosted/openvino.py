@@ -25,7 +25,8 @@ import numpy as np
 from nnfmq.base.onnx_fields import require_files, with_external_data
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import HostedDescription, HostedTensor, Shape
-from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.device import HostedDevice
 from nnfmq.hosted.options import require_one_of, settings_by_name
 from nnfmq.operations.declaration import Array
 

@@ -22,7 +22,8 @@ from typing import Any
 from nnfmq.base.processes import raise_in_thread, set_default_variables
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import HostedDescription, Shape
-from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.device import HostedDevice
 from nnfmq.hosted.libraries import is_trusted
 from nnfmq.hosted.torch_archive import safe_archive
 from nnfmq.hosted.torch_graph import Place, changed_inputs, symbol_sizes

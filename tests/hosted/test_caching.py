@@ -20,7 +20,8 @@ from nnfmq.driver.devices.installation import installation
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.hal.hosted import FileParts, HostedCall, HostedDescription, HostedTensor
 from nnfmq.hal.types import Model
-from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.device import HostedDevice
 from nnfmq.importers.hosted import hosted_model
 from nnfmq.operations.declaration import Array
 from nnfmq.serialize.models import decode_model, encode_model

@@ -25,7 +25,8 @@ from nnfmq.engines import memory
 from nnfmq.engines.execution import PreparedProgram, RunOptions
 from nnfmq.hal.hosted import HostedCall, HostedDescription, HostedTensor, Shape
 from nnfmq.hal.types import Protection
-from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.device import HostedDevice
 from nnfmq.importers.hosted import hosted_model, load_hosted
 from nnfmq.operations.declaration import Array
 

@@ -21,7 +21,7 @@ from support.onnx_runtime import onnx, runtime
 from support.oracles import Array
 
 import nnfmq
-from nnfmq.hosted.device import HostedFile, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, OpenOptions
 from nnfmq.hosted.onnxruntime import OnnxRuntimeDevice
 
 ONE_THREAD = {"threads": 1}
@@ -297,7 +297,7 @@ def test_options_of_sessions_are_taken(device: nnfmq.Device) -> None:
 
 OPENING = """
 import sys
-from nnfmq.hosted.device import HostedFile, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, OpenOptions
 from nnfmq.hosted.onnxruntime import OnnxRuntimeDevice
 OnnxRuntimeDevice().open(HostedFile("onnx", {"net.onnx": memoryview(sys.stdin.buffer.read())}), OpenOptions())
 """

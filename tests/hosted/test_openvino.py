@@ -13,7 +13,7 @@ from support.drivers import Daemon
 from support.hosted_files import assert_equal, examples, made
 
 import nnfmq
-from nnfmq.hosted.device import HostedFile, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, OpenOptions
 from nnfmq.hosted.openvino import OpenVinoDevice
 
 if find_spec("openvino") is None:
@@ -218,7 +218,7 @@ def test_floats_and_outputs_are_where_the_client_has_them(files: Path) -> None:
 def test_the_package_that_reports_to_openvino_s_makers_is_not_imported() -> None:
     code = (
         "import sys\nfrom nnfmq.hosted.openvino import OpenVinoDevice\n"
-        "from nnfmq.hosted.device import HostedFile, OpenOptions\n"
+        "from nnfmq.hosted.adapter import HostedFile, OpenOptions\n"
         "content = memoryview(sys.stdin.buffer.read())\n"
         "OpenVinoDevice().open(HostedFile('tflite', {'a.tflite': content}), OpenOptions())\n"
         "import openvino.tools.ovc\n"

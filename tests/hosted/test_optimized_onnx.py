@@ -18,7 +18,7 @@ from nnfmq.driver.cache import mapped_files
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.hosted import FileParts, HostedCall
-from nnfmq.hosted.device import HostedFile, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, OpenOptions
 from nnfmq.hosted.onnxruntime import OnnxRuntimeDevice
 
 onnx: Any = pytest.importorskip("onnx")

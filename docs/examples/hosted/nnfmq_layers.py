@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnfmq.hal.hosted import HostedDescription, HostedTensor
-from nnfmq.hosted.device import HostedDevice, HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, HostedModel, HostedRun, OpenOptions
+from nnfmq.hosted.device import HostedDevice
 
 
 class LayersRun(HostedRun):

@@ -38,7 +38,8 @@ import numpy as np
 
 from nnfmq.hal.hosted import HostedDescription, HostedTensor
 from nnfmq.driver.execution import watchdog
-from nnfmq.hosted.device import HostedDevice, HostedModel, HostedRun
+from nnfmq.hosted.adapter import HostedModel, HostedRun
+from nnfmq.hosted.device import HostedDevice
 
 watchdog.GRACE_S = watchdog.OPEN_GRACE_S = {GRACE_S}
 watchdog.STALL_S = {STALL_S}

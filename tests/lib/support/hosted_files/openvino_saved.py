@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnfmq.hosted.device import HostedFile, OpenOptions
+from nnfmq.hosted.adapter import HostedFile, OpenOptions
 from nnfmq.hosted.openvino import OpenVinoDevice
 
 FOLDER = Path(sys.argv[1])
