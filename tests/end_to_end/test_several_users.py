@@ -385,9 +385,9 @@ def test_a_driver_without_capabilities_serves_one_user_and_says_so(place: Place,
         process.run("p = subprocess.Popen(serve, stdout=-1, stderr=-1, text=True)")
         assert process.run("p.stdout.readline()") == "nnfmq: listening on /run/nnfmq/one.sock\n"
         refusal = users[ANN].run(CONNECT.replace("nnfmq.sock", "one.sock"))
-        process.run("import os, nnfmq; from nnfmq.cli import doctor, statistics")
+        process.run("import os, nnfmq; from nnfmq.cli import doctor, statistics, statistics_tables as tables")
         process.run("os.environ['NNFMQ_SOCKET'] = '/run/nnfmq/one.sock'")
-        process.run("with nnfmq.connect() as c: lines = dict(statistics.driver_lines(statistics.take_sample(c)))")
+        process.run("with nnfmq.connect() as c: lines = dict(tables.driver_lines(statistics.take_sample(c)))")
         said = [process.run("lines['users']"), process.run("[found.value for found in doctor._driver()]")]
         process.run("p.terminate()")
         errors = process.run("p.communicate()[1]")
