@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from peer_models import onnx_runtime
 from random_choices import MAX_ELEMENTS, Array, Discard, Part, RandomChoices, Value, distinct, few, grow
 
-OPSETS = range(7, 23)
+OPSETS = range(7, 29)
 IR_VERSION = 10
 FLOATS = ("float32", "float16", "float64")
 SMALL_INTEGERS = ("int8", "uint8", "int16", "uint16")

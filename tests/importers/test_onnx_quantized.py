@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx.reference import ReferenceEvaluator
 from support.onnx_files import assert_close, expected, file_of, results
 from support.onnx_runtime import onnx
 
@@ -180,11 +182,101 @@ def test_quantization_that_the_hal_does_not_have_is_refused(constants: dict[str,
         load(content)
 
 
-def test_another_scale_than_that_of_the_tensor_is_refused() -> None:
-    nodes = [node("QuantizeLinear", ["x", "s", "z"], ["q"]), node("DequantizeLinear", ["q", "t", "z"], ["y"])]
-    constants = {"s": np.float32(0.1), "t": np.float32(0.2), "z": np.uint8(0)}
-    with pytest.raises(UnsupportedModel, match="with which the tensor was quantized"):
-        load(file_of(nodes, {"x": real(2, 3)}, ["y"], constants))
+def same_bits(nodes: list[Any], fed: dict[str, Any], constants: dict[str, Any], opset: int, kind: Any) -> None:
+    """Require the integers, or the bits of the floats, that ONNX Runtime computes, of a result `y`."""
+    content = file_of(nodes, fed, {"y": np.empty(next(iter(fed.values())).shape, kind)}, constants, opset)
+    (found,), (wanted,) = results(content, fed), expected(content, fed)
+    np.testing.assert_array_equal(found.astype(float), wanted.astype(float))
+
+
+def test_a_tensor_is_dequantized_with_another_scale_than_its_own() -> None:
+    nodes = [node("QuantizeLinear", ["x", "s", "z"], ["q"]), node("DequantizeLinear", ["q", "t", "u"], ["y"], axis=1)]
+    for scales, zeros in ((np.float32(0.2), np.uint8(5)), (np.float32([0.2, 0.3, 0.4]), np.uint8([5, 0, 9]))):
+        constants = {"s": np.float32(0.01), "z": np.uint8(100), "t": scales, "u": zeros}
+        same_bits(nodes, {"x": real(2, 3)}, constants, 21, np.float32)
+
+
+HALF, SINGLE = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+PRECISIONS: list[tuple[Any, Any, int, dict[str, int]]] = [
+    (np.float16, np.float16, 21, {}),  # ONNX Runtime divides in float32
+    (np.float16, np.float16, 23, {}),  # in float16
+    (np.float32, np.float16, 23, {}),
+    (np.float16, np.float32, 23, {}),
+    (np.float16, np.float16, 24, {"precision": SINGLE}),
+    (np.float32, np.float32, 25, {"precision": HALF}),
+]
+
+
+@pytest.mark.parametrize("form", ["scale", "scales", "computed scale", "constant"])
+@pytest.mark.parametrize(("kind", "scale_kind", "opset", "attributes"), PRECISIONS)
+def test_a_quotient_has_the_precision_that_its_version_says(
+    kind: Any, scale_kind: Any, opset: int, attributes: dict[str, int], form: str
+) -> None:
+    numbers = (RNG.standard_normal((3, 2000)) * 20).astype(kind)  # a few dozen quotients are near a half
+    scale = np.array([0.3] * 3 if form == "scales" else 0.3, scale_kind)
+    nodes = [node("QuantizeLinear", ["x", "s", "z"], ["y"], axis=0, **attributes)]
+    fed, constants = {"x": numbers}, {"z": np.ones(scale.shape, np.int8)}
+    (fed if form == "computed scale" else constants)["s"] = scale
+    if form == "constant":
+        nodes = [node("QuantizeLinear", ["c", "s", "z"], ["q"], **attributes)]
+        nodes += [node("Cast", ["q"], ["i"], to=onnx.TensorProto.INT32), node("Add", ["i", "x"], ["y"])]
+        constants, fed = {**constants, "c": numbers}, {"x": np.zeros(numbers.shape, np.int32)}
+    same_bits(nodes, fed, constants, opset, np.int32 if form == "constant" else np.int8)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.int32])
+@pytest.mark.parametrize("form", ["constant scale", "computed scale"])
+@pytest.mark.parametrize(("scale_kind", "to"), [(np.float32, HALF), (np.float16, SINGLE), (np.float16, HALF)])
+def test_dequantized_elements_have_the_type_that_the_node_states(
+    kind: Any, form: str, scale_kind: Any, to: int
+) -> None:
+    limits = np.iinfo(np.int16 if kind is np.int32 else kind)
+    fed = {"x": RNG.integers(limits.min, limits.max, 500).astype(kind)}
+    scale = {"s": np.array(0.0123, scale_kind)}
+    given, constants = ({**fed, **scale}, {}) if form == "computed scale" else (fed, scale)
+    nodes = [node("DequantizeLinear", ["x", "s"], ["y"], output_dtype=to)]
+    same_bits(nodes, given, constants, 23, {HALF: np.float16, SINGLE: np.float32}[to])
+
+
+@pytest.mark.parametrize("operator", ["QuantizeLinear", "DequantizeLinear"])
+def test_scales_of_bfloat16_have_the_results_of_the_definition(operator: str) -> None:
+    kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
+    fed = {"x": (RNG.standard_normal(500) * 20).astype(kind) if operator == "QuantizeLinear" else weights(500)}
+    output = {"y": np.empty(500, np.int8 if operator == "QuantizeLinear" else kind)}
+    constants = {"s": np.array(0.3, kind), "z": np.int8(3)}
+    content = file_of([node(operator, ["x", "s", "z"], ["y"])], fed, output, constants, 23)
+    (wanted,) = ReferenceEvaluator(onnx.load_from_string(content)).run(None, fed)
+    (found,) = results(content, {"x": fed["x"].astype(np.float32) if operator == "QuantizeLinear" else fed["x"]})
+    np.testing.assert_array_equal(found.astype(float), wanted.astype(float))
+
+
+BLOCKS = [((6, 4), 0, 4, (2, 4)), ((5, 4), 0, 2, (3, 4)), ((2, 7), -1, 3, (2, 3)), ((7,), 0, 3, (3,))]
+
+
+@pytest.mark.parametrize(("shape", "axis", "block", "scales"), BLOCKS)
+def test_the_last_block_may_be_shorter(shape: tuple[int, ...], axis: int, block: int, scales: tuple[int, ...]) -> None:
+    zeros = RNG.integers(0, 9, scales).astype(np.int8)
+    constants = {"s": RNG.uniform(0.01, 0.02, scales).astype(np.float32), "z": zeros}
+    quantize = node("QuantizeLinear", ["x", "s", "z"], ["y"], axis=axis, block_size=block, output_dtype=3)
+    same_bits([quantize], {"x": real(*shape)}, constants, 21, np.int8)
+    dequantize = node("DequantizeLinear", ["x", "s", "z"], ["y"], axis=axis, block_size=block)
+    same_bits([dequantize], {"x": weights(*shape)}, constants, 21, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("scales", "attributes", "message"),
+    [
+        ((2, 4), {"block_size": 2}, "shape (2, 4) for blocks of 2 of the shape (6, 4)"),
+        ((2, 4), {}, "for blocks of 0"),
+        ((), {"output_dtype": 2}, "output_dtype UINT8 does not match y_zero_point type INT8"),
+        ((), {"precision": 6}, "arithmetic of int32 is not supported here"),
+    ],
+)
+def test_quantization_without_a_meaning_is_refused(scales: Any, attributes: dict[str, int], message: str) -> None:
+    constants = {"s": np.ones(scales, np.float32), "z": np.zeros(scales, np.int8)}
+    nodes = [node("QuantizeLinear", ["x", "s", "z"], ["y"], axis=0, **attributes)]
+    with pytest.raises(UnsupportedModel, match=re.escape(message)):
+        load(file_of(nodes, {"x": real(6, 4)}, ["y"], constants, 23))
 
 
 def test_every_operator_of_the_table_is_tested() -> None:

@@ -427,11 +427,11 @@ class Node(Struct):
     def result(self, operand: int, shape: Shape, dtype: np.dtype[Any] | None = None, position: int = 0) -> None:
         """Make an operand the output at `position`, reshaped if it has another shape than `shape`."""
         dtype = self.value(0).dtype if dtype is None else dtype
-        operand = operand if self.operator in _UNCHANGED else self._narrowed(operand, dtype)
+        operand = operand if self.operator in _UNCHANGED else self.narrowed(operand, dtype)
         bounds = self._result_bounds(dtype)
         self.results[position] = Value(tuple(shape), dtype, self.reshaped(operand, shape), bounds=bounds)
 
-    def _narrowed(self, operand: int, dtype: np.dtype[Any]) -> int:
+    def narrowed(self, operand: int, dtype: np.dtype[Any]) -> int:
         """Return elements of INT32 or FLOAT32 as a narrower type has them: integers wrap, and floats are rounded."""
         kind, limits = self.builder[operand].type, integer_limits(dtype)
         if limits is not None and limits[1] - limits[0] < 1 << 16 and kind == OperandType.TENSOR_INT32:

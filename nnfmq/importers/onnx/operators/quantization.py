@@ -268,33 +268,84 @@ _FORMS: Mapping[str, Callable[[Node, _Target], Value]] = {
 Array: TypeAlias = npt.NDArray[Any]
 
 _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+_SINGLE: np.dtype[Any] = np.dtype(np.float32)
+_PRECISIONS = ("float32", "float16", "bfloat16")
+_PRECISION_OPSET = 23  # from which ONNX says in which type QuantizeLinear divides
 
 
 def _quantize(node: Node) -> None:
+    dtype = _integer_type(node)
     if _is_computed(node):
-        return _quantize_by_computed(node)
+        return _quantize_by_computed(node, dtype)
     value, scale = node.value(0), node.constant(1, "scale")
-    zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, _default_type(node))
-    axis = _axis(node)
-    if value.array is not None and integer_limits(zero_point.dtype):
-        return node.constant_result(_quantized(value.array, *_for_channels(value, scale, zero_point, axis)))
-    if scale.size == 1 and zero_point.dtype.name in QUANTIZED_TYPES:
+    zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, dtype)
+    axis, block, precision = node.attribute("axis", 1), node.attribute("block_size", 0), _precision(node)
+    if value.array is not None and integer_limits(dtype):
+        parts = _for_channels(value, scale, zero_point, axis, block)
+        return node.constant_result(_quantized(value.array, *parts, precision))
+    if scale.size == 1 and dtype.name in QUANTIZED_TYPES and precision == _SINGLE:
         node.results[0] = quantized(node, value, scale, zero_point)
         return None
-    return _stepped(node, value, scale, zero_point, axis)
+    return _stepped(node, *_for_channels(value, scale, zero_point, axis, block), precision)
 
 
-def _stepped(node: Node, value: Value, scale: Array, zero_point: Array, axis: int) -> None:
+def _integer_type(node: Node) -> np.dtype[Any]:
+    """Return the type of the results of QuantizeLinear; ONNX's inference requires that a node does not state two."""
+    number = node.attribute("output_dtype", 0)
+    if node.given(2):
+        return node.value(2).dtype
+    return dtype_of(number) if number else np.dtype(np.uint8)
+
+
+def _precision(node: Node) -> np.dtype[Any]:
+    """Return the type in which QuantizeLinear divides.
+
+    Before opset 23, and in the domain com.microsoft, that is float32, as in ONNX Runtime: ONNX does not say.
+
+    Raises:
+        InvalidArgument: If it is another type than those of _PRECISIONS.
+    """
+    number = node.attribute("precision", 0)
+    if node.operator != "QuantizeLinear" or node.opset < _PRECISION_OPSET:
+        return _SINGLE
+    return _require_real(dtype_of(number) if number else node.value(1).dtype)
+
+
+def _require_real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype.name not in _PRECISIONS:
+        raise InvalidArgument(f"arithmetic of {dtype.name} is not supported here; that of {', '.join(_PRECISIONS)} is")
+    return dtype
+
+
+def _rounded(node: Node, x: int, dtype: np.dtype[Any]) -> int:
+    """Return FLOAT32 elements rounded to what a type has."""
+    if dtype != np.float16:
+        return node.narrowed(x, dtype)
+    return node.emit(Op.CAST, [node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT16)], OperandType.TENSOR_FLOAT32)
+
+
+def _quotients(node: Node, scale: int, precision: np.dtype[Any]) -> int:
+    """Return the input divided by an operand with scales, as FLOAT32."""
+    x = _as_float32(node, 0)
+    x = x if node.value(0).dtype == precision else _rounded(node, x, precision)
+    return _rounded(node, node.emit(Op.DIV, [x, scale, node.builder.int32(0)]), precision)
+
+
+def _stepped(node: Node, scale: Array, zero_point: Array, precision: np.dtype[Any]) -> None:
     """Quantize to a type, or with scales, that no quantized operand has: steps are INT32, or floats of 8 or 4 bits."""
-    x, none = node.operand(value), node.builder.int32(0)
-    if node.builder[x].type == OperandType.TENSOR_FLOAT16:
-        x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32)
-    factors, zeros = (node.add_constant(each) for each in _as_floats(_for_channels(value, scale, zero_point, axis)))
-    steps, limits = node.emit(Op.DIV, [x, factors, none]), integer_limits(zero_point.dtype)
-    if limits is not None:
-        return _finish_steps(node, steps, zeros if zero_point.any() else None, zero_point.dtype)
-    node.result(node.emit(Op.ADD, [steps, zeros, none]) if zero_point.any() else steps, value.shape, zero_point.dtype)
-    return None
+    dtype, shape = zero_point.dtype, node.value(0).shape
+    steps = _quotients(node, node.add_constant(_in_precision(scale, precision)), precision)
+    zeros = node.add_constant(zero_point.astype(np.float32)) if zero_point.any() else None
+    if integer_limits(dtype) is not None:
+        return _finish_steps(node, steps, zeros, dtype)
+    found = steps if zeros is None else node.emit(Op.ADD, [steps, zeros, node.builder.int32(0)])
+    return node.result(found, shape, dtype)
+
+
+def _in_precision(array: Array, precision: np.dtype[Any]) -> Array:
+    """Return the elements, rounded to those of a type, as float32."""
+    rounded: Array = array.astype(precision).astype(np.float32)
+    return rounded
 
 
 def _finish_steps(node: Node, quotients: int, zeros: int | None, dtype: np.dtype[Any]) -> None:
@@ -315,38 +366,35 @@ def _is_computed(node: Node) -> bool:
     return any(node.given(position) and node.value(position).array is None for position in (1, 2))
 
 
-def _quantize_by_computed(node: Node) -> None:
+def _quantize_by_computed(node: Node, dtype: np.dtype[Any]) -> None:
     """Quantize with one scale and zero point that the model computes."""
-    dtype = node.value(2).dtype if node.given(2) else _default_type(node)
     if integer_limits(dtype) is None:
         raise InvalidArgument(f"its scale is not a constant: that is supported for integers, not {dtype.name}")
-    x, scale, zeros = _computed_parts(node)
-    _finish_steps(node, node.emit(Op.DIV, [x, scale, node.builder.int32(0)]), zeros, dtype)
+    precision, (scale, zeros) = _precision(node), _computed_parts(node)
+    scale = scale if node.value(1).dtype == precision else _rounded(node, scale, precision)
+    _finish_steps(node, _quotients(node, scale, precision), zeros, dtype)
 
 
-def _dequantize_by_computed(node: Node) -> None:
+def _dequantize_by_computed(node: Node, dtype: np.dtype[Any]) -> None:
     """Dequantize with one scale and zero point that the model computes."""
-    (x, scale, zeros), none = _computed_parts(node), node.builder.int32(0)
+    (scale, zeros), none = _computed_parts(node), node.builder.int32(0)
+    x = _as_float32(node, 0)
     found = x if zeros is None else node.emit(Op.SUB, [x, zeros, none])
-    found = node.emit(Op.MUL, [found, scale, none])
-    dtype = node.value(1).dtype
-    if dtype == np.float16:
-        found = node.emit(Op.CAST, [found], OperandType.TENSOR_FLOAT16)
-    node.result(found, node.value(0).shape, dtype)
+    node.results[0] = _as_real(node, node.emit(Op.MUL, [found, scale, none]), node.value(0).shape, dtype)
 
 
-def _computed_parts(node: Node) -> tuple[int, int, int | None]:
-    """Return the input, the scale and the zero point, if there is one, as FLOAT32."""
+def _computed_parts(node: Node) -> tuple[int, int | None]:
+    """Return the scale and the zero point, if there is one, as FLOAT32."""
     node.attributes_read |= {"axis", "block_size"}  # which one scale does not need
     for position in (1, 2):
         if node.given(position) and node.value(position).size != 1:
             raise InvalidArgument("scales or zero points that are no constants are supported if there is one")
-    return _as_float32(node, 0), _as_float32(node, 1), _as_float32(node, 2) if node.given(2) else None
+    return _as_float32(node, 1), _as_float32(node, 2) if node.given(2) else None
 
 
-def _as_float32(node: Node, position: int) -> int:
-    """Return an input's elements, or the stored ones of a quantized tensor, as FLOAT32."""
-    x = node.operand(position)
+def _as_float32(node: Node, value: Value | int) -> int:
+    """Return elements, or the stored ones of a quantized tensor, as FLOAT32, given the value or an input's position."""
+    x = node.operand(value)
     kind = OperandType.TENSOR_FLOAT32
     return x if node.builder[x].type == kind else node.emit(Op.CAST, [x], kind)
 
@@ -359,28 +407,18 @@ def limited(node: Node, steps: int, lowest: int, highest: int) -> int:
     return node.emit(Op.MINIMUM, [above, high])
 
 
-def _as_floats(arrays: tuple[Array, Array]) -> tuple[Array, Array]:
-    return arrays[0].astype(np.float32), arrays[1].astype(np.float32)
-
-
 def _dequantize(node: Node) -> None:
-    if _is_computed(node):
-        return _dequantize_by_computed(node)
-    scale = node.constant(1, "scale")
-    zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, node.value(0).dtype)
-    node.results[0] = dequantized(node, node.value(0), scale, zero_point, _axis(node))
-    return None
-
-
-def _axis(node: Node) -> int:
-    node.attribute("block_size", 0)  # which follows from the shapes
-    axis: int = node.attribute("axis", 1)
-    return axis
-
-
-def _default_type(node: Node) -> np.dtype[Any]:
     number = node.attribute("output_dtype", 0)
-    return dtype_of(number) if number else np.dtype(np.uint8)
+    dtype = _require_real(dtype_of(number) if number else node.value(1).dtype)
+    if _is_computed(node):
+        return _dequantize_by_computed(node, dtype)
+    value, scale = node.value(0), node.constant(1, "scale")
+    zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, value.dtype)
+    axis, block = node.attribute("axis", 1), node.attribute("block_size", 0)
+    found = _dequantized(node, value, *_for_channels(value, scale, zero_point, axis, block), dtype)
+    found.quantized = QuantizedForm(value, scale, zero_point, axis)
+    node.results[0] = found
+    return None
 
 
 def quantized(node: Node, value: Value, scale: Array, zero_point: Array, adds_first: bool = False) -> Value:
@@ -411,75 +449,80 @@ def dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis:
     Raises:
         InvalidArgument: If scale or zero point do not fit the tensor.
     """
-    found = _dequantized(node, value, scale, zero_point, axis)
+    found = _dequantized(node, value, *_for_channels(value, scale, zero_point, axis), scale.dtype)
     found.quantized = QuantizedForm(value, scale, zero_point, axis)
     return found
 
 
-def _dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis: int) -> Value:
+def _dequantized(node: Node, value: Value, scale: Array, zero_point: Array, dtype: np.dtype[Any]) -> Value:
+    """Return the product in float32, rounded once; scale and zero point broadcast to the tensor."""
     if value.array is not None:
-        factors, zeros = _for_channels(value, scale, zero_point, axis)
         wide = np.float32 if value.array.dtype.name in FLOAT_FORMATS else np.int64
-        found = (value.array.astype(wide) - zeros.astype(wide)).astype(np.float32) * factors.astype(np.float32)
-        return Value.of(found.astype(scale.dtype))
-    x = node.operand(value)
-    if node.builder[x].type == OperandType.TENSOR_INT32:
-        x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32)
-    operand = node.builder[x]
-    if operand.type == OperandType.TENSOR_FLOAT32 and value.dtype == zero_point.dtype:
-        return _from_floats(node, Value(value.shape, value.dtype, x), scale, zero_point, axis)
-    number, zero, dtype = _parameters(scale, zero_point)
-    if (operand.type, operand.scale, operand.zero_point) != (QUANTIZED_TYPES[dtype.name], number, zero):
-        raise InvalidArgument("its scale and zero point must be those with which the tensor was quantized")
-    kind = OperandType.TENSOR_FLOAT16 if scale.dtype == np.float16 else OperandType.TENSOR_FLOAT32
-    return Value(value.shape, scale.dtype, node.emit(Op.DEQUANTIZE, [x], kind))
+        found = (value.array.astype(wide) - zero_point.astype(wide)).astype(np.float32) * scale.astype(np.float32)
+        return Value.of(found.astype(dtype))
+    operand = node.builder[node.operand(value)]
+    if scale.size == 1 and operand.type == QUANTIZED_TYPES.get(value.dtype.name):
+        number, zero, _ = _parameters(scale, zero_point)
+        if (operand.scale, operand.zero_point) == (number, zero):
+            kind = OperandType.TENSOR_FLOAT16 if dtype == np.float16 else OperandType.TENSOR_FLOAT32
+            found = node.emit(Op.DEQUANTIZE, [node.operand(value)], kind)
+            return Value(value.shape, dtype, node.narrowed(found, dtype))
+    return _from_floats(node, value, scale, zero_point, dtype)
 
 
-def _from_floats(node: Node, value: Value, scale: Array, zero_point: Array, axis: int) -> Value:
-    """Return steps that are FLOAT32, less their zero point, times their scale."""
-    factors, zeros = (node.add_constant(each) for each in _as_floats(_for_channels(value, scale, zero_point, axis)))
-    found = node.emit(Op.SUB, [node.operand(value), zeros, node.builder.int32(0)])
+def _from_floats(node: Node, value: Value, scale: Array, zero_point: Array, dtype: np.dtype[Any]) -> Value:
+    """Return integers, or what a quantized tensor stores, less their zero point, times their scale."""
+    factors, zeros = (node.add_constant(each.astype(np.float32)) for each in (scale, zero_point))
+    found = node.emit(Op.SUB, [_as_float32(node, value), zeros, node.builder.int32(0)])
     found = node.emit(Op.MUL, [found, factors, node.builder.int32(0)])
-    if scale.dtype == np.float16:
-        found = node.emit(Op.CAST, [found], OperandType.TENSOR_FLOAT16)
-    return Value(value.shape, scale.dtype, found)
+    return _as_real(node, found, value.shape, dtype)
 
 
-def _quantized(array: Array, scale: Array, zero_point: Array) -> Array:
+def _as_real(node: Node, x: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Value:
+    """Return FLOAT32 elements as a tensor of a type."""
+    if dtype == np.float16:
+        return Value(shape, dtype, node.reshaped(node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT16), shape))
+    return Value(shape, dtype, node.reshaped(node.narrowed(x, dtype), shape))
+
+
+def _quantized(array: Array, scale: Array, zero_point: Array, precision: np.dtype[Any]) -> Array:
     """Return a constant quantized to integers."""
     limits = integer_limits(zero_point.dtype)
-    if limits is None:
-        raise InvalidArgument(f"quantized tensors of {zero_point.dtype.name} are not supported")
+    assert limits is not None, "the type has integers"
     with np.errstate(all="ignore"):
-        steps = np.rint(array.astype(np.float32) / scale.astype(np.float32)) + zero_point.astype(np.float32)
+        quotients = _in_precision(array, precision) / _in_precision(scale, precision)
+        steps = np.rint(_in_precision(quotients, precision)) + zero_point.astype(np.float32)
     found: Array = np.clip(np.where(np.isnan(steps), limits[0], steps), *limits).astype(zero_point.dtype)
     return found
 
 
-def _for_channels(value: Value, scale: Array, zero_point: Array, axis: int) -> tuple[Array, Array]:
-    """Return scale and zero point in a shape that broadcasts to a value's; those of blocks are repeated."""
-    if scale.dtype not in (np.float32, np.float16) or zero_point.size != scale.size:
-        raise InvalidArgument("types or shapes of its inputs are not supported")
+def _for_channels(value: Value, scale: Array, zero_point: Array, axis: int, block: int = 0) -> tuple[Array, Array]:
+    """Return scale and zero point in a shape that broadcasts to a value's; those of `block` elements are repeated."""
+    if scale.dtype.name not in _PRECISIONS or zero_point.size != scale.size:
+        raise InvalidArgument(
+            f"{scale.size} scales of {scale.dtype.name} and {zero_point.size} zero points are not supported"
+        )
     if scale.size == 1:
         return scale.reshape(()), zero_point.reshape(())
     axis = axis_of(axis, len(value.shape))
-    extent = value.shape[axis]
-    if scale.ndim > 1:
-        return _for_blocks(value, scale, axis), _for_blocks(value, zero_point.reshape(scale.shape), axis)
+    if block or scale.ndim > 1:
+        return _for_blocks(value, scale, axis, block), _for_blocks(value, zero_point, axis, block)
     shape = [1] * len(value.shape)
-    shape[axis] = extent
-    if scale.shape != (extent,):
-        raise InvalidArgument(f"{scale.size} scales for {extent} channels")
+    shape[axis] = value.shape[axis]
+    if scale.shape != (value.shape[axis],):
+        raise InvalidArgument(f"{scale.size} scales for {value.shape[axis]} channels")
     return scale.reshape(shape), zero_point.reshape(shape)
 
 
-def _for_blocks(value: Value, numbers: Array, axis: int) -> Array:
-    """Return the number of each element, of one for each block along an axis."""
-    if numbers.ndim != len(value.shape) or numbers.shape[axis] == 0 or value.shape[axis] % numbers.shape[axis]:
-        raise InvalidArgument(f"scales of shape {numbers.shape} for blocks of the shape {value.shape}")
-    found = np.repeat(numbers, value.shape[axis] // numbers.shape[axis], axis)
-    if found.shape != value.shape:
-        raise InvalidArgument(f"scales of shape {numbers.shape} for blocks of the shape {value.shape}")
+def _for_blocks(value: Value, numbers: Array, axis: int, block: int) -> Array:
+    """Return the number of each element, of one for each block along an axis; the last block may be shorter."""
+    wanted = list(value.shape)
+    wanted[axis] = -(-value.shape[axis] // block) if block > 0 else 0
+    if numbers.shape != tuple(wanted):
+        raise InvalidArgument(
+            f"scales or zero points of the shape {numbers.shape} for blocks of {block} of the shape {value.shape}"
+        )
+    found: Array = np.take(numbers, np.arange(value.shape[axis]) // block, axis)
     return found
 
 
