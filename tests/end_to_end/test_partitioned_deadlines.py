@@ -148,23 +148,7 @@ def test_QOS_3_a_step_that_takes_too_long_ends_the_execution_at_the_deadline(
             with pytest.raises(nnfmq.MissedDeadlineTransient):
                 way.execute(A + 2, B, timeout=0.05)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-    assert _result_when_free(way) == EXPECTED
-
-
-def _result_when_free(way: Limited) -> Any:
-    """Return the result of an execution; a driver rejects it while it still ends a late one of the same object."""
-    results: list[Any] = []
-
-    def has_executed() -> bool:
-        try:
-            results.append(way.execute(A, B, timeout=None)[0].tolist())
-        except nnfmq.InvalidArgument as error:
-            if "RUX-3" not in str(error):
-                raise
-        return bool(results)
-
-    until(has_executed, "the late step has ended")
-    return results[0]
+    assert way.execute(A, B, timeout=None)[0].tolist() == EXPECTED
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -428,6 +412,24 @@ def test_a_bound_request_executes_once_at_a_time_and_outlives_its_model(runtime:
     for call in (bound.compute, bound.compute_fenced):
         with pytest.raises(nnfmq.InvalidArgument, match="this execution is closed"):
             call()
+
+
+def test_RUX_3_a_bound_request_first_waits_for_its_late_step(
+    runtime: Runtime, workers: list[Process], resources: ExitStack
+) -> None:
+    made = Requested(resources)
+    bound = resources.enter_context(runtime.prepare(PLAN).create_reusable_request(made.request))
+    bound.compute(timeout=LIMIT_S)
+    with workers[1].stopped():
+        with pytest.raises(nnfmq.MissedDeadlineTransient):
+            bound.compute(timeout=0.05)
+        for call in (bound.compute, bound.compute_fenced):
+            with pytest.raises(nnfmq.MissedDeadlineTransient, match="before the driver had ended the run before"):
+                call(timeout=0.02)
+    made.result()
+    with bound.compute_fenced(timeout=LIMIT_S) as execution:
+        execution.result(LIMIT_S)
+    assert made.result() == EXPECTED
 
 
 def test_a_bound_request_whose_late_step_may_still_write_is_not_executed_again(

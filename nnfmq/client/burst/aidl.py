@@ -12,6 +12,7 @@ from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.ownership import Claims, Closable, exclusive
 from nnfmq.client.burst.channel import TokenAllocator, close_in_driver
 from nnfmq.client.connection.garbage import ClosedWhenDropped
+from nnfmq.client.execution.late_run import LateRun
 from nnfmq.client.execution.requests import RequestRun, memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.client.execution.synchronous import exchange_execution, execute_after_failure
 from nnfmq.client.model.arrays import ExecutionResult
@@ -24,7 +25,11 @@ NO_TOKEN = -1
 
 
 class AidlBurst(ClosedWhenDropped, Closable):
-    """A burst of one prepared model. Close it, or use `with`. One execution at a time; a second one is rejected."""
+    """A burst of one prepared model. Close it, or use `with`. One execution at a time; a second one is rejected.
+
+    After a call that ended early, at its deadline or by a signal handler, the next one first waits until the driver has
+    ended that execution.
+    """
 
     def __init__(self, model: ModelHandle) -> None:
         self._model = model
@@ -33,6 +38,7 @@ class AidlBurst(ClosedWhenDropped, Closable):
         self._is_closed = False
         self._tokens = TokenAllocator()
         self._claims: Claims = {}
+        self._late = LateRun()
 
     @classmethod
     def configure(cls, model: ModelHandle, deadline_ns: int | None) -> Self:
@@ -94,12 +100,13 @@ class AidlBurst(ClosedWhenDropped, Closable):
             NnfmqError: The error that the driver replied.
         """
         deadline_ns = deadline_after(timeout)
+        self._late.wait(deadline_ns)
         try:
             return self._execute(request, config, tokens, deadline_ns)
         except NnfmqError as error:
             if not self._model.can_execute_again(error, deadline_ns):
                 raise
-            return execute_after_failure(self._model, request, config, deadline_ns, error)
+            return execute_after_failure(self._model, request, config, deadline_ns, error, self._late)
 
     def _execute(
         self, request: Request, config: ExecutionConfig, tokens: Sequence[int] | None, deadline_ns: int | None
@@ -119,7 +126,7 @@ class AidlBurst(ClosedWhenDropped, Closable):
         )
         run = RequestRun(self._model, request, config)
         fds, mode = memory_fds(request.pools), HalExecutionMode.AIDL_BURST
-        return exchange_execution(self._location, message, run, fds, deadline_ns, mode)
+        return exchange_execution(self._location, message, run, fds, deadline_ns, mode, self._late)
 
     def release_memory_resource(self, token: int, *, timeout: float | None = 10.0) -> None:
         """Make the driver unmap the memory of `token`; blocks. Unknown tokens and -1 have no effect.
@@ -147,6 +154,7 @@ class AidlBurst(ClosedWhenDropped, Closable):
     def close(self) -> None:
         """Close the burst in the driver; waits up to 5 s for an execution in progress. Idempotent."""
         self._is_closed = True
+        self._late.close()
         burst_id, self._burst_id = self._burst_id, 0
         close_in_driver(self._location.connection, burst_id)
 

@@ -109,6 +109,8 @@ class PendingCall(NamedTuple):
     handler: ResultHandler[Any]
     on_reply: Callable[[Any], None] | None = None
     on_fds: Callable[[list[int]], None] | None = None
+    is_late: bool = False
+    """Whether the caller no longer waits: what the driver has created for it is released."""
 
 
 _RELEASE_MESSAGES: dict[type[messages.Call], Callable[[int, Any], messages.Call]] = {
@@ -464,6 +466,7 @@ class Connection(DroppedConnection):
         on_reply: Callable[[CallT], None] | None = None,
         on_fds: Callable[[list[int]], None] | None = None,
         on_notification: Callable[[Any], None] = lambda _notification: None,
+        begin_late: Callable[[], PendingCall] | None = None,
     ) -> CallT:
         """Send a call and block until its reply arrives; return the reply whatever its status.
 
@@ -477,6 +480,7 @@ class Connection(DroppedConnection):
             on_fds: Runs before `on_reply` and takes ownership of the fds that came with the reply.
             on_notification: Runs on this thread with each notification that arrives before the reply. An exception
                 that it raises ends the call.
+            begin_late: Returns what receives the reply if this raises although the driver may have the call.
 
         Raises:
             DeadObject: If the driver exits, or the connection is closed meanwhile; before the call it is BadState.
@@ -485,21 +489,32 @@ class Connection(DroppedConnection):
         self.wait_until_ready(deadline_ns)
         key = ReplyKey(message.call, reply_type)
         future: Future[CallT] = Future()
-        begin_ns = time.monotonic_ns()
+        begin_ns, was_sent = time.monotonic_ns(), False
         self._register(key, PendingCall(future, on_reply, on_fds))
         try:
             self._send(message, fds, deadline_ns)
+            was_sent = True
             reply = future.result(deadline_ns, on_notification)
         except MissedDeadlineTransient:
-            if self._pending_calls.pop(key, None) is not None:
+            if self._abandon(key, begin_late if was_sent else None):
                 raise
             # The watcher thread has removed the call in the meantime, so it is about to set the reply.
             reply = future.result(None)
+        except BaseException:
+            self._abandon(key, begin_late if was_sent else None)
+            raise
         finally:
-            self._pending_calls.pop(key, None)
             trace.record_call(self, message, begin_ns)
         assert isinstance(reply, reply_type)
         return reply
+
+    def _abandon(self, key: ReplyKey, begin_late: Callable[[], PendingCall] | None) -> bool:
+        """Wait no longer for a reply, which what `begin_late` returns receives; return False if it has arrived."""
+        with self._lock:
+            is_pending = self._pending_calls.pop(key, None) is not None
+            if is_pending and begin_late is not None:
+                self._pending_calls[key] = begin_late()
+        return is_pending
 
     def call_with_callback(
         self,
@@ -771,7 +786,8 @@ class Connection(DroppedConnection):
             # Only the transport reports DEAD_OBJECT, to a client whose driver has exited (VAL-4).
             raise ProtocolError("the driver replied with the status DEAD_OBJECT, which no running driver has")
         key = ReplyKey(reply.call, type(reply))
-        pending = self._pending_calls.pop(key, None)
+        with self._lock:  # `_abandon` replaces it
+            pending = self._pending_calls.pop(key, None)
         ending = self.ending_error(getattr(reply, "status", ErrorStatus.NONE))
         if pending is None:
             self._release_orphan(reply)
@@ -789,6 +805,8 @@ class Connection(DroppedConnection):
                 if pending.on_reply is not None:
                     pending.on_reply(reply)
                 pending.handler.set_result(reply)
+                if pending.is_late:
+                    self._release_orphan(reply)
             except Exception:
                 # A bug in nnfmq. It ends the connection, and then `_end` passes the reason to the handler.
                 self._pending_calls[key] = pending

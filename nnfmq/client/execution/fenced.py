@@ -17,6 +17,7 @@ from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.fence import Fence, HasFileno
 from nnfmq.base.ownership import Closable
 from nnfmq.client.connection.garbage import ClosedWhenDropped
+from nnfmq.client.execution.late_run import LateRun
 from nnfmq.client.execution.requests import (
     RequestRun,
     count_call,
@@ -159,6 +160,7 @@ class DeviceFencedExecution(FencedExecution[ResultT]):
         deadline_ns: int | None,
         collect: Callable[[FencedTiming], ResultT],
         run: RequestRun | None = None,
+        late: LateRun | None = None,
     ) -> Self:
         """Send a launch and block until the driver has replied. Borrows `fds`.
 
@@ -169,6 +171,7 @@ class DeviceFencedExecution(FencedExecution[ResultT]):
             deadline_ns: End of the wait for the reply.
             collect: Converts the times to the execution's result, when that is asked for.
             run: Validates the driver's replies. None = they are not validated.
+            late: Is the execution if the driver launches it later, for a caller that uses the same memory again.
         """
         execution = cls(location, collect, run)
         try:
@@ -177,6 +180,7 @@ class DeviceFencedExecution(FencedExecution[ResultT]):
             reply = location.connection.exchange(
                 message, messages.FencedLaunched, fds, deadline_ns,
                 on_reply=execution._on_launched, on_fds=execution._on_fds,
+                begin_late=None if late is None else late.begin,
             )  # fmt: skip
             raise_if_fenced_failed(reply)
             if run is not None:
@@ -283,11 +287,12 @@ def launch_fenced(
     config: ExecutionConfig,
     limits: FenceLimits,
     collect: Callable[[FencedTiming], ResultT],
+    late: LateRun | None = None,
 ) -> FencedExecution[ResultT]:
     """Launch a request; blocks until the driver has replied. Borrows the request's pools and the fences.
 
     If the device does not launch it, the CPU device does, if the model has a fallback. A launched execution that fails
-    is not repeated: others may have seen the error of its fence.
+    is not repeated: others may have seen the error of its fence. `late` as for `DeviceFencedExecution.launch`.
 
     Raises:
         InvalidArgument: If an output's shape is unknown, or a fence is invalid or in error.
@@ -297,11 +302,11 @@ def launch_fenced(
     """
     deadline_ns = deadline_after(limits.timeout)
     try:
-        return _launch(model, request, config, limits, deadline_ns, collect)
+        return _launch(model, request, config, limits, deadline_ns, collect, late)
     except NnfmqError as error:
         if not model.can_execute_again(error, deadline_ns):
             raise
-        return launch_after_failure(model, request, config, limits, deadline_ns, collect, error)
+        return launch_after_failure(model, request, config, limits, deadline_ns, collect, error, late)
 
 
 def launch_after_failure(
@@ -312,6 +317,7 @@ def launch_after_failure(
     deadline_ns: int | None,
     collect: Callable[[FencedTiming], ResultT],
     error: NnfmqError,
+    late: LateRun | None = None,
 ) -> FencedExecution[ResultT]:
     """Launch elsewhere what the device has failed to launch with `error`. Otherwise as `launch_fenced`.
 
@@ -323,14 +329,14 @@ def launch_after_failure(
             raise error
         if model.can_recover(error):
             try:
-                launch = partial(_launch, model, request, config, limits, deadline_ns, collect)
+                launch = partial(_launch, model, request, config, limits, deadline_ns, collect, late)
                 return model.execute_again(error, deadline_ns, launch)
             except NnfmqError as failure:
                 error = failure
         cpu = model_on_cpu(model, error, deadline_ns)
     finally:
         del error  # this frame, to which it refers, would keep it
-    return _launch(cpu, request, config_for_cpu(config), limits, deadline_ns, collect)
+    return _launch(cpu, request, config_for_cpu(config), limits, deadline_ns, collect, late)
 
 
 def _launch(
@@ -340,6 +346,7 @@ def _launch(
     limits: FenceLimits,
     deadline_ns: int | None,
     collect: Callable[[FencedTiming], ResultT],
+    late: LateRun | None,
 ) -> FencedExecution[ResultT]:
     fences, location = fence_fds(limits.wait_for), model.location
     message = messages.ExecuteFenced(
@@ -353,7 +360,7 @@ def _launch(
     )
     fds = [*memory_fds(request.pools), *fences]
     run = RequestRun(model, request, config)
-    launched = DeviceFencedExecution.launch(location, message, fds, deadline_ns, collect, run)
+    launched = DeviceFencedExecution.launch(location, message, fds, deadline_ns, collect, run, late)
     launched.keeps = model
     return launched
 

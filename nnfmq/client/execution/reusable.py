@@ -13,6 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from nnfmq.base.deadlines import deadline_after, remaining_s
@@ -28,8 +29,14 @@ from nnfmq.client.execution.fenced import (
     launch_after_failure,
     launch_fenced,
 )
+from nnfmq.client.execution.late_run import LateRun
 from nnfmq.client.execution.requests import RequestRun, memory_fds, to_wire_config
-from nnfmq.client.execution.synchronous import exchange_execution, execute_after_failure, execute_request
+from nnfmq.client.execution.synchronous import (
+    exchange_execution,
+    execute_after_failure,
+    execute_on_device,
+    execute_request,
+)
 from nnfmq.client.model.array_request import IN_PLACE, MappedArrays, has_unknown_shapes, with_prepared
 from nnfmq.client.model.arrays import (
     Array,
@@ -52,7 +59,14 @@ ResultT = TypeVar("ResultT")
 
 
 class BoundRequest(ClosedWhenDropped, Closable, ABC):
-    """A HAL request that can be executed any number of times, once at a time. Close it, or use `with`."""
+    """A HAL request that can be executed any number of times, once at a time. Close it, or use `with`.
+
+    After a call that ended early, at its deadline or by a signal handler, the next one first waits until the driver has
+    ended that execution. `late` is such an execution; requests over the same memory share it.
+    """
+
+    def __init__(self) -> None:
+        self.late = LateRun()
 
     @abstractmethod
     def compute(self, *, timeout: float | None = None) -> ExecutionResult:
@@ -105,6 +119,7 @@ class RequestExecution(BoundRequest):
     """A request that one driver has validated and bound. It outlives its model."""
 
     def __init__(self, model: ModelHandle, request: Request, config: ExecutionConfig) -> None:
+        super().__init__()
         self._model, self._request, self._config = model, request, config
         self._location = model.location.without_id()
         self._run = RequestRun(model, request, config)
@@ -158,22 +173,25 @@ class RequestExecution(BoundRequest):
 
     def compute(self, *, timeout: float | None = None) -> ExecutionResult:
         """Execute once; blocks. See `BoundRequest.compute`."""
-        return self.compute_until(deadline_after(timeout))
+        return self.compute_until(deadline_after(timeout), self.late)
 
-    def compute_until(self, deadline_ns: int | None) -> ExecutionResult:
-        """As `compute`, with a deadline in place of a timeout."""
+    def compute_until(self, deadline_ns: int | None, late: LateRun) -> ExecutionResult:
+        """As `compute`, with a deadline in place of a timeout, and the late execution of the same memory."""
+        late.wait(deadline_ns)
         try:
             execution_id, call_id = self._bound_id(deadline_ns), self._location.connection.next_call_id()
             message = messages.RunExecution(call_id, execution_id, to_limit_field(deadline_ns))
-            return exchange_execution(self._location, message, self._run, (), deadline_ns, HalExecutionMode.REUSABLE)
+            mode = HalExecutionMode.REUSABLE
+            return exchange_execution(self._location, message, self._run, (), deadline_ns, mode, late)
         except NnfmqError as error:
             if not self._model.can_execute_again(error, deadline_ns):
                 raise
-            return execute_after_failure(self._model, self._request, self._config, deadline_ns, error)
+            return execute_after_failure(self._model, self._request, self._config, deadline_ns, error, late)
 
     def launch(self, limits: FenceLimits, collect: Callable[[FencedTiming], ResultT]) -> FencedExecution[ResultT]:
         """Launch once, behind fences; blocks until launched. See `BoundRequest.launch`."""
         fds, deadline_ns = fence_fds(limits.wait_for), deadline_after(limits.timeout)
+        self.late.wait(deadline_ns)
         try:
             execution_id = self._bound_id(deadline_ns)
             message = messages.RunExecutionFenced(
@@ -183,17 +201,22 @@ class RequestExecution(BoundRequest):
                 to_limit_field(from_seconds(limits.duration)),
                 len(fds),
             )
-            launched = DeviceFencedExecution.launch(self._location, message, fds, deadline_ns, collect, self._run)
+            launched = DeviceFencedExecution.launch(
+                self._location, message, fds, deadline_ns, collect, self._run, self.late
+            )
             launched.keeps = self
             return launched
         except NnfmqError as error:
             if not self._model.can_execute_again(error, deadline_ns):
                 raise
-            return launch_after_failure(self._model, self._request, self._config, limits, deadline_ns, collect, error)
+            return launch_after_failure(
+                self._model, self._request, self._config, limits, deadline_ns, collect, error, self.late
+            )
 
     def close(self) -> None:
         """Release the execution in the driver; one in progress continues. Idempotent."""
         self._is_closed = True
+        self.late.close()
         execution_id, self._execution_id = self._execution_id, None
         if execution_id is not None:
             connection = self._location.connection
@@ -207,18 +230,25 @@ class ResentRequest(BoundRequest):
     """A request that is sent for each execution. The driver keeps nothing of it, so the model must not be closed."""
 
     def __init__(self, model: ModelHandle, request: Request, config: ExecutionConfig) -> None:
+        super().__init__()
         self._model, self._request, self._config = model, request, config
 
     def compute(self, *, timeout: float | None = None) -> ExecutionResult:
         """Execute once; blocks. See `BoundRequest.compute`."""
-        return execute_request(self._model, self._request, self._config, deadline_after(timeout))
+        deadline_ns, execute = deadline_after(timeout), partial(execute_on_device, late=self.late)
+        self.late.wait(deadline_ns)
+        return execute_request(self._model, self._request, self._config, deadline_ns, execute, self.late)
 
     def launch(self, limits: FenceLimits, collect: Callable[[FencedTiming], ResultT]) -> FencedExecution[ResultT]:
         """Launch once, behind fences; blocks until launched. See `BoundRequest.launch`."""
-        return launch_fenced(self._model, self._request, self._config, limits, collect)
+        deadline_ns = deadline_after(limits.timeout)
+        self.late.wait(deadline_ns)
+        limits = limits._replace(timeout=remaining_s(deadline_ns))
+        return launch_fenced(self._model, self._request, self._config, limits, collect, self.late)
 
     def close(self) -> None:
-        """Nothing is to be released."""
+        """Wait for no late execution; nothing else is to be released. Idempotent."""
+        self.late.close()
 
 
 class Execution(ClosedWhenDropped, Closable, HasState):
@@ -231,7 +261,8 @@ class Execution(ClosedWhenDropped, Closable, HasState):
     model must not be closed before.
 
     `inputs` and `outputs` are arrays over the shared memory itself: write the inputs, call `compute()` without
-    arguments, and read the outputs, and nothing is copied. Do not write the inputs or use the outputs meanwhile.
+    arguments, and read the outputs, and nothing is copied. Do not write the inputs or use the outputs meanwhile, nor
+    after a call that ended early until the next call has returned.
     `last_timing` is that of the last computation, if the execution was made with `measure`. The states of a model with
     states are this execution's own; a computation that raises does not change them.
     """
@@ -241,6 +272,7 @@ class Execution(ClosedWhenDropped, Closable, HasState):
         self._was_computed = False
         self._claims: Claims = {}
         self._resources = ExitStack()
+        self._late = LateRun()  # of all requests, which may be over the same memory
         self._last_fence: Fence | None = None  # of the last fenced computation
         self._arrays: MappedArrays | None = None
         self._layouts: ArrayLayouts | None = None  # if the model leaves shapes open
@@ -257,17 +289,23 @@ class Execution(ClosedWhenDropped, Closable, HasState):
             NnfmqError: The error that a driver replied.
         """
         execution = cls(is_reusable)
+
+        def bind_here(request: Request) -> BoundRequest:
+            bound = bind(request)
+            bound.late = execution._late
+            return bound
+
         try:
             if isinstance(model, ModelHandle) and has_unknown_shapes(model):
                 from nnfmq.client.model.array_layouts import ArrayLayouts  # few models
 
-                layouts = execution._layouts = ArrayLayouts(model, execution, bind, BoundRequest.close)
+                layouts = execution._layouts = ArrayLayouts(model, execution, bind_here, BoundRequest.close)
                 execution._resources.callback(layouts.close)
                 execution._take_layout(layouts.first())
             else:
                 execution._arrays = MappedArrays.create(model, execution._resources, "a reusable execution")
                 execution._state = execution._arrays.state
-                request = bind(execution._arrays.request)
+                request = bind_here(execution._arrays.request)
                 execution._resources.callback(request.close)
                 execution._arrays = with_prepared(execution._arrays, request)
         except BaseException:
@@ -328,14 +366,16 @@ class Execution(ClosedWhenDropped, Closable, HasState):
             DeadObject: If the driver exits.
             NnfmqError: The error that the driver replied.
         """
+        deadline_ns = deadline_after(timeout)
         self._require_computable()
         self._open_arrays.check_out(out)
         if out is self._open_arrays.outputs:
             out = IN_PLACE
+        self._late.wait(deadline_ns)
         self._copy_in(inputs)
         self._was_computed = True
         self._begin_states()
-        self.last_timing = self._compute(deadline_after(timeout)).timing
+        self.last_timing = self._compute(deadline_ns).timing
         if isinstance(self._state, MappedState):
             self._state.advance()
         return self._open_arrays.copy_out(out)
@@ -379,9 +419,11 @@ class Execution(ClosedWhenDropped, Closable, HasState):
         """
         self._require_computable()
         require_no_state(self.states, "compute")
+        deadline_ns = deadline_after(timeout)
+        self._late.wait(deadline_ns)
         self._copy_in(inputs)
         self._was_computed = True
-        limits = FenceLimits(wait_for, timeout, duration)
+        limits = FenceLimits(wait_for, remaining_s(deadline_ns), duration)
         launched = self._request.launch(limits, lambda _times: self._open_arrays.copy_out(None))
         self._last_fence = Fence.adopt(os.dup(launched.fence.fileno()))
         return launched

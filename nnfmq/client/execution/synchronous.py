@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nnfmq.base.deadlines import has_passed, remaining_s
 from nnfmq.base.memory import Memory
 from nnfmq.base.verbose_log import vlog
+from nnfmq.client.execution.late_run import LateRun
 from nnfmq.client.execution.requests import RequestRun, count_call, memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.client.model.array_request import ArrayRequest, CallArguments
 from nnfmq.client.model.arrays import Array, ExecutionResult, InputValue, size_bytes
@@ -65,9 +66,15 @@ __all__ = [
 
 
 def execute_on_device(
-    model: ModelHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None
+    model: ModelHandle,
+    request: Request,
+    config: ExecutionConfig,
+    deadline_ns: int | None,
+    late: LateRun | None = None,
 ) -> ExecutionResult:
     """Execute a request and return its validated result; blocks. Borrows the request's pools.
+
+    `late` is the execution if its deadline passes, for a caller that executes over the same memory again.
 
     Raises:
         ProtocolError: If the driver's reply is invalid.
@@ -86,7 +93,7 @@ def execute_on_device(
     )
     run = RequestRun(model, request, config)
     fds, mode = memory_fds(request.pools), HalExecutionMode.SYNCHRONOUS
-    return exchange_execution(location, message, run, fds, deadline_ns, mode)
+    return exchange_execution(location, message, run, fds, deadline_ns, mode, late)
 
 
 def exchange_execution(
@@ -96,15 +103,18 @@ def exchange_execution(
     fds: Sequence[int],
     deadline_ns: int | None,
     mode: HalExecutionMode,
+    late: LateRun | None = None,
 ) -> ExecutionResult:
     """Send a call whose reply is Executed, and return the validated result; blocks. Raises as `execute_on_device`.
 
-    `location` is that of the model at which the request is executed.
+    `location` is that of the model at which the request is executed; `late` as for `execute_on_device`.
     """
     begin_ns = monotonic_ns()
     observation = run.begin(mode, deadline_ns)
     try:
-        reply = location.connection.exchange(message, messages.Executed, fds, deadline_ns)
+        reply = location.connection.exchange(
+            message, messages.Executed, fds, deadline_ns, begin_late=None if late is None else late.begin
+        )
         result = run.finish(reply)
     except NnfmqError as error:
         if observation is not None:
@@ -136,11 +146,16 @@ _log = logging.getLogger("nnfmq.client")
 
 
 def execute_after_failure(
-    model: ModelHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None, error: NnfmqError
+    model: ModelHandle,
+    request: Request,
+    config: ExecutionConfig,
+    deadline_ns: int | None,
+    error: NnfmqError,
+    late: LateRun | None = None,
 ) -> ExecutionResult:
     """Execute elsewhere what the device has failed to with `error`, and return the validated result; blocks.
 
-    Borrows the request's pools.
+    Borrows the request's pools. `late` as for `execute_on_device`.
 
     Raises:
         DeviceUnavailable: If the driver has died, and no driver with the same device has replaced it.
@@ -150,17 +165,22 @@ def execute_after_failure(
         if model.can_recover(error) and not _has_buffers(request):
             try:
                 return model.execute_again(
-                    error, deadline_ns, partial(execute_on_device, model, request, config, deadline_ns)
+                    error, deadline_ns, partial(execute_on_device, model, request, config, deadline_ns, late)
                 )
             except NnfmqError as failure:
                 error = failure
-        return execute_on_cpu(model, request, config, deadline_ns, error)
+        return execute_on_cpu(model, request, config, deadline_ns, error, late)
     finally:
         del error  # this frame, to which it refers, would keep it
 
 
 def execute_on_cpu(
-    model: ModelHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None, error: NnfmqError
+    model: ModelHandle,
+    request: Request,
+    config: ExecutionConfig,
+    deadline_ns: int | None,
+    error: NnfmqError,
+    late: LateRun | None = None,
 ) -> ExecutionResult:
     """As `execute_after_failure`, but only on the CPU: the request must not be sent to the device again."""
     try:
@@ -169,7 +189,7 @@ def execute_on_cpu(
             recorded("[NN_LR_PE]fallback: whole model"),
             _without_buffers(model, request, deadline_ns, error) as shared,
         ):
-            result = execute_on_device(cpu, shared.request, config_for_cpu(config), deadline_ns)
+            result = execute_on_device(cpu, shared.request, config_for_cpu(config), deadline_ns, late)
             shared.fill_outputs(deadline_ns)
     finally:
         del error  # as above
@@ -332,10 +352,11 @@ def execute_request(
     config: ExecutionConfig,
     deadline_ns: int | None,
     execute: Callable[[ModelHandle, Request, ExecutionConfig, int | None], ExecutionResult] = execute_on_device,
+    late: LateRun | None = None,
 ) -> ExecutionResult:
     """Execute a request and return its validated result; blocks. Borrows the request's pools.
 
-    `execute` sends it to the device. If that fails, the CPU may execute it, see `execute_after_failure`.
+    `execute` sends it to the device. If that fails, the CPU may execute it, see `execute_after_failure`, with `late`.
 
     Raises:
         ProtocolError: If the driver's reply is invalid.
@@ -349,7 +370,7 @@ def execute_request(
         except NnfmqError as error:
             if not model.can_execute_again(error, deadline_ns):
                 raise
-            return execute_after_failure(model, request, config, deadline_ns, error)
+            return execute_after_failure(model, request, config, deadline_ns, error, late)
 
 
 def execute_arrays(

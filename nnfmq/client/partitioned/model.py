@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
-from nnfmq.base.deadlines import deadline_after
+from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.ownership import Claims, exclusive
 from nnfmq.client.connection.connection import ResultHandler
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
@@ -179,6 +179,7 @@ class CompoundRequest(BoundRequest):
     """
 
     def __init__(self, handle: PlanHandle, config: ExecutionConfig) -> None:
+        super().__init__()
         self._handle, self._config = handle, config
         self._was_interrupted = self._was_sent = self._is_closed = False
         self._fenced_runs: list[object] = []  # at most one, while it runs
@@ -234,12 +235,13 @@ class CompoundRequest(BoundRequest):
         """
         deadline_ns = deadline_after(timeout)
         self._require_computable()
+        self.late.wait(deadline_ns)
         self._was_interrupted, self._was_sent = True, False
         run = self._new_run(HalExecutionMode.REUSABLE, deadline_ns)
         try:
             result = run_synchronously(run, self._execute_step)
         except NnfmqError as error:
-            # A step that its driver has bound is not executed again before it has ended.
+            # `late` is a step that its driver has bound: nothing is executed before it has ended.
             is_late = isinstance(error, MissedDeadline) and deadline_ns is not None
             self._was_interrupted = is_late and self._was_sent
             raise
@@ -251,7 +253,7 @@ class CompoundRequest(BoundRequest):
         if step is None:
             self._was_sent = True
             return call.execute()
-        return step.compute_until(call.run.deadline_ns).shapes
+        return step.compute_until(call.run.deadline_ns, self.late).shapes
 
     @exclusive
     def launch(self, limits: FenceLimits, collect: Callable[[FencedTiming], ResultT]) -> FencedExecution[ResultT]:
@@ -260,6 +262,9 @@ class CompoundRequest(BoundRequest):
         `collect` is called when the execution is done.
         """
         self._require_computable()
+        deadline_ns = deadline_after(limits.timeout)
+        self.late.wait(deadline_ns)
+        limits = limits._replace(timeout=remaining_s(deadline_ns))
 
         def new_run(completion: ResultHandler[ResultT]) -> AsyncRun[ResultT]:
             self._handle.add_user(is_used=True)  # this request may outlive its model
@@ -290,4 +295,5 @@ class CompoundRequest(BoundRequest):
     def close(self) -> None:
         """Release the steps' executions in their drivers, and the memory; a computation in progress continues."""
         self._is_closed = True
+        self.late.close()
         self._resources.close()
