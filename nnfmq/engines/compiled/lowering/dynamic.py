@@ -40,6 +40,7 @@ from nnfmq.engines.compiled.lowering.products import (
     best_acc16_kernel,
     estimate_ns,
     image_and_windows,
+    int8_offset,
     rows_shape,
     weight_range,
     weight_zero_point_of,
@@ -50,6 +51,7 @@ from nnfmq.hal.extensions import Scheme, TfliteOperation, extended_code, operati
 from nnfmq.hal.types import ChannelQuant, OperationType
 from nnfmq.operations.declaration import Array, Shape, Tensor
 from nnfmq.operations.dynamic_matmul import weight_scales
+from nnfmq.operations.fixed_point import Ints
 from nnfmq.operations.quantization import float_activation_range
 
 __all__ = ["RULES", "ByteGates", "dynamic_gemm", "quantized_input", "quantized_product", "rule_of"]
@@ -219,41 +221,66 @@ def _quantize_linearly(
 
 def dynamic_gemm(op: WeightedOp, rounds_bias: bool, keeps_sums: bool = False) -> KernelLaunch:
     """Return the launch that multiplies bytes after a header by the weights; its results are floats, or the sums."""
-    weight_zero_point = weight_zero_point_of(op.filter) if op.target.has_dot4 else 0
     limits = float_activation_range(op.activation)
     dequantization = Dequantization(*limits, rounds_bias, lhs_is_signed=False, keeps_sums=keeps_sums)
-    planned, chosen = _planned(op, weight_zero_point != 0, dequantization)
-    subtracts = isinstance(chosen, DotS16x2)  # the zero point, from each byte
-    if not isinstance(chosen, DotS16x2) and chosen.lhs_is_signed:
-        dequantization = replace(dequantization, lhs_is_signed=True)
-    kernel = replace(planned, micro_kernel=replace(chosen, requantization=dequantization))
-    channels, bias, scales = kernel.packed_channel_map, op.bias.array, weight_scales(op.filter)
+    product = _ByteProduct.of(op, dequantization)
+    dequantization = replace(dequantization, lhs_is_signed=product.lhs_is_signed)
+    channels, bias, scales = product.kernel.packed_channel_map, op.bias.array, weight_scales(op.filter)
 
     def constant() -> bytes:
-        sums = op.weight_rows().sum(axis=1, dtype=np.int64) * (not subtracts)
-        rows = sums[channels], scales[channels % len(scales)], bias[channels % len(bias)]
-        return dequantization.constants(*rows, weight_zero_point, op.target.lanes)
+        rows = product.weight_sums(), scales[channels % len(scales)], bias[channels % len(bias)]
+        return dequantization.constants(*rows, product.weight_zero_point, op.target.lanes)
 
-    constants = (lambda: kernel.pack(op.weights() - np.int16(weight_zero_point)), constant, kernel.params())
-    return KernelLaunch(kernel, constants, estimate_ns(kernel.shape, 128 if op.target.has_dot4 else 32, 1))
+    return product.launch(dequantization, constant)
 
 
 def _exact_gemm(op: WeightedOp) -> KernelLaunch:
     """Return the launch that multiplies bytes by the weights; its results are the sums plus the bias."""
-    epilogue, weight_zero_point = ExactSums(), weight_zero_point_of(op.filter) if op.target.has_dot4 else 0
-    planned, chosen = _planned(op, weight_zero_point != 0, epilogue)
-    kernel = replace(planned, micro_kernel=replace(chosen, requantization=epilogue))
-    channels, subtracts = kernel.packed_channel_map, isinstance(chosen, DotS16x2)  # the zero point, from each byte
-    is_signed = not isinstance(chosen, DotS16x2) and chosen.lhs_is_signed
-    zero_point = op.input.zero_point - (128 if is_signed else 0)
+    epilogue = ExactSums()
+    product = _ByteProduct.of(op, epilogue)
+    zero_point = op.input.zero_point - 128 * product.lhs_is_signed
 
     def constant() -> bytes:
-        sums = op.weight_rows().sum(axis=1, dtype=np.int64) * (not subtracts)
-        biases = (op.bias.array.astype(np.int64) - zero_point * sums)[channels]
-        return epilogue.constants(biases, weight_zero_point, zero_point)
+        biases = op.bias.array.astype(np.int64)[product.kernel.packed_channel_map]
+        return epilogue.constants(biases - zero_point * product.weight_sums(), product.weight_zero_point, zero_point)
 
-    constants = (lambda: kernel.pack(op.weights() - np.int16(weight_zero_point)), constant, kernel.params())
-    return KernelLaunch(kernel, constants, estimate_ns(kernel.shape, 128 if op.target.has_dot4 else 32, 1))
+    return product.launch(epilogue, constant)
+
+
+@dataclass(frozen=True, slots=True)
+class _ByteProduct:
+    """A GEMM of bytes by the weights of an operation, and its micro-kernel.
+
+    `weight_zero_point` is subtracted from the packed weights; the epilogue has the term for it.
+    """
+
+    op: WeightedOp
+    weight_zero_point: int
+    kernel: GemmKernel
+    micro_kernel: Dot4 | MaddU8S8Acc16 | DotS16x2
+
+    @classmethod
+    def of(cls, op: WeightedOp, epilogue: Dequantization | ExactSums) -> _ByteProduct:
+        """Return the product; `epilogue` is one of the kind that it will have."""
+        weight_zero_point = weight_zero_point_of(op)
+        return cls(op, weight_zero_point, *_planned(op, weight_zero_point != 0, epilogue))
+
+    @property
+    def lhs_is_signed(self) -> bool:
+        """Whether the micro-kernel reads the bytes as int8."""
+        return not isinstance(self.micro_kernel, DotS16x2) and self.micro_kernel.lhs_is_signed
+
+    def weight_sums(self) -> Ints:
+        """Return the sum of the weights of each packed channel; 0 if each byte is read minus its zero point."""
+        sums = self.op.weight_rows().sum(axis=1, dtype=np.int64) * (not isinstance(self.micro_kernel, DotS16x2))
+        return sums[self.kernel.packed_channel_map]
+
+    def launch(self, epilogue: Dequantization | ExactSums, constant: Constant) -> KernelLaunch:
+        """Return the launch with an epilogue and its constant."""
+        op, kernel = self.op, replace(self.kernel, micro_kernel=replace(self.micro_kernel, requantization=epilogue))
+        zero_point = np.int16(self.weight_zero_point)
+        constants = (lambda: kernel.pack(op.weights() - zero_point), constant, kernel.params())
+        return KernelLaunch(kernel, constants, estimate_ns(kernel.shape, 128 if op.target.has_dot4 else 32, 1))
 
 
 def _exact_fully_connected(
@@ -330,8 +357,7 @@ class ByteGates:
     def gemv(self, gemv: GateGemv) -> DynamicGateGemv:
         """Return the product with a row of bytes."""
         low, high = int(self.values.min(initial=0)), int(self.values.max(initial=0))
-        # The smallest constant to subtract so that int8 holds the values and 0.
-        return DynamicGateGemv(gemv, max(high - 127, 0) + min(low + 128, 0))
+        return DynamicGateGemv(gemv, int8_offset(low, high))
 
     def constants(self, gemv: GateGemv, biases: Array) -> tuple[Constant, ...]:
         """Return the constants of that product; `biases` (gates, units) are added."""

@@ -75,6 +75,7 @@ __all__ = [
     "estimate_ns",
     "gemm_of_rows",
     "image_and_windows",
+    "int8_offset",
     "is_float",
     "max_abs",
     "rows_shape",
@@ -172,10 +173,17 @@ def weight_range(filter: Tensor) -> tuple[int, int]:
     return min(int(filter.array.min()) - filter.zero_point, 0), max(int(filter.array.max()) - filter.zero_point, 0)
 
 
-def weight_zero_point_of(filter: Tensor) -> int:
-    """Return the smallest constant to subtract from weights so that int8 holds them, and the 0 that fills panels."""
-    low, high = weight_range(filter)
+def int8_offset(low: int, high: int) -> int:
+    """Return the smallest constant to subtract from values from `low` to `high` so that int8 holds them."""
     return max(high - 127, 0) + min(low + 128, 0)
+
+
+def weight_zero_point_of(op: WeightedOp) -> int:
+    """Return the constant to subtract from weights so that int8 holds them, and the 0 that fills panels.
+
+    0 without dot4: the range of the weights decides which of the other micro-kernels multiplies them.
+    """
+    return int8_offset(*weight_range(op.filter)) if op.target.has_dot4 else 0
 
 
 # -- epilogues ---------------------------------------------------------------------------------------------------------
@@ -510,7 +518,7 @@ def _s8_launch(op: WeightedOp) -> KernelLaunch | None:
     sum((x - zp) * w) = sum(x * w) - zp * sum(w): the second term goes into the bias.
     """
     shape, target = op.conv_shape, op.target
-    weight_zero_point = weight_zero_point_of(op.filter) if target.has_dot4 else 0
+    weight_zero_point = weight_zero_point_of(op)
     # Accumulators with the row-sum correction, and the bias with the input zero point's term, fit in any order.
     max_abs_acc = _MAX_U8 * shape.k * (_MAX_S8 + abs(weight_zero_point) + max_abs(op.filter))
     fits = max_abs_acc + int(np.abs(ints(op.bias.array)).max(initial=0)) <= INT32_MAX
