@@ -237,59 +237,102 @@ def plan_partition(
     reads. Those are direct outputs, unless their memory is also that of another output or of an operand that a launch
     reads. With `guard_side` the operands have guard pages, see `guard_pages`, and there are no direct outputs.
     """
-
-    def root(index: int) -> int:
-        return storage_of(index, views)[0]
-
-    begins, ends = {}, {}
-    reporting = (launch for launch in launches if launch.errors)
-    errors = {each.outputs[-1]: PlannedErrors(each.kernel.work_items, each.errors) for each in reporting}
-    for number, launch in enumerate(launches):
-        begins.update({root(index): number for index in launch.outputs if index not in errors})
-        ends.update({root(index): number for index in (*launch.inputs, *launch.outputs)})
-    ends.update({root(index): len(launches) for index in outputs})
+    errors = {
+        launch.outputs[-1]: PlannedErrors(launch.kernel.work_items, launch.errors)
+        for launch in launches
+        if launch.errors
+    }
     scratch_bytes = max((launch.kernel.scratch_bytes(target) for launch in launches), default=0)
-    ranges = [LiveRange(specs[index].bytes, begins[index], ends[index]) for index in begins]
-    errors_bytes = 4 * sum(planned.count for planned in errors.values())
-    if guard_side is None:
-        guards = None
-        offsets, errors_offset = plan_offsets(ranges)
-        arena_bytes = align(errors_offset + errors_bytes)
-    else:
-        layout = guarded_layout([*(live.size for live in ranges), errors_bytes], guard_side)
-        guards = Guards(guard_side, layout.guards, scratch_bytes)
-        *offsets, errors_offset = layout.offsets
-        arena_bytes = layout.size
-    arena = dict(zip(begins, offsets, strict=True))
-    read = {root(index) for launch in launches for index in launch.inputs}
-    sharers = Counter(map(root, outputs))
-    direct = [i for i in outputs if i in results and root(i) not in read and sharers[root(i)] == 1 and not guards]
-    locations = {index: (_ARENA_BASE, offset) for index, offset in arena.items()}
-    next_offset = errors_offset
-    for index, planned in errors.items():
-        locations[index] = (_ARENA_BASE, next_offset)
-        next_offset += 4 * planned.count
-    locations |= {index: (base, 0) for base, index in enumerate([*inputs, *map(root, direct)], FIRST_INPUT_BASE)}
+    ranges = _live_ranges(launches, specs, views, outputs, errors)
+    arena = _plan_arena(ranges, errors, scratch_bytes, guard_side)
+    direct = () if guard_side is not None else _direct_outputs(launches, views, outputs, results)
+    locations = {index: (_ARENA_BASE, offset) for index, offset in arena.offsets.items()}
+    others = [*inputs, *(storage_of(index, views)[0] for index in direct)]
+    locations |= {index: (base, 0) for base, index in enumerate(others, FIRST_INPUT_BASE)}
     bases, from_base = _relocations(launches, locations, views)
     return PartitionPlan(
         launches=tuple(map(_planned_launch, launches, _choose_parallelism(launches))),
         inputs=tuple(inputs),
         outputs=tuple(
-            (index, arena[owner] + within, specs[index])
+            (index, arena.offsets[owner] + within, specs[index])
             for index in outputs
             for owner, within in [storage_of(index, views)]
         ),
-        direct_outputs=tuple(direct),
+        direct_outputs=direct,
         relocation_bases=bases,
         relocation_offsets=from_base,
-        arena_bytes=arena_bytes,
+        arena_bytes=arena.size,
         scratch_bytes=align(scratch_bytes + ALIGNMENT),
         errors=tuple(errors.values()),
-        errors_offset=errors_offset,
-        guards=guards,
+        errors_offset=arena.errors_offset,
+        guards=arena.guards,
         source_launches=tuple(launches),
-        allocations=tuple(Allocation(i, specs[i], arena[i], begins[i], ends[i]) for i in begins),
+        allocations=tuple(
+            Allocation(index, specs[index], arena.offsets[index], live.begin, live.end)
+            for index, live in ranges.items()
+        ),
     )
+
+
+def _live_ranges(
+    launches: Sequence[PartitionLaunch],
+    specs: Mapping[int, ArraySpec],
+    views: Views,
+    outputs: Sequence[int],
+    errors: Mapping[int, PlannedErrors],
+) -> dict[int, LiveRange]:
+    """Return the live range of each operand that a launch writes; one of views is that of all of them."""
+
+    def root(index: int) -> int:
+        return storage_of(index, views)[0]
+
+    begins, ends = {}, {}
+    for number, launch in enumerate(launches):
+        begins.update({root(index): number for index in launch.outputs if index not in errors})
+        ends.update({root(index): number for index in (*launch.inputs, *launch.outputs)})
+    ends.update({root(index): len(launches) for index in outputs})
+    return {index: LiveRange(specs[index].bytes, begin, ends[index]) for index, begin in begins.items()}
+
+
+class _Arena(Struct, frozen=True):
+    """The offsets of operands and of launches' errors in an arena of `size` bytes, by operand."""
+
+    offsets: dict[int, int]
+    errors_offset: int
+    size: int
+    guards: Guards | None
+
+
+def _plan_arena(
+    ranges: Mapping[int, LiveRange], errors: Mapping[int, PlannedErrors], scratch_bytes: int, guard_side: str | None
+) -> _Arena:
+    """Return the arena: operands share memory, or, with `guard_side`, each is between guards."""
+    errors_bytes = 4 * sum(planned.count for planned in errors.values())
+    if guard_side is None:
+        guards = None
+        found, errors_offset = plan_offsets(list(ranges.values()))
+        size = align(errors_offset + errors_bytes)
+    else:
+        layout = guarded_layout([*(live.size for live in ranges.values()), errors_bytes], guard_side)
+        guards, size = Guards(guard_side, layout.guards, scratch_bytes), layout.size
+        *found, errors_offset = layout.offsets
+    offsets = dict(zip(ranges, found, strict=True))
+    next_offset = errors_offset
+    for index, planned in errors.items():
+        offsets[index] = next_offset
+        next_offset += 4 * planned.count
+    return _Arena(offsets, errors_offset, size, guards)
+
+
+def _direct_outputs(
+    launches: Sequence[PartitionLaunch], views: Views, outputs: Sequence[int], results: AbstractSet[int]
+) -> tuple[int, ...]:
+    """Return the outputs of `results` whose memory no launch reads, and that no other output shares."""
+    roots = [storage_of(index, views)[0] for index in outputs]
+    read = {storage_of(index, views)[0] for launch in launches for index in launch.inputs}
+    sharers = Counter(roots)
+    pairs = zip(outputs, roots, strict=True)
+    return tuple(index for index, root in pairs if index in results and root not in read and sharers[root] == 1)
 
 
 def _relocations(
