@@ -264,21 +264,26 @@ class Device(Struct, frozen=True):
                 key = model_token(message, pools) if token is None else token
                 directory = CacheDirectory.of(cache_dir, self.info, message, key)
                 prepared = self._prepare_in(directory, message, fds, loaded, deadline_ns, shown)
-        if self._reach is not None:
-            options = PrepareOptions(
-                preference=preference, priority=priority, hints=hints, extensions=extensions,
-                cache_dir=cache_dir, token=token, name=message.name,
-            )  # fmt: skip
-            prepared.handle.prepare_again = _PrepareAgain(self, loaded, options)
-            if self._recovery is not None:
-                prepared.handle.recover_later = self._recovery.request
-                self._recovery.follow(prepared.handle)
+        options = PrepareOptions(
+            preference=preference, priority=priority, hints=hints, extensions=extensions,
+            cache_dir=cache_dir, token=token, name=message.name,
+        )  # fmt: skip
+        self._recover(prepared, loaded, options)
         if len(data) >= _LARGE_BYTES:
             from nnfmq.engines.memory import trim_memory  # most models of a first start are smaller
 
             del data, message
             trim_memory()  # what the message, and the importer of the model's file, have freed
         return prepared
+
+    def _recover(self, prepared: PreparedModel, model: Model | FinishedModel, options: PrepareOptions) -> None:
+        """Let a model be prepared again with these options after the driver's death, if the client recovers."""
+        if self._reach is None:
+            return
+        prepared.handle.prepare_again = _PrepareAgain(self, model, options)
+        if self._recovery is not None:
+            prepared.handle.recover_later = self._recovery.request
+            self._recovery.follow(prepared.handle)
 
     def _with_deterministic_hint(
         self, hints: Sequence[TokenValuePair], extensions: Sequence[ExtensionNameAndPrefix]
