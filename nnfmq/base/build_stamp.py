@@ -1,4 +1,4 @@
-"""What a compiled module of a source tree was built from: a checksum, in a file beside it that the build writes.
+"""A checksum of the sources of a compiled module, in a file beside it that the build of a source tree writes.
 
 setup.py loads this file by its path, so it imports nothing of the package.
 """

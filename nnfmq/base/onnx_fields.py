@@ -1,4 +1,4 @@
-"""What an ONNX file refers to, read from its protocol buffer without the package onnx and without a runtime.
+"""External files and shapes of an ONNX model, read from its protocol buffer without the package onnx or a runtime.
 
 A client reads the files beside the model that have its external data, and a driver that hosts a runtime checks that
 the model names no others: what a runtime would open by its path. The file is not trusted. What readers of protocol

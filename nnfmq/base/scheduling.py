@@ -1,4 +1,4 @@
-"""How the kernel's scheduler treats the threads of a process: policy and slice, by sched_setattr(2).
+"""Scheduling policy and slice of the threads of a process, by sched_setattr(2).
 
 The process may be another one of the same user: the kernel compares users, and asks for CAP_SYS_NICE only for what
 cannot be taken back without it. A raised niceness is of that kind, and so is SCHED_IDLE where RLIMIT_NICE is 0, as it

@@ -1,4 +1,4 @@
-"""What observers are told of this process's preparations and executions: recordings, telemetry, an application's own.
+"""Reports of this process's preparations and executions to observers: recordings, telemetry, an application's own.
 
 `observe.executions` has the form of what they get. The settings `NNFMQ_RECORD` and `telemetry` are read when a process
 prepares its first model, so that an application may set them itself. A forked child reads them again, because it has

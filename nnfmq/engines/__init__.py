@@ -1,1 +1,1 @@
-"""What executes a prepared model: the interpreter, which is the reference, and compiling engines beside it."""
+"""The engines that execute a prepared model: the interpreter, which is the reference, and compiling ones beside it."""

@@ -1,4 +1,4 @@
-"""What executions of all engines have in common: run options, the checks of inputs, the copies of outputs, tiers.
+"""The common parts of executions on all engines: run options, the checks of inputs, the copies of outputs, tiers.
 
 A program is a prepared model (`PreparedProgram`). `bind` checks a request and returns a bound program, which a burst
 runs again and again: inputs are resolved and output copies chosen once. Callers silence NumPy's floating-point

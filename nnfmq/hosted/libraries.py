@@ -1,4 +1,4 @@
-"""What a runtime loads as code: only files whose SHA-256 the driver's administrator has listed.
+"""Libraries that a runtime loads as code: only files whose SHA-256 the driver's administrator has listed.
 
 A library of custom operators comes from the client like any file of its model, in a sealed memory. Its digest is that
 of a copy that this process has sealed itself, and only that copy is loaded, by its path below /proc/self/fd: nothing

@@ -1,4 +1,4 @@
-"""What is in the graph of an exported program: its inputs and outputs, their sizes, and what it changes in place."""
+"""The graph of an exported program: its inputs and outputs, their sizes, and the inputs that it changes in place."""
 
 from __future__ import annotations
 

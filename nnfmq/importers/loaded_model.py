@@ -1,4 +1,4 @@
-"""What an importer returns: the loaded model, or its problems. No importer is imported with it."""
+"""LoadedModel, the result of an importer, and the problems of a model that it rejects. Imports no importer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NNAPI does to a model when it is finished (API-4): order, default arguments, dead parts."""
+"""The changes that NNAPI makes to a model when it is finished (API-4): order, default arguments, dead parts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What processes record about themselves: traces and statistics, and their evaluation. Every part may import it."""
+"""Traces and statistics that processes record of themselves, and their evaluation. Every part may import it."""

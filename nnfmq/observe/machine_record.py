@@ -1,4 +1,4 @@
-"""What the machine did beside the requests that are looked at: who used the CPUs, and which processes were stopped.
+"""A record of the machine's other work during requests: who used the CPUs, and which processes were stopped.
 
 `lab.machine_sampler` records it, a trace may have it (`trace_files`), and `causes` names who had the CPU for which a
 thread waited. Arithmetic only: times are nanoseconds of CLOCK_MONOTONIC.

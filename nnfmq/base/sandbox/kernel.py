@@ -1,4 +1,4 @@
-"""What the kernel can keep a process from, and the calls that make it do so. The only module that asks for it.
+"""The kernel's restrictions of a process, and the calls that request them. The only module that requests them.
 
 Every function acts on the calling thread and the threads and processes that it starts later, and nothing that it does
 can be reversed. A process therefore enters its sandbox before it starts threads.

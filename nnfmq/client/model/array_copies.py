@@ -1,4 +1,4 @@
-"""What copies arrays into shared memory and out of it: `_copies` (Cython) or `_pycopies` (Python).
+"""Copies of arrays into shared memory and out of it: `_copies` (Cython) or `_pycopies` (Python).
 
 It is selected at import, as `nnfmq.base.cores` documents. Callers import the class from here.
 """

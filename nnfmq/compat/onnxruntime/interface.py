@@ -1,4 +1,4 @@
-"""What a session says of its model: NodeArg and ModelMetadata; and its model's file, opened as ONNX Runtime would."""
+"""NodeArg and ModelMetadata, of a session's model; and the model's file, opened as ONNX Runtime would."""
 
 from __future__ import annotations
 

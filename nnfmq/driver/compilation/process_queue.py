@@ -1,4 +1,4 @@
-"""Whose compile process starts next: turns among the clients that wait for one, and the limit of all processes.
+"""ProcessQueue: turns at compile processes among the clients that wait for one, and the limit of all processes.
 
 At most `processes_max` processes run, one for each core, however many the clients ask for. A free place goes to the uid
 that has the fewest, of its clients to the one that has the fewest, and of that client's claims to one whose caller

@@ -1,4 +1,4 @@
-"""What is installed beside the driver: versions, entry points of plug-ins, and a digest of the engines' source code.
+"""The installation of a driver: versions, entry points of plug-ins, and a digest of the engines' source code.
 
 Reading it takes memory that an idle supervisor would keep, 5 MiB if OpenSSL computes the digest (`base.digests`). The
 supervisor has a child process read it (`read_in_child`) before it forks workers. Other processes read it when they need

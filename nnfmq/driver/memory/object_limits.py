@@ -1,4 +1,4 @@
-"""How many objects a client, and all clients of its user, may have in the driver: models, bursts, threads, ...
+"""Limits of the objects that a client, and all clients of its user, may have in the driver: models, bursts, threads.
 
 An object costs memory that the quota does not count, so the number of objects of each kind is limited for each client.
 In a driver for several users the models and threads of all clients of one user have a limit, too: each worker publishes

@@ -1,4 +1,4 @@
-"""Which clients a driver serves when it has many: places, and who they are kept for.
+"""Admission of clients to a driver that has many: places, and the clients that they are kept for.
 
 A driver has CLIENTS_MAX places for clients of any kind, of which one process may have $NNFMQ_PROCESS_CLIENTS. The last
 one is kept for the driver's own model repository, if it has one. MONITORS_MAX further places are for monitors: clients

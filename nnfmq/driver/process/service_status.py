@@ -1,4 +1,4 @@
-"""What a supervisor tells the service manager that has started it: that it is ready, how many clients it has, its end.
+"""ServiceStatus: tells the service manager that a supervisor is ready, how many clients it has, and its end.
 
 The supervisor calls `update` after each turn of its event loop, and the timer for the watchdog is one of that loop: the
 manager gets no more messages of a supervisor whose loop does not turn, and ends it.

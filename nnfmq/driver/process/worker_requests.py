@@ -1,4 +1,4 @@
-"""What the supervisor does for workers, which may neither write files nor start programs in their sandbox.
+"""The requests of workers to the supervisor: in their sandbox they may neither write files nor start programs.
 
 It writes programs to the cache, each in a child process, and starts the process that compiles models whose client has
 left. Workers are not trusted: what they send was checked to be sealed memory (`cache.shared`), nothing of it is

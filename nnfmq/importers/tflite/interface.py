@@ -1,4 +1,4 @@
-"""What a TFLite file says of its tensors, operators and signatures, in all its subgraphs and before any conversion.
+"""The tensors, operators and signatures of a TFLite file, of all its subgraphs and before any conversion.
 
 `file` has what the conversion needs; this is what a program that inspects a file sees. A tensor may have a type
 that is not supported. The file is verified first, and reading it is bounded by its size.

@@ -1,4 +1,4 @@
-"""What `nnfmq bench` measures, and how: start the runners, warm them up, measure them in turn, level by level."""
+"""The measurement of `nnfmq bench`: start the runners, warm them up, measure them in turn, level by level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of each request, and by the sampler between requests. Data only; times in ns."""
+"""The records of each request, and of the sampler between requests. Data only; times in ns."""
 
 from __future__ import annotations
 

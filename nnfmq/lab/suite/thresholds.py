@@ -1,4 +1,4 @@
-"""What a machine has to achieve, and under which load: a TOML file, by default `thresholds.toml` beside this module.
+"""The thresholds and the load of the suite: a TOML file, by default `thresholds.toml` beside this module.
 
 The table `load` has the load, `every` the limits of all scenarios, and the table of a scenario its own limits, which
 take precedence. A file stands for itself: of the packaged one only keys of `load` that it leaves out are used.

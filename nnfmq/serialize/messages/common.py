@@ -1,4 +1,4 @@
-"""What all messages share: limits, field types, base classes, memories and hints; and the messages of the handshake."""
+"""The common parts of all messages: limits, field types, base classes, memories, hints; and those of the handshake."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, TypeAlias, cast
