@@ -48,7 +48,7 @@ _log = logging.getLogger("nnfmq.accounts")
 
 
 class ServedUsers(NamedTuple):
-    """Whose clients are served beside those of this process's account and of root.
+    """The users and groups whose clients are served, beside this process's account and root.
 
     Attributes:
         uids: The uids that are listed.
@@ -236,7 +236,7 @@ def become(uid: int) -> None:
 
 
 def closed_part(path: str | os.PathLike[str]) -> Path | None:
-    """Return what keeps users without rights of their own from reading a file, it or a folder above; None if nothing.
+    """Return the file, or the folder above it, that users without rights of their own cannot read; None if they can.
 
     Permission bits tell; access lists are not looked at.
     """

@@ -209,7 +209,7 @@ def _check_file(fd: int, size_bytes: int, offset: int) -> None:
 
 
 def _opened_for(fd: int) -> Protection:
-    """Return what an fd was opened for. With O_APPEND, pwrite(2) ignores the offset, so it is not for writing."""
+    """Return the access for which an fd was opened. O_APPEND is none for writing: pwrite(2) then ignores the offset."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     mode = flags & os.O_ACCMODE
     reads = Protection.READ if mode in _READABLE and not flags & os.O_PATH else Protection.NONE

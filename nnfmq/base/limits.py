@@ -10,7 +10,7 @@ __all__ = ["data_bytes", "data_left_bytes", "limit_softly"]
 
 
 def data_bytes(pid: int | str = "self") -> int:
-    """Return what RLIMIT_DATA counts of a process: its private memory that it can write to. Raises OSError."""
+    """Return the bytes of a process that RLIMIT_DATA counts: private memory that it can write to. Raises OSError."""
     with open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -85,7 +85,7 @@ def about(client: LoggedClient | None = None, model: str = "") -> dict[str, obje
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Return what a record is about: `client`, a dict, and `model`, if they are known."""
+    """Return the subjects of a record: `client`, a dict, and `model`, if they are known."""
     client, model = getattr(record, "client", None) or _Process.client, getattr(record, "model", "")
     found: dict[str, object] = {}
     if client is not None:

@@ -183,7 +183,7 @@ def _replaced(
 
 
 def _external_data(tensor: memoryview) -> dict[str, str]:
-    """Return where a tensor says that its data are; keys are "location", "offset", "length". Empty: within it."""
+    """Return the place of a tensor's external data: "location", "offset", "length"; empty if they are within it."""
     entries: dict[str, str] = {}
     for entry in _values(tensor, _EXTERNAL_DATA):
         (key, value) = (b"".join(_values(entry, number)[-1:]).decode("utf-8", "replace") for number in (1, 2))

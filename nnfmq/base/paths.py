@@ -188,7 +188,7 @@ def _make(directory: Path) -> Path:
 
 
 def perf_map_path(pid: int) -> str:
-    """Return where perf(1) looks for the names of functions that a process has generated, whatever $TMPDIR says."""
+    """Return the path where perf(1) looks for the names of functions that a process generated, whatever $TMPDIR is."""
     return f"/tmp/perf-{pid}.map"
 
 

@@ -232,7 +232,7 @@ _GONE = (*_EXITED, PermissionError)
 
 
 class ProcessUsage(NamedTuple):
-    """What a process has used: CPU time of all its threads, resident memory, and how many threads it has."""
+    """The use of a process: CPU time of all its threads, resident memory, and the number of threads."""
 
     cpu_ns: int
     resident_bytes: int
@@ -240,7 +240,7 @@ class ProcessUsage(NamedTuple):
 
 
 def process_usage(pid: int) -> ProcessUsage | None:
-    """Return what a process uses; None if it has exited, or is in another pid namespace."""
+    """Return the use of a process; None if it has exited, or is in another pid namespace."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except _GONE:

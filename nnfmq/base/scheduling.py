@@ -37,7 +37,7 @@ _ROUNDS_MAX = 100
 
 
 class Scheduling(NamedTuple):
-    """What a thread asks of the scheduler.
+    """The policy and the slice of a thread.
 
     Attributes:
         policy: SCHED_OTHER or SCHED_BATCH, whose threads do not interrupt others when they wake.
@@ -69,7 +69,7 @@ def lower_priority(is_background: bool) -> None:
 
 
 def scheduling_of(thread: int) -> Scheduling:
-    """Return what a thread asks for; its id is also that of a process's main thread.
+    """Return the policy and the slice of a thread; the id of a process is also that of its main thread.
 
     Raises:
         OSError: If there is no such thread.

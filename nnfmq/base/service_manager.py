@@ -53,7 +53,7 @@ def _take(name: str) -> str | None:
 
 
 class ServiceManager(NamedTuple):
-    """How to tell the service manager about this process. None of the calls blocks or raises.
+    """Messages about this process to the service manager. None of the calls blocks or raises.
 
     Attributes:
         address: The address of its socket; empty: there is no manager that wants to know.

@@ -285,7 +285,7 @@ class Setting(Generic[ValueT]):
 
 
 def all_file_values() -> FileValues:
-    """Return what the files say in this process, for `use_file_values` of a child. Raises as `file_values`."""
+    """Return this process's settings from files, for `use_file_values` of a child. Raises as `file_values`."""
     return file_values(_file_keys())
 
 

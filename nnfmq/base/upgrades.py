@@ -56,7 +56,7 @@ def loaded_stamp() -> str:
 
 
 def _stamp() -> str:
-    """Return what changes when the files are replaced."""
+    """Return a text that changes when the files of the package are replaced."""
     try:
         found = os.stat(_FILE)
     except OSError:
@@ -76,7 +76,7 @@ def require_unchanged() -> None:
 
 
 def what_was_installed() -> str:
-    """Return what has become of the package, and what to do, as a sentence without its end."""
+    """Return the state of the package on disk, and what to do, as a sentence without its end."""
     version = installed_version("nnfmq")
     what = f"nnfmq {version} was installed" if version else "nnfmq was replaced or removed"
     return f"{what} while this driver ran, which goes on with the code that it has loaded: restart it"

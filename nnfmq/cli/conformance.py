@@ -144,7 +144,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _mistake(arguments: argparse.Namespace) -> str:
-    """Return what is wrong with a combination of arguments, or the empty string."""
+    """Return the error in a combination of arguments; empty if there is none."""
     names_a_driver = arguments.device or arguments.connect
     if arguments.extract is not None and len(arguments.paths) != 1:
         return "--extract needs one PATH: the folder that the test models are written to"

@@ -36,7 +36,7 @@ _NONE = "none"
 
 
 class Address(NamedTuple):
-    """Where a server listens."""
+    """The host and the port at which a server listens."""
 
     host: str
     port: int
@@ -175,7 +175,7 @@ async def _listening(
 
 @contextmanager
 def _metrics(service: ModelServer, path: str | None) -> Iterator[MetricsReader | None]:
-    """Yield what reads the metrics of the driver and of this gateway; None without prometheus-client."""
+    """Yield a reader of the metrics of the driver and of this gateway; None without prometheus-client."""
     try:
         import prometheus_client
     except ModuleNotFoundError:

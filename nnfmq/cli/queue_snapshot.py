@@ -106,7 +106,7 @@ def bits_text(bits: int | None) -> str:
 
 
 def description(name: str, queue: MessageQueue) -> dict[str, Any]:
-    """Return what a program needs to attach to the queue, as `create --json` prints it."""
+    """Return the description with which a program attaches to the queue, as `create --json` prints it."""
     parts = (
         {"offset": grantor.offset, "extent": grantor.extent} for grantor in queue.descriptor.grantors[: len(_PARTS)]
     )

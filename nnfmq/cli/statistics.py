@@ -64,7 +64,7 @@ class DriverSample:
 
 
 def take_sample(client: Client, timeout: float = DEFAULT_TIMEOUT_S) -> DriverSample:
-    """Return what the client's driver counts now, without this client itself; blocks up to `timeout` seconds."""
+    """Return a sample of the client's driver, without this client itself; blocks up to `timeout` seconds."""
     statistics = client.statistics(timeout=timeout)
     own_pid = 0 if client.is_embedded else client.worker_pid
     others = tuple(other for other in statistics.clients if other.worker_pid != own_pid)
@@ -94,7 +94,7 @@ class ModelActivity:
 
     @property
     def engine_share(self) -> float | None:
-        """Which part of the time in the driver the engine took; None without executions."""
+        """The engine's part of the time in the driver; None without executions."""
         return self.counts.engine_ns / self.counts.driver_ns if self.counts.driver_ns > 0 else None
 
     def as_json(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _histogram_json(times: LatencyHistogram) -> dict[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class TimesActivity:
-    """How long the executions of a model took between two samples, of all clients that run the same program.
+    """The times of a model's executions between two samples, of all clients that run the same program.
 
     Clients that have left, and models that were released, count, too.
     """
@@ -172,7 +172,7 @@ class BurstActivity:
 
     @property
     def polled_share(self) -> float | None:
-        """Which part of the waits ended while the driver polled; None without waits."""
+        """The part of the waits that ended while the driver polled; None without waits."""
         waits = self.polled + self.slept
         return self.polled / waits if waits else None
 
@@ -236,7 +236,7 @@ class ClientActivity:
 
 
 class Activity:
-    """What happened in a driver between two samples; without an earlier one, since the driver started.
+    """The work of a driver between two samples; without an earlier one, since the driver started.
 
     A client that has connected between them, and a model that was prepared, count from 0.
     """
@@ -391,7 +391,7 @@ def read_served_models(client: Client, socket: str | None, timeout: float) -> Se
 
 @dataclass(slots=True)
 class ServedActivity:
-    """What all clients execute of one version of a served model between two samples.
+    """The executions of one version of a served model by all clients between two samples.
 
     `state` is empty for a version that the repository does not serve any more, or not to those that ask for none.
     """

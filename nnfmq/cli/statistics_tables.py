@@ -232,14 +232,14 @@ def _deaths_text(statistics: DriverStatistics) -> str:
 
 
 def _user_lines(statistics: DriverStatistics) -> list[tuple[str, str]]:
-    """Return what tells whose clients a driver serves; nothing of one that was to serve one user."""
+    """Return the line about the users whose clients a driver serves; none if it was to serve one user."""
     if statistics.lacks_capabilities:
         return [("users", "one: it lacks CAP_SETUID and CAP_SETGID to serve several")]
     return [("users", "several; this shows what you may see")] if statistics.serves_several else []
 
 
 def driver_lines(sample: DriverSample) -> list[tuple[str, str]]:
-    """Return what a driver is and has, as names and texts."""
+    """Return the lines about a driver itself: pid, version, memory, clients, workers; as names and texts."""
     statistics, cache = sample.statistics, sample.statistics.cache
     usage = sample.usage.get(statistics.pid)
     charged, count = sum(client.charged_bytes for client in statistics.clients), len(statistics.clients)

@@ -154,7 +154,7 @@ class _Collector:
             self._rings.append((memory, RingReader(memory.view)))
 
     def trace(self) -> Trace:
-        """Return what was read."""
+        """Return the trace of what was read."""
         return merged(reader.trace() for _, reader in self._rings)
 
     def __enter__(self) -> _Collector:
@@ -172,7 +172,7 @@ class _Collector:
 
 
 def trace_driver(client: Client, seconds: float) -> Trace:
-    """Return what the workers of a driver do within `seconds`. Blocks; Ctrl-C ends it earlier.
+    """Return the trace of a driver's workers over `seconds`. Blocks; Ctrl-C ends it earlier.
 
     Raises what `traced_driver` raises.
     """
@@ -254,7 +254,7 @@ class WorkerRings:
         return {reader.pid for reader in self._current.values()} - {0}
 
     def trace(self) -> Trace:
-        """Return what was read. Slices of earlier traces are left out."""
+        """Return the trace of what was read. Slices of earlier traces are left out."""
         trace = merged(reader.trace() for reader in (*self._ended, *self._current.values()))
         trace.slices = [one for one in trace.slices if one.end_ns >= self._begin_ns]
         trace.times = [times for times in trace.times if times.end_ns >= self._begin_ns]

@@ -191,7 +191,7 @@ class _Kept:
 
 
 def _key(model: ModelArgument, options: _Options) -> _Key:
-    """Return what identifies a model: the file as it is now, the content, or the object."""
+    """Return a key for a model: for the file as it is now, the content, or the object."""
     other = options.signature, repr(options.runtime_options), options.deterministic
     prepared_with = (*_checked(options.shapes).items(), *other)
     if isinstance(model, (bytes, bytearray, memoryview)):
@@ -212,13 +212,13 @@ def _checked(shapes: _Shapes) -> _Shapes:
 
 
 def _identity(path: str | os.PathLike[str]) -> _Key:
-    """Return what changes with a file's content. Raises OSError if there is no such file."""
+    """Return a key that changes with a file's content. Raises OSError if there is no such file."""
     status = os.stat(path)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class _Process:
-    """What this process has one of."""
+    """The objects of which a process has one."""
 
     kept = _Kept()
 

@@ -33,7 +33,7 @@ class _Completion(NamedTuple):
 
 
 class ResultWaiter(Protocol):
-    """What waits for a Future: the queue of a thread, or the waiter of an asyncio task."""
+    """A receiver of the results of a Future: the queue of a thread, or the waiter of an asyncio task."""
 
     def put(self, notification: Any, /) -> None:
         """Receive a notification, or None if there is a result. Must not block or raise. Called on any thread."""

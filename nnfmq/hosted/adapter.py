@@ -45,7 +45,7 @@ class HostedFile(Struct, frozen=True):
 
 
 class OpenOptions(Struct, frozen=True):
-    """How to open a file.
+    """The options of opening a file.
 
     Attributes:
         threads: How many threads an execution may use, the calling one included.
@@ -72,7 +72,7 @@ class OpenOptions(Struct, frozen=True):
 
 
 class HostedRun:
-    """What executes an opened file with the arrays to which it is bound. One thread calls it at a time."""
+    """An opened file that is bound to arrays; a call executes it. One thread calls it at a time."""
 
     def __call__(self) -> Sequence[Array | None] | None:
         """Execute once; blocks. Return None for each output that was filled in place, and an array for the others.
@@ -104,7 +104,7 @@ class HostedModel:
     """What is in the file."""
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> HostedRun:
-        """Return what executes the file.
+        """Return the file bound to arrays.
 
         Args:
             inputs: An array for each input, of its element type ("bfloat16": uint16) and with its rank. Floats are in
@@ -132,7 +132,7 @@ class HostedModel:
         return _with_sizes(self.description, shapes)
 
     def save(self) -> bytes | None:
-        """Return what makes opening the file again faster (`OpenOptions.saved`), or None; also if it was opened so."""
+        """Return bytes with which the file opens faster (`OpenOptions.saved`), or None; also if it was opened so."""
         return None
 
 

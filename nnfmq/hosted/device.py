@@ -95,7 +95,7 @@ class HostedDevice(DescribedDevice):
         return _is_hosted(model, operation) and _valid_call(model).format in self.formats
 
     def describe_file(self, call: HostedCall, pools: Sequence[ConstantPool]) -> HostedDescription:
-        """Return what is in a file; the preparation that follows finds it open. Blocks.
+        """Return the description of a file, which the preparation that follows finds open. Blocks.
 
         If the call has inputs, their sizes are those that the caller chose.
 
@@ -112,7 +112,7 @@ class HostedDevice(DescribedDevice):
         return self._resolved(opened.model, call) if call.inputs else opened.model.description
 
     def _resolved(self, model: HostedModel, call: HostedCall) -> HostedDescription:
-        """Return what is in an open file for the sizes of a call's inputs. Raises InvalidArgument."""
+        """Return the description of an open file for the sizes of a call's inputs. Raises InvalidArgument."""
         found = model.description
         if len(call.inputs) != len(found.inputs):
             raise InvalidArgument(f"the model declares {len(call.inputs)} inputs, its file has {len(found.inputs)}")
@@ -230,12 +230,12 @@ class HostedDevice(DescribedDevice):
 
 
 def _packed(saved: bytes | None) -> PackedConstants:
-    """Return what a runtime saves as the caches keep it."""
+    """Return the bytes that a runtime saves in the form that the caches keep."""
     return ((np.frombuffer(saved, np.uint8),),) if saved else ()
 
 
 def _unpacked(packed: PackedConstants | None) -> bytes | None:
-    """Return what `_packed` was given; None for nothing."""
+    """Return the bytes that `_packed` was given; None for nothing."""
     return packed[0][0].tobytes() if packed else None
 
 
@@ -291,7 +291,7 @@ class _Part(NamedTuple):
 
     @property
     def key(self) -> object:
-        """What equal bytes have in common, if the client sends them twice in the same way."""
+        """A key that is equal for equal bytes, if the client sends them twice in the same way."""
         return self.origin or sha256(self.data)
 
 
@@ -310,7 +310,7 @@ def _file(call: HostedCall, parts: Sequence[memoryview], libraries: Sequence[str
 
 
 def _key(call: HostedCall, parts: Sequence[_Part]) -> object:
-    """Return what two questions about the same files have in common."""
+    """Return a key that is equal for two calls with the same files and options."""
     return call.format, call.files, call.signature, dict(call.options), [part.key for part in parts]
 
 

@@ -63,7 +63,7 @@ class HostedExecution:
         self._run = program.opened.bind(self._views, self._targets) if program.lock is None else None
 
     def _private(self, array: Array) -> Array:
-        """Return what the runtime reads: integers, which may be indices or sizes, are copied before each run."""
+        """Return the array that the runtime reads; of integers, which may be indices or sizes, a copy."""
         is_copied = array.dtype.kind in _COPIED_KINDS or self._program.opened.copies_floats
         if not is_copied or not array.size:
             return array

@@ -38,7 +38,7 @@ def is_trusted(data: memoryview) -> bool:
 
 
 def trusted_library(name: str, data: memoryview) -> Library:
-    """Return what a runtime loads of a library's bytes.
+    """Return a sealed copy of a library's bytes, which a runtime loads.
 
     Raises:
         InvalidArgument: If the driver does not trust it. The message has its digest.

@@ -54,7 +54,7 @@ class OnnxRuntimeDevice(HostedDevice):
 
 
 class _Opening(NamedTuple):
-    """How a file is opened."""
+    """The file and the options of a session that is opened."""
 
     onnxruntime: Any
     file: HostedFile

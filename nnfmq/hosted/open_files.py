@@ -57,7 +57,7 @@ def errors_of(device: str) -> Iterator[None]:
 
 
 class OpenFile(Generic[ModelT]):
-    """An open file, and what its client is charged for it, until the last reference is dropped.
+    """An open file, and the memory that its client is charged for it, until the last reference is dropped.
 
     It keeps `shared`, the memory of its bytes that other workers have, too.
 

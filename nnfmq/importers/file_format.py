@@ -161,7 +161,7 @@ def checked_shapes(shapes: Any) -> Shapes:
 
 
 def _content(file: io.BufferedReader) -> FileContent:
-    """Return what is left of a file, in memory that returns to the kernel when it is freed.
+    """Return the rest of a file, in memory that returns to the kernel when it is freed.
 
     After free() of a large block from malloc, glibc would keep later ones of that size in its heap.
     """

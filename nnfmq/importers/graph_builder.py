@@ -51,7 +51,7 @@ _QUANTIZED = (
 
 
 class _Shared(Struct):
-    """What all subgraphs of a model share: the bytes of constants, prefixes of extensions, subgraphs to be called."""
+    """The common parts of a model's subgraphs: the bytes of constants, prefixes of extensions, called subgraphs."""
 
     max_bytes: int
     size_bytes: int = 0

@@ -124,7 +124,7 @@ def load_hosted(
 
 
 def describe_hosted(source: SourceArgument, describe: Describe) -> HostedDescription:
-    """Return what the runtime that `describe` asks finds in a file. Raises as `load_hosted`."""
+    """Return the description of a file by the runtime that `describe` asks. Raises as `load_hosted`."""
     given = read_hosted(read_source(source, is_sealed=True))
     return describe(_call_of(given), given.parts)[0]
 

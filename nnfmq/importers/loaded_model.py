@@ -27,7 +27,7 @@ __all__ = [
 
 
 class TensorMetadata(Struct, frozen=True):
-    """What a file's author says of an input or output: its normalization, and the labels of its elements or values.
+    """The metadata of an input or output by the file's author: its normalization, the labels of its elements or values.
 
     Inputs are normalized as (x - mean) / std, before they are quantized. `mean` and `std` have one element or one for
     each channel; none if there is no normalization.
@@ -49,7 +49,7 @@ class TensorMetadata(Struct, frozen=True):
 
 
 class ModelMetadata(Struct, frozen=True):
-    """What a file's author says of a model, its inputs and its outputs (without states), and the files in it."""
+    """The metadata of a model by the file's author: its inputs and outputs (without states), and the files in it."""
 
     name: str = ""
     description: str = ""
@@ -231,7 +231,7 @@ class UnknownShapes(InvalidArgument):
 
     @property
     def reason(self) -> str:
-        """What is not known."""
+        """The text about the shapes that are not known."""
         listed = "; ".join(f"input {each.name!r} is {each.text()}" for each in self.inputs if not each.is_known)
         return f"{self.origin}sizes of dimensions are not known: {listed}"
 

@@ -88,7 +88,7 @@ def _argument(
     contents: Mapping[int, bytes | memoryview],
     places: Sequence[str],
 ) -> declaration.Tensor | None:
-    """Return what a shape rule takes: attributes with their values. Raises InvalidArgument if one is computed."""
+    """Return an argument of a shape rule: attributes with their values. Raises InvalidArgument if one is computed."""
     if operand.lifetime == LifeTime.NO_VALUE:
         return None
     value, dtype = None, declaration.NUMPY_TYPES[operand.type]

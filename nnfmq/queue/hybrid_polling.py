@@ -135,7 +135,7 @@ def _step(estimate: int, sample: int, up: int, down: int) -> int:
 
 
 class PollingWindow(Struct, frozen=True):
-    """How long a receiver polls its ring before it sleeps, in ns; 0 = it sleeps immediately."""
+    """The time for which a receiver polls its ring before it sleeps, in ns; 0 = it sleeps immediately."""
 
     ns: int
 

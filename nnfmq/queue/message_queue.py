@@ -123,7 +123,7 @@ class Transaction(Struct, frozen=True, eq=False):
 
 
 class Overflow(Enum):
-    """Which records an unsynchronized reader can still read after an overflow."""
+    """The records that an unsynchronized reader can still read after an overflow."""
 
     SKIP_ALL = "none: the next record to be written is the next to be read (Android 10 to 15)"
     KEEP_HALF = "the newest half of the ring (Android 15 QPR1 and later)"
@@ -456,7 +456,7 @@ class MessageQueue(Closable):
     def responder(
         self, results: MessageQueue, words: memoryview, bound_to: Any, server: Any, count: Callable[[int, int], object]
     ) -> Responder:
-        """Return what answers the requests of this queue in `results`, a queue of the same core. See `Responder`."""
+        """Return the Responder that answers the requests of this queue in `results`, a queue of the same core."""
         rings = self._open_ring(), results._open_ring()
         return self._core.Responder(*rings, words, bound_to, server, count, self.stats_view)
 

@@ -22,7 +22,7 @@ __all__ = ["RepeatedRequest", "Responder"]
 
 
 class _Execution(Protocol):
-    """What a request runs, and the times of its last run."""
+    """The execution that a request runs, and the times of its last run."""
 
     @property
     def engine_begin_ns(self) -> int: ...
@@ -50,7 +50,7 @@ class _Results(Protocol):
 
 
 class _Server(Protocol):
-    """What a responder leaves to its owner. `ready_ns` is the argument of `answer`."""
+    """The owner of a responder, which does the rest of the work. `ready_ns` is the argument of `answer`."""
 
     def encode(self, request: RepeatedRequest, result: Any, /) -> bytes:
         """Return the reply for another result than that of the run before."""

@@ -31,7 +31,7 @@ _SCOPES_SINCE = 6  # of Landlock's interface
 
 
 class Sandbox(Struct, frozen=True):
-    """What a process may do in its sandbox, beside computing with what it has when it enters.
+    """The rights of a process in its sandbox, beside computing with what it has when it enters.
 
     Attributes:
         reads: Files and folders that it may read.
@@ -53,7 +53,7 @@ class Sandbox(Struct, frozen=True):
 
     @property
     def permissions(self) -> Permissions:
-        """What it may do as the filter of system calls sees it."""
+        """The rights for the filter of system calls."""
         return Permissions(self.generates_code, bool(self.writes), self.connects, bool(self.nodes))
 
 

@@ -147,7 +147,7 @@ _CONDITIONAL = (
 
 
 class Condition(NamedTuple):
-    """What an argument must be: its lower 32 bits (or upper, `is_high`), masked, one of `values`, or none of them."""
+    """A condition of an argument: its lower 32 bits (upper if `is_high`), masked, are one of `values`, or none."""
 
     argument: int
     values: tuple[int, ...]
@@ -164,7 +164,7 @@ ALWAYS: Rule = ((),)
 
 
 class Permissions(NamedTuple):
-    """What a process may do beside computing with what it has.
+    """The rights of a process beside computing with what it has.
 
     Attributes:
         generates_code: It may make memory executable.

@@ -422,7 +422,7 @@ class Burst(ModelBurst):
         return f"<Burst on {clipped(repr(self._model.device))}{kind}{state}: {self._model.signature}>"
 
     def _state_text(self) -> str:
-        """Return what executes now; "" = the device."""
+        """Return the executor of now, such as the CPU, for `repr`; "" = the device."""
         connection = self.channel.connection
         if self._is_closed or connection.is_abandoned:
             return "closed"
@@ -440,7 +440,7 @@ class Burst(ModelBurst):
 
     @property
     def peer(self) -> DeathRecipients:
-        """What the death of the driver wakes."""
+        """The waits that the death of the driver ends."""
         return self.channel.peer
 
     # ------------------------------------------------------------------------------------------------ the channel

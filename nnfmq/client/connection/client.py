@@ -213,7 +213,7 @@ class Client(Closable):
 
     @property
     def recovery(self) -> RecoveryCounts:
-        """How often the client's drivers have died, and how often it has connected again."""
+        """The number of deaths of the client's drivers, and of its connections after them."""
         return self._recovery.counts
 
     @property
@@ -297,7 +297,7 @@ class Client(Closable):
         self._call(set_class, deadline_after(timeout))
 
     def statistics(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> DriverStatistics:
-        """Return what the driver counts: its clients, their models and bursts, latencies, caches; blocks.
+        """Return the driver's statistics: its clients, their models and bursts, latencies, caches; blocks.
 
         Other clients of the driver are included. An execution may be counted some microseconds after its result has
         arrived.
@@ -474,7 +474,7 @@ class Client(Closable):
         return self._recovers
 
     def _successor(self) -> ConnectAgain | None:
-        """Return what connects to the driver's successor, if this client may: also before a driver has accepted it."""
+        """Return the function that connects to the successor, if this client may; also if no driver has accepted it."""
         return self._connect_again if self._recovers or self._connection.was_not_accepted else None
 
     def require_usable(self) -> None:
@@ -780,7 +780,7 @@ def is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:
 
 
 def driver_statistics(connection: Connection, deadline_ns: int | None) -> DriverStatistics:
-    """Return what the driver's statistics contain now; blocks.
+    """Return the driver's statistics of now; blocks.
 
     Raises:
         GeneralFailure: If the driver does not let this user read them.

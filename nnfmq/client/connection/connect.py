@@ -147,7 +147,7 @@ def _log_start(error: DeviceUnavailable) -> None:
 
 
 class _Options(NamedTuple):
-    """What all attempts to connect have in common; see `connect`."""
+    """The arguments that all attempts to connect have in common; see `connect`."""
 
     interface: str = INTERFACE
     recover: bool = False

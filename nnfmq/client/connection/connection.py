@@ -602,7 +602,7 @@ class Connection(DroppedConnection):
 
     @property
     def open_calls(self) -> int:
-        """How many replies and callbacks of this connection's calls have not arrived."""
+        """The number of replies and callbacks of this connection's calls that have not arrived."""
         return len(self._pending_calls)
 
     def add_own_burst(self, burst: Closable) -> None:

@@ -120,7 +120,7 @@ class Device(Struct, frozen=True):
 
     @property
     def choice(self) -> DeviceChoice:
-        """Who chose this device, for observers."""
+        """The chooser of this device, for observers."""
         return self._choice
 
     def chosen_by(self, choice: DeviceChoice) -> Device:
@@ -128,7 +128,7 @@ class Device(Struct, frozen=True):
         return Device(self.info, self._connection, choice, self._reach, self._recovery)
 
     def capabilities(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Capabilities:
-        """Return how fast this device is, relative to the CPU; blocks.
+        """Return the speed and the power of this device, relative to the CPU; blocks.
 
         Raises:
             DeviceUnavailable: If the device is not available.
@@ -344,7 +344,7 @@ class Device(Struct, frozen=True):
         return load_hosted(file, describe, shapes=shapes, signature=signature, options=runtime_options)
 
     def describe(self, file: SourceArgument, *, timeout: float | None = None) -> HostedDescription:
-        """Return what this device, which hosts a runtime, finds in a file; blocks. Raises as `load`."""
+        """Return the description of a file by this device, which hosts a runtime; blocks. Raises as `load`."""
         from nnfmq.importers.hosted import describe_hosted  # most applications have no such device
 
         return describe_hosted(file, partial(self._describe_file, deadline_after(timeout)))
@@ -352,7 +352,7 @@ class Device(Struct, frozen=True):
     def _describe_file(
         self, deadline_ns: int | None, call: HostedCall, parts: Sequence[SharedConstants]
     ) -> tuple[HostedDescription, Sequence[SharedConstants]]:
-        """Return what the device finds in a file, and its parts, in memory that other clients have, too; blocks."""
+        """Return the device's description of a file, and the file's parts, in memory that clients share; blocks."""
 
         def query(connection: Connection) -> tuple[messages.FileDescription, list[int]]:
             pools = tuple(map(messages.memory_to_data, parts))
@@ -553,7 +553,7 @@ class Device(Struct, frozen=True):
         model: Model | ModelSignature,
         prepared: PreparedModel,
     ) -> Preparation | None:
-        """Return what tells the observers of this process of a preparation; None if there are none."""
+        """Return a report of a preparation to the observers of this process; None if there are none."""
         options: tuple[int, int] = DEFAULT_PREFERENCE, Priority.MEDIUM  # a preparation from a cache has none
         is_cached = True
         if isinstance(message, messages.PrepareModel):

@@ -170,7 +170,7 @@ class _Process:
 
 
 class _Current:
-    """What this process has one of."""
+    """The objects of which a process has one."""
 
     process = _Process()
 

@@ -245,7 +245,7 @@ class Hosting(Struct, frozen=True):
         return f"a hosted runtime may run it: {absent}" if absent else ""
 
     def _absent(self, format: str) -> str:
-        """Return how to get the first runtime that runs files of a format; "" if it is there, or nothing is known."""
+        """Return advice to get the first runtime that runs files of a format; "" if it is there, or none is known."""
         runtimes = runtimes_of(format)
         try:
             return self.why_absent(runtimes[0].name) if runtimes else ""

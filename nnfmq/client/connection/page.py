@@ -38,7 +38,7 @@ class ClientPage(Closable):
                 self._memory = Memory.adopt(fd, PAGE_BYTES)
 
     def calls_of(self, row: int) -> Calls:
-        """Return what counts the executions of a model as this client sees them, in a row of the page.
+        """Return the counts of a model's executions as this client sees them, in a row of the page.
 
         Nobody reads the counts if there is no page, or no such row, or it is closed.
         """

@@ -170,7 +170,7 @@ def has_vendor_operations(model: Model) -> bool:
 
 
 def name_for_display(model: ModelArgument, name: str | None) -> str:
-    """Return what the driver calls a model in its statistics: `name`, or the name of its file, or nothing."""
+    """Return the name of a model in the driver's statistics: `name`, or the name of its file, or nothing."""
     if name is None:
         name = Path(model).name if isinstance(model, (str, os.PathLike)) else str(getattr(model, "file_name", ""))
     return name[:_NAME_CHARACTERS].encode("utf-8", "replace").decode()  # file names may be undecodable
@@ -235,7 +235,7 @@ class ProgressReport(Protocol):
 def compile_notice(
     name: str, progress: ProgressCallback | None = None, choice: DeviceChoice = "application"
 ) -> Iterator[ProgressReport | None]:
-    """Yield what is called with the progress of a compilation: `progress`, or if that is None, what writes to stderr.
+    """Yield a function for the progress of a compilation: `progress`, or if that is None, one that writes to stderr.
 
     That is one line if the model is still compiled after a quarter of a second, by a thread of its own, because
     progress is reported rarely. After a second, a line on a terminal shows the progress; the thread that prepares draws

@@ -96,7 +96,7 @@ _log = logging.getLogger("nnfmq.client")
 
 
 class RecoveryCounts(NamedTuple):
-    """What a client has counted: `deaths` of its driver and of the successors, and `reconnections` after them."""
+    """The counts of a client: `deaths` of its driver and of the successors, and `reconnections` after them."""
 
     deaths: int = 0
     reconnections: int = 0

@@ -101,7 +101,7 @@ class _Application:
 
 
 class _Process:
-    """What this process has one of."""
+    """The objects of which a process has one."""
 
     application: _Application | None = None
     has_failed = False
@@ -203,7 +203,7 @@ def record_call(connection: WorkerConnection, message: messages.Call, begin_ns: 
 
 
 def burst_trace(connection: WorkerConnection, burst_id: int, words: memoryview) -> BurstTrace:
-    """Return what records the requests of a burst, whose execution statistics are `words`; None if nothing records."""
+    """Return a recorder of the requests of a burst, whose execution statistics are `words`; None if nothing records."""
     recorder = TRACING.recorder
     if recorder is None:
         return None

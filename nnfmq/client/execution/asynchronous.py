@@ -159,7 +159,7 @@ class AsyncRequest:
 
 
 class _Rescue(NamedTuple):
-    """What executes a request elsewhere after an error of the device; it keeps the location that the request has."""
+    """An execution of a request elsewhere after an error of the device; it keeps the location that the request has."""
 
     model: ModelHandle
     location: ModelLocation

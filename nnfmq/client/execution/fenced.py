@@ -49,7 +49,7 @@ class FencedTiming(NamedTuple):
 
 
 class FenceLimits(NamedTuple):
-    """What starts and ends a fenced execution: fences (borrowed), and two limits in seconds; None = no limit."""
+    """The conditions of a fenced execution: fences (borrowed), and two limits in seconds; None = no limit."""
 
     wait_for: Sequence[HasFileno | int] = ()
     timeout: float | None = None

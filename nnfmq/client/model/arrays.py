@@ -319,7 +319,7 @@ def _check_bound_shape(info: TensorInfo, shape: tuple[int, ...]) -> None:
 
 
 def _shape_advice(info: TensorInfo, shape: tuple[int, ...]) -> str:
-    """Return what may make an array of another shape fit; "" if nothing known does."""
+    """Return advice to make an array of another shape fit; "" if nothing known does."""
     wanted, count = info.shape, math.prod(shape)
     if info.has_unknown_shape or not shape or not count:
         return ""

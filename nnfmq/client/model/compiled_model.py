@@ -104,11 +104,11 @@ class CompiledModel(Closable, HasState, ABC):
     @property
     @abstractmethod
     def plan(self) -> ExecutionPlan | None:
-        """Which device executes which operations; None if the application chose the device."""
+        """The device of each operation; None if the application chose the device."""
 
     @property
     def cpu_executions(self) -> int:
-        """How often the CPU was asked to execute the model, or a step of its plan, in place of a device that failed."""
+        """The number of executions of the model, or of steps of its plan, by the CPU because a device failed."""
         fallback = self.handle.fallback
         return 0 if fallback is None else fallback.executions
 

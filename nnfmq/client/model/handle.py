@@ -65,7 +65,7 @@ class ModelFallback(Protocol):
 
     @property
     def executions(self) -> int:
-        """How often the CPU was asked to execute the model or a step."""
+        """The number of executions of the model or of a step by the CPU."""
         ...
 
     def applies_to(self, error: NnfmqError, deadline_ns: int | None = None) -> bool:
@@ -86,7 +86,7 @@ class ModelFallback(Protocol):
 
 
 class ModelLocation(Struct, frozen=True, eq=False, weakref=True):
-    """Where a model is prepared: a connection, and the model's id there; None before it is prepared, and once released.
+    """The place of a prepared model: a connection, and the model's id there; None if it is not prepared, or released.
 
     Read together, because they change if the model is prepared again. `version` is that of a model of the model
     repository, 0 for all others. `calls` counts the executions there. A call keeps the location that it has read until
@@ -601,7 +601,7 @@ def require_no_state(states: Sequence[StateInfo], method: str) -> None:
 
 
 class HasState:
-    """What an object that executes a model offers for its states; `_state` is None if the model has none."""
+    """The methods of an object that executes a model for its states; `_state` is None if the model has none."""
 
     __slots__ = ("_state",)
     _state: StateValues | MappedState | None

@@ -82,12 +82,12 @@ class PreparedModel(CompiledModel):
 
     @property
     def program(self) -> ProgramKind:
-        """What executes the model: machine code, from a cache or compiled for this preparation, or the interpreter."""
+        """The program that executes the model: machine code, from a cache or compiled now, or the interpreter."""
         return self.handle.program
 
     @property
     def compiled_operations(self) -> int:
-        """How many operations of the model's main subgraph machine code executes."""
+        """The number of operations of the model's main subgraph that machine code executes."""
         return self.handle.compiled_operations
 
     @property

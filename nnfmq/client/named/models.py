@@ -356,7 +356,7 @@ class NamedModels:
         return prepared
 
     def devices(self, deadline_ns: int | None) -> DeviceOf:
-        """Return what returns a device of the driver that the client is connected to then."""
+        """Return a function that returns a device of the driver that the client is connected to then."""
         return lambda name: self._client.device(name, timeout=remaining_s(deadline_ns))
 
     def prepare_again(
@@ -532,7 +532,7 @@ def _is_a(type_: Any, value: object) -> bool:
 
 
 def _signature(received: ReceivedModel, device: Device) -> ModelSignature:
-    """Return what `Device.prepare_encoded` needs: with the model itself, if observers or HIDL need that."""
+    """Return the argument of `Device.prepare_encoded`: with the model itself, if observers or HIDL need that."""
     description = received.description
     if device.is_aidl and not current_observers():
         return description

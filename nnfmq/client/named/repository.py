@@ -109,7 +109,7 @@ def _check_state(state: StateInfo) -> None:
 
 
 def difference(old: ModelDescription, new: ModelDescription) -> str:
-    """Return how a newer version differs in what an application has to know; empty if it can replace the old one."""
+    """Return the difference of a newer version for an application, as text; empty if it can replace the old one."""
     for kind, before, after in (
         ("inputs", old.inputs, new.inputs),
         ("outputs", old.outputs, new.outputs),
@@ -309,7 +309,7 @@ def _nothing() -> None:
 
 
 def _reply_to(call: OpenModel | ListModels, message: ModelOpened | ModelList, frame: Frame) -> _Reply:
-    """Return what a caller gets. Takes the fds that it keeps out of `frame`.
+    """Return the reply for a caller. Takes the fds that it keeps out of `frame`.
 
     Raises:
         ProtocolError: If the message is no reply to this call, or not a valid one.

@@ -402,7 +402,7 @@ class _Compilation:
         return prepared
 
     def _observation(self, plan: ExecutionPlan, devices: Sequence[RuntimeDevice]) -> Preparation | None:
-        """Return what tells the observers of this process of the plan; None if there are none."""
+        """Return a report of the plan to the observers of this process; None if there are none."""
         used = [devices[step.device] for step in plan.execution_steps]
         return begin_preparation(
             self._loaded,

@@ -301,7 +301,7 @@ class RuntimeDevice:
 
     @property
     def capabilities(self) -> Capabilities:
-        """How fast the device is, relative to the CPU. Blocks when it is read first.
+        """The speed and the power of the device, relative to the CPU. Blocks when it is read first.
 
         Raises:
             DeviceUnavailable: If the device is not available.
@@ -363,7 +363,7 @@ class RuntimeDevice:
         return self.until(deadline_after(timeout)).supported_operations(model)
 
     def why_absent(self, name: str) -> str:
-        """Return how to get a device that this one's driver does not have; blocks. See `Client.why_absent`."""
+        """Return advice to get a device that this one's driver does not have; blocks. See `Client.why_absent`."""
         return self._access.client(self._query_limit_ns()).why_absent(name, timeout=self._access.timeout)
 
     def connected(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Device:

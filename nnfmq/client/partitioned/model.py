@@ -80,7 +80,7 @@ class PartitionedModel(CompiledModel):
 
     @property
     def plan(self) -> ExecutionPlan:
-        """Which device executes which operations."""
+        """The device of each operation."""
         return self.handle.plan
 
     @property

@@ -357,7 +357,7 @@ class Runtime(Closable):
         )
 
     def _why_absent(self, devices: Sequence[RuntimeDevice], runtime: str) -> str:
-        """Return how to get a runtime, in the words of the driver of the first of these devices."""
+        """Return advice to get a runtime, in the words of the driver of the first of these devices."""
         drivers = [device for device in devices if not device.is_cpu]
         if drivers:
             return drivers[0].why_absent(runtime)

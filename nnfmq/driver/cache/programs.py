@@ -236,7 +236,7 @@ class CacheEntry(Struct, frozen=True):
         return found
 
     def _from_file(self, read: Callable[[int], _Found]) -> _Found | None:
-        """Return what `read` reads of the file, or None if there is no valid one. An invalid file is removed."""
+        """Return the result of `read` for the file, or None if there is no valid one. An invalid file is removed."""
         client = shared_cache()
         is_opened = client is not None and client.opens_files
         fd = client.open_file(self.name) if client is not None and is_opened else open_entry(self.name)
@@ -434,7 +434,7 @@ def _evict(folder: Path) -> None:
 
 
 def _disk_bytes(size: int) -> int:
-    """Return what a file of so many bytes takes: a compromised worker may have millions of small ones stored."""
+    """Return the disk space of a file of so many bytes: a compromised worker may have millions of small ones stored."""
     return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 

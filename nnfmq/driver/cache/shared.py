@@ -169,7 +169,7 @@ class GoOn(SharedCacheMessage, frozen=True):
 
     @property
     def fd_count(self) -> int:
-        """How many fds come with it."""
+        """The number of fds that come with it."""
         return 1 + self.pools
 
 
@@ -477,7 +477,7 @@ class WorkerLink:
 
 
 class WorkerRequests(Protocol):
-    """What a supervisor does for its workers, which may not do it themselves. Nothing of it blocks or raises."""
+    """The supervisor's work for its workers, which may not do it themselves. Nothing of it blocks or raises."""
 
     def store(self, files: Sequence[tuple[str, int]], memory: int, pipe: int) -> None:
         """Write the files of entries, whose names and sizes are as in `Store`. Borrows the fds."""
@@ -518,7 +518,7 @@ class SharedCacheServer:
 
     @property
     def program_count(self) -> int:
-        """How many programs are shared."""
+        """The number of programs that are shared."""
         return len(self._entries)
 
     @property

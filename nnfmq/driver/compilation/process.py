@@ -219,7 +219,7 @@ def _limit_time() -> None:
 
 
 def _memory_bytes() -> int:
-    """Return what this process has of memory that is no file's, also what it still shares with the server."""
+    """Return the memory of this process that is no file's, also what it still shares with the server."""
     found = _ANONYMOUS.search(Path("/proc/self/status").read_bytes())
     return int(found[1]) << 10 if found is not None else 0
 
@@ -241,7 +241,7 @@ def _time_text() -> str:
 
 
 def describe_death(status: int, last_words: bytes) -> str:
-    """Return what the server reports of a process that has ended: its status as text, or OUT_OF_MEMORY."""
+    """Return the server's report of a process that has ended: its status as text, or OUT_OF_MEMORY."""
     is_without_memory = status != 0 and any(words in last_words for words in _LAST_WORDS_WITHOUT_MEMORY)
     return OUT_OF_MEMORY if is_without_memory else str(status)
 

@@ -36,7 +36,7 @@ class Claim:
 
 
 class _Places:
-    """How many places each uid and each client has."""
+    """The number of places that each uid and each client has."""
 
     def __init__(self, claims: list[Claim]) -> None:
         self.of_uid = Counter(claim.uid for claim in claims)
@@ -47,7 +47,7 @@ class _Places:
         self.of_client[claim.client] += 1
 
     def rank(self, claim: Claim) -> tuple[int, int, bool]:
-        """Return what decides between waiting claims: the least is first."""
+        """Return the rank of a waiting claim: the least is first."""
         return self.of_uid[claim.uid], self.of_client[claim.client], claim.is_background
 
     def is_ahead(self, waiting: Claim, running: Claim) -> bool:

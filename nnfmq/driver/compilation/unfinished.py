@@ -69,7 +69,7 @@ class CompileRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UnfinishedCompilation:
-    """What another process needs to prepare a model: the message, and fds of the client's files. Close it."""
+    """A preparation that another process can go on with: the message, and fds of the client's files. Close it."""
 
     def __init__(self, message: PrepareModel, fds: Sequence[int]) -> None:
         options = message.hints, message.extensions
@@ -85,7 +85,7 @@ class UnfinishedCompilation:
 
     @classmethod
     def of(cls, message: PrepareModel, fds: Sequence[int]) -> Self | None:
-        """Return what is unfinished while the message is handled; None if nothing would be kept. Borrows `fds`."""
+        """Return the compilation that the message asks for; None if its result would not be kept. Borrows `fds`."""
         if not settings.COMPILE_AFTER_EXIT_S.value() or not cache_limit_bytes():
             return None
         try:

@@ -110,7 +110,7 @@ class CompiledDevice(InterpreterDevice):
 
     @property
     def unavailable_reason(self) -> str:
-        """How to install llvmlite, if it is missing."""
+        """The advice to install llvmlite, if it is missing."""
         return "" if installation().llvmlite else "llvmlite is not installed: pip install 'nnfmq[compiled]'"
 
     @property

@@ -56,7 +56,7 @@ _NAMES_SHOWN, _INDEXES_SHOWN = 40, 4  # of operations that are not supported, in
 
 
 class SandboxNeeds(Struct, frozen=True):
-    """What a device needs of its worker's sandbox, beside reading what Python imports from.
+    """The rights that a device needs in its worker's sandbox, beside reading what Python imports from.
 
     A worker has all devices of its driver, so what one of them declares, each worker may.
 
@@ -143,7 +143,7 @@ class DeviceBase:
         raise NotImplementedError
 
     def describe_file(self, call: HostedCall, pools: Sequence[ConstantPool]) -> HostedDescription:
-        """Return what is in a model file, whose bytes are `pools`; a device with the extension `nnfmq.hosted` does.
+        """Return the description of a file, whose bytes are `pools`, by a device with the extension `nnfmq.hosted`.
 
         Raises:
             InvalidArgument: If the device does not run such files, or cannot open this one.

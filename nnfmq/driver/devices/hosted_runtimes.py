@@ -37,7 +37,7 @@ _NEEDS: Mapping[str, SandboxNeeds] = {
 
 
 class DescribedDevice(DeviceBase):
-    """What the driver tells of each device that hosts a runtime.
+    """A device that hosts a runtime, with the description that the driver gives of each.
 
     `package` is the package whose version becomes part of the device's version; empty for none.
     """

@@ -59,7 +59,7 @@ _current: Installation | None = None
 
 
 class Installation(Struct, frozen=True):
-    """What is installed.
+    """The installed versions, plug-ins and source code.
 
     Attributes:
         release: The version of nnfmq; "source" if it runs from a source tree that is not installed.
@@ -77,7 +77,7 @@ class Installation(Struct, frozen=True):
 
 
 def installation() -> Installation:
-    """Return what is installed. Blocks when it is first called in a process."""
+    """Return the installation at the time of the first call in a process, which blocks."""
     global _current  # noqa: PLW0603  read once for each process, and inherited by forked ones
     if _current is None:
         _current = read()
@@ -130,7 +130,7 @@ def _write(fd: int) -> None:
 
 
 def read() -> Installation:
-    """Return what is installed now. Blocks."""
+    """Return the installation of now. Blocks."""
     packages = InstalledPackages()
     has_plugins = packages.have_entry_points(_GROUPS)
     names = [runtime.package for runtime in RUNTIMES]
@@ -197,7 +197,7 @@ def _cpu_features() -> set[str]:
 
 
 class DriverOptions(Struct, frozen=True):
-    """What a session needs to know of its driver. The defaults are those of an embedded driver.
+    """The driver's options that concern a session. The defaults are those of an embedded driver.
 
     Attributes:
         supervisor_pid: The pid of the supervisor; None if this process is the whole driver.

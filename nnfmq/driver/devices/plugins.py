@@ -100,7 +100,7 @@ class PlugInDevice(DeviceBase):
         return _PlugInProgram(self._label, self._compile(model))
 
     def describe_file(self, call: HostedCall, pools: Sequence[ConstantPool]) -> HostedDescription:
-        """Return what the plug-in finds in a file. Raises GeneralFailure if it raises, or returns something else."""
+        """Return the plug-in's description of a file. Raises GeneralFailure if it raises, or returns something else."""
         found = self._describe_file(call, pools)
         if not isinstance(found, HostedDescription):
             raise GeneralFailure(f"{self._label} returned {found!r:.80}, not what is in a file")

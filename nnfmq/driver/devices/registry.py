@@ -98,7 +98,7 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
 
 
 def _how_to_get(name: str) -> str:
-    """Return how to get the device of this name, which hosts a runtime; empty if it is none of this build."""
+    """Return advice to get the device of this name, which hosts a runtime; empty if it is none of this build."""
     runtime = next((runtime for runtime in RUNTIMES if runtime.name == name), None)
     if runtime is None:
         return ""

@@ -75,7 +75,7 @@ class OutputBinding(Protocol):
     """One output of a staged request. After each `begin`, either `commit` or `abort` is called."""
 
     def begin(self) -> Any:
-        """Return what the engine fills in this run: an array, bytes, a `DynamicOutput`, or None if it is omitted."""
+        """Return the buffer that the engine fills in this run: an array, bytes, a `DynamicOutput`; None if omitted."""
         ...
 
     def commit(self, shape: Shape) -> None:
@@ -121,7 +121,7 @@ def input_array(operand: Operand, argument: RequestArgument, pools: Sequence[Any
 
 
 def output_buffer(index: int, operand: Operand, argument: RequestArgument, pools: Sequence[Any]) -> Any:
-    """Return where the engine writes an output in mapped memory, or None if it is omitted.
+    """Return the buffer of an output in mapped memory, or None if it is omitted.
 
     That is an array if the shape is known, which the engine fills in place; otherwise the bytes.
 

@@ -350,7 +350,7 @@ class BurstServer(Closable):
 
     @property
     def request_count(self) -> int:
-        """How many packets were received so far, malformed ones included."""
+        """The number of packets that were received so far, malformed ones included."""
         return self._responder.received
 
     def drain(self) -> None:

@@ -172,7 +172,7 @@ _ATTEMPTS = 10
 
 
 def runs_in_progress() -> set[tuple[int, int]]:
-    """Return what identifies each run of an engine that is in progress in this process: another pair for each run."""
+    """Return a pair for each run of an engine that is in progress in this process, another one for each run."""
     for _ in range(_ATTEMPTS):
         with suppress(RuntimeError):  # another thread has bound a request meanwhile
             return {(id(each), each.engine_begin_ns) for each in _bound if each.engine_begin_ns > each.engine_end_ns}

@@ -350,7 +350,7 @@ class CoreTurns:
 
     @property
     def division(self) -> CoreDivision:
-        """How this worker's pool divides the cores with the others."""
+        """The division of the cores between this worker's pool and the others."""
         return self._page.division(self._me)
 
     @property

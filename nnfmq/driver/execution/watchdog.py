@@ -56,7 +56,7 @@ def cannot_abort() -> None:
 
 
 class _Watched(NamedTuple):
-    """What is told to stop at `late_ns`, and must have ended `grace_ns` later."""
+    """Work that is told to stop at `late_ns`, and must have ended `grace_ns` later."""
 
     late_ns: int
     grace_ns: int

@@ -122,7 +122,7 @@ class ManagedBuffer:
             raise InvalidArgument(f"buffer {self.token} was not allocated for {kind} {index} of this model (DOM-9)")
 
     def content(self) -> TensorStorage:
-        """Return what was written last.
+        """Return the content that was written last.
 
         Raises:
             GeneralFailure: If the buffer is uninitialized.

@@ -305,7 +305,7 @@ class MemoryQuota:
 
     @property
     def free_bytes(self) -> int:
-        """How many bytes can be charged now."""
+        """The number of bytes that can be charged now."""
         return max(self.limit_bytes - self.charged_bytes, 0)
 
     def adopt_mapped(self, fds: Sequence[int]) -> list[Memory]:

@@ -22,7 +22,7 @@ PLACES = CLIENTS_MAX + MONITORS_MAX
 
 
 class AdmittedClient(NamedTuple):
-    """Who has a place, or wants one.
+    """A client that has a place, or wants one.
 
     Attributes:
         pid: The client's process; 0 for one in another PID namespace.

@@ -96,7 +96,7 @@ def execute(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, client:
 
 
 def why_not_executable(uid: int) -> str:
-    """Return what a worker with this uid may not execute or read of Python and what it imports; empty if nothing.
+    """Return the part of Python that a worker with this uid may not execute or read; empty if there is none.
 
     A child process tries, under that uid. Blocks for some milliseconds.
 

@@ -91,7 +91,7 @@ class HeartbeatWatch(Closable):
 
 
 def worker_heartbeat(loop: EventLoop, start_s: float = 0.0) -> HeartbeatWatch:
-    """Return what watches a new worker, which looks only if executions have a limit. Raises OSError.
+    """Return the watch of a new worker, which looks only if executions have a limit. Raises OSError.
 
     `start_s` is how long its start may take beside the limit.
     """

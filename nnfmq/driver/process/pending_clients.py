@@ -133,7 +133,7 @@ class PendingClients:
 
     @property
     def count(self) -> int:
-        """How many connections wait for their Hello."""
+        """The number of connections that wait for their Hello."""
         return len(self._all)
 
     def close(self) -> None:

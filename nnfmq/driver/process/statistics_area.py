@@ -183,7 +183,7 @@ class WorkerStatistics(StatisticsArea, Closable):
 
 
 class UserLimits(NamedTuple):
-    """What the clients of one user may have together, of a driver that serves several: memory, in bytes, and places."""
+    """The limits of all clients of one user, of a driver that serves several: memory, in bytes, and places."""
 
     memory_bytes: int
     clients: int
@@ -232,7 +232,7 @@ class SharedStatistics(StatisticsArea, Closable):
         return self._memory.fileno()
 
     def of_worker(self, slot: int) -> tuple[SharedStatistics | WorkerStatistics, int]:
-        """Return where the worker of a slot counts: statistics, and its slot there."""
+        """Return the statistics in which the worker of a slot counts, and its slot there."""
         own = self._of_workers.get(slot)
         return (self, slot) if own is None else (own, 0)
 

@@ -55,7 +55,7 @@ _PAGE = 4096
 
 
 def ring_offset(slot: int) -> int:
-    """Return where the ring of a slot, from 1 on, begins."""
+    """Return the offset at which the ring of a slot, from 1 on, begins."""
     return _PAGE + (slot - 1) * AREA_RING_BYTES
 
 
@@ -169,7 +169,7 @@ class WorkerTrace:
         return is_of_area
 
     def recorder(self) -> TraceRecorder | None:
-        """Return where to record now, after a look whether a client traces the driver."""
+        """Return the recorder of now, after a look whether a client traces the driver; None if none does."""
         recorder = TRACING.recorder
         if recorder is None:
             return self._begin_in_area() if self._driver_switch[0] else None

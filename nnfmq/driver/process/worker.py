@@ -94,7 +94,7 @@ class WorkerFds(NamedTuple):
 
 
 class WorkerSetup(NamedTuple):
-    """What all workers of a driver have in common.
+    """The parts that all workers of a driver have in common.
 
     Attributes:
         entries: The devices of the configuration.

@@ -167,7 +167,7 @@ class WorkerProcesses:
 
     @property
     def uids(self) -> int:
-        """How many uids there are for workers; 0 if they have none of their own."""
+        """The number of uids for workers; 0 if they have none of their own."""
         return 0 if self._uids is None else self._uids.size
 
     def start(self, channel: Channel, hello: bytes, *, ends_if_stopped: bool = False) -> None:
@@ -273,7 +273,7 @@ class WorkerProcesses:
         )
 
     def _function_of(self, hello: bytes, fds: WorkerFds, slot: int, logged: LoggedClient) -> Callable[[], None]:
-        """Return what a forked worker calls."""
+        """Return the function that a forked worker calls."""
         if self._setup.is_executed:
             return partial(executed_worker.execute, hello, fds, slot, self._setup, logged)
         own_statistics = self._statistics.of_worker(slot - 1)

@@ -201,7 +201,7 @@ def dtype_of(element_type: int) -> np.dtype[Any]:
 
 
 def inference_errors() -> tuple[type[Exception], ...]:
-    """Return what the inference of shapes by the package `onnx` raises for a node that its definition forbids."""
+    """Return the errors of the shape inference of the package `onnx` for a node that its definition forbids."""
     import onnx
 
     return onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError

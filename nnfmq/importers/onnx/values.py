@@ -480,7 +480,7 @@ class Node(Struct):
         return self.emit(OperationType.SELECT, [operand, *filled], kind)
 
     def to_bool(self, operand: int) -> int:
-        """Return where an operand is not 0."""
+        """Return BOOL that is true at the elements of an operand that are not 0."""
         zero = self.filled(self.builder[operand].type, 0.0)
         return self.emit(OperationType.NOT_EQUAL, [operand, zero], OperandType.TENSOR_BOOL8)
 

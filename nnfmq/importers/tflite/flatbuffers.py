@@ -242,7 +242,7 @@ class TableReader:
         return memoryview(self._buffer)[offset:end].cast("B")
 
     def _at(self, slot: int) -> int:
-        """Return where the field of a slot is in the buffer; 0 if it is missing."""
+        """Return the position of a slot's field in the buffer; 0 if it is missing."""
         if slot + _U16.size > self._vtable_bytes:
             return 0
         offset: int = _U16.unpack_from(self._buffer, self._vtable + slot)[0]
@@ -275,7 +275,7 @@ class TableReader:
                 return self._table_at(at, table)
 
     def _elements(self, at: int) -> tuple[int, int]:
-        """Return where the elements of the vector or string at an offset begin, and their number."""
+        """Return the position of the first element of the vector or string at an offset, and the number of elements."""
         begin = self._follow(at)
         return begin + _OFFSET_BYTES, _U32.unpack_from(self._buffer, begin)[0]
 

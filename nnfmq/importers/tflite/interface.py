@@ -89,7 +89,7 @@ class TfliteInterface(Struct, frozen=True):
 
 
 def read_interface(data: FileContent) -> TfliteInterface:
-    """Return what a .tflite file says of itself.
+    """Return the interface of a .tflite file.
 
     Raises:
         InvalidArgument: If it is no .tflite file, or corrupt.

@@ -117,7 +117,7 @@ def _attended(node: Node, compose: Composition, heads: Sequence[Value], added: S
 
 
 def _masks(node: Node, compose: Composition, position: int, query: Value, key: Value) -> list[Value]:
-    """Return what is added to the scores, (batch, heads, length, all): of the mask, and of later positions.
+    """Return the terms that are added to the scores, (batch, heads, length, all): of the mask, and of later positions.
 
     For a later position that is the lowest number, whatever the mask says of it.
     """
@@ -137,7 +137,7 @@ def _masks(node: Node, compose: Composition, position: int, query: Value, key: V
 
 
 def _allowed(compose: Composition, mask: Value, batch: int, length: int, total: int) -> Value:
-    """Return where a mask, in one of its forms, allows attention: BOOL that broadcasts to the scores."""
+    """Return the positions at which a mask, in any of its forms, allows attention: BOOL that broadcasts to scores."""
     positions = Value.of(np.arange(total, dtype=np.int32).reshape(1, 1, 1, total))
     if mask.shape == (batch,):
         return compose("Less", positions, compose.reshape(mask, batch, 1, 1, 1))

@@ -449,7 +449,7 @@ def _mod(node: Node) -> None:
 
 
 def _rest(node: Node, dividend: int, divisor: int) -> int:
-    """Return what the quotient of integers, rounded towards zero, leaves of the dividend."""
+    """Return the remainder of a quotient of integers that is rounded towards zero."""
     quotient = node.emit(operation_code(TfliteOperation.TRUNCATED_DIV), [dividend, divisor])
     none = node.builder.int32(0)
     return node.emit(Op.SUB, [dividend, node.emit(Op.MUL, [quotient, divisor, none]), none])

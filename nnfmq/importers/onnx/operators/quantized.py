@@ -257,7 +257,7 @@ def _conv_of_floats(node: Node) -> None:
 
 
 def _bound(weights: Value, axes: int | tuple[int, ...]) -> int:
-    """Return what no sum of products along these axes of weights, with numbers of up to 255, is beyond."""
+    """Return a bound of the sums of products along these axes of weights with numbers of up to 255."""
     if weights.array is not None:
         return int(_HIGHEST * np.abs(weights.array).sum(axis=axes, dtype=np.int64).max(initial=1))
     counted = [axes] if isinstance(axes, int) else axes

@@ -54,7 +54,7 @@ _HALF, _ONE = np.float32(0.5), np.float32(1)
 
 @dataclass(frozen=True, slots=True)
 class ResizedAxis:
-    """How one axis is resized; `region` are the first and last coordinate of the input, as shares of its extent."""
+    """The resizing of one axis; `region` are the first and last coordinate of the input, as shares of its extent."""
 
     extent: int
     size: int
@@ -77,7 +77,7 @@ class ResizedAxis:
 
 
 def resized_axes(node: Node) -> list[ResizedAxis]:
-    """Return how each axis is resized.
+    """Return the resizing of each axis.
 
     Raises:
         InvalidArgument: If the sizes or scales are missing, are no constants, or do not fit the input.
@@ -414,7 +414,7 @@ def _is_bilinear(node: Node, axes: list[ResizedAxis]) -> bool:
 
 
 def _differs_by(node: Node, mode: str, axis: ResizedAxis) -> float:
-    """Return how far at most RESIZE_BILINEAR's coordinates are from ONNX Runtime's."""
+    """Return the largest distance of RESIZE_BILINEAR's coordinates from ONNX Runtime's."""
     x, offset = np.arange(axis.size, dtype=np.float32), np.float32(0.5 if mode == "half_pixel" else 0.0)
     is_aligned = mode == "align_corners" and axis.size > 1
     pair = (axis.extent - 1, axis.size - 1) if is_aligned else (axis.extent, axis.size)

@@ -432,7 +432,7 @@ def computed_size(file: TfliteFile, operator: TfliteOperator) -> int | None:
 
 
 def _size_slice(operator: TfliteOperator) -> slice:
-    """Return where the input is that only determines the output's shape: of length 1 or 0."""
+    """Return the position of the input that only determines the output's shape: of length 1 or 0."""
     position = _SIZES.get(operator.name, len(operator.inputs))
     return slice(position, position + 1)
 
