@@ -272,8 +272,8 @@ class _ByteProduct:
 
     def weight_sums(self) -> Ints:
         """Return the sum of the weights of each packed channel; 0 if each byte is read minus its zero point."""
-        sums = self.op.weight_rows().sum(axis=1, dtype=np.int64) * (not isinstance(self.micro_kernel, DotS16x2))
-        return sums[self.kernel.packed_channel_map]
+        sums: Ints = self.op.weight_rows().sum(axis=1, dtype=np.int64)[self.kernel.packed_channel_map]
+        return sums * (not isinstance(self.micro_kernel, DotS16x2))
 
     def launch(self, epilogue: Dequantization | ExactSums, constant: Constant) -> KernelLaunch:
         """Return the launch with an epilogue and its constant."""
