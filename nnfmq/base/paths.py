@@ -92,6 +92,14 @@ def check_socket_directory(path: Path, owners: Collection[int] = ()) -> None:
             )
 
 
+def creation_problem(directory: Path) -> str:
+    """Return why this process cannot create a directory, or files in it if it exists; "" if it can. Creates nothing."""
+    found = next(folder for folder in (directory, *directory.parents) if os.path.lexists(folder))
+    if not found.is_dir():
+        return f"{found} is not a directory"
+    return "" if os.access(found, os.W_OK | os.X_OK) else f"uid {os.geteuid()} may not create files in {found}"
+
+
 def accounts_of(path: Path) -> tuple[int, ...]:
     """Return the uids of other accounts of which a driver at a socket is trusted.
 

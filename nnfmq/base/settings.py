@@ -21,10 +21,12 @@ from nnfmq.hal.errors import InvalidArgument
 
 __all__ = [
     "CONFIG_VARIABLE",
+    "HOSTED",
     "LEVELS",
     "NAMES",
     "PATH",
     "PATTERN",
+    "RUNTIME_NAMES",
     "SINK",
     "SWITCH",
     "TEXT",
@@ -348,6 +350,13 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _runtimes(text: str) -> list[str]:
+    names = _names(text)
+    if not set(names) <= set(HOSTED):
+        raise ValueError(text)
+    return names
+
+
 def _class_rules(text: str) -> list[str]:
     rules = _names(text)
     if any(not who or who.endswith("/") or name not in CLASSES for who, _, name in (r.rpartition("=") for r in rules)):
@@ -445,6 +454,12 @@ NAMES = SettingType(
     "names", "names separated by commas, in files an array; empty: none", _names, _names_to_text,
     '["com.example.one", "com.example.two"]', has_empty_value=True,
 )  # fmt: skip
+HOSTED = ("litert", "onnxruntime", "openvino", "torch", "jax")
+"""The names in `nnfmq.hal.hosted.RUNTIMES`, which takes longer to import."""
+RUNTIME_NAMES = NAMES._replace(
+    name="runtimes", allowed=f"some of {', '.join(HOSTED)}, separated by commas, in files an array; empty: none",
+    parse=_runtimes, toml_example='["litert", "onnxruntime"]',
+)  # fmt: skip
 UID_RANGE = SettingType("range of uids", f"FIRST-LAST, of 1 to {_UID_MAX}", _uid_range, _to_text, '"60000-60063"')
 SINK = SettingType(
     "path or socket", "a path, or unix:PATH; in files with an absolute PATH", str, _sink_to_text,
@@ -513,7 +528,7 @@ DEVICES: Setting[str | None] = Setting(
     default_text="the packaged one", options="nnfmq serve --devices",
 )  # fmt: skip
 RUNTIMES: Setting[list[str] | None] = Setting(
-    "NNFMQ_RUNTIMES", NAMES, None, reader="driver", meaning="the runtimes that the driver hosts as devices",
+    "NNFMQ_RUNTIMES", RUNTIME_NAMES, None, reader="driver", meaning="the runtimes that the driver hosts as devices",
     default_text="all installed", options="nnfmq serve --runtimes",
 )  # fmt: skip
 TRUSTED_FILES: Setting[list[str] | None] = Setting(

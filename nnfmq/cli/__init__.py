@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from nnfmq.base import settings
 from nnfmq.base.packages import installed_version
-from nnfmq.cli.parser import ArgumentParser, HelpFormatter, sentence
+from nnfmq.cli.parser import NO_COLOR, ArgumentParser, HelpFormatter, sentence
 from nnfmq.hal.errors import NnfmqError, UnsupportedModel
 
 COMMANDS = {
@@ -153,7 +153,7 @@ def _new_parser(prog: str, description: str, examples: str) -> argparse.Argument
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--no-color", action="store_true", help="plain text, also by $NO_COLOR")
+    parser.add_argument("--no-color", action="store_true", help=NO_COLOR)
     return parser
 
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from nnfmq.base.settings import CLASSES, COMPILE_NOTICE
+from nnfmq.base.settings import CLASSES, COMPILE_NOTICE, Setting
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -74,6 +74,19 @@ def _integer(text: str, least: int) -> int:
     if len(text) > len(str(_LARGEST)) or not least <= int(text) <= _LARGEST:
         raise argparse.ArgumentTypeError(f"{text} is not between {least} and {_LARGEST}")
     return int(text)
+
+
+def text_of(setting: Setting[Any]) -> Callable[[str], str]:
+    """Return an argparse type: the text of a value of a setting."""
+
+    def checked(text: str) -> str:
+        try:
+            setting.type.parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: {setting.type.allowed}") from None
+        return text
+
+    return checked
 
 
 def seconds(text: str) -> float:

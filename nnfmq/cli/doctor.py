@@ -321,7 +321,7 @@ def _worker_uids() -> Iterator[Finding]:
 
 def _driver() -> Iterator[Finding]:
     import nnfmq
-    from nnfmq.base.paths import accounts_of, check_socket_directory, client_socket
+    from nnfmq.base.paths import accounts_of, check_socket_directory, client_socket, creation_problem
     from nnfmq.hal.types import DeviceStatus
 
     path = client_socket()
@@ -340,6 +340,11 @@ def _driver() -> Iterator[Finding]:
             statistics = client.statistics(timeout=2.0)
     except DeviceUnavailable as error:
         value = f"not running ({error})" if path.exists() else f"none at {path}"
+        problem = creation_problem(path.parent)
+        if problem:
+            remedy = "only for `nnfmq serve`: set XDG_RUNTIME_DIR to a directory of yours, or choose another --socket"
+            yield Finding("driver", "running driver", f"{value}; {problem}", FindingState.LIMITED, remedy)
+            return
         remedy = "none needed: each application starts an embedded driver; `nnfmq serve` starts one for all"
         yield Finding("driver", "running driver", value, remedy=remedy)
         return
@@ -363,17 +368,27 @@ def _driver() -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
+    from nnfmq.base.paths import cache_directory, creation_problem
     from nnfmq.driver.cache import programs
+    from nnfmq.driver.cache.files import key_problem
 
     limit = programs.cache_limit_bytes()
     if not limit:
         yield Finding("driver", "cached programs and kernels", f"none: {settings.CACHE_MIB.effective().origin} is 0")
         return
     try:
-        sizes = programs.entry_sizes()
-    except (NnfmqError, OSError) as error:
-        remedy = "follow the message; until then each model is compiled again"
-        yield Finding("driver", "cached programs and kernels", str(error), FindingState.LIMITED, remedy)
+        problem = key_problem() or creation_problem(cache_directory())
+        sizes = [] if problem else programs.entry_sizes()
+    except (NnfmqError, OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
+        problem = str(error)
+    if problem:
+        remedy = (
+            "let this user write there, or set XDG_STATE_HOME and XDG_CACHE_HOME; until then each start of a driver "
+            "compiles its models again"
+        )
+        yield Finding(
+            "driver", "cached programs and kernels", f"none are kept: {problem}", FindingState.LIMITED, remedy
+        )
         return
     value = f"{len(sizes)}, {sum(sizes) / _MIB:,.1f} MiB of {limit // _MIB:,} MiB at most"
     yield Finding("driver", "cached programs and kernels", value)

@@ -184,7 +184,7 @@ def what_ran_text(ran: dict[str, Any]) -> str:
     if ran["program"] in ("compiled", "cached") and not ran["compiled_operations"]:
         return f"{ran['device']}: the interpreter, because no operation has a kernel, ready in {taken}"
     programs = {
-        "compiled": f"machine code, compiled now in {taken}, for later starts as well",
+        "compiled": f"machine code, compiled now in {taken}",
         "cached": f"machine code from the cache, ready in {taken}",
         "interpreter": f"the interpreter, ready in {taken}",
         "baseline": f"the interpreter, ready in {taken}, until the model is compiled",

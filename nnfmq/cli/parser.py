@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 
 from nnfmq.hal.summaries import nearest
 
-__all__ = ["ArgumentParser", "CommandAction", "HelpFormatter", "add_actions", "sentence"]
+__all__ = ["NO_COLOR", "ArgumentParser", "CommandAction", "HelpFormatter", "add_actions", "sentence"]
 
+NO_COLOR = "plain text, also by $NO_COLOR"
+"""The help of --no-color."""
 _MODEL_SUFFIXES = (".tflite", ".onnx")
+_ENTRY = re.compile(r"\S+ {2,}")  # the first column of a listing
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -107,7 +110,7 @@ def add_actions(
             formatter_class=HelpFormatter,
             allow_abbrev=False,
         )
-        action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
+        action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help=NO_COLOR)
         declare(action)
 
 
@@ -117,14 +120,15 @@ def sentence(summary: str) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The layout of `--help`: descriptions and listings follow the width of the terminal, examples stay as they are.
+# The layout of `--help`: prose and listings follow the width of the terminal, examples stay as they are.
 #
-# An example is a line that is indented. It is never wrapped, because a line break in it would be copied with it. If it
-# does not fit, its comment comes on lines of its own before it.
+# Lines of prose that follow each other are one paragraph. An example is a line that is indented. It is never wrapped,
+# because a line break in it would be copied with it. If it does not fit, its comment comes on lines of its own before
+# it.
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Wraps lines of prose and of listings (`name  summary`), and keeps indented lines."""
+    """Fills paragraphs of prose, wraps lines of listings (`name  summary`), and keeps indented lines."""
 
     def _format_usage(self, *arguments: Any, **keywords: Any) -> str:
         text = super()._format_usage(*arguments, **keywords)
@@ -138,7 +142,20 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         columns = width + len(indent)  # argparse has subtracted the indentation
-        return "\n".join(_wrapped(line, columns, indent) for line in text.splitlines())
+        return "\n".join(_wrapped(line, columns, indent) for line in _paragraphs(text))
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Return the lines, of which those of a paragraph of prose are joined."""
+    found: list[str] = []
+    is_prose = False
+    for line in text.splitlines():
+        was_prose, is_prose = is_prose, bool(line) and not line.startswith(" ") and not _ENTRY.match(line)
+        if was_prose and is_prose:
+            found[-1] += f" {line}"
+        else:
+            found.append(line)
+    return found
 
 
 def _wrapped(line: str, width: int, indent: str) -> str:
@@ -149,6 +166,9 @@ def _wrapped(line: str, width: int, indent: str) -> str:
         margin = indent + line[: len(line) - len(line.lstrip())]
         before = textwrap.fill(comment, width, initial_indent=f"{margin}# ", subsequent_indent=f"{margin}# ")
         return f"{before}\n{indent}{example.rstrip()}" if mark else indent + line
-    entry = re.match(r"\S+ {2,}", line)
+    entry = _ENTRY.match(line)
     hanging = indent + " " * (entry.end() if entry else 0)
-    return textwrap.fill(line, max(width, len(hanging) + 11), initial_indent=indent, subsequent_indent=hanging)
+    columns = max(width, len(hanging) + 11)
+    return textwrap.fill(
+        line, columns, initial_indent=indent, subsequent_indent=hanging, break_on_hyphens=False, break_long_words=False
+    )

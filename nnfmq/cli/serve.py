@@ -10,7 +10,7 @@ import gc
 from pathlib import Path
 
 from nnfmq.base import settings
-from nnfmq.cli.console import at_least_one
+from nnfmq.cli.console import at_least_one, text_of
 from nnfmq.cli.service_units import UNITS, unit_text
 
 EXAMPLES = """\
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runtimes",
         metavar="NAME",
         nargs="*",
+        choices=settings.HOSTED,
         help="host only these runtimes ($NNFMQ_RUNTIMES)",
     )
     parser.add_argument(
@@ -89,6 +90,7 @@ def _add_user_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker-uids",
         metavar="N-M",
+        type=text_of(settings.WORKER_UIDS),
         help="to serve several users ($NNFMQ_WORKER_UIDS)",
     )
     parser.add_argument(
@@ -110,6 +112,7 @@ def _add_process_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-level",
         metavar="LEVEL",
+        type=text_of(settings.LOG_LEVEL),
         help="debug, info, warning, error ($NNFMQ_LOG_LEVEL)",
     )
     parser.add_argument(

@@ -123,6 +123,8 @@ def _print_one(activity: Activity, arguments: argparse.Namespace) -> None:
 
     screen = console(arguments.no_color)
     found = limit_rows(activity.now.statistics) if arguments.limits else times_rows(activity, screen.width)
+    if not found[1]:
+        screen.print("no executions")
     for part in _listed(found):
         screen.print(part)
 

@@ -193,6 +193,32 @@ class TestReport:
         assert named("cached programs and kernels").state is FindingState.OK
 
 
+@pytest.mark.usefixtures("no_driver")
+@pytest.mark.parametrize("variable", ["XDG_STATE_HOME", "XDG_CACHE_HOME"])
+def test_a_cache_that_cannot_be_created_is_limited_and_has_a_remedy(
+    variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A home that cannot be written to: here a file is in its place, which stops root as well."""
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv(variable, str(tmp_path / "home"))
+    finding = named("cached programs and kernels")
+    assert (finding.state, finding.value) == (
+        FindingState.LIMITED, f"none are kept: {tmp_path / 'home'} is not a directory",
+    )  # fmt: skip
+    assert variable in finding.remedy
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_a_socket_that_no_driver_could_have_is_limited_and_has_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "run").write_text("")
+    monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "run" / "nnfmq.sock"))
+    finding = named("running driver")
+    assert finding.state is FindingState.LIMITED and "XDG_RUNTIME_DIR" in finding.remedy
+    assert finding.value.endswith(f"; {tmp_path / 'run'} is not a directory")
+
+
 def test_a_running_driver_is_listed_with_its_devices(
     fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

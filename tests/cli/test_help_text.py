@@ -52,6 +52,14 @@ def test_an_example_is_never_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[-2:] == ["The photo is cut to a", "square."]
 
 
+def test_lines_of_prose_are_filled_as_one_paragraph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of its own for what a line is too long for would leave short lines in the middle."""
+    monkeypatch.setenv("COLUMNS", "42")
+    epilog = "It needs a driver with `serve --allow-it`.\nThen it lists all.\n\nAnother paragraph."
+    text = argparse.ArgumentParser("nnfmq", epilog=epilog, formatter_class=HelpFormatter).format_help()
+    assert text.endswith("It needs a driver with `serve\n--allow-it`. Then it lists all.\n\nAnother paragraph.\n")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_comment_that_does_not_fit_beside_its_example_comes_before_it(
     command: str, monkeypatch: pytest.MonkeyPatch

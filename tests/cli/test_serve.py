@@ -108,6 +108,30 @@ def test_a_directory_of_models_that_is_none_is_reported_at_once(
     assert not (runtime / "nnfmq" / "nnfmq.sock").exists()
 
 
+@pytest.mark.parametrize("words", [["--socket", "missing/d.sock"], []])
+def test_a_directory_of_the_socket_that_cannot_be_used_is_reported_with_a_remedy(
+    environment: dict[str, str], runtime: Path, words: list[str]
+) -> None:
+    (runtime / "file").write_text("")
+    done = nnfmq(environment | {"XDG_RUNTIME_DIR": str(runtime / "file")}, "serve", *words)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("nnfmq: error: the driver cannot listen at ")
+    assert "$XDG_RUNTIME_DIR" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "allowed"), [
+    (("--log-level", "loud"), "debug, info, warning"),
+    (("--worker-uids", "0-3"), "FIRST-LAST"),
+    (("--runtimes", "litert", "onxruntime"), "onnxruntime"),
+])  # fmt: skip
+def test_a_value_that_is_not_allowed_is_an_error_of_its_option(
+    environment: dict[str, str], words: tuple[str, ...], allowed: str
+) -> None:
+    done = nnfmq(environment, "serve", *words)
+    assert done.returncode == 2
+    assert f"argument {words[0]}: " in done.stderr and allowed in done.stderr
+
+
 def test_the_socket_of_the_models_counts_for_the_length_of_the_path(environment: dict[str, str], runtime: Path) -> None:
     (runtime / "models").mkdir()
     path = runtime / ("s" * (104 - len(str(runtime))))

@@ -234,6 +234,14 @@ def test_status_of_a_driver_without_clients(connect: Connect, capsys: pytest.Cap
     assert "pid   client" not in out
 
 
+def test_times_of_a_driver_that_has_executed_nothing_say_so(
+    connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connect(driver())
+    assert main(["status", "--times"]) == 0
+    assert capsys.readouterr().out == "no executions\n"
+
+
 def test_status_json_has_everything(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
     connect(driver(client(50)))
     assert main(["status", "--json"]) == 0

@@ -41,7 +41,7 @@ from msgspec.structs import replace
 
 from nnfmq.base.digests import DIGEST_BYTES, are_equal, hmac_sha256
 from nnfmq.base.memory import write_all
-from nnfmq.base.paths import check_directory, make_state_directory, state_directory
+from nnfmq.base.paths import check_directory, creation_problem, make_state_directory, state_directory
 from nnfmq.driver.devices.installation import build_identity, framed
 from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.engines import interpreter
@@ -70,6 +70,7 @@ __all__ = [
     "find_or_create_key",
     "given_key",
     "is_key_available",
+    "key_problem",
     "read_file",
     "read_files",
     "read_memory",
@@ -110,21 +111,25 @@ def given_key() -> bytes | None:
 
 def is_key_available() -> bool:
     """Return whether a key exists or could be created. Creates nothing; raises nothing."""
+    problem = key_problem()
+    if problem:
+        _log.info("nothing is cached: %s", problem)
+    return not problem
+
+
+def key_problem() -> str:
+    """Return why there is no key and none can be created; "" if that is not so. Creates nothing; raises nothing."""
     if _given:
-        return True
+        return ""
     try:
         directory = state_directory()
         if directory.exists():
             check_directory(directory)
-            return _read(directory) is not None or _is_writable(directory)
-        return _is_writable(next(parent for parent in directory.parents if parent.exists()))
+            if _read(directory) is not None:
+                return ""
+        return creation_problem(directory)
     except _ERRORS as error:
-        _log.info("nothing is cached: %s", error)
-        return False
-
-
-def _is_writable(directory: Path) -> bool:
-    return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
+        return str(error)
 
 
 def find_key() -> bytes:
@@ -164,7 +169,8 @@ def find_or_create_key() -> bytes:
         if _read(directory) is None:
             _create(directory)
     except _ERRORS as error:
-        raise GeneralFailure(f"there is no cache key: {error}") from error
+        remedy = "" if isinstance(error, NnfmqError) else ": set XDG_STATE_HOME to a directory that this user can write"
+        raise GeneralFailure(f"there is no cache key: {error}{remedy}") from error
     return find_key()
 
 

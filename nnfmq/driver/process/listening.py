@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -146,12 +147,26 @@ def checked_path(path: Path | None, has_models: bool, *, is_system: bool) -> Pat
     if path is None:
         path = system_socket() if is_system and not is_socket_named() else default_socket()
         if path.parent == runtime_directory():
-            make_runtime_directory()
+            with _remedied(path):
+                make_runtime_directory()
     _check_length(path)
     if has_models:
         _check_length(models_socket(path))
-    check_socket_directory(path)
+    with _remedied(path):
+        check_socket_directory(path)
     return path
+
+
+@contextlib.contextmanager
+def _remedied(path: Path) -> Iterator[None]:
+    """Let an OSError of the directory of a driver's socket say what it is for, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise DeviceUnavailable(
+            f"the driver cannot listen at {path}: {error.filename or path.parent}: {error.strerror}: create the "
+            "directory, or choose another one (`--socket`, $NNFMQ_SOCKET or $XDG_RUNTIME_DIR)"
+        ) from error
 
 
 def _check_length(path: Path) -> None:

@@ -57,6 +57,7 @@ from nnfmq.driver.process.workers import RepositoryProcess, WorkerProcesses
 from nnfmq.engines.compiled.perf_map import remove_left_perf_maps
 from nnfmq.engines.memory import trim_memory
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument
+from nnfmq.hal.summaries import counted
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.queue import core
 
@@ -135,7 +136,7 @@ class Supervisor(Closable):
         if self._repository is not None:
             self._repository.listener.close()
         self._pending.close()
-        _log.info("the driver ends when %d clients have their results", len(self._workers.client_pids))
+        _log.info("the driver ends; it waits for the results of %s", counted(len(self._workers.client_pids), "client"))
         self._workers.drain_all()
         self._loop.call_at(time.monotonic() + drain_s, self._end_now)
 
@@ -169,8 +170,8 @@ class Supervisor(Closable):
         self._end_repository()
         if self._repository is not None:
             self._repository.listener.give_up()
-        left = len(self._workers.client_pids)
-        _log.info("another driver has replaced this one, which ends when its %d clients have left", left)
+        left = counted(len(self._workers.client_pids), "client")
+        _log.info("another driver has replaced this one, which ends when nobody is left of %s", left)
         self._workers.make_all_leave()
 
     def _stop_accepting(self) -> None:

@@ -15,6 +15,7 @@ from nnfmq.base import settings
 from nnfmq.cli import command_tree, config
 from nnfmq.engines.compiled.target import TARGETS
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.hosted import RUNTIMES
 
 ALL = settings.table()
 
@@ -304,6 +305,15 @@ def refuse_to_open(refused: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_names_of_targets_are_those_of_the_engine() -> None:
     assert settings.TARGET.type.allowed == ", ".join(TARGETS)
+
+
+def test_the_names_of_runtimes_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuple(runtime.name for runtime in RUNTIMES) == settings.HOSTED
+    monkeypatch.setenv("NNFMQ_RUNTIMES", "jax, litert")
+    assert settings.RUNTIMES.value() == ["jax", "litert"]
+    monkeypatch.setenv("NNFMQ_RUNTIMES", "onxruntime")
+    with pytest.raises(InvalidArgument, match="allowed: some of litert, onnxruntime, openvino, torch, jax"):
+        settings.RUNTIMES.value()
 
 
 def test_every_variable_that_the_package_names_is_in_the_table() -> None:
