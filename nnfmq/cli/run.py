@@ -1,8 +1,9 @@
 """`nnfmq run`: execute one model over a burst and print the top classes and the time of each stage.
 
 Files are read and checked before a driver is contacted, unless a hosted runtime has to open the model. If all elements
-of an output are along its last dimension, they are taken as class scores; other outputs are summarized by their range.
-Quantized scores are printed as real values; `--output` saves the elements unchanged. A model with states takes several
+of an output are along its last dimension, and floats or quantized, they are taken as class scores. Other outputs are
+printed if they are small, and otherwise summarized by their range. Quantized values are printed as real numbers;
+`--output` saves the elements unchanged. A model with states takes several
 sets of input files, one for each step; the outputs of the last step are printed and saved.
 """
 
@@ -68,6 +69,8 @@ Photos (extra `images`): the central square of 87.5 %, resized bilinearly.
 
 _CPU = "nnapi-reference"
 _EXECUTION_S = 60.0
+_SHOWN_MAX = 16
+"""Outputs of so many elements are printed, and not only their range."""
 _STAGES = {
     "latency": "from sending the request to having read the result",
     "queue": "both queues and wake-ups",
@@ -265,9 +268,13 @@ def _output(array: Array, info: Any, labels: list[str] | None, top: int) -> dict
 
     real = real_values(array, info)
     summary = {"name": info.name, "shape": list(array.shape), "dtype": str(array.dtype)}
-    if array.ndim and array.size == array.shape[-1] and array.size > 1:
+    if array.ndim and array.size == array.shape[-1] and array.size > 1 and real.dtype.kind == "f":
         return summary | {"top": _top(real, labels, top)}
-    return summary | ({"min": float(real.min()), "max": float(real.max())} if array.size else {})
+    if array.size and array.dtype.kind != "c":  # complex numbers have no order
+        summary |= {"min": float(real.min()), "max": float(real.max())}
+    if array.size <= _SHOWN_MAX:
+        summary["values"] = real.tolist() if real.dtype.kind != "c" else [real.real.tolist(), real.imag.tolist()]
+    return summary
 
 
 def _top(scores: Array, labels: list[str] | None, top: int) -> list[dict[str, Any]]:
@@ -279,6 +286,20 @@ def _top(scores: Array, labels: list[str] | None, top: int) -> list[dict[str, An
     ]
 
 
+def _values_text(output: dict[str, Any]) -> str:
+    """Return the values of an output, or their range."""
+    if "values" in output:
+        return _rounded(output["values"])
+    return f"from {output['min']:.6g} to {output['max']:.6g}" if "min" in output else "complex numbers"
+
+
+def _rounded(values: Any) -> str:
+    """Return numbers, in lists or not, with six significant digits."""
+    if isinstance(values, list):
+        return f"[{', '.join(map(_rounded, values))}]"
+    return f"{values:.6g}" if isinstance(values, float) else str(values)
+
+
 def _print(console: Console, report: dict[str, Any]) -> None:
     for output in report["outputs"]:
         if "top" in output:
@@ -287,9 +308,7 @@ def _print(console: Console, report: dict[str, Any]) -> None:
                 classes.add_row(f"{entry['score']:.4f}", str(entry["class"]), entry.get("label", ""))
             console.print(classes)
         else:
-            shape = f"{shape_text(output['shape'])} {output['dtype']}"
-            value_range = f"from {output['min']:.6g} to {output['max']:.6g}" if "min" in output else "no elements"
-            console.print(f"{output['name']}: {shape}, {value_range}")
+            console.print(f"{output['name']}: {shape_text(output['shape'])} {output['dtype']}, {_values_text(output)}")
     split = table("time", ">µs" if report["repeat"] == 1 else ">p50 µs", "")
     for name, meaning in _STAGES.items():
         split.add_row(name, microseconds(report["p50_ns"][name]), meaning)

@@ -63,9 +63,33 @@ def test_quantized_scores_are_printed_as_real_numbers(run: Run, fake: Any, capsy
 def test_an_output_that_is_not_a_row_of_scores_is_summarized(
     run: Run, fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.results = (np.float32([[1.5, 2.0], [-3.0, 0.0]]),)
+    fake.results = (np.arange(-4, 16, dtype=np.float32).reshape(2, 10),)
     assert run() == 0
-    assert "scores: 2x2 float32, from -3 to 2" in capsys.readouterr().out
+    assert "scores: 2x10 float32, from -4 to 15" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (np.float32([[0.1, 2.0], [-np.inf, np.nan]]), "2x2 float32, [[0.1, 2], [-inf, nan]]"),
+        (np.int64([[0, 0, 2**60]]), "1x3 int64, [[0, 0, 1152921504606846976]]"),  # indices, not scores
+        (np.array([True, False]), "2 bool, [True, False]"),
+        (np.zeros((0, 4), np.float32), "0x4 float32, []"),
+        (np.float64(1e300), "scalar float64, 1e+300"),
+        (np.complex64([1 + 2j]), "1 complex64, [[1], [2]]"),
+        (np.full(17, 1j, np.complex64), "17 complex64, complex numbers"),
+    ],
+)
+def test_a_small_output_that_is_no_row_of_scores_is_printed(
+    result: Any, text: str, run: Run, fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.results = (np.asarray(result),)
+    assert run() == 0
+    assert f"scores: {text}\n" in capsys.readouterr().out
+    assert run("--json") == 0
+    shown = report(capsys)["outputs"][0]
+    assert "top" not in shown
+    assert ("values" in shown) == (np.asarray(result).size <= 16)
 
 
 def test_times_are_the_p50_of_the_repeats(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
