@@ -62,7 +62,7 @@ class ServedUsers(NamedTuple):
 
     @classmethod
     def of_settings(cls) -> Self:
-        """Return those of the settings.
+        """Return the users and groups of the settings.
 
         Raises:
             InvalidArgument: If an account or a group does not exist.

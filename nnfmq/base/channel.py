@@ -487,7 +487,7 @@ def peek_fence_byte(fd: int) -> bytes | None:
 
 
 def _peek(sock: socket.socket) -> bytes | None:
-    """Return the same. The end of the connection is certain only when a second call returns it.
+    """Return up to two bytes of the next message; b"" at the end, which is certain only if a second call returns it.
 
     The kernel looks for a message, and if there is none, for the end. A peer that sends and closes between these two
     steps leaves a message behind.

@@ -279,7 +279,7 @@ def microseconds(duration_ns: float) -> str:
 
 
 def short_microseconds(duration_ns: float) -> str:
-    """Return the same, without decimals from 1000 µs on, so that a row fits 80 columns."""
+    """Return a duration in µs for a narrow table: as `microseconds`, but without decimals from 1000 µs on."""
     return microseconds(duration_ns) if duration_ns < 999_950 else f"{duration_ns / 1000:,.0f}"
 
 

@@ -179,7 +179,7 @@ def what_ran(model: CompiledModel, prepared_ns: int) -> dict[str, Any]:
 
 
 def what_ran_text(ran: dict[str, Any]) -> str:
-    """Return the same as a line of text."""
+    """Return the report of `what_ran` as a line of text."""
     taken = f"{ran['prepared_ns'] / 1e6:,.0f} ms"
     if ran["program"] in ("compiled", "cached") and not ran["compiled_operations"]:
         return f"{ran['device']}: the interpreter, because no operation has a kernel, ready in {taken}"

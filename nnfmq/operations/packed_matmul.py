@@ -185,7 +185,7 @@ def _wide_epilogue(multipliers: OutputMultipliers, bias: Ints, low: int, high: i
 
 
 def _affine_epilogue(multipliers: OutputMultipliers, bias: Ints, low: int, high: int) -> Epilogue:
-    """Return the same in float64, which is exact: a sum times a reduced multiplier has at most 52 bits."""
+    """Return an epilogue that computes in float64, exactly: a sum times a reduced multiplier has at most 52 bits."""
     reduced, shift = reduced_multiplier(multipliers.multipliers), (15 - multipliers.shifts).astype(np.int32)
     factors = np.ldexp(reduced.astype(np.float64), -shift)
     offsets = np.ldexp((bias * reduced).astype(np.float64), -shift) + 0.5

@@ -123,7 +123,7 @@ def scaled(values: Ints, real: float) -> Ints:
 
 
 def multiplied(values: Ints, multiplier: int, exponent: int) -> Ints:
-    """Return the same for a fixed-point number."""
+    """Return values times the fixed-point number multiplier / 2^31 * 2^exponent, limited as in `scaled`."""
     limit = fixed_point.INT32_MAX >> max(exponent, 0)
     return fixed_point.multiply(np.clip(values, -limit, limit), multiplier, exponent)
 

@@ -82,7 +82,7 @@ class ClientCompilation:
         return self.hosting(client, infos).prepare(given, options, prepare_own)
 
     def hosting(self, client: Client, infos: Sequence[DeviceInfo]) -> Hosting:
-        """Return those of the client's devices that host runtimes."""
+        """Return the client's devices that host runtimes, of those that are switched on."""
         switches = Switches.read()
         hosts = [info for info in infos if hosts_runtime(info) and switches.is_enabled(info.name)]
         return Hosting(

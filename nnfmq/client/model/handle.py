@@ -575,7 +575,7 @@ class MappedState:
         self._before[...] = self._after
 
     def detach(self) -> StateValues:
-        """Return the same values without the memories."""
+        """Return these values without the memories."""
         values = StateValues(self.states)
         values.set(self.get())
         return values

@@ -43,7 +43,7 @@ class AllocatedModel:
         raise NotImplementedError
 
     def renewed(self) -> AllocatedModel:
-        """Return the same in another driver, with the values of all tensors and states; blocks. Closes this one.
+        """Return an allocation in another driver, with the values of all tensors and states; blocks. Closes this one.
 
         Raises NnfmqError.
         """

@@ -138,7 +138,7 @@ class WorkerStatistics(StatisticsArea, Closable):
 
     @classmethod
     def create(cls, *, one_writer: bool) -> Self:
-        """Return those of a new worker. Without `one_writer` it maps the memory itself."""
+        """Return the statistics of a new worker. Without `one_writer` it maps the memory itself."""
         made = cls(Memory.create(layout.area_bytes(1), layout.DRIVER_PAGE, one_writer=one_writer))
         made._fill(1)
         return made

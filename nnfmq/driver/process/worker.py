@@ -134,7 +134,7 @@ def inherited_memories(
     traces: TraceArea,
     shares: MemoryShares,
 ) -> WorkerMemories:
-    """Return those of a forked worker: the supervisor's, whose mappings it inherits, and its children do not."""
+    """Return the memories of a forked worker: the supervisor's mappings, which it inherits, and its children do not."""
     statistics[0].memory.keep_from_children()
     trace = traces.memory if fds.trace >= 0 else None
     if trace is not None:
@@ -144,7 +144,7 @@ def inherited_memories(
 
 
 def mapped_memories(fds: WorkerFds, slot: int) -> WorkerMemories:
-    """Return those of a worker that inherits no mappings."""
+    """Return the memories of a worker that inherits no mappings: it maps them."""
     statistics = WorkerStatistics(Memory.adopt(fds.statistics))
     trace = Memory.adopt(fds.trace) if fds.trace >= 0 else None
     return WorkerMemories(statistics, 0, trace, *map_shares(fds.shares, slot))

@@ -208,7 +208,7 @@ def _location(pid: int) -> _Location | None:
 
 
 def _found_location(cgroup: str, mounted: str) -> _Location | None:
-    """Return the same from the content of /proc/PID/cgroup and /proc/self/mounts."""
+    """Return the location in the content of /proc/PID/cgroup and /proc/self/mounts; None if there is none."""
     groups = [line.split(":", 2) for line in cgroup.splitlines()]
     mounts = [line.split(" ") for line in mounted.splitlines()]
     for _, mount, kind, options, *_ in mounts:

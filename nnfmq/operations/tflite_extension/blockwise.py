@@ -142,7 +142,7 @@ def _product(rows: Array, weights: _Weights, units: slice) -> Array:
 
 
 def _rounded_product(rows: Array, weights: _Weights, units: slice) -> Array:
-    """Return the same of rows whose blocks are rounded: sums of integers, multiplied by both scales, then added."""
+    """Return the products of rows whose blocks are rounded: sums of integers, multiplied by both scales, then added."""
     matrix = weights.steps(units).transpose(1, 2, 0)  # (blocks, elements, units)
     steps, scales = input_steps(rows.reshape(len(rows), *matrix.shape[:2]))
     with np.errstate(all="ignore"):

@@ -221,7 +221,7 @@ def _symmetric(kb: KernelBuilder, low: Value, high: Value) -> tuple[Value, Value
 
 
 def _asymmetric(kb: KernelBuilder, minimum: Value, maximum: Value) -> tuple[Value, Value, Value]:
-    """Return the same; the zero point is computed for the end with the smaller error."""
+    """Return scale, zero point and inverse scale; the zero point is that of the end with the smaller error."""
     low, high = (kb.ir.fpext(end, F64) for end in (minimum, maximum))
     is_wide = kb.ir.fcmp_ordered(">", high, low)
     scale = kb.ir.select(is_wide, kb.ir.fdiv(kb.ir.fsub(high, low), F64(_ROW_HIGHEST - _ROW_LOWEST)), F64(1.0))

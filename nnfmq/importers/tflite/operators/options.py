@@ -180,7 +180,7 @@ def own_definition(context: ConversionContext, operation: OperationType, *tensor
 
 
 def own_definition_of_int8(context: ConversionContext, operation: OperationType, *tensors: int) -> OperationType:
-    """Return the same for an operation that the HAL and TFLite define alike on UINT8."""
+    """Return `own_definition` of an operation that the HAL and TFLite define alike on UINT8."""
     types = {context.file.tensor(index).type for index in tensors}
     is_int8 = types == {OperandType.TENSOR_QUANT8_ASYMM_SIGNED}
     return own_definition(context, operation, *tensors) if is_int8 else operation
