@@ -138,7 +138,7 @@ class _SharedConnection:
 
 
 class _Process:
-    """What this process has one of."""
+    """The objects of which a process has one."""
 
     connection = _SharedConnection()
 

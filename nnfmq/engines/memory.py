@@ -37,7 +37,7 @@ class Charge(Protocol):
 
 
 class Budget(Protocol):
-    """What limits the memory of this process's executions. Thread-safe."""
+    """The limit of the memory of this process's executions. Thread-safe."""
 
     def charge(self, size: int) -> Charge:
         """Charge `size` bytes.
@@ -49,7 +49,7 @@ class Budget(Protocol):
 
 
 class _Process:
-    """What this process has one of."""
+    """The objects of which a process has one."""
 
     budget: Budget | None = None
 

@@ -387,7 +387,7 @@ class BoundSteps:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
 
     def _trace_in(self, recorder: TraceRecorder) -> StepTrace | None:
-        """Return what records a slice for each step that does not record its launches itself."""
+        """Return a recorder of a slice for each step that does not record its launches itself."""
         if self._traced_by is not recorder:
             names = self._trace_names() or [f"[NN_LC_PCO]step {number}" for number in range(len(self._steps))]
             self._step_trace, self._traced_by = recorder.steps(names), recorder

@@ -239,7 +239,7 @@ def control_flow_step(
 
 
 def _if(operands: Sequence[int], then: Program, otherwise: Program) -> Callable[[ExecutionFrame, list[Any]], list[Any]]:
-    """Return what calls a subgraph; `operands` are the condition and the references to both.
+    """Return a function that calls a subgraph; `operands` are the condition and the references to both.
 
     A reference has no value: its place in the frame keeps the frame of the subgraph, whose compiled partitions then
     find inputs where they were in the last run.

@@ -36,7 +36,7 @@ INTERPRETED = "the runtime"
 
 
 class StepCluster(NamedTuple):
-    """Where an operation is executed. `step` is a name for Graphviz, empty without a plan; `device` its number.
+    """The step that executes an operation. `step` is a name for Graphviz, empty without a plan; `device` its number.
 
     `device` is -1 if the runtime interprets the operation, IF or WHILE, itself.
     """

@@ -185,7 +185,7 @@ def with_performance(capabilities: Capabilities, types: Iterable[OperandType], i
 
 
 class NumberOfCacheFiles(Struct, frozen=True):
-    """How many files of each kind a device needs to save one compilation; 0 of both means that it cannot save any."""
+    """The files of each kind that a device needs to save one compilation; 0 of both means that it cannot save any."""
 
     model: int = 0
     data: int = 0

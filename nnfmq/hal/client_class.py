@@ -8,7 +8,7 @@ __all__ = ["ClientClass"]
 
 
 class ClientClass(IntEnum):
-    """Which of several clients of a driver goes first; a higher one does.
+    """The rank of a client among those of a driver: a higher one goes first.
 
     The HAL's `Priority` orders the models of one client among each other, and has no part in this.
     """

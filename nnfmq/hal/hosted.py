@@ -164,7 +164,7 @@ class HostedTensor(Struct, frozen=True):
 
 
 class HostedDescription(Struct, frozen=True):
-    """What a runtime tells of a file, with the options given: inputs, outputs, states, names of signatures.
+    """A runtime's description of a file, with the options given: inputs, outputs, states, names of signatures.
 
     `states` are the last inputs and the last outputs, in the same order; `initial` has the first values of each, as
     stored bytes (empty: zeros). `providers` are the execution providers that the runtime has, whatever the file.

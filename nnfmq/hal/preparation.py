@@ -11,7 +11,7 @@ __all__ = ["DeviceChoice", "ProgramKind", "require_compiler_s_program", "require
 
 
 class ProgramKind(IntEnum):
-    """What a device has prepared to execute a model.
+    """The program that a device has prepared to execute a model.
 
     OTHER is a program of a plug-in's device, or one that is not known. BASELINE is the interpreter's, until the
     background compilation of FAST_SINGLE_ANSWER replaces it. COMPILED is machine code that was generated during this

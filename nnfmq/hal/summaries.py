@@ -30,7 +30,7 @@ _WORD_MAX = 100  # characters of a word that is compared with others
 
 
 class ShownTensor(Protocol):
-    """What is shown of a tensor, as TensorInfo has it."""
+    """The properties of a tensor that are shown, as TensorInfo has them."""
 
     @property
     def name(self) -> str:

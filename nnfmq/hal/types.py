@@ -410,7 +410,7 @@ class Subgraph(Struct, frozen=True):
         return f"{' → '.join(sides)}; {len(self.operations)} operations, {len(self.operands)} operands"
 
     def row(self, index: int) -> TensorRow:
-        """Return what tables show of operand `index`; also if a model that nobody has validated lacks it."""
+        """Return the row of tables for operand `index`; also if a model that nobody has validated lacks it."""
         if not 0 <= index < len(self.operands):
             return TensorRow(f"no operand {index}")
         operand = self.operands[index]

@@ -197,7 +197,7 @@ class MachineSampler:
         return found
 
     def _use_of(self, pid: int, tid: int, begin_ns: int, end_ns: int) -> CpuUse:
-        """Return what a thread has used. Raises OSError if it has ended."""
+        """Return the CPU time of a thread. Raises OSError if it has ended."""
         key = pid, tid
         thread = self._threads.get(key)
         if thread is None:

@@ -233,7 +233,7 @@ Array = NDArray[Any]
 
 
 class Tolerance(NamedTuple):
-    """How much a float may differ: in parts of the largest magnitude, or in ULP if `is_ulp`. 0 = bit for bit."""
+    """The difference that a float may have, in parts of the largest magnitude, or in ULP if `is_ulp`. 0 = no bit."""
 
     limit: float
     is_ulp: bool = False
@@ -338,7 +338,7 @@ _SLEEP_MAX_S = 0.5  # so that a lane notices the end of the replay
 
 
 class ReplayOptions(NamedTuple):
-    """How to replay: `device` None = that of the recording."""
+    """The options of a replay: `device` None = that of the recording."""
 
     speed: ReplaySpeed = ORIGINAL_SPEED
     tolerance: Tolerance = DEFAULT_TOLERANCE
@@ -366,7 +366,7 @@ class ReplayedExecution(NamedTuple):
 
 
 class ReplayOutcome(NamedTuple):
-    """What was replayed, in no particular order, and the error that ended the replay early, if any."""
+    """The replayed executions, in no particular order, and the error that ended the replay early, if any."""
 
     executions: tuple[ReplayedExecution, ...]
     error: NnfmqError | None
@@ -442,7 +442,7 @@ def _prepare(
 
 
 class _ReplayRun:
-    """What all lanes share."""
+    """The state that all lanes share."""
 
     def __init__(self, recording: RecordingFile, models: dict[int, PreparedModel], options: ReplayOptions) -> None:
         self.recording = recording

@@ -72,7 +72,7 @@ class TraceRing:
 
     @property
     def written(self) -> int:
-        """How many records were written."""
+        """The number of records that were written."""
         return self._written
 
     def add_name(self, name: bytes) -> int:

@@ -102,7 +102,7 @@ def wait_cause(side: str, waited_ns: int, explained_ns: int, holders: str) -> Ca
 
 
 def holders_text(holders: Sequence[CpuHolder], waited_ns: int, *, is_sampled: bool) -> str:
-    """Return who had a CPU meanwhile, in words; what is not known is said."""
+    """Return the holders of a CPU meanwhile, in words; also the time of which they are not known."""
     if not is_sampled:
         return "who had it was not recorded"
     if not holders:

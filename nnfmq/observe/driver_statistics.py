@@ -66,7 +66,7 @@ class ModelCounts:
         return ModelCounts(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
 
     def since(self, earlier: ModelCounts) -> ModelCounts:
-        """Return what was counted after `earlier`; a number that has gone back was read in another order, and is 0."""
+        """Return the counts after `earlier`; a number that has gone back was read in another order, and is 0."""
         numbers = (max(getattr(self, name) - getattr(earlier, name), 0) for name in _COUNTS[:6])
         histograms = (getattr(self, name).since(getattr(earlier, name)) for name in TIMES)
         return ModelCounts(*numbers, *histograms)
@@ -78,7 +78,7 @@ _COUNTS = tuple(each.name for each in fields(ModelCounts))
 
 
 class ModelKey(NamedTuple):
-    """What counts are added up by, of all clients, those that have left included."""
+    """The key by which counts of all clients are added up, those that have left included."""
 
     program: str
     name: str
@@ -118,7 +118,7 @@ class ModelStatistics:
 
     @property
     def key(self) -> ModelKey:
-        """What its counts are added up by; a model that has no name of its own is one of those without a name."""
+        """The key by which its counts are added up; models that have no name of their own have one key."""
         name = NO_NAME if self.id and self.name == f"model {self.id}" else self.name
         return ModelKey(self.program, name, self.version, self.device)
 
@@ -200,7 +200,7 @@ class ClientStatistics:
 
     @property
     def in_flight(self) -> int:
-        """How many requests are handled now: calls, and packets of bursts."""
+        """The number of requests that are handled now: calls, and packets of bursts."""
         return self.running_calls + sum(burst.in_flight for burst in self.bursts)
 
 
@@ -267,7 +267,7 @@ class DriverStatistics:
     was_upgraded: bool = False
 
     def totals(self) -> dict[ModelKey, ModelCounts]:
-        """Return what was counted since the driver started, of clients and models that are gone, too."""
+        """Return the counts since the driver started, of clients and models that are gone, too."""
         found: dict[ModelKey, ModelCounts] = {}
         rows = [*self.past, *(model for client in self.clients for model in (*client.models, *client.past))]
         for model in rows:
@@ -276,7 +276,7 @@ class DriverStatistics:
 
     @property
     def uptime_ns(self) -> int:
-        """How long the driver has run."""
+        """The time for which the driver has run."""
         return max(self.read_ns - self.started_ns, 0)
 
 
@@ -289,7 +289,7 @@ class ClientCalls(NamedTuple):
 
 
 def read_statistics(area: memoryview) -> DriverStatistics:
-    """Return what an area contains now. A slot whose owner was killed during a change is left out until it is repaired.
+    """Return the statistics in an area. A slot whose owner was killed during a change is left out until it is repaired.
 
     Raises:
         ValueError: If it is no statistics area of this layout.
@@ -407,7 +407,7 @@ def _client(area: memoryview, slot: int) -> ClientStatistics | None:
 
 
 def _used_bursts(words: memoryview) -> list[int]:
-    """Return where the used rows of bursts begin; the first word of a row is its id."""
+    """Return the offsets of the used rows of bursts; the first word of a row is its id."""
     end = layout.BURSTS_AT + layout.BURSTS_MAX * layout.BURST_WORDS
     return [at for at in range(layout.BURSTS_AT, end, layout.BURST_WORDS) if words[at]]
 

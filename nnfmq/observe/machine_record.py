@@ -98,7 +98,7 @@ class MachineRecord:
     def holders(
         self, waiter: tuple[int, int], begin_ns: int, end_ns: int, waited_ns: int, cpus: Collection[int] | None = None
     ) -> list[CpuHolder]:
-        """Return who had the CPU for which a thread waited for `waited_ns` between two times, the longest first.
+        """Return the holders of the CPU for which a thread waited for `waited_ns` between two times, the longest first.
 
         `waiter` is its pid and its id, 0 for any thread of the process. `cpus` are those on which it may run; by
         default those on which it was seen. Together the holders had it no longer than the thread waited. Who had it for

@@ -133,7 +133,7 @@ class Stage:
 
 @dataclass(slots=True)
 class ThreadEvidence:
-    """What is known of one thread of a slow request: times that explain a part of its excess, in ns.
+    """The evidence of one thread of a slow request: times that explain a part of its excess, in ns.
 
     Attributes:
         side: `client` or `worker`.
@@ -262,7 +262,7 @@ def explain(trace: Trace, count: int) -> list[Explanation]:
 
 
 class _Context:
-    """What all requests of a trace have in common: usual times, and operations, pauses and requests by thread."""
+    """The context of all requests of a trace: usual times, and operations, pauses and requests by thread."""
 
     def __init__(self, trace: Trace, requests: Sequence[RequestStages]) -> None:
         self.trace = trace
@@ -345,7 +345,7 @@ def _explanation(context: _Context, request: RequestStages) -> Explanation:
 
 
 def _evidence(context: _Context, request: RequestStages, side: str, division: ExcessDivision) -> ThreadEvidence:
-    """Return what one thread did instead of running, and take it from the excess that is left."""
+    """Return the evidence of what one thread did instead of running, and take it from the excess that is left."""
     trace, (pid, thread) = context.trace, request.threads[side]
     begin_ns, end_ns = request.begin_ns, request.end_ns
     take = partial(division.take, side=side)

@@ -211,7 +211,7 @@ class LatencyHistogram(Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """How many durations were counted."""
+        """The number of durations that were counted."""
         return sum(self.counts)
 
     def supported_ns(self, fraction: float) -> int | None:
@@ -232,7 +232,7 @@ class LatencyHistogram(Struct, frozen=True):
         return None
 
     def since(self, earlier: LatencyHistogram) -> LatencyHistogram:
-        """Return what was counted after `earlier`; a count that has gone back was read in another order, and is 0."""
+        """Return the counts after `earlier`; a count that has gone back was read in another order, and is 0."""
         pairs = zip(self.counts, earlier.counts, strict=True)
         return LatencyHistogram(tuple(max(now - then, 0) for now, then in pairs))
 

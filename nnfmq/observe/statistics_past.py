@@ -48,7 +48,7 @@ def add_past(table: memoryview, model: Sequence[int], calls: Sequence[int]) -> N
 
 
 def _row_of(table: memoryview, model: Sequence[int]) -> int:
-    """Return where the row begins to which the counts of a model are added."""
+    """Return the offset of the row to which the counts of a model are added."""
     identity = list(model[_IDENTITY])
     rows = range(0, len(table), layout.PAST_WORDS)
     for begin in rows[:-1]:

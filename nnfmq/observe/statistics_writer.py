@@ -25,7 +25,7 @@ __all__ = ["UNPUBLISHED", "BurstRow", "SlotWriter", "unpublished_burst"]
 
 
 class BurstRow(NamedTuple):
-    """What counts a burst: its executions, and three words for its requests and waits (RECEIVED, POLLED, SLEPT).
+    """The counters of a burst: its executions, and three words for its requests and waits (RECEIVED, POLLED, SLEPT).
 
     `row` is its place in the slot, None if it has none.
     """
@@ -104,7 +104,7 @@ class SlotWriter:
         self._words[layout.THREAD_COUNT] = count
 
     def model(self, model_id: int, name: str, device: str, version: int = 0) -> ModelRecorder:
-        """Return what counts a new model. It keeps its row as long as the returned object lives.
+        """Return a recorder of a new model, which keeps its row as long as the returned object lives.
 
         `version` is that of a model of the model repository.
         """
@@ -131,7 +131,7 @@ class SlotWriter:
         return self._rows.get(model, layout.MODELS_MAX - 1)
 
     def _others(self) -> ModelRecorder:
-        """Return what counts all models without a row of their own. The caller changes the rows."""
+        """Return the recorder of all models without a row of their own. The caller changes the rows."""
         if self._other_models is None:
             last = layout.MODELS_MAX - 1
             self._other_models = self._fill_model(last, layout.OTHER_MODELS_ID, layout.OTHER_MODELS, "", 0)
@@ -155,7 +155,7 @@ class SlotWriter:
         return recorder
 
     def burst(self, burst_id: int, model_id: int, model: ModelRecorder) -> BurstRow:
-        """Return what counts a new burst, until `close_burst`."""
+        """Return the counters of a new burst, until `close_burst`."""
         with self._changing():
             if not self._free_bursts:
                 return unpublished_burst(model)

@@ -45,7 +45,7 @@ _LAST_RECORDS = 1 << 18  # of each ring, in the memory of the reader
 
 
 class Slice(NamedTuple):
-    """What a thread did from `begin_ns` to `end_ns`; `request` joins the slices of one request, 0 = none."""
+    """The work of a thread from `begin_ns` to `end_ns`; `request` joins the slices of one request, 0 = none."""
 
     pid: int
     thread: int
@@ -73,7 +73,7 @@ class ThreadTimes(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """What was recorded.
+    """A recording: slices, times of executions, and their processes.
 
     Attributes:
         slices: In the order of their begin, an enclosing one first.
@@ -143,7 +143,7 @@ class RingReader:
         return int.from_bytes(self._region[PID : PID + 8], "little")
 
     def trace(self) -> Trace:
-        """Return what `poll` has copied."""
+        """Return the trace of what `poll` has copied."""
         names, pid = list(_names(self._names)), self.pid
         trace = Trace(processes={pid: self._label} if pid else {}, lost=self.lost)
         waited: dict[int, tuple[int, int]] = {}  # by thread: the end of the times, and for how long it waited

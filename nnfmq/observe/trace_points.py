@@ -54,7 +54,7 @@ class TraceRecorder:
         return array("I", (self.id_of(name) if name else 0 for name in names)).tobytes()
 
     def steps(self, names: Iterable[str]) -> StepTrace:
-        """Return what records steps with these names."""
+        """Return a recorder of steps with these names."""
         from nnfmq.observe.trace_core import StepTrace  # as above
 
         return StepTrace(self.ring, self.ids_of(names))
@@ -89,7 +89,7 @@ class TraceRecorder:
 
 
 class _Tracing:
-    """Where this process records: `recorder`, None for nowhere."""
+    """The recorder of this process, `recorder`; None if it records nowhere."""
 
     __slots__ = ("recorder",)
 

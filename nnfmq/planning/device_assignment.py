@@ -45,7 +45,7 @@ _log = logging.getLogger("nnfmq.plan")
 
 
 class PlanOptions(Struct, frozen=True):
-    """How a model is planned.
+    """The options of planning a model.
 
     Attributes:
         preference: LOW_POWER compares power consumption, the others execution times.

@@ -47,7 +47,7 @@ class OperandKey(NamedTuple):
 
 
 class PlanningDevice(Protocol):
-    """What planning needs to know of a device."""
+    """The properties of a device that planning needs."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class PlanningDevice(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """How fast the device is, relative to the CPU."""
+        """The speed and the power of the device, relative to the CPU."""
         ...
 
     @property

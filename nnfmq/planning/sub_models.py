@@ -167,7 +167,7 @@ class ModelSlice(Struct, frozen=True):
     operations: tuple[int, ...]
 
     def supported_in_source(self, supported: Sequence[bool], count: int) -> list[bool]:
-        """Return what a device supports of the slice as what it supports of all `count` operations of the source."""
+        """Return the support of the slice's operations as that of all `count` operations of the source."""
         found = [False] * count
         for index, is_supported in zip(self.operations, supported, strict=True):
             found[index] = bool(is_supported)
@@ -241,7 +241,7 @@ class MetaModel:
         )
 
     def slice(self, level: int) -> ModelSlice | None:
-        """Return what feature level `level` can express of the subgraph; None if that is nothing."""
+        """Return the slice of the subgraph that feature level `level` can express; None if that is nothing."""
         if level not in self._slices:
             self._slices[level] = self._make_slice(level)
         return self._slices[level]

@@ -44,7 +44,7 @@ _DTYPES = frozenset(
 
 
 class _Position(NamedTuple):
-    """Where the payload of a DATA record is."""
+    """The position of the payload of a DATA record."""
 
     offset: int
     length: int

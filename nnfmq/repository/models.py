@@ -52,7 +52,7 @@ class VersionState(NamedTuple):
 
 
 class DirectoryLook(NamedTuple):
-    """What a look at a directory of models has found.
+    """The result of a look at a directory of models.
 
     Attributes:
         models: The states of all versions of each model, by name; None: that model could not be read.

@@ -172,7 +172,7 @@ class ModelVersions:
         return True
 
     def entry(self) -> ModelEntry:
-        """Return what clients are told of the model."""
+        """Return the entry of the model for clients."""
         served = self._served
         failed = [number for number in self._known if self._has_failed_after_served(number)]
         number = failed[0] if failed else 0

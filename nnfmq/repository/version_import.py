@@ -105,7 +105,7 @@ _SHOWN_CHARACTERS = 80
 
 
 class VersionOptions(msgspec.Struct, frozen=True):
-    """What a version's `model.toml` sets, or the defaults.
+    """The options in a version's `model.toml`, or the defaults.
 
     `device` is empty for the best available one. `signature` is None for a file's first subgraph. `shapes` has new
     shapes of inputs, by name. `batch` is 1 unless the model's inputs get this first dimension. `runtime_options` are
@@ -123,7 +123,7 @@ class VersionOptions(msgspec.Struct, frozen=True):
 
 
 class _Key(NamedTuple):
-    """What a key allows; `value` converts a value to that of the option, None = it is not allowed."""
+    """The values of a key; `value` converts one to that of the option, None = it is not allowed."""
 
     allowed: str
     value: Callable[[Any], object]
@@ -291,7 +291,7 @@ def import_in_child(fd: int, folder: Path, socket: Path | None = None) -> None:
 
 
 def _sandbox(folder: Path, socket: Path | None) -> sandbox.Sandbox:
-    """Return what an import may do: read its version, also what its links name, and ask the driver."""
+    """Return the sandbox of an import: it may read its version, also what its links name, and ask the driver."""
     limit = data_bytes() + settings.IMPORT_MEMORY_MIB.value() * _MIB
     names: list[str] = []
     with suppress(OSError):  # the import says that the folder is gone, or may not be read
@@ -427,7 +427,7 @@ def _hosts(client: Client, name: str) -> list[Host]:
 
 
 def _batched(load: Callable[[Shapes], LoadedModel], options: VersionOptions) -> LoadedModel:
-    """Return what `load` returns for the shapes of the options, with a batch if they have one."""
+    """Return the model of `load` for the shapes of the options, with a batch if they have one."""
     shapes: Shapes = {name: tuple(shape) for name, shape in options.shapes.items()}
     loaded = load(shapes)
     if options.batch == 1:

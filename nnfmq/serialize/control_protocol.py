@@ -194,7 +194,7 @@ def error_replies(kind: type[messages.Call], call: int, status: ErrorStatus, tex
 
 
 class MessageSize(msgspec.Struct, frozen=True):
-    """What is known of a message before it is decoded.
+    """The type, the call and the model of a message that is not decoded yet; they tell the memory for decoding.
 
     Attributes:
         type: The type's name; it is not checked.
@@ -256,7 +256,7 @@ def decode(data: BytesLike, *, sender: PeerRole, fds: int | None = 0) -> message
 
 
 def message_size(data: BytesLike) -> MessageSize:
-    """Return what a message needs before it is decoded. Creates no objects of its contents.
+    """Return the parts of a message that decoding needs memory for. Creates no objects of its contents.
 
     Raises:
         ProtocolError: If `data` is not a message.

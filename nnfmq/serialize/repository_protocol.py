@@ -75,7 +75,7 @@ class ModelState(Enum):
 
 
 class ModelDescription(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a client needs to prepare a model: the HAL's model without its memories, and the options.
+    """A model for a client that prepares it: the HAL's model without its memories, and the options.
 
     `model` is what `serialize.models.encode_model` returns, and `pools` are its memories, whose fds come with the
     message. The names are those of the model file. `batch` is the size of the first dimension of each input and output,

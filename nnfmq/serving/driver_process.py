@@ -37,7 +37,7 @@ _log = logging.getLogger("nnfmq.serving")
 
 
 class DriverPhase(Enum):
-    """What an owned driver does."""
+    """The phase of an owned driver."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -85,7 +85,7 @@ class DriverProcess(Uncopyable):
 
     @property
     def state(self) -> DriverState:
-        """What the driver does now."""
+        """The state of the driver."""
         return self._state
 
     def wait_until_running(self, timeout: float | None = _START_S) -> DriverState:

@@ -510,7 +510,7 @@ class ExecutableModel:
         return self._lanes.busy
 
     def metadata(self, versions: tuple[str, ...]) -> InferenceModelMetadata:
-        """Return what the model's inputs and outputs are."""
+        """Return the description of the model's inputs and outputs."""
         inputs, outputs = self._arrays.metadata()
         if self._batcher is None:
             return InferenceModelMetadata(self.name, versions, inputs, outputs)

@@ -60,14 +60,14 @@ class InferenceModelMetadata(Struct, frozen=True):
 
 
 class CountedTime(Struct, frozen=True):
-    """How many requests or executions there were, and how long they took together."""
+    """The number of requests or executions, and the time that they took together."""
 
     count: int = 0
     ns: int = 0
 
 
 class InferenceStatistics(Struct, frozen=True):
-    """What was requested of one version of a model, and what was executed for it.
+    """The requests for one version of a model, and the executions for them.
 
     Args:
         name: The model.
@@ -151,7 +151,7 @@ class InferResponse(Struct, frozen=True):
 
 
 class InferenceService(Protocol):
-    """What a server's protocols call. All methods run on one event loop; errors are those of `nnfmq.hal.errors`."""
+    """The interface that protocols call. All methods run on one event loop; errors are those of `nnfmq.hal.errors`."""
 
     async def is_live(self) -> bool:
         """Return whether the server runs at all."""
@@ -192,7 +192,7 @@ class InferenceService(Protocol):
 
 @runtime_checkable
 class ModelIndex(Protocol):
-    """What an InferenceService has in addition if it can list its models."""
+    """The additional method of an InferenceService that can list its models."""
 
     async def model_index(self) -> Sequence[ModelIndexEntry]:
         """Return an entry for each model of the repository, served or not."""
@@ -201,7 +201,7 @@ class ModelIndex(Protocol):
 
 @runtime_checkable
 class StatisticsSource(Protocol):
-    """What an InferenceService has in addition if it counts its requests."""
+    """The additional method of an InferenceService that counts its requests."""
 
     async def model_statistics(self, model: str = "", version: str = "") -> Sequence[InferenceStatistics]:
         """Return an entry for each version of a model that was executed or is served; of all open models without name.

@@ -53,7 +53,7 @@ _THREADS_MAX = 64  # that open and close models; each exists from the first time
 
 
 class ServerOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a ModelServer serves.
+    """The options of a ModelServer.
 
     Args:
         lanes: The bursts of each model: how many of its requests the driver executes at a time.
@@ -227,7 +227,7 @@ class ModelServer:
     # ------------------------------------------------------------------------------------------------ statistics
 
     async def model_statistics(self, model: str = "", version: str = "") -> list[InferenceStatistics]:
-        """Return what was requested of each version of a model, and executed; of all that had requests without a name.
+        """Return the requests and executions of each version of a model; without a name of all that had requests.
 
         Requests are those of this server since it was made. Executions and their times are the driver's since it
         started, of all clients whose program has the name of this one.
@@ -402,7 +402,7 @@ def _program_of(statistics: DriverStatistics, worker_pid: int) -> str | None:
 
 
 def _executions(statistics: DriverStatistics, program: str | None, model: str, version: int) -> ModelCounts:
-    """Return what a program's clients have executed of a version; a model that is no version of a repository has 0."""
+    """Return the executions of a version by a program's clients; a model that is no version of a repository has 0."""
     found = ModelCounts()
     for key, counts in statistics.totals().items():
         if (key.program, key.name) == (program, model) and key.version in (0, version):

@@ -105,7 +105,7 @@ class SignatureRunner:
 
 @unique
 class OpResolverType(Enum):
-    """Which kernels LiteRT uses. Without effect: the driver's device decides."""
+    """The kernels of LiteRT. Without effect: the driver's device decides."""
 
     AUTO = 0
     BUILTIN = 1
@@ -164,7 +164,7 @@ _PRESERVING = (
 
 
 class _View:
-    """What an array of `tensor()` refers to as its base: slices of it keep this alive, and this the interpreter."""
+    """The base of an array of `tensor()`: slices of the array keep this alive, and this the interpreter."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_owners")
 

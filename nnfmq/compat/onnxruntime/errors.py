@@ -87,7 +87,7 @@ def translated(error: NnfmqError, name: str = "", path: object = None) -> Except
 
 
 def load_failure(path: object) -> str:
-    """Return what ONNX Runtime writes before the reason why it does not load a file; nothing for bytes: None."""
+    """Return ONNX Runtime's words before the reason why it does not load a file; none for bytes, which have no path."""
     return "" if path is None else f"Load model from {path} failed:"
 
 

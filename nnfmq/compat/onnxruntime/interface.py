@@ -77,7 +77,7 @@ def check_shape(kind: str, name: str, expected: Sequence[int | str | None], give
 
 @dataclass(frozen=True, slots=True)
 class OrtModelMetadata:
-    """What the model's author says of it."""
+    """The metadata of a model by its author."""
 
     producer_name: str
     graph_name: str

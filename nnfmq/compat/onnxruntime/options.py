@@ -72,7 +72,7 @@ _COMPUTING = (
 
 
 class SessionOptions(_Typed):
-    """How a session is made. One object may serve several sessions."""
+    """The options of a session. One object may serve several sessions."""
 
     enable_cpu_mem_arena: bool = True
     enable_mem_pattern: bool = True
@@ -126,7 +126,7 @@ class SessionOptions(_Typed):
 
     @property
     def changed_settings(self) -> dict[str, str | bool]:
-        """What changes how ONNX Runtime computes, and is not as by default: names of enumerations, flags."""
+        """The options that change how ONNX Runtime computes and are not as by default: names of enumerations, flags."""
         found: dict[str, str | bool] = {}
         for name in _COMPUTING:
             value = getattr(self, name)
@@ -233,7 +233,7 @@ def _refused(name: str, reason: str) -> Exception:
 
 
 class OrtRunOptions(_Typed):
-    """How one run is done. `terminate` ends a run before it starts; the rest has no effect."""
+    """The options of one run. `terminate` ends a run before it starts; the rest has no effect."""
 
     log_severity_level: int = -1
     log_verbosity_level: int = 0

@@ -57,7 +57,7 @@ class _Owner:
 
 
 def available_providers(share: DriverShare) -> list[str]:
-    """Return what `get_available_providers` returns, by a connection that exists; blocks."""
+    """Return the result of `get_available_providers` over a connection that exists; blocks."""
     found: Sequence[str] = ()
     with suppress(NnfmqError):  # the driver does not host ONNX Runtime, or cannot be reached
         found = share.client().device("onnxruntime").describe(_MODEL).providers

@@ -249,7 +249,7 @@ class InferenceSession:
         return list(self._overridable)
 
     def get_modelmeta(self) -> OrtModelMetadata:
-        """Return what the model's author says of it. Raises NotImplemented if the package `onnx` is not installed."""
+        """Return the metadata of the model. Raises NotImplemented if the package `onnx` is not installed."""
         if self._metadata is None:
             raise ort_error("NotImplemented", "reading it needs the package onnx: pip install 'nnfmq[onnx]'")
         return self._metadata
@@ -417,7 +417,7 @@ class InferenceSession:
         return results
 
     def _plan_for(self, inputs: Sequence[Array]) -> ShapePlan | HostedPlan:
-        """Return what runs inputs like these; blocks. What was refused once is hosted for all further shapes."""
+        """Return the plan for inputs like these; blocks. A model refused once is hosted for all further shapes."""
         if self._hosted is not None:
             return self._hosted
         try:

@@ -41,7 +41,7 @@ _MAX_VALUES = 16  # elements of an input that may be bound by value
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """What the file says of an output and the HAL's model does not: int64 elements (None = unknown)."""
+    """The properties of an output that only the file has, not the HAL's model: int64 elements (None = unknown)."""
 
     dtype: np.dtype[Any] | None
 

@@ -107,7 +107,7 @@ class _OrtEnum(Enum):
 
 
 class ExecutionMode(_OrtEnum):
-    """How the nodes of a graph are executed; without effect."""
+    """The order in which the nodes of a graph are executed; without effect."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
@@ -122,7 +122,7 @@ class ExecutionOrder(_OrtEnum):
 
 
 class GraphOptimizationLevel(_OrtEnum):
-    """How much a graph is optimized; without effect."""
+    """The optimization of a graph; without effect."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -158,7 +158,7 @@ class OrtSparseFormat(_OrtEnum):
 
 
 class OrtExecutionProviderDevicePolicy(_OrtEnum):
-    """How devices are selected; without effect."""
+    """The rule by which devices are selected; without effect."""
 
     DEFAULT = 0
     PREFER_CPU = 1
@@ -202,14 +202,14 @@ class OrtCompileApiFlags(_OrtEnum):
 
 
 class ModelPackageWriteMode(_OrtEnum):
-    """How a model package is written."""
+    """The form in which a model package is written."""
 
     PRESERVE = 0
     DENSE = 1
 
 
 class ArenaExtendStrategy(_OrtEnum):
-    """How an arena of memory grows."""
+    """The steps in which an arena of memory grows."""
 
     kNextPowerOfTwo = 0
     kSameAsRequested = 1

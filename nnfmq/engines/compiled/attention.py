@@ -180,7 +180,7 @@ def _rows_of_block(rows: int, limit: int, tile: int) -> int:
 
 
 def _operator(chain: _Chain, shape: Shape) -> ScoreOperator | None:
-    """Return what is applied to the products of `shape`; None if nothing is, or nothing that the kernel computes."""
+    """Return the operator on the products of `shape`; None if there is none, or none that the kernel computes."""
     op = chain.elementwise
     if op is None or not isinstance(op.lowered, KernelLaunch):
         return None
@@ -198,7 +198,7 @@ def _operator(chain: _Chain, shape: Shape) -> ScoreOperator | None:
 
 
 def _input(shape: Shape, output: Shape) -> ScoreInput:
-    """Return how an input of `shape` is broadcast to the output."""
+    """Return the broadcast of an input of `shape` to the output."""
     padded = (1,) * (len(output) - len(shape)) + tuple(shape)
     strides = [math.prod(padded[axis + 1 :]) * (padded[axis] > 1) for axis in range(len(padded))]
     *batch, row, column = strides

@@ -255,7 +255,7 @@ def _with_operator(producer: LoweredOp, consumer: LoweredOp, number: int) -> Low
 
 
 def _epilogue_input(tensor: Tensor | None, result: Tensor) -> EpilogueInput | None:
-    """Return what an operand is to an epilogue, or None if it is nothing that an epilogue reads."""
+    """Return an operand as an input of an epilogue, or None if an epilogue does not read such ones."""
     if tensor is None or math.prod(tensor.shape) == 1:
         return None if tensor is None else EpilogueInput.ELEMENT
     is_array = (tensor.shape, tensor.dtype.itemsize) == (result.shape, result.dtype.itemsize)

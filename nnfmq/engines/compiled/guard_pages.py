@@ -38,7 +38,7 @@ class Guards(Struct, frozen=True, array_like=True):
 
 
 class GuardedLayout(Struct, frozen=True):
-    """Where operands are, one after the other: their offsets, those of the guards, and the size of all."""
+    """A layout of operands one after the other: their offsets, those of the guards, and the size of all."""
 
     offsets: tuple[int, ...]
     guards: tuple[int, ...]

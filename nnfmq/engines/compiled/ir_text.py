@@ -121,7 +121,7 @@ POINTER, VOID = Type("ptr"), Type("void")
 
 
 class IrValue:
-    """What instructions have as operands.
+    """An operand of instructions.
 
     Attributes:
         type: Its type.

@@ -104,7 +104,7 @@ class Relocation(Struct, frozen=True):
 
 
 class ObjectFile(Struct, frozen=True):
-    """What is loaded of an object file. Sections are numbered as in the file."""
+    """The loaded parts of an object file. Sections are numbered as in the file."""
 
     machine: str
     sections: Mapping[int, Section]

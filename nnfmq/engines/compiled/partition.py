@@ -197,7 +197,7 @@ _Launch: TypeAlias = tuple[PartitionLaunch, tuple[Constant, ...]]
 
 
 class _PartitionSource(NamedTuple):
-    """What a partition is planned from: its launches, whose constants are not packed yet; see `plan_partition`."""
+    """The source of a partition's plan: its launches, whose constants are not packed yet; see `plan_partition`."""
 
     launches: Sequence[_Launch]
     specs: Mapping[int, ArraySpec]

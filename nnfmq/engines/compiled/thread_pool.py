@@ -86,7 +86,7 @@ _ACTIVE_CORE = load(core_name)
 
 
 class Parallelism(IntEnum):
-    """Which threads compute a launch: the calling thread, also the awake workers, or all after waking them."""
+    """The threads that compute a launch: the calling thread, also the awake workers, or all after waking them."""
 
     SERIAL = 0
     PARALLEL = 1
@@ -94,7 +94,7 @@ class Parallelism(IntEnum):
 
 
 class CorePauses(NamedTuple):
-    """What processes need to know of each other to pause, with an entry for each, in memory that all of them map.
+    """The state of processes that pause for each other, with an entry for each, in memory that all of them map.
 
     Attributes:
         classes: The classes, `hal.client_class`; 0 counts as normal. The pool only reads them.
@@ -110,7 +110,7 @@ class CorePauses(NamedTuple):
 
 
 class CoreDivision(NamedTuple):
-    """Which processes divide the cores of this machine: two bytes of each, in memory that all of them map.
+    """The processes that divide the cores of this machine: two bytes of each, in memory that all of them map.
 
     A process counts as busy if either is 1, not 0. Whoever learns of its death clears both.
 
@@ -259,7 +259,7 @@ class ThreadPool:
 
 
 class _Process:
-    """What this process has one of."""
+    """The objects of which a process has one."""
 
     pool: ThreadPool | None = None
     create = threading.Lock()

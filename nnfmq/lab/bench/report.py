@@ -458,7 +458,7 @@ _SUSTAINED = 0.95  # of the rate; with less a runner is overloaded
 
 
 def notes(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what there is to say of a report in words, on the terminal and on the page."""
+    """Yield the remarks on a report in words, for the terminal and for the page."""
     for runner, reason in report["missing"].items():
         yield f"{runner} is missing: {reason}"
     for name, result in zip(result_names(report["results"]), report["results"], strict=True):

@@ -126,7 +126,7 @@ class Driver:
                 yield self.executor(prepared, self._path)
 
     def executor(self, prepared: PreparedModel, path: str) -> Prepared:
-        """Return what executes a model of this device over a path."""
+        """Return an executor of a model of this device over a path."""
         if path.startswith(MEMORY_DOMAIN):
             return _InBuffers(self._connected(), prepared, _EXECUTE[_mode(path)])
         return RequestExecutor(prepared, _EXECUTE[path])

@@ -56,7 +56,7 @@ def find_specifications(checkout: Path) -> list[Path]:
 
 
 class Extracted(NamedTuple):
-    """What became of a specification: the number of its test models, or why it failed."""
+    """The result of a specification: the number of its test models, or why it failed."""
 
     specification: Path
     models: int

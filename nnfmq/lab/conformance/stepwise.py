@@ -77,7 +77,7 @@ def compare_operations(
     inputs: Sequence[Array | None],
     tolerance: tuple[float, float] | None = None,
 ) -> StepReport:
-    """Return how each compiled operation and partition compares with the interpreter's, on these inputs. Blocks.
+    """Return a comparison of each compiled operation and partition with the interpreter, on these inputs. Blocks.
 
     `tolerance` is atol and rtol of floats, by default those of the test vectors. Raises what executing `reference`
     raises.

@@ -85,7 +85,7 @@ class Backend(Protocol):
         ...
 
     def compilations(self, path: Path) -> AbstractContextManager[CompilationSteps]:
-        """Return what compiles a model, until the block ends."""
+        """Return the compilation steps of a model, until the block ends."""
         ...
 
     def start(self, path: Path, array: Array) -> None:

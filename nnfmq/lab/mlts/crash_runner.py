@@ -87,7 +87,7 @@ class CrashClient(Protocol):
         ...
 
     def exit_text(self) -> str:
-        """Return how the client ended; "" if it ended normally. Blocks a moment."""
+        """Return the end of the client as text; "" if it ended normally. Blocks a moment."""
         ...
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ _STACKS = {"PYTHONFAULTHANDLER": "1"}  # a worker that dies by a signal writes i
 
 @dataclass(frozen=True, slots=True)
 class CrashOptions:
-    """How to run crash tests.
+    """The options of crash tests.
 
     Attributes:
         duration_s: The duration of each test; None: MLTS's.
@@ -440,7 +440,7 @@ class _Run:
 
 
 def _detail(watch: DriverWatch) -> str:
-    """Return what the watch observes within a second: the driver's log tells how a worker ended."""
+    """Return the observation of the watch within a second: the driver's log tells how a worker ended."""
     end = time.monotonic() + _DETAIL_S
     while (observed := watch.observe()) is None and time.monotonic() < end:
         time.sleep(_POLL_MS / 1000)

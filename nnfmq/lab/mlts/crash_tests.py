@@ -40,7 +40,7 @@ class CrashOutcome(StrEnum):
 
 
 class Workload(StrEnum):
-    """What a client does until the duration has passed."""
+    """The work of a client until the duration has passed."""
 
     INFERENCE = "inference"
     COMPILATION = "compilation"
@@ -58,7 +58,7 @@ class Workload(StrEnum):
 
 
 class KilledClients(StrEnum):
-    """Which client processes are killed on purpose, at a random moment between 1/4 and 1/2 of the duration."""
+    """The client processes that are killed on purpose, at a random moment between 1/4 and 1/2 of the duration."""
 
     NONE = "none"
     ALL = "all"  # once each; the test ends with them

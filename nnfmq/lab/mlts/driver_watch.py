@@ -152,7 +152,7 @@ def execute_until_stopped(client: Client, device: str, model: str, limit_s: floa
 
 
 def observation_of(error: NnfmqError, who: str) -> Observation:
-    """Return what an error of a call means: a dead driver, one that hangs, or a failure."""
+    """Return the observation in an error of a call: a dead driver, one that hangs, or a failure."""
     if isinstance(error, DeadObject | DeviceUnavailable):
         return Observation(CrashOutcome.CRASH, f"{who}: the driver is dead: {error}")
     if isinstance(error, MissedDeadline):

@@ -93,7 +93,7 @@ class _Usual:
 
 @dataclass(frozen=True, slots=True)
 class _Between:
-    """What the sampler saw during a request."""
+    """The sampler's readings during a request."""
 
     client_stopped: Mapping[str, int] = field(default_factory=dict)
     worker_stopped: Mapping[str, int] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def worst_requests(slow: Sequence[SlowRequest], count: int) -> list[SlowRequest]
 
 
 def _between(samples: Sequence[StressSample], record: RequestRecord) -> _Between:
-    """Return what increased between the last sample before the request and the first one after it.
+    """Return the increases between the last sample before the request and the first one after it.
 
     A sample is before the request if all of it was read before, and after it if nothing was read before its end.
     """

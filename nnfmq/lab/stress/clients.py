@@ -37,7 +37,7 @@ _LONGER_S = 120.0  # than its load: disturbances stop processes, and limit their
 
 @dataclass(frozen=True, slots=True)
 class StressTrial:
-    """What a client does in a trial: `seconds` of load on the given CPUs, and work within some of its requests.
+    """The work of a client in a trial: `seconds` of load on the given CPUs, and work within some of its requests.
 
     `work` is what the application does: time after the begin in ns, and a name of `disturbances.WORK`. Files for it are
     made in `folder`. `starts` are the intended starts of an open loop in ns after the begin; None: a closed loop.

@@ -85,7 +85,7 @@ class StopFiles:
             self._group = os.open(_GROUPS / _unified_group(pid) / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
 
     def how(self) -> str:
-        """Return how it is kept from running, a key of `machine_record.STOPS`; empty if it is not, or has exited."""
+        """Return the kind of its stop, a key of `machine_record.STOPS`; empty if it is not stopped, or has exited."""
         with suppress(OSError):
             how = _STOP_STATES.get(read_state(self._stat).state, "")
             if not how and self._group >= 0 and b"frozen 1" in os.pread(self._group, _BYTES, 0):
@@ -203,7 +203,7 @@ class _Location(NamedTuple):
 
 
 def _location(pid: int) -> _Location | None:
-    """Return where the CPU controller has a process; None if it is not mounted."""
+    """Return the location of a process in the CPU controller; None if that is not mounted."""
     return _found_location(Path(f"/proc/{pid}/cgroup").read_text(), Path("/proc/self/mounts").read_text())
 
 
@@ -319,7 +319,7 @@ class ThreadUse(NamedTuple):
 
 @dataclass(slots=True)
 class UsageLog:
-    """What was read: the times of the readings, the uses in order of time, and which processes they are of.
+    """The readings: their times, the uses in order of time, and the processes that they are of.
 
     `calls` has for clients and workers the times at which the client had an open call.
     """
@@ -332,7 +332,7 @@ class UsageLog:
 
 
 def compilation_uses(log: UsageLog) -> Iterator[ThreadUse]:
-    """Yield what was used for compilations, in order of time.
+    """Yield the uses of CPUs for compilations, in order of time.
 
     Compile processes count always; workers just after these have computed, because a worker checks, packs and links
     what they return; clients and their workers around calls during which compile processes computed.

@@ -51,7 +51,7 @@ class TimedAction(NamedTuple):
 
 @dataclass(slots=True)
 class DisturbancePlan:
-    """What happens in a trial: work within requests, loads of the machine, stops, a CPU limit.
+    """The disturbances of a trial: work within requests, loads of the machine, stops, a CPU limit.
 
     `work` has times in ns after the begin. `stops` and `limit` have begin and end in s; the target is `client` or
     `worker`.
@@ -184,7 +184,7 @@ class ApplicationWork:
         self._begin_ns = begin_ns
 
     def next_due(self, now_ns: int) -> Callable[[], None] | None:
-        """Return what the next request has to do, or None. Prepares it, which is not part of the request."""
+        """Return the work of the next request, or None. Prepares it, which is not part of the request."""
         if not self._due or self._due[-1].time_ns > now_ns - self._begin_ns:
             return None
         kind = self._due.pop().kind

@@ -77,7 +77,7 @@ def _stages(record: RequestRecord) -> dict[str, int] | None:
 
 
 def scenario_lines(scenario: Mapping[str, Any]) -> list[str]:
-    """Return what there is to say of a scenario before its worst requests: the causes, or why it is missing."""
+    """Return the lines about a scenario before its worst requests: the causes, or why it is missing."""
     if "reason" in scenario:
         return [f"{scenario['scenario']} is missing: {scenario['reason']}"]
     if not scenario["worst"]:

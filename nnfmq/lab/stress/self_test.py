@@ -46,7 +46,7 @@ class NamedCause(NamedTuple):
 
 @dataclass(slots=True)
 class ConfusionMatrix:
-    """Which causes were named in runs with which disturbances.
+    """The causes that were named in runs with each disturbance.
 
     `unexpected` has the causes that were named without having been brought about, with the evidence: of another program
     on the machine, or of an error of the analysis. `repeated` counts the runs that were repeated, because other

@@ -50,7 +50,7 @@ _LEAD_NS = 100_000_000  # until the begin: the sampler starts meanwhile
 
 @dataclass(frozen=True, slots=True)
 class TrialSetup:
-    """Where a trial runs: the driver's socket, the CPUs of each client and its worker, and a folder for files."""
+    """The place of a trial: the driver's socket, the CPUs of each client and its worker, and a folder for files."""
 
     socket: str
     cpus: Sequence[Cpus]
@@ -163,7 +163,7 @@ Progress = Callable[[str], object]
 
 
 class Scenario(NamedTuple):
-    """What one trial measures; `window_us` is None for the default."""
+    """The subject of one trial; `window_us` is None for the default."""
 
     mode: str
     clients: int

@@ -54,7 +54,7 @@ _STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SuiteJob:
-    """What the clients execute: `runner` as in `nnfmq bench`, or a function of the user.
+    """The work of the clients: `runner` as in `nnfmq bench`, or a function of the user.
 
     `is_compared` is False for a model with states, whose outputs depend on earlier requests. The clients ask the driver
     for `client_class`, unless it is None.

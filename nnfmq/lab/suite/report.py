@@ -65,7 +65,7 @@ _POINTS_MIN, _POINTS_MAX = 10, 100
 
 
 def suite_identity(plan: SuitePlan) -> dict[str, Any]:
-    """Return what two runs must have in common to be compared."""
+    """Return the conditions that two runs must have in common to be compared."""
     client = plan.mode if plan.own is None else getattr(plan.own, "__qualname__", type(plan.own).__name__)
     return {**model_identity(plan.model), "client": client, "load": asdict(plan.thresholds.load)}
 

@@ -108,7 +108,7 @@ class ScenarioRecord:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRun:
-    """What was measured of a plan: the conditions before, and a record of each scenario that was begun."""
+    """The measurements of a plan: the conditions before, and a record of each scenario that was begun."""
 
     plan: SuitePlan
     conditions: dict[str, Any]

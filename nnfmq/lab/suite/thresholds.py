@@ -53,7 +53,7 @@ LIMITS = {
 
 
 class _Kind(NamedTuple):
-    """What a value may be."""
+    """A kind of values, and the test for it."""
 
     allowed: str
     is_allowed: Callable[[Any], bool]

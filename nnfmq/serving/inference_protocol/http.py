@@ -153,7 +153,7 @@ class BodyMemory:
 
     @contextmanager
     def of_request(self) -> Iterator[Callable[[int], None]]:
-        """Yield what takes memory for one request, until the end of the block; it raises ServerOverloaded."""
+        """Yield a function that takes memory for one request, for the time of the block; it raises ServerOverloaded."""
         taken = 0
 
         def take(size: int) -> None:

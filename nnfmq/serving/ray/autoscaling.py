@@ -22,7 +22,7 @@ __all__ = ["DriverLoad", "load_policy", "load_since"]
 
 
 class DriverLoad(NamedTuple):
-    """What a driver's clients have executed until `read_ns`: the time in the driver of one worker's, and of all."""
+    """The executions of a driver's clients until `read_ns`: the time in the driver of one worker's, and of all."""
 
     read_ns: int
     own_ns: int

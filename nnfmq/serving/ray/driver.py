@@ -89,7 +89,7 @@ class NodeDriver:
         return self._driver.wait_until_running().socket
 
     def state(self) -> DriverState:
-        """Return what the driver does now."""
+        """Return the state of the driver."""
         return self._driver.state
 
     def pid(self) -> int:

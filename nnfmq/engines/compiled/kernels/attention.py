@@ -45,7 +45,7 @@ class ScoreInput:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOperator:
-    """What is applied to the products before SOFTMAX; None among the inputs stands for the products themselves."""
+    """An operator on the products before SOFTMAX; None among the inputs stands for the products themselves."""
 
     operator: ElementwiseOperator
     inputs: tuple[ScoreInput | None, ...]

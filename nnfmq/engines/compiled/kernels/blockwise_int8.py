@@ -214,7 +214,7 @@ class RoundedBlockwiseKernel(UnitTiles):
         return list(kb.for_loop(self._words_of_block // words, sums, accumulate))
 
     def _corrections(self, kb: KernelBuilder, panel: Panel, block: Value, records: Sequence[Value]) -> list[Value]:
-        """Return what the zero points contribute."""
+        """Return the terms of the zero points."""
         sums = [kb.broadcast(kb.load(I32, record, _SUM), self.lanes) for record in records]
         zeros = [kb.splat(I32, 1 << (self.bits - 1), self.lanes)] * self.vectors
         if self.zero_points == "byte":

@@ -261,7 +261,7 @@ class DwConvInt8Kernel(DwConvShape):
 
     @property
     def interleaved_offset(self) -> int:
-        """Where in scratch memory interleaved rows begin: after copied rows, or after a row of padding.
+        """The offset of interleaved rows in scratch memory: after copied rows, or after a row of padding.
 
         Panels of the last pixels reach behind the copied rows.
         """

@@ -66,7 +66,7 @@ _MAGNITUDE_BITS, _INFINITY_BITS = (1 << 31) - 1, 0x7F80_0000
 
 
 class Rule(Enum):
-    """How floats become bytes: as ONNX's DynamicQuantizeLinear, or as TFLite with or without a zero point, plus 128."""
+    """The rule by which floats become bytes: ONNX's, or TFLite's plus 128, with or without a zero point."""
 
     LINEAR = "linear"
     SYMMETRIC = "symmetric"

@@ -186,7 +186,7 @@ class RowInterleaver:
 
     @property
     def target(self) -> Value:
-        """Where interleaved rows begin."""
+        """The address of interleaved rows."""
         return self.kb.at(self.kb.scratch, self.n.interleaved_offset)
 
     def copied_rows(self, buffer: RowBufferParams, row: Value, channel: Value) -> list[list[Value]]:

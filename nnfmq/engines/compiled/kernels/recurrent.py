@@ -526,7 +526,7 @@ def _clip(kb: KernelBuilder, value: Value, limit: float) -> Value:
 
 
 class OutputKind(Enum):
-    """What an output of a recurrent kernel receives."""
+    """The values that an output of a recurrent kernel receives."""
 
     LAST_OUTPUT = "last output"
     LAST_STATE = "last state"

@@ -176,7 +176,7 @@ def _has_exact_steps(multipliers: OutputMultipliers, last: int, is_rectified: bo
 
 
 def _distances(multipliers: OutputMultipliers, steps: Ints) -> Floats:
-    """Return how far from an integer the accumulators are, in real numbers, at which `steps` above 0 begin."""
+    """Return the distances from an integer, in real numbers, of the accumulators at which `steps` above 0 begin."""
     right, left = np.maximum(-multipliers.shifts, 0), np.maximum(multipliers.shifts, 0)
     units = np.exp2(30.0 - left) / multipliers.multipliers  # accumulators for half a result, if not shifted right
     begins = np.multiply.outer(units * np.exp2(right), (2 * steps - 1).astype(np.float64))

@@ -133,7 +133,7 @@ class RuleCall(Struct, frozen=True):
         return self.outputs[0]
 
     def lower(self) -> KernelLaunch | KernelSequence | ViewOp | None:
-        """Return what the rule returns."""
+        """Return the result of the rule."""
         output = self.output if len(self.outputs) == 1 else self.outputs
         return self.rule(*self.tensors, output=output, target=self.target, **self.attributes)
 

@@ -191,7 +191,7 @@ def weight_zero_point_of(op: WeightedOp) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """How accumulators become output values: rows of constants and a bias for each packed channel."""
+    """The conversion of accumulators to output values: rows of constants and a bias for each packed channel."""
 
     requantization: Requantization
     rows: Array
