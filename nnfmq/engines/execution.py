@@ -114,7 +114,7 @@ class InputSpec(Struct, frozen=True):
     is_optional: bool
 
     @classmethod
-    def of(cls, subgraph: Subgraph, index: int, is_optional: bool) -> InputSpec:
+    def of(cls, subgraph: Subgraph, index: int, *, is_optional: bool) -> InputSpec:
         """Return the specification of operand `index`.
 
         Raises:

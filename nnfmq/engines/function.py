@@ -41,7 +41,7 @@ class FunctionProgram:
     def __init__(self, model: Model, function: Function) -> None:
         main = model.main
         self._function = function
-        self._inputs = [InputSpec.of(main, index, True) for index in main.input_indexes]
+        self._inputs = [InputSpec.of(main, index, is_optional=True) for index in main.input_indexes]
         self._outputs = [main.operands[index] for index in main.output_indexes]
         # What the function allocates beside its results is not known.
         self._result_bytes = sum(map(value_bytes, self._outputs))

@@ -197,7 +197,7 @@ class Program:
             self._functions = tuple(map(_logging_function, self._functions, _step_names(types, steps)))
             self._is_compiled = False  # the functions log, the partition does not
         self._inputs = tuple(
-            InputSpec.of(subgraph, index, index in optional_inputs) for index in subgraph.input_indexes
+            InputSpec.of(subgraph, index, is_optional=index in optional_inputs) for index in subgraph.input_indexes
         )
         self._outputs = subgraph.output_indexes
         self._output_dtypes = tuple(dtype_of(subgraph.operands[index]) for index in subgraph.output_indexes)

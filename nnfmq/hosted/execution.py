@@ -34,8 +34,8 @@ class HostedProgram:
         main = model.main
         self.device, self.file, self.opened, self.call = device, file, file.model, call
         self.threads = file.threads
-        self.inputs = [InputSpec.of(main, index, False) for index in main.input_indexes]
-        self.output_dtypes = [InputSpec.of(main, index, True).dtype for index in main.output_indexes]
+        self.inputs = [InputSpec.of(main, index, is_optional=False) for index in main.input_indexes]
+        self.output_dtypes = [InputSpec.of(main, index, is_optional=True).dtype for index in main.output_indexes]
         self.lock = None if self.opened.is_thread_safe else threading.Lock()
 
     def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> HostedExecution:

@@ -136,13 +136,13 @@ class MemoryBuilder:
                 or contradicts the others, `frequency` is out of range, or compilations for chosen devices have no
                 device in common.
         """
-        self._add_role(compilation, index, False, frequency)
+        self._add_role(compilation, index, frequency, is_output=False)
 
     def add_output_role(self, compilation: CompilationBuilder, index: int, frequency: float = 1.0) -> None:
         """Let the memory be output `index` of executions of a compilation. Otherwise as `add_input_role`."""
-        self._add_role(compilation, index, True, frequency)
+        self._add_role(compilation, index, frequency, is_output=True)
 
-    def _add_role(self, compilation: CompilationBuilder, index: int, is_output: bool, frequency: float) -> None:
+    def _add_role(self, compilation: CompilationBuilder, index: int, frequency: float, *, is_output: bool) -> None:
         self._require_unfinished("add_output_role" if is_output else "add_input_role")
         if not required(compilation, "the compilation").is_compiled:
             raise InvalidArgument("a role needs a compilation that has succeeded: call finish() first")

@@ -123,7 +123,7 @@ def _require_no_overlap(request: Request) -> None:
     Arguments are visited in order of their start. For each pool, `ends` has the highest end of the inputs and of the
     outputs so far; an output must start at or after both, an input at or after the outputs' end.
     """
-    ranges = sorted([*_ranges(request.inputs, False), *_ranges(request.outputs, True)])
+    ranges = sorted([*_ranges(request.inputs, is_output=False), *_ranges(request.outputs, is_output=True)])
     ends: dict[tuple[int, bool], int] = {}  # (pool, is an output) -> end
     for pool, start, end, is_output in ranges:
         occupied = max(ends.get((pool, True), 0), ends.get((pool, False), 0) if is_output else 0)
@@ -131,6 +131,6 @@ def _require_no_overlap(request: Request) -> None:
         ends[pool, is_output] = max(ends.get((pool, is_output), 0), end)
 
 
-def _ranges(arguments: Sequence[RequestArgument], is_output: bool) -> Iterator[tuple[int, int, int, bool]]:
+def _ranges(arguments: Sequence[RequestArgument], *, is_output: bool) -> Iterator[tuple[int, int, int, bool]]:
     locations = (argument.location for argument in arguments if not argument.has_no_value)
     return ((loc.pool_index, loc.offset, loc.offset + loc.length, is_output) for loc in locations)

@@ -99,7 +99,7 @@ def connect(
         raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
     options = _Options(interface, recover, server_uid, _class_of(client_class), monitor)
     if embedded:
-        return _connect_embedded(deadline_ns, wait_ready, options)
+        return _connect_embedded(deadline_ns, options, wait_ready=wait_ready)
     socket_path = client_socket() if path is None else Path(path)
     if wait and _has_event_loop():
         from nnfmq.client.connection.client import LateClient  # few applications
@@ -115,7 +115,7 @@ def connect(
             raise _with_remedy(error, socket_path, is_default=path is None) from error
         if is_socket_named():
             _check_directory(socket_path, server_uid)  # an error in the configuration must not go unnoticed
-        client = _connect_embedded(deadline_ns, wait_ready, options)
+        client = _connect_embedded(deadline_ns, options, wait_ready=wait_ready)
         _log_start(error)
         return client
 
@@ -315,10 +315,10 @@ def connect_cpu_driver(deadline_ns: int | None) -> Client:
     """
     packaged = Path(__file__).parents[2] / "driver" / "devices" / "devices.toml"
     variables = {settings.DEVICES.variable: str(packaged), settings.RUNTIMES.variable: ""}
-    return _connect_embedded(deadline_ns, False, _Options(variables=variables))
+    return _connect_embedded(deadline_ns, _Options(variables=variables), wait_ready=False)
 
 
-def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Options) -> Client:
+def _connect_embedded(deadline_ns: int | None, options: _Options, *, wait_ready: bool) -> Client:
     from nnfmq.client.connection.embedded import end_embedded_driver, start_embedded_driver  # imports subprocess
 
     channel, process = start_embedded_driver(options.variables)
@@ -338,4 +338,4 @@ def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Optio
 
 
 def _replace_embedded(options: _Options, deadline_ns: int | None, _is_closed: IsClosed | None) -> Client:
-    return _connect_embedded(deadline_ns, True, options)
+    return _connect_embedded(deadline_ns, options, wait_ready=True)

@@ -58,7 +58,7 @@ class RestartLimit:
         with self._lock:
             if ended_ns != self._ended_ns:
                 self._ended_ns = ended_ns
-                self._count(ended_ns - self._began_ns < _STABLE_NS)
+                self._count(is_early=ended_ns - self._began_ns < _STABLE_NS)
         left_s = (self._next_start_ns - time.monotonic_ns()) / 1e9
         if left_s > 0:
             raise DeadObject(f"{self._text()}; the next one is started in {left_s:.1f} s at the earliest")
@@ -66,9 +66,9 @@ class RestartLimit:
     def fail(self) -> None:
         """Note that a driver has exited while it started."""
         with self._lock:
-            self._count(True)
+            self._count(is_early=True)
 
-    def _count(self, is_early: bool) -> None:
+    def _count(self, *, is_early: bool) -> None:
         self._early_deaths = self._early_deaths + 1 if is_early else 0
         late = self._early_deaths - _FREE_DEATHS
         if late > 0:

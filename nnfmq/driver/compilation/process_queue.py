@@ -73,10 +73,6 @@ class ProcessQueue:
         """Let a claim wait."""
         self._waiting.append(claim)
 
-    def is_waiting(self, claim: Claim) -> bool:
-        """Return whether a claim has no place yet."""
-        return claim in self._waiting
-
     def remove(self, claim: Claim) -> None:
         """Forget a claim: its process has ended, or is not wanted any more."""
         (self._waiting if claim in self._waiting else self._running).remove(claim)
