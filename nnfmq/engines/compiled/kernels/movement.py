@@ -588,56 +588,63 @@ def plan_transpose(
     if (region.source_arg, region.target_arg) != (0, 1) or region.lut_arg is not None or region.padding_arg is not None:
         return None
     *axes, run = coalesced_axes(region)
-    if (
-        element_bytes not in _ELEMENT_TYPES
-        or run.extent != element_bytes
-        or any(axis.index_table is not None for axis in axes)
-    ):
+    has_index = any(axis.index_table is not None for axis in axes)
+    if element_bytes not in _ELEMENT_TYPES or run.extent != element_bytes or has_index:
         return None
     rows = next((axis for axis in axes[:-1] if axis.source_stride == element_bytes), None)
     if rows is None or axes[-1].target_stride != element_bytes or len(axes) > 4:
         return None
     columns = axes[-1]
     total_bytes = element_bytes * math.prod(axis.extent for axis in axes)
-    work_items = _WORK_ITEMS if total_bytes >= _MIN_PARALLEL_BYTES else 1
-    max_tile = target.lanes if element_bytes == 4 else _MAX_TILE
-    tile = 1 << (min(rows.extent, columns.extent, max_tile).bit_length() - 1)
-    kernel: TransposeKernel | InterleaveKernel | None = None
-    if tile >= _MIN_TILE:
-        kernel, strip = TransposeKernel(element_bytes, tile, work_items), tile
-        long, step = rows, rows.target_stride
-    elif (
-        rows.target_stride == columns.extent * element_bytes
-        and 1 < columns.extent <= _MAX_PLANES
-        and rows.extent >= max_tile
-    ):
-        kernel = InterleaveKernel(element_bytes, max_tile, columns.extent, True, work_items)
-        strip, long, step = _INTERLEAVE_STRIP * max_tile, rows, columns.source_stride
-    elif (
-        columns.source_stride == rows.extent * element_bytes
-        and 1 < rows.extent <= _MAX_PLANES
-        and columns.extent >= max_tile
-    ):
-        kernel = InterleaveKernel(element_bytes, max_tile, rows.extent, False, work_items)
-        strip, long, step = _INTERLEAVE_STRIP * max_tile, columns, rows.target_stride
-    if kernel is None:
+    chosen = _choose_strips(rows, columns, element_bytes, target, is_parallel=total_bytes >= _MIN_PARALLEL_BYTES)
+    if chosen is None:
         return None
     others = [axis for axis in axes[:-1] if axis is not rows]
     outer, inner = [CopyAxis(1, 0, 0)] * (2 - len(others)) + others
-    strips_per_row_axis = max(1, long.extent // strip)
+    strips_per_row_axis = max(1, chosen.long.extent // chosen.strip)
     params = _TransposeParams(
         source_offset=region.source_offset,
         strips=outer.extent * inner.extent * strips_per_row_axis,
         strips_per_row_axis=strips_per_row_axis,
-        strip=strip,
-        rows=long.extent,
+        strip=chosen.strip,
+        rows=chosen.long.extent,
         inner_extent=inner.extent,
         outer_source_stride=outer.source_stride,
         outer_target_stride=outer.target_stride,
         inner_source_stride=inner.source_stride,
         inner_target_stride=inner.target_stride,
         columns=columns.extent,
-        step=step,
+        step=chosen.step,
         column_stride=columns.source_stride,
     )
-    return kernel, pack_params(params)
+    return chosen.kernel, pack_params(params)
+
+
+class _Strips(NamedTuple):
+    """A kernel that transposes in strips of `strip` elements along the axis `long`, which are `step` bytes apart."""
+
+    kernel: TransposeKernel | InterleaveKernel
+    strip: int
+    long: CopyAxis
+    step: int
+
+
+def _choose_strips(
+    rows: CopyAxis, columns: CopyAxis, element_bytes: int, target: Target, *, is_parallel: bool
+) -> _Strips | None:
+    """Return the kernel for these axes: of tiles, or, if one axis is a few planes, of whole planes; None if neither."""
+    work_items = _WORK_ITEMS if is_parallel else 1
+    max_tile = target.lanes if element_bytes == 4 else _MAX_TILE
+    tile = 1 << (min(rows.extent, columns.extent, max_tile).bit_length() - 1)
+    if tile >= _MIN_TILE:
+        return _Strips(TransposeKernel(element_bytes, tile, work_items), tile, rows, rows.target_stride)
+    strip = _INTERLEAVE_STRIP * max_tile
+    joins_planes = rows.target_stride == columns.extent * element_bytes and 1 < columns.extent <= _MAX_PLANES
+    if joins_planes and rows.extent >= max_tile:
+        kernel = InterleaveKernel(element_bytes, max_tile, columns.extent, True, work_items)
+        return _Strips(kernel, strip, rows, columns.source_stride)
+    splits_planes = columns.source_stride == rows.extent * element_bytes and 1 < rows.extent <= _MAX_PLANES
+    if splits_planes and columns.extent >= max_tile:
+        kernel = InterleaveKernel(element_bytes, max_tile, rows.extent, False, work_items)
+        return _Strips(kernel, strip, columns, rows.target_stride)
+    return None
