@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.ownership import Closable, Uncopyable
 from nnfmq.client.connection.device import Device
-from nnfmq.client.connection.prepare_arguments import FinishedModel, NamedModel, PrepareOptions
+from nnfmq.client.connection.prepare_arguments import FinishedModel, NamedModel, PrepareOptions, to_token
 from nnfmq.client.model.arrays import check_index
 from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.model.prepared_model import PreparedModel
@@ -281,7 +281,7 @@ class CompilationBuilder(Closable):
         """
         self._require_unfinished("set_caching")
         required(cache_dir, "the directory")
-        validate_cache_token(required(token, "the token"))
+        validate_cache_token(to_token(required(token, "the token")))
         self._options["cache_dir"], self._options["token"] = cache_dir, token
         self._cache_files = None
 
@@ -294,7 +294,7 @@ class CompilationBuilder(Closable):
         """
         self._require_unfinished("set_caching_from_fds")
         self.require_one_device("caching in open files")
-        validate_cache_token(required(token, "the token"))
+        validate_cache_token(to_token(required(token, "the token")))
         files = required(model_cache, "the list of model cache files"), required(data_cache, "that of data cache files")
         self._cache_files = OpenCacheFiles(token, tuple(files[0]), tuple(files[1]))
         self._options.pop("cache_dir", None)

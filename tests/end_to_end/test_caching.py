@@ -25,6 +25,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionPreference, MeasureTiming, Model, OperationType, Priority
 from nnfmq.lab import hidl
+from nnfmq.nnapi import CompilationBuilder
 
 ADD = chain(OperationType.ADD)
 ONE = np.ones(1, np.float32)
@@ -305,6 +306,18 @@ class HidlClient:
         np.frombuffer(pools[0].view, np.float32, 1)[:] = 1
         assert prepared.executeSynchronously(request_for(ADD, pools), MeasureTiming.NO)[0] is NONE
         return float(np.frombuffer(pools[1].view, np.float32, 1)[0])
+
+
+@pytest.mark.parametrize("token", ["x" * 32, 5, [1]])
+def test_a_token_that_is_not_bytes_is_named(token: Any, daemon: Daemon, caches: Path) -> None:
+    with nnfmq.connect(daemon.path, timeout=LIMIT_S) as client:
+        device, refused = client.device("reference"), pytest.raises(nnfmq.InvalidArgument, match="`token` is 32 bytes")
+        with refused:
+            device.prepare(ADD, cache_dir=caches, token=token)
+        with refused:
+            device.prepare_from_cache(token, [], [], model=nnfmq.load(nnfmq.example_path("digits.tflite")))
+        with nnfmq.Runtime([daemon.path]) as runtime, refused:
+            CompilationBuilder(ADD, [runtime.device("reference")]).set_caching(caches, token)
 
 
 @pytest.fixture(params=FORMS, ids=lambda forms: f"{forms.load} of {forms.interface}")

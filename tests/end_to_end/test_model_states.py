@@ -204,6 +204,22 @@ def test_states_of_other_shapes_are_rejected(model: nnfmq.PreparedModel) -> None
         assert is_initial(burst.state)
 
 
+def test_states_are_set_by_name_and_errors_name_them(model: nnfmq.PreparedModel) -> None:
+    names = [state.tensor.name for state in model.states]
+    values = [np.full(shape, 0.5, np.float32) for shape in INITIAL]
+    with model.burst() as burst:
+        burst.state = dict(zip(names, values, strict=True))
+        assert all(np.array_equal(one, two) for one, two in zip(burst.state, values, strict=True))
+        for wrong, text in (
+            ({}, r"of the model's 2 states .* are missing"),
+            ({"x": values[0]}, r"no state is called 'x'"),
+            (values[:1], r"the model has 2 states \(.*\); 1 was given"),
+            ([*values[:1], np.zeros(7, np.float32)], f"state {names[1]!r} has shape .*; the given array has 7$"),
+        ):
+            with pytest.raises(nnfmq.InvalidArgument, match=text):
+                burst.state = wrong
+
+
 @pytest.mark.parametrize("device", ["reference", "compiled"])
 def test_resource_variables_give_litert_s_results_step_after_step(client: nnfmq.Client, device: str) -> None:
     if device == "compiled":

@@ -36,6 +36,7 @@ from nnfmq.client.connection.prepare_arguments import (
     to_model,
     to_preference,
     to_priority,
+    to_token,
     with_time_left,
 )
 from nnfmq.client.connection.recovery import DriverRecovery
@@ -243,6 +244,7 @@ class Device(Struct, frozen=True):
         deadline_ns = deadline_after(timeout)
         loaded = self._loaded(model, shapes, signature, runtime_options, deadline_ns)
         preference, priority = to_preference(preference), to_priority(priority)
+        token = None if token is None else to_token(token)
         data, pools = encode_model(to_hal_model(loaded))
         wire_hints, prefixes = messages.hints_to_data(hints, extensions)
         shown_name = name_for_display(model, name)
@@ -475,7 +477,7 @@ class Device(Struct, frozen=True):
             MissedDeadline: If the timeout passes.
             DeadObject: If the driver exits.
         """
-        return self._prepare_from_cache(token, (model_cache, data_cache), model, deadline_after(timeout))
+        return self._prepare_from_cache(to_token(token), (model_cache, data_cache), model, deadline_after(timeout))
 
     def _prepare_from_cache(
         self,

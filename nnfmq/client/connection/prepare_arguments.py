@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from nnfmq.base import settings
 from nnfmq.base.deadlines import remaining_s
+from nnfmq.hal.capabilities import BYTE_SIZE_OF_CACHE_TOKEN
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import is_extension
@@ -53,6 +54,7 @@ __all__ = [
     "to_model",
     "to_preference",
     "to_priority",
+    "to_token",
     "with_time_left",
 ]
 
@@ -179,6 +181,13 @@ def name_for_display(model: ModelArgument, name: str | None) -> str:
 def to_preference(preference: Preference) -> ExecutionPreference:
     """Return the preference of this name. Raises InvalidArgument if there is none."""
     return to_member(ExecutionPreference, preference, "preference")
+
+
+def to_token(token: bytes) -> bytes:
+    """Return a cache token, whose length the driver checks. Raises InvalidArgument if it is of another type."""
+    if not isinstance(token, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"`token` is {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not of type {type(token).__name__}")
+    return bytes(token)
 
 
 def to_priority(priority: PriorityArgument) -> Priority:

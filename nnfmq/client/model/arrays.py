@@ -209,8 +209,10 @@ def names_of(infos: Sequence[TensorInfo]) -> tuple[str, ...]:
     return tuple(info.name for info in infos)
 
 
-def in_order(infos: Sequence[TensorInfo], values: Sequence[Any]) -> Sequence[Any]:
+def in_order(infos: Sequence[TensorInfo], values: Sequence[Any], kind: str = "input") -> Sequence[Any]:
     """Return an execution's inputs in the model's order: `values`, or those of its only element, a mapping by name.
+
+    `kind` is "input" or "state", for messages.
 
     Raises:
         InvalidArgument: If a name is wrong or missing, or several inputs have it; the message lists the names.
@@ -218,19 +220,19 @@ def in_order(infos: Sequence[TensorInfo], values: Sequence[Any]) -> Sequence[Any
     if len(values) != 1 or not isinstance(values[0], Mapping):
         return values
     given, names = dict(values[0]), names_of(infos)
-    by_position = {_position("input", names, name): value for name, value in given.items()}
+    by_position = {_position(kind, names, name): value for name, value in given.items()}
     missing = [name for position, name in enumerate(names) if position not in by_position]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise InvalidArgument(
-            f"of the model's {counted(len(names), 'input')} {_listed(missing)} {verb} missing; given: "
+            f"of the model's {counted(len(names), kind)} {_listed(missing)} {verb} missing; given: "
             f"{_listed(given) or 'none'}"
         )
     return [by_position[position] for position in range(len(names))]
 
 
 def _position(kind: str, names: Sequence[str], name: object) -> int:
-    """Return the position of the input or output `name`; `kind` is "input" or "output"."""
+    """Return the position of the input, output or state `name`; `kind` says which it is."""
     count = names.count(name) if isinstance(name, str) else 0
     if count == 1:
         return names.index(str(name))
@@ -263,10 +265,10 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return len(shape) == len(wanted) and all(w in (0, s) for w, s in zip(wanted, shape, strict=True))
 
 
-def checked_array(info: TensorInfo, value: InputValue) -> Array:
+def checked_array(info: TensorInfo, value: InputValue, kind: str = "input") -> Array:
     """Return `value` as an array that can be copied into the input `info`. An unknown dimension (0) matches any.
 
-    A missing batch dimension of 1 is added.
+    A missing batch dimension of 1 is added. `kind` is "input" or "state", for messages.
 
     Raises:
         InvalidArgument: If `value` is not an array, has another shape or an incompatible dtype, or contains an integer
@@ -274,19 +276,20 @@ def checked_array(info: TensorInfo, value: InputValue) -> Array:
     """
     if isinstance(value, Mapping):
         raise InvalidArgument(
-            f"input {info.name!r} is given as a {type(value).__name__}: give all inputs in one mapping by name, or an "
-            "array for each in order"
+            f"{kind} {info.name!r} is given as a {type(value).__name__}: give all {kind}s in one mapping by name, or "
+            "an array for each in order"
         )
     try:
         array = np.asarray(value)
     except ValueError as error:  # ragged lists
-        raise InvalidArgument(f"input {info.name!r} is no array: {error}") from error
+        raise InvalidArgument(f"{kind} {info.name!r} is no array: {error}") from error
     if array.dtype.kind in "OSU":
         given = f"array is {array.dtype}" if isinstance(value, np.ndarray) else f"value is a {type(value).__name__}"
         shape_text = format_tensor_shape(info)
         files = "; nnfmq.read_photo and nnfmq.read_audio read files" if isinstance(value, (str, os.PathLike)) else ""
         raise InvalidArgument(
-            f"input {info.name!r} holds {info.dtype}; the given {given}: give an array of the shape {shape_text}{files}"
+            f"{kind} {info.name!r} holds {info.dtype}; the given {given}: give an array of the shape "
+            f"{shape_text}{files}"
         )
     wanted = info.shape
     array = with_batch_dimension(array, wanted)
@@ -294,25 +297,25 @@ def checked_array(info: TensorInfo, value: InputValue) -> Array:
     is_refused = shape != wanted if info.is_empty else not _fits(shape, wanted) and (wanted or info.is_scalar)
     if is_refused:
         wanted_text, text = format_tensor_shape(info), format_array_shape(shape)
-        advice = _shape_advice(info, shape)
-        raise InvalidArgument(f"input {info.name!r} has shape {wanted_text}; the given array has {text}{advice}")
+        advice = _shape_advice(info, shape) if kind == "input" else ""
+        raise InvalidArgument(f"{kind} {info.name!r} has shape {wanted_text}; the given array has {text}{advice}")
     if info.has_unknown_shape:
-        _check_bound_shape(info, shape)
+        _check_bound_shape(info, shape, kind)
     if array.dtype != info.dtype:
-        _check_conversion(info, array)
+        _check_conversion(info, array, kind)
     return array
 
 
-def _check_bound_shape(info: TensorInfo, shape: tuple[int, ...]) -> None:
+def _check_bound_shape(info: TensorInfo, shape: tuple[int, ...], kind: str) -> None:
     """Raise InvalidArgument if a request cannot specify `shape` for an input of unknown shape (N-RQX-7)."""
     if not shape:
         raise InvalidArgument(
-            f"input {info.name!r} has an unknown rank; the given array is a scalar, for which the HAL has no "
+            f"{kind} {info.name!r} has an unknown rank; the given array is a scalar, for which the HAL has no "
             "dimensions: give an array of one dimension or more (N-RQX-7)"
         )
     if 0 in shape:
         raise InvalidArgument(
-            f"input {info.name!r} has shape {format_shape(info.shape)}; the given array has "
+            f"{kind} {info.name!r} has shape {format_shape(info.shape)}; the given array has "
             f"{format_array_shape(shape)}: to the HAL 0 is an unknown size, so an input has no elements only if the "
             "model says so (N-RQX-7)"
         )
@@ -332,14 +335,14 @@ def _shape_advice(info: TensorInfo, shape: tuple[int, ...]) -> str:
     return f": use array.reshape{wanted}" if count == math.prod(wanted) else ""
 
 
-def _check_conversion(info: TensorInfo, array: Array) -> None:
+def _check_conversion(info: TensorInfo, array: Array, kind: str) -> None:
     """Raise InvalidArgument if the conversion to `info.dtype` would change values of `array` by more than rounding."""
     if not np.can_cast(array.dtype, info.dtype, "same_kind"):
         advice = f"array.astype({info.dtype!r})"
         if info.scale:
             advice = f"round(value / {info.scale:g}) {'-' if info.zero_point < 0 else '+'} {abs(info.zero_point)}"
         raise InvalidArgument(
-            f"input {info.name!r} holds {info.dtype}; the given array is {array.dtype}: convert it, as by {advice}"
+            f"{kind} {info.name!r} holds {info.dtype}; the given array is {array.dtype}: convert it, as by {advice}"
         )
     if not array.size or not (np.issubdtype(array.dtype, np.integer) and np.issubdtype(info.dtype, np.integer)):
         return
@@ -348,24 +351,26 @@ def _check_conversion(info: TensorInfo, array: Array) -> None:
     if lowest < limits.min or highest > limits.max:
         value = lowest if lowest < limits.min else highest
         raise InvalidArgument(
-            f"input {info.name!r} holds {info.dtype} ({limits.min} to {limits.max}); "
+            f"{kind} {info.name!r} holds {info.dtype} ({limits.min} to {limits.max}); "
             f"the given {array.dtype} array contains {value}"
         )
 
 
-def checked_arrays(infos: Sequence[TensorInfo], values: Sequence[InputValue]) -> list[Array]:
-    """Return all inputs of an execution, given in order or in a mapping by name, as arrays.
+def checked_arrays(infos: Sequence[TensorInfo], values: Sequence[InputValue], kind: str = "input") -> list[Array]:
+    """Return all inputs of an execution, or all states, given in order or in a mapping by name, as arrays.
+
+    `kind` is "input" or "state", for messages.
 
     Raises:
         InvalidArgument: If their number or a name is wrong, or as `checked_array`.
     """
-    values = in_order(infos, values)
-    check_count("input", infos, len(values))
-    return [checked_array(info, value) for info, value in zip(infos, values, strict=True)]
+    values = in_order(infos, values, kind)
+    check_count(kind, infos, len(values))
+    return [checked_array(info, value, kind) for info, value in zip(infos, values, strict=True)]
 
 
 def check_count(kind: str, infos: Sequence[TensorInfo], count: int) -> None:
-    """Raise InvalidArgument unless `count` is the model's number of `kind`s, which is "input" or "output"."""
+    """Raise InvalidArgument unless `count` is the model's number of `kind`s: "input", "output" or "state"."""
     if count != len(infos):
         names = ", ".join(repr(info.name) for info in infos)
         given = "1 was given" if count == 1 else f"{count} were given"

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -615,22 +615,23 @@ class HasState:
     def state(self) -> tuple[Array, ...]:
         """Copies of the states with which the next execution begins, in the order of `states`.
 
-        They may be set, too: to what was read here or from another execution object of the model, for instance after
-        the driver has exited. Do not set them while another thread executes.
+        They may be set, too, also in one mapping by name: to what was read here or from another execution object of the
+        model, for instance after the driver has exited. Do not set them while another thread executes.
 
         Raises:
-            InvalidArgument: If the number of arrays, a shape or a dtype is wrong.
+            InvalidArgument: If the number of arrays, a name, a shape or a dtype is wrong.
         """
         return () if self._state is None else self._state.get()
 
     @state.setter
-    def state(self, values: Sequence[ArrayLike]) -> None:
+    def state(self, values: Sequence[ArrayLike] | Mapping[str, ArrayLike]) -> None:
         if self._state is None:
             if len(values):
                 raise InvalidArgument(f"the model has no states; {len(values)} were given")
             return
         infos = [state.tensor for state in self._state.states]
-        arrays = checked_arrays(infos, values)
+        given = (values,) if isinstance(values, Mapping) else values
+        arrays = checked_arrays(infos, given, "state")
         self._state.set([np.array(array, info.dtype) for array, info in zip(arrays, infos, strict=True)])
 
     def _detach_state(self) -> None:
