@@ -6,6 +6,7 @@ Times are integer nanoseconds until they are printed.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -267,10 +268,20 @@ def table(*headings: str, title: str | None = None) -> Table:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print `value` on stdout as JSON."""
+    """Print `value` on stdout as JSON; numbers that it does not have as the strings "NaN", "Infinity", "-Infinity"."""
     import json
 
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(_with_finite_numbers(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _with_finite_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_finite_numbers(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_finite_numbers(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def microseconds(duration_ns: float) -> str:

@@ -92,6 +92,14 @@ def test_a_small_output_that_is_no_row_of_scores_is_printed(
     assert ("values" in shown) == (np.asarray(result).size <= 16)
 
 
+def test_json_has_only_numbers_that_json_has(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.results = (np.float32([[np.nan, 2.0], [-np.inf, np.inf]]),)
+    assert run("--json") == 0
+    text = capsys.readouterr().out
+    output = json.loads(text, parse_constant=pytest.fail)["outputs"][0]
+    assert output["values"] == [["NaN", 2.0], ["-Infinity", "Infinity"]]
+
+
 def test_times_are_the_p50_of_the_repeats(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fake.latencies_ns = [90_000, 5_000, 7_000]
     assert run("--repeat", "3", "--json") == 0
