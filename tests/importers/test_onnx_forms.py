@@ -14,6 +14,7 @@ from support.onnx_forms import BY_REFERENCE, FORMS, ILLEGAL, ILLEGAL_BY_TEXT, VE
 from support.onnx_runtime import onnx
 
 import nnfmq
+from nnfmq.importers.onnx.values import Node
 
 _HALF = 2e-3  # of the largest element; float32 is within 1e-5
 _DEVICES = ("reference", "compiled")
@@ -74,6 +75,26 @@ def test_what_onnx_runtime_does_not_accept_is_refused_when_it_is_loaded(case: On
 def test_what_has_no_meaning_is_refused_when_it_is_loaded(case: OnnxCase, message: str) -> None:
     with pytest.raises(nnfmq.UnsupportedModel, match=re.escape(message)):
         nnfmq.load(case.content())
+
+
+ONE_OF_EACH_VERSION = {(case.operator, case.opset): case for case in (*FORMS, *VERSIONS, *BY_REFERENCE)}
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH_VERSION.values(), ids=str)
+def test_a_converter_takes_each_attribute_that_is_missing_to_be_what_its_version_says(
+    case: OnnxCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checked(node: Node, name: str, default: Any) -> Any:
+        schema = onnx.defs.get_schema(node.operator, node.opset) if "." not in node.operator else None
+        stated = schema.attributes[name].default_value if schema and name in schema.attributes else None
+        if default is not None and name not in node.attributes and stated is not None and stated.type:
+            wanted = onnx.helper.get_attribute_value(stated)
+            assert default == (wanted.decode() if isinstance(wanted, bytes) else pytest.approx(wanted, 1e-7))
+        return attribute(node, name, default)
+
+    attribute = Node.attribute
+    monkeypatch.setattr(Node, "attribute", checked)
+    nnfmq.load(case.content())
 
 
 def test_a_later_opset_than_onnx_knows_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.both_runners import Theirs, ours
 from support.hybrid_cases import HYBRID_CASES, real_bias
 from support.sixteen_bit_cases import channels, filter
-from support.tflite_cases import Case, x
+from support.tflite_cases import Case, integers, x
 from support.tflite_files import single
 
 from nnfmq.importers import load
@@ -29,6 +29,19 @@ def test_a_hybrid_operator_is_litert_s(case: Case) -> None:
         inputs = case.draw(rng)
         (found,), (expected,) = imported(inputs), litert(inputs)
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("scales", [(0.02,), (0.02,) * 3, channels(3)])
+def test_a_transposed_convolution_quantizes_its_images_as_litert_does(scales: tuple[float, ...], padding: int) -> None:
+    size = integers(2, 12, 8, 3)
+    given = [size, filter(3, 3, 2, 4, scales=scales), x(2, 6 - padding, 4, 4), real_bias(3)]
+    options = {"Padding": padding, "StrideW": 2, "StrideH": 2}
+    content = Case("TRANSPOSE_CONV", given, [x(2, 12, 8, 3)], "TransposeConvOptions", options).content()
+    images = np.random.default_rng(3).normal(1, 1, (2, 6 - padding, 4, 4)).astype(np.float32)
+    images[1] *= 5  # each image has a scale of its own
+    (found,), (expected,) = ours(content)([images]), Theirs(content)([images])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
 def test_constants_may_be_after_the_flatbuffer() -> None:

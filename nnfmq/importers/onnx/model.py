@@ -300,11 +300,21 @@ _BLOCKED_DOMAIN = "com.microsoft.nchwc"  # what ONNX Runtime writes with ORT_ENA
 _CONTROL_FLOW = ("If", "Loop", "Scan")
 _MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, ZeroDivisionError)
 """What Python raises for attributes that a converter does not expect: an ONNX file may have any."""
-_WITHOUT_EFFECT = frozenset(
-    ("cubic_coeff_a", "extrapolation_value", "kernel_shape", "momentum", "ratio", "saturate", "seed", "sorted",
-     "storage_order", "value")
-)  # fmt: skip
-"""Attributes that inference, or the modes that are supported, do not use; kernels have the shape of the weights."""
+_WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
+    "cubic_coeff_a": ("Resize",),  # of the modes that do not read it
+    "extrapolation_value": ("Resize",),
+    "kernel_shape": (  # that of the weights
+        "Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "com.microsoft.FusedConv", "com.microsoft.QLinearConv",
+    ),
+    "momentum": ("BatchNormalization",),  # of training
+    "ratio": ("Dropout",),
+    "saturate": ("Cast", "CastLike", "QuantizeLinear"),  # to types other than those of float8
+    "seed": ("Dropout",),
+    "sorted": ("TopK",),  # without it any order is right
+    "storage_order": ("MaxPool",),  # of the indices
+    "value": ("Pad",),  # of the modes other than constant
+}  # fmt: skip
+"""The operators whose results do not depend on an attribute that their converters do not read."""
 _MAX_DEPTH = 16  # of functions that call each other
 _MAX_CALLS = 10_000
 _MAX_BRANCH_DEPTH = 8
@@ -661,7 +671,8 @@ class _Import:
             return self._call(index, node, proto)
         with np.errstate(all="ignore"):  # constants may overflow, as they would at execution
             CONVERTERS[node.operator](node)
-        unread = sorted(node.attributes.keys() - node.attributes_read - _WITHOUT_EFFECT)
+        unread = sorted(node.attributes.keys() - node.attributes_read)
+        unread = [name for name in unread if node.operator not in _WITHOUT_EFFECT.get(name, ())]
         if unread and node.operator != "Constant":  # a later opset may give the operator another meaning
             raise InvalidArgument(f"attribute {unread[0][:80]} is not supported")
         for position, name in enumerate(proto.output):

@@ -173,6 +173,8 @@ _SELECTIONS = [
     _case("TensorScatter", _real(2, 1, 4, 5), _real(2, 1, 2, 5), _ints(1, 2), opset=24),
     _case("TensorScatter", _real(2, 1, 4, 5), _real(2, 1, 2, 5), _ints(1, 3), c=(2,), opset=24, mode="circular"),
     _case("TensorScatter", _real(3, 4, 5), _real(3, 2, 5), opset=24, axis=1),
+    *(_case("BitShift", _of(kind, 8), np.array([0, 1, 7, 8, 31, 64, -1, -64], kind), c=c, opset=28, direction=direction)
+      for kind in ("i1", "i4", "i8") for direction in ("LEFT", "RIGHT") for c in ((), (1,))),
 ]  # fmt: skip
 BY_REFERENCE = [
     *(_case("BitCast", _of(kind, 2, 3), to=to, opset=26) for kind, to in (("f4", 6), ("i1", 2), ("?", 2))),
@@ -279,6 +281,7 @@ ILLEGAL = [
     (_case("Max", _real(2, 3), _real(3), opset=7), "which opset 7 does not allow"),
     (_case("Mod", _real(3), _real(3), opset=13), "requires fmod = 1"),
     (_case("Mod", _ints(3), _ints(3), fmod=7), "attribute fmod is 7"),
+    (_case("Cast", _real(2), to=6, opset=24, round_mode="down"), "attribute round_mode is not supported"),
     (_case("Reshape", _real(2, 3), _ints(0, 3), c=(1,), allowzero=1), "6 elements do not fit"),
     (_case("Conv", _real(1, 2, 5), _real(2, 2, 3), kernel_shape=[2]), "attribute kernel_shape"),
     (_case("ReduceSum", _real(2, 3), np.array([[1]]), c=(1,)), "must be a vector"),
@@ -305,5 +308,7 @@ ILLEGAL = [
 ILLEGAL_BY_TEXT = [
     (_case("TopK", _real(3), _ints(2), c=(1,), outputs=2, largest=7), "attribute largest is 7: it must be 0 or 1"),
     (_case("PRelu", _real(2, 3), _real(4, 2, 3)), "a slope of shape (4, 2, 3)"),
+    (_case("LayerNormalization", _real(2, 3), _real(3), stash_type=16), "stash_type 16 is not supported"),
+    (_case("RMSNormalization", _real(2, 3), _real(3), opset=23, stash_type=10), "stash_type 10 is not supported"),
 ]
 """Cases that ONNX Runtime accepts although their results have no meaning."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TfliteOperation, operation_code
+from nnfmq.hal.extensions import TENSOR_INT64, TfliteOperation, operation_code
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx.file import dtype_of
@@ -17,7 +17,7 @@ __all__ = ["CONVERTERS", "inverted"]
 
 _I32 = OperandType.TENSOR_INT32
 _ALL_BITS = -1
-_MAX_SHIFT = 31
+_MAX_SHIFTS = {_I32: 31, TENSOR_INT64: 63}  # of the types that have negative numbers
 _FLOAT_BYTES = 4  # of the smallest floats whose bits an operand has
 _MAX_STEPS = 512  # of a cumulative product, which is unrolled
 
@@ -62,10 +62,11 @@ def _bit_shift(node: Node) -> None:
         return node.result(_emit(node, TfliteOperation.LEFT_SHIFT, x, bits), shape)
     if direction != "RIGHT":
         raise InvalidArgument(f"direction {direction!r} is unknown")
-    if node.builder[bits].type == _I32:
-        is_negative = node.emit(Op.LESS, [bits, node.filled(_I32, 0)], OperandType.TENSOR_BOOL8)
-        all_bits = broadcast_to(node, node.filled(_I32, _MAX_SHIFT), node.shape(bits))
-        bits = node.emit(Op.SELECT, [is_negative, all_bits, bits], _I32)
+    kind = node.builder[bits].type
+    if kind in _MAX_SHIFTS:
+        is_negative = node.emit(Op.LESS, [bits, node.filled(kind, 0)], OperandType.TENSOR_BOOL8)
+        all_bits = broadcast_to(node, node.filled(kind, _MAX_SHIFTS[kind]), node.shape(bits))
+        bits = node.emit(Op.SELECT, [is_negative, all_bits, bits], kind)
     return node.result(_emit(node, TfliteOperation.RIGHT_SHIFT, x, bits), shape)
 
 

@@ -136,8 +136,8 @@ def _mean_variance_normalization(node: Node) -> None:
 
 
 def _layer_normalization(node: Node) -> None:
-    if node.attribute("stash_type", 1) != 1 and node.value(0).dtype != np.float32:
-        raise InvalidArgument("stash_type is not supported")
+    if node.attribute("stash_type", 1) != 1:
+        raise InvalidArgument(f"stash_type {node.attribute('stash_type', 1)} is not supported: it must be 1, float32")
     in_float32(_standardized, kept=(1, 2))(node)
 
 

@@ -22,7 +22,7 @@ _EPSILON = 1e-12
 
 def _simplified(node: Node) -> None:
     if node.attribute("stash_type", 1) != 1:
-        raise InvalidArgument("stash_type is not supported")
+        raise InvalidArgument(f"stash_type {node.attribute('stash_type', 1)} is not supported: it must be 1, float32")
     axis = axis_of(node.attribute("axis", -1), len(node.value(0).shape))
     node.results[0], node.results[1] = _by_mean_square(node, node.value(0), node.value(1), axis, 1e-5)
 

@@ -249,7 +249,7 @@ def _transpose_conv(context: ConversionContext, operator: TfliteOperator) -> Non
     size = size_argument(context, operator, 0)
     implicit, steps = padding(context, operator), strides(context, operator)
     explicit = [context.builder.int32(value) for value in _transposed_paddings(operator, op, size)]
-    arguments = _operands(context, operator, op, op.weights.shape[0])
+    arguments = _operands(context, operator, op, op.weights.shape[0], asymmetric=True)
     arguments += [*(explicit or (context.builder.int32_vector(size), implicit)), *steps]
     arguments += [activation(context, operator), context.builder.boolean(False)]
     context.emit(OperationType.TRANSPOSE_CONV_2D, operator, *arguments)
