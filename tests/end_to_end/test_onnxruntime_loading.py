@@ -119,13 +119,15 @@ def test_a_driver_that_hosts_no_onnx_runtime_has_the_cpu_s_provider(monkeypatch:
         wait_for_closers()
 
 
-def _made_with(*providers: Any, has_fallback: bool = True) -> Script:
+def _made_with(*providers: Any, options: Any = None, has_fallback: bool = True) -> Script:
     """Return the session's providers, and what is warned of and printed, if these are given."""
 
     def run(ort: Any) -> Any:
         with warnings.catch_warnings(record=True) as caught, redirect_stdout(StringIO()) as printed:
             warnings.simplefilter("always")
-            made = ort.InferenceSession(symbolic_model(), None, list(providers), enable_fallback=int(has_fallback))
+            made = ort.InferenceSession(
+                symbolic_model(), None, list(providers), options, enable_fallback=int(has_fallback)
+            )
         return [made.get_providers(), [str(warning.message) for warning in caught], printed.getvalue()]
 
     return run
@@ -171,6 +173,9 @@ PROVIDERS: dict[str, Script] = {
     "made with a name of none, without fallback": _made_with("FooExecutionProvider", has_fallback=False),
     "made with one that is not there": _made_with(CUDA, CPU),
     "made with the CPU's": _made_with(CPU),
+    "made with a number": _made_with(7),
+    "made with options of another length": _made_with(CPU, options=[{}, {}]),
+    "made with options of another length, without fallback": _made_with(CPU, options=[{}, {}], has_fallback=False),
     "added to the options": _in_options(CPU),
     "a name of none in the options": _in_options("FooExecutionProvider"),
 }

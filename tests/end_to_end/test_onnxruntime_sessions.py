@@ -202,6 +202,8 @@ RUNS: dict[str, Script] = {
     "a list as OrtValue of a type": lambda ort: ort.OrtValue.ortvalue_from_numpy_with_onnx_type([1.0], 1),
     "an OrtValue of a type of another size": lambda ort: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(X, 11),
     "arrays for OrtValues": lambda ort: session(ort).run_with_ort_values(["z"], FED),
+    "a list bound as an array": lambda ort: session(ort).io_binding().bind_cpu_input("x", X.tolist()),
+    "a number bound as an array": lambda ort: session(ort).io_binding().bind_cpu_input("x", X[0, 0]),
     "an array bound as OrtValue": lambda ort: session(ort).io_binding().bind_ortvalue_input("x", X),
     "an array bound as OrtValue of an output": lambda ort: session(ort).io_binding().bind_ortvalue_output("z", X),
     "arrays in a vector of OrtValues": lambda ort: ort.capi.onnxruntime_pybind11_state.OrtValueVector().push_back(
@@ -605,7 +607,7 @@ def test_unknown_providers_are_reported_and_ignored() -> None:
     assert made.get_providers() == ["CPUExecutionProvider"]
     for providers, options in [(3, None), ([3], None), (["CPUExecutionProvider"], []), ([("a", {})], [{}])]:
         with pytest.raises(ValueError, match="provider"):
-            ours.InferenceSession(symbolic_model(), providers=providers, provider_options=options)
+            ours.InferenceSession(symbolic_model(), None, providers, options, enable_fallback=0)
 
 
 def test_an_input_array_may_change_after_the_run() -> None:

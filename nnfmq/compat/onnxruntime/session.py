@@ -115,12 +115,13 @@ class InferenceSession:
         """Open a model; blocks. Of `kwargs`, `enable_fallback` is read; a ModelSource is what a session has read.
 
         Providers other than the CPU's are those of ONNX Runtime in the driver, if that has them; otherwise a warning
-        says that they are ignored. With a name that no provider has, the CPU's is used instead of all, and a text
-        printed; without `enable_fallback` that is an error.
+        says that they are ignored. With a name that no provider has, or arguments of another form, the CPU's is used
+        instead of all, and a text printed; without `enable_fallback` that is an error.
 
         Raises:
             TypeError: If `sess_options` are none.
             RuntimeError: If no provider has one of the names.
+            ValueError: If the providers or their options have another form.
             Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf; its own error if it rejects a model in the driver;
                 NotImplemented with all nodes that are not supported if the driver does not host it; EPFail if no driver
                 can be reached.
@@ -129,14 +130,15 @@ class InferenceSession:
             raise TypeError(f"sess_options are SessionOptions, not {type(sess_options).__name__}")
         self._options = sess_options if sess_options is not None else SessionOptions()
         self._profile = RunProfile(self._options.profile_file_prefix) if self._options.enable_profiling else None
-        wanted = checked_providers(providers, provider_options) or list(self._options.given_providers)
+        has_fallback = bool(kwargs.get("enable_fallback", True))
+        wanted = self._wanted_providers(providers, provider_options, has_fallback)
         share = DriverShare(self)
         try:
             share.connect_early(path_or_bytes)
             try:
                 self._open(path_or_bytes, share, wanted)
             except UnknownProvider as error:
-                if not kwargs.get("enable_fallback", True):
+                if not has_fallback:
                     raise RuntimeError(str(error)) from None
                 _print_fallback(error, providers)
                 self._open(path_or_bytes, share, [(CPU, {})])
@@ -147,6 +149,15 @@ class InferenceSession:
             raise
         if self._profile is not None:
             self._profile.add("session_initialization", self._read_ns)
+
+    def _wanted_providers(self, providers: Any, provider_options: Any, has_fallback: bool) -> list[Provider]:
+        try:
+            return checked_providers(providers, provider_options) or list(self._options.given_providers)
+        except ValueError as error:
+            if not has_fallback:
+                raise
+            _print_fallback(error, providers)
+            return [(CPU, {})]
 
     def _open(
         self,
@@ -562,7 +573,7 @@ class _Importer:
         return load_source(replace(self.source, shapes=shapes, values=values))
 
 
-def _print_fallback(error: UnknownProvider, providers: object) -> None:
+def _print_fallback(error: Exception, providers: object) -> None:
     """Print what ONNX Runtime prints when it uses the CPU's provider instead of others."""
     print("*************** EP Error ***************")
     print(f"EP Error {error} when using {providers}")

@@ -336,12 +336,13 @@ class IOBinding:
         """Use an array, with its content at the time of each run, as an input.
 
         Raises:
-            RuntimeError: If there is no such input, or the array has elements of a type that no tensor has.
+            RuntimeError: If there is no such input, it is no array of NumPy, or no tensor has elements of its type.
         """
         if name not in {node.name for node in self.session.get_inputs()}:
             raise RuntimeError(f"Failed to find NodeArg with name: {name} in the def list")
-        if isinstance(arr_on_cpu, np.ndarray):
-            require_element_type(arr_on_cpu.dtype)
+        if not isinstance(arr_on_cpu, np.ndarray):
+            raise RuntimeError("Unable to create OrtValue from the given python object")
+        require_element_type(arr_on_cpu.dtype)
         self.inputs[name] = arr_on_cpu
 
     def bind_input(
