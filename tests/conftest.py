@@ -157,15 +157,12 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def configured_logs() -> Iterator[None]:
     """Restore afterwards what `logs.configure` changes, for a test that calls it or a command that does."""
-    from nnfmq.base import logs
-
     root, own = logging.getLogger(), logging.getLogger("nnfmq")
     handlers, level = list(root.handlers), own.level
     yield
     root.handlers[:] = handlers
     own.setLevel(level)
     logging.captureWarnings(False)
-    logs.set_client(None)
 
 
 @pytest.fixture

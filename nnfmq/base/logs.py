@@ -1,14 +1,15 @@
 """The log of nnfmq's processes: its format, where it goes, its levels, and a limit of its rate.
 
 All modules log through `logging`, below the logger `nnfmq`. In an application these lines go to the application's
-handlers. The processes of a driver call `configure`: from then on what they and their children log goes to stderr, one
-line for each record, with time, level, logger, process, and, where it is about one, the client and the model:
+handlers. A driver calls `configure`: from then on what it logs goes to stderr, one line for each record, with time,
+level, logger, process, and, where it is about one, the client and the model. What its child processes log comes to it
+as records (`log_records`).
 
     2026-11-29T20:03:47.123Z INFO nnfmq.supervisor[4711]: client connected client=4712 uid=1000 program=camera.py
 
 That is the form for terminals and for systemd's journal, where a line begins with `<6>`, its priority, instead of the
 time, which the journal has. Anywhere else a line is a JSON object. Texts come in part from clients: what cannot be
-printed is escaped, so no client begins a line.
+printed is escaped, and lines of an exception are indented, so no client begins a line.
 
 A log that nobody reads stops no process: lines that stderr does not take at once are left out, and the next one says
 how many.
@@ -35,15 +36,15 @@ __all__ = [
     "LIMITS",
     "LineFormatter",
     "LoggedClient",
+    "Rate",
     "RateLimit",
     "StderrHandler",
     "about",
     "apply_levels",
     "configure",
-    "log_fd",
-    "move_stderr",
+    "is_enabled",
     "rate_limited",
-    "set_client",
+    "use_handler",
     "write_unless_handled",
 ]
 
@@ -68,17 +69,6 @@ class LoggedClient(NamedTuple):
     worker: int | None = None
 
 
-class _Process:
-    """The client that all records of this process are about; None: of each record it is known by itself, if at all."""
-
-    client: LoggedClient | None = None
-
-
-def set_client(client: LoggedClient | None) -> None:
-    """Let all lines of this process, a worker, name its client; None: no line that does not name one itself."""
-    _Process.client = client
-
-
 def about(client: LoggedClient | None = None, model: str = "") -> dict[str, object]:
     """Return the argument `extra` of a call of a logger, whose line names the client and the model."""
     return {"client": client, "model": model}
@@ -86,7 +76,7 @@ def about(client: LoggedClient | None = None, model: str = "") -> dict[str, obje
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     """Return the subjects of a record: `client`, a dict, and `model`, if they are known."""
-    client, model = getattr(record, "client", None) or _Process.client, getattr(record, "model", "")
+    client, model = getattr(record, "client", None), getattr(record, "model", "")
     found: dict[str, object] = {}
     if client is not None:
         found["client"] = {name: value for name, value in client._asdict().items() if value not in (None, "")}
@@ -127,8 +117,8 @@ class LineFormatter(logging.Formatter):
         words = "".join(f" {name}={_quoted(value)}" for name, value in flat.items())
         time_and_space = "" if self._has_priority else f"{_time(record)} "
         line = f"{record.levelname} {record.name}[{record.process}]: {_escaped(record.getMessage())}{words}"
-        exception = self._exception(record)
-        return f"{time_and_space}{line}\n{exception}" if exception else time_and_space + line
+        exception = "".join(f"\n  {each}" for each in self._exception(record).splitlines())
+        return time_and_space + line + exception
 
     def _json(self, record: logging.LogRecord) -> str:
         import json  # only where the log is no terminal
@@ -147,9 +137,9 @@ class LineFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
     def _exception(self, record: logging.LogRecord) -> str:
-        if not record.exc_info:
-            return ""
-        return "\n".join(map(_escaped, self.formatException(record.exc_info).splitlines()))
+        """Return the text of the exception: of one of another process it is all there is."""
+        text = self.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
+        return "\n".join(map(_escaped, text.splitlines()))
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -187,27 +177,19 @@ class StderrHandler(logging.Handler):
         self._omitted = 0
         self._is_within_line = False
 
-    @property
-    def fd(self) -> int:
-        """The descriptor."""
-        return self._fd
-
-    def move(self, fd: int) -> None:
-        """Write to `fd` from now on. Borrows it."""
-        self._fd = fd
-
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line, if it can be written now."""
         try:
-            data = self._encoded(record)
+            data = self.encoded(record)
             if self._omitted:
-                data = self._encoded(self._omission(record)) + data
+                data = self.encoded(self._omission(record)) + data
         except Exception:  # noqa: BLE001  as every handler of logging: a wrong format must not end the caller
             self.handleError(record)
             return
         self._omitted = 0 if self._write(data) else self._omitted + 1
 
-    def _encoded(self, record: logging.LogRecord) -> bytes:
+    def encoded(self, record: logging.LogRecord) -> bytes:
+        """Return the bytes of a record that are written."""
         return f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
 
     def _omission(self, record: logging.LogRecord) -> logging.LogRecord:
@@ -248,36 +230,27 @@ def write_unless_handled(logger: logging.Logger) -> None:
         logger.addHandler(_UnhandledHandler())
 
 
-def configure(fd: int = _STDERR, *, is_embedded: bool = False) -> None:
-    """Write the log of this process and of its future children to `fd`, as the settings say. Idempotent. Borrows `fd`.
+def configure(*, is_embedded: bool = False) -> None:
+    """Write the log of this process to stderr, as the settings say. Idempotent.
 
     An embedded driver has the terminal or file of its application, so without settings it logs warnings as text.
 
     Raises:
         InvalidArgument: If a setting is not valid.
     """
-    handler = StderrHandler(fd)
-    chosen, is_journal = settings.LOG_FORMAT.value(), _is_journal(fd)
-    default = "text" if is_embedded or is_journal or os.isatty(fd) else "json"
+    chosen, is_journal = settings.LOG_FORMAT.value(), _is_journal(_STDERR)
+    default = "text" if is_embedded or is_journal or os.isatty(_STDERR) else "json"
+    handler = StderrHandler()
     handler.setFormatter(LineFormatter(is_json=(chosen or default) == "json", has_priority=is_journal))
-    logging.getLogger().handlers[:] = [handler]
-    logging.captureWarnings(True)
+    use_handler(handler)
     _Levels.default = "warning" if is_embedded else "info"
     apply_levels()
 
 
-def log_fd() -> int:
-    """Return the descriptor to which this process logs: that of stderr, unless it was moved."""
-    return next((each.fd for each in logging.getLogger().handlers if isinstance(each, StderrHandler)), _STDERR)
-
-
-def move_stderr(fd: int) -> None:
-    """Let this process write what is not its log to `fd`, of which it takes ownership. The log stays where it is."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, StderrHandler) and handler.fd == _STDERR:
-            handler.move(os.dup(_STDERR))
-    os.dup2(fd, _STDERR)
-    os.close(fd)
+def use_handler(handler: logging.Handler) -> None:
+    """Give the log of this process, and Python's warnings, to this handler alone."""
+    logging.getLogger().handlers[:] = [handler]
+    logging.captureWarnings(True)
 
 
 def _is_journal(fd: int) -> bool:
@@ -312,22 +285,50 @@ def apply_levels() -> None:
         logging.getLogger(name).setLevel(level)
 
 
+def is_enabled(name: str, level: int) -> bool:
+    """Return whether lines of the logger of this name are written, which need not exist: it is not made."""
+    found = logging.getLogger().manager.loggerDict
+    while name:
+        logger = found.get(name)
+        if isinstance(logger, logging.Logger):
+            return logger.isEnabledFor(level)
+        name = name.rpartition(".")[0]
+    return logging.getLogger().isEnabledFor(level)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # A limit of the rate, because clients and compromised workers can cause lines.
 #
 # Of each kind of line, which is a format string, BURST are logged in INTERVAL_S; the next one after that says how many
-# were left out. So nothing of a client may be in a format string.
+# were left out. So nothing of a client may be in a format string. All lines of a child process are one kind.
 
 
 BURST, INTERVAL_S = 20, 5.0
 
 
-class _Kind:
-    __slots__ = ("begin_s", "count")
+class Rate:
+    """Passes `burst` lines in INTERVAL_S, and counts the others."""
 
-    def __init__(self) -> None:
-        self.begin_s = float("-inf")
-        self.count = 0
+    __slots__ = ("_begin_s", "_burst", "_count")
+
+    def __init__(self, burst: int) -> None:
+        self._burst = burst
+        self._begin_s = float("-inf")
+        self._count = 0
+
+    @property
+    def omitted(self) -> int:
+        """How many lines were left out, of which no line has told yet."""
+        return max(self._count - self._burst, 0)
+
+    def take(self) -> int | None:
+        """Return how many lines were left out before this one; None if this one is, too."""
+        now_s = time.monotonic()
+        if now_s < self._begin_s + INTERVAL_S:
+            self._count += 1
+            return 0 if self._count <= self._burst else None
+        omitted, self._begin_s, self._count = self.omitted, now_s, 1
+        return omitted
 
 
 class RateLimit(logging.Filter):
@@ -335,7 +336,7 @@ class RateLimit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[str, Rate] = {}
         self._lock = threading.Lock()
 
     def reset(self) -> None:
@@ -348,12 +349,9 @@ class RateLimit(logging.Filter):
         if record.levelno < logging.INFO:
             return True
         with self._lock:
-            kind = self._kinds.setdefault(str(record.msg), _Kind())
-            kind.count += 1
-            now_s = time.monotonic()
-            if now_s < kind.begin_s + INTERVAL_S:
-                return kind.count <= BURST
-            omitted, kind.begin_s, kind.count = max(kind.count - 1 - BURST, 0), now_s, 1
+            omitted = self._kinds.setdefault(str(record.msg), Rate(BURST)).take()
+        if omitted is None:
+            return False
         if omitted:
             record.msg, record.args = f"{record.getMessage()}; {omitted} more before this one", ()
         return True

@@ -1,11 +1,11 @@
 """`python -P -m nnfmq.repository`: the model repository, or with `--import` the import of one version.
 
-    --serve STAMP LOG FD HEARTBEAT SOCKET DIRECTORY
-    --import STAMP LOG FD DIRECTORY SOCKET
+    --serve STAMP FD HEARTBEAT SOCKET DIRECTORY
+    --import STAMP FD DIRECTORY SOCKET
 
-STAMP is that of the driver's package (`base.upgrades`), LOG the descriptor of its log, SOCKET that of the driver. FD is
-the listening socket of the repository, or the connection to it; HEARTBEAT the pipe that shows the supervisor that
-the repository answers; DIRECTORY that of the models, or of the version. Only a driver and its repository start it.
+STAMP is that of the driver's package (`base.upgrades`), SOCKET that of the driver. FD is the listening socket of the
+repository, or the connection to it; HEARTBEAT the pipe that shows the supervisor that the repository answers; DIRECTORY
+that of the models, or of the version. It logs to its stderr, as records. Only a driver and its repository start it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nnfmq.base import logs
+from nnfmq.base.log_records import configure_child
 from nnfmq.base.processes import set_name
 from nnfmq.base.scheduling import lower_priority
 from nnfmq.base.upgrades import watch_package
 
 
-def _start(option: str, stamp: str, log: str, *arguments: str) -> None:
+def _start(option: str, stamp: str, *arguments: str) -> None:
     set_name("nnfmq-import" if option == "--import" else "nnfmq-models")
     watch_package(stamp)
-    logs.configure(int(log))
+    configure_child()
     if option == "--import":
         fd, directory, socket = arguments
         from nnfmq.repository.version_import import import_in_child

@@ -1,6 +1,6 @@
 """Import of a version in a child process: its files to the HAL's model, with all constants in one memory.
 
-    python -P -m nnfmq.repository --import STAMP LOG FD DIRECTORY SOCKET
+    python -P -m nnfmq.repository --import STAMP FD DIRECTORY SOCKET
 
 The child sends one message over the connection FD, ImportedModel with the fds of its memories or ImportFailed, and
 exits. It exits also when the connection hangs up, in the middle of the import. It has a sandbox, in which it reads the
@@ -10,6 +10,7 @@ device of the driver at SOCKET that hosts another runtime.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import resource
@@ -34,7 +35,7 @@ from nnfmq.base.channel import Channel
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.limits import data_bytes
-from nnfmq.base.logs import log_fd
+from nnfmq.base.log_records import ChildLog
 from nnfmq.base.memory import sealed_size
 from nnfmq.base.processes import child_environment, is_child_stopped, request_signal_at_parent_exit
 from nnfmq.base.sandbox import sandbox
@@ -492,6 +493,7 @@ def _referring(graph: Subgraph, pool: int) -> Subgraph:
 
 TIMEOUT_S = 600.0
 _EXIT_S = 5.0  # from the end of the connection to the exit
+_PIPE_BYTES = 64 * 1024
 
 
 class ImportCrashed(Exception):
@@ -572,17 +574,22 @@ def import_in_process(
 
 @contextmanager
 def _child(folder: Path, socket: Path | None) -> Iterator[tuple[Channel, subprocess.Popen[bytes]]]:
-    """Start the process; yield the connection to it. At the end it is killed, if it still runs, and reaped."""
+    """Start the process; yield the connection to it. At the end it is killed, if it still runs, and reaped.
+
+    Then what it has logged, or written to stdout and stderr, is logged, as far as it did fit into a pipe.
+    """
     parent_end, child_end = Channel.pair()
-    with parent_end:
-        with child_end:
-            fds = log_fd(), child_end.fileno()
-            arguments = ["--import", loaded_stamp(), *map(str, fds), str(folder), str(socket or "")]
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    with parent_end, open(reading, "rb", buffering=0) as pipe:
+        with child_end, open(writing, "wb", buffering=0):
+            fd = child_end.fileno()
+            arguments = ["--import", loaded_stamp(), str(fd), str(folder), str(socket or "")]
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "nnfmq.repository", *arguments],
-                pass_fds=fds,
+                pass_fds=(fd,),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
                 env=child_environment(),
             )
         try:
@@ -590,6 +597,14 @@ def _child(folder: Path, socket: Path | None) -> Iterator[tuple[Channel, subproc
         finally:
             process.kill()
             process.wait()
+            _log_output(pipe, process.pid)
+
+
+def _log_output(pipe: io.FileIO, pid: int) -> None:
+    log = ChildLog("an import")
+    log.pid = pid
+    log.write(pipe.read(_PIPE_BYTES) or b"")  # None: it was empty, and a process of the import's still has it
+    log.end()
 
 
 def _receive(channel: Channel) -> tuple[ImportedModel | ImportFailed, tuple[FileMemory, ...]]:

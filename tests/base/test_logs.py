@@ -66,13 +66,18 @@ def test_a_line_of_the_journal_has_a_priority_and_no_time() -> None:
     assert all(line.startswith("<3>") for line in LineFormatter(has_priority=True).format(failed()).splitlines())
 
 
-def test_an_exception_is_a_member_in_JSON_and_lines_of_a_text() -> None:
+def test_an_exception_is_a_member_in_JSON() -> None:
     found = json.loads(LineFormatter(is_json=True).format(failed()))
     first, *_, last = found["exception"].splitlines()
     assert first == "Traceback (most recent call last):"
-    assert LineFormatter().format(failed()).splitlines()[1] == first
-    assert "\x1b" not in found["exception"] + LineFormatter().format(failed())
+    assert "\x1b" not in found["exception"]
     assert last == r"lines\x1b[2J"
+
+
+def test_no_line_of_an_exception_in_a_text_begins_as_a_line_of_the_log_does() -> None:
+    _, *lines = LineFormatter().format(failed()).splitlines()
+    assert all(line.startswith("  ") and line.isprintable() for line in lines)
+    assert (lines[0], lines[-1]) == ("  Traceback (most recent call last):", r"  lines\x1b[2J")
 
 
 @pytest.mark.parametrize("text", ["one\ntwo", "bell\x07", "\x1b[31mred", "\x85next", "\u2028line"])
@@ -80,12 +85,6 @@ def test_a_client_cannot_begin_a_line_or_command_a_terminal(text: str) -> None:
     line = LineFormatter().format(record("model %s", text, **about(LoggedClient(1, 1, text), text)))
     assert line.isprintable()
     assert LineFormatter(is_json=True).format(record("model %s", text, **about(model=text))).count("\n") == 0
-
-
-def test_all_lines_of_a_worker_name_its_client() -> None:
-    logs.set_client(CLIENT)
-    assert "client=4712" in LineFormatter().format(record("x"))
-    assert "client=1 " in LineFormatter().format(record("x", **about(LoggedClient(1, 2))))
 
 
 def test_of_a_client_in_another_PID_namespace_a_line_has_the_user_and_the_worker() -> None:

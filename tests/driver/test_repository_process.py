@@ -76,10 +76,10 @@ class Setup:
         return Timer(callback)
 
     def _fork(
-        self, _run: Any, keep_fds: list[int], _name: str, *, at_parent_exit: signal.Signals, errors_fd: int
+        self, _run: Any, keep_fds: list[int], _name: str, *, at_parent_exit: signal.Signals, log_fd: int
     ) -> FakeProcess:
         assert at_parent_exit is signal.SIGKILL
-        for fd in (*keep_fds, errors_fd):
+        for fd in (*keep_fds, log_fd):
             os.fstat(fd)
         self.close()
         self.heartbeat_fd = os.dup(keep_fds[-1])

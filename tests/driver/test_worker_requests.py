@@ -15,6 +15,8 @@ from nnfmq.driver.process.worker_requests import DriverRequests
 class WritingProcess:
     """A process that has not ended until the test says so."""
 
+    pid = 1
+
     def __init__(self, started: list[WritingProcess]) -> None:
         started.append(self)
 
@@ -45,7 +47,7 @@ def test_no_more_bytes_are_being_written_than_the_cache_may_have(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     started: list[WritingProcess] = []
-    monkeypatch.setattr(worker_requests, "fork_child", lambda *_: WritingProcess(started))
+    monkeypatch.setattr(worker_requests, "fork_child", lambda *_, **_options: WritingProcess(started))
     monkeypatch.setenv(settings.CACHE_MIB.variable, "1")
     name, mib = "0" * 64, 1 << 20
     with Loop() as loop:
@@ -57,3 +59,4 @@ def test_no_more_bytes_are_being_written_than_the_cache_may_have(
         loop.on_exit()
         requests.store([(name, mib)], 0, 0)
         assert len(started) == 2
+        loop.on_exit()

@@ -205,5 +205,5 @@ def test_a_worker_that_sends_files_in_place_of_sockets_harms_no_neighbour(hostil
         attacker.device("test-odd").prepare(SHORT).close()
         prepare(neighbour, SHORT).close()
         assert hostile.compile_servers() == [server]
-        assert "no compile process: " in hostile.program.errors()
+        until(lambda: "no compile process: " in hostile.program.errors(), "the log says so")
     assert os.path.exists(hostile.path)

@@ -37,7 +37,7 @@ pytest.importorskip("llvmlite", exc_type=ImportError)
 SUSTAINED, FAST = ExecutionPreference.SUSTAINED_SPEED, ExecutionPreference.FAST_SINGLE_ANSWER
 ENDLESS = logistics_model(1200)
 SHORT = logistics_model(24)
-FDS = 6  # of a compile process: the standard streams, the log, its connection, and its folder of /proc
+FDS = 5  # of a compile process: the standard streams, its connection, and its folder of /proc; not the log
 PROMPT_S = 2.0  # less than all of ENDLESS takes; a part of it may be quicker
 
 

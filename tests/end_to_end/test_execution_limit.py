@@ -84,7 +84,7 @@ def test_an_execution_beyond_the_limit_ends_its_worker_and_its_client_is_told_wh
         assert isinstance(call.wait(LIMIT_S).error, nnfmq.DeadObject)
         assert TEXT in str(call.error)
         assert other.execute(one(2)) == (one(2),)
-    assert TEXT in daemon.program.errors()
+    until(lambda: TEXT in daemon.program.errors(), "the log says so")
 
 
 @pytest.mark.parametrize("mode", ["execute", "burst", "reusable", "fenced"])
@@ -94,7 +94,7 @@ def test_an_execution_of_nnfmq_s_own_engine_has_the_limit_too(daemon: Daemon, mo
         MODES[mode](prepared, (x, np.array([1], np.int32), x))
         call = InThread.start(lambda: MODES[mode](prepared, (x, np.array([endless], np.int32), x)))
         assert isinstance(call.wait(LIMIT_S).error, nnfmq.DeadObject), call.error
-    assert TEXT in daemon.program.errors()
+    until(lambda: TEXT in daemon.program.errors(), "the log says so")
 
 
 def test_a_worker_in_which_a_plug_in_keeps_the_GIL_ends_although_none_of_its_threads_runs(daemon: Daemon) -> None:

@@ -434,7 +434,7 @@ def test_if_the_repositorys_worker_is_killed_or_stopped_its_models_are_prepared_
             worker.wait_for_end()
         assert prepared_by_repository(driver) == ["adder"]
         assert not repository.has_exited()
-    assert "the worker that kept the models has died" in driver.program.errors()
+    until(lambda: "the worker that kept the models has died" in driver.program.errors(), "the log says so")
     assert added(driver, "adder") == 1
 
 

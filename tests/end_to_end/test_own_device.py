@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from support.caching import Paths
-from support.drivers import LIMIT_S, Daemon, one, running_daemon, short_folder
+from support.drivers import LIMIT_S, Daemon, one, running_daemon, short_folder, until
 from support.models import add_model, null_model, relu_model
 from support.places import ROOT, data_path
 from support.plugins import add_example, add_plugin, path_with
@@ -200,7 +200,8 @@ def test_N_BAS_3_DEV_6_DEV_8_DEV_10_a_driver_skips_invalid_devices(interface: st
     assert "reference" in infos
     assert (infos["test-saving"].model_cache_files, infos["test-saving"].data_cache_files) == (2, 0)
     for name in ("misnamed", "hoarding", "versionless"):
-        assert f"device {name} (several:{name.capitalize()}) is left out" in many.program.errors()
+        text = f"device {name} (several:{name.capitalize()}) is left out"
+        until(lambda text=text: text in many.program.errors(), text)
 
 
 def test_CACHE_6_N_CCH_16_a_plug_in_s_compilation_is_saved_and_restored(many: Daemon, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_CACHE_12_a_forged_or_truncated_kernel_is_compiled_again_and_replaced(da
         forged.write_bytes(content)
         os.truncate(cut, 100)
         assert compiled_kernels(client, 4) == 3
-        assert "an entry of the cache is removed" in daemon.program.errors()
+        until(lambda: "an entry of the cache is removed" in daemon.program.errors(), "the log says so")
         wait_for(4, cache)
         until(lambda: forged.read_bytes() != content and cut.stat().st_size > 100, "both files are replaced")
         assert compiled_kernels(client, 5) == 1

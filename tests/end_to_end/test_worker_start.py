@@ -207,5 +207,5 @@ def test_a_client_whose_worker_cannot_be_executed_is_told_why(folder: Path) -> N
     with running_daemon(folder / "d.sock", arguments=arguments) as daemon:
         with pytest.raises(nnfmq.GeneralFailure, match=text):
             daemon.connect()
-        assert re.search(text, daemon.program.errors())
+        until(lambda: re.search(text, daemon.program.errors()) is not None, "it is logged")
         until(lambda: not daemon.process.descendants(), "nothing is left of it")

@@ -1,9 +1,9 @@
 """A compile process: it turns descriptions of kernels into machine code, with a low priority and within limits.
 
-The compile server forks it (`server`). It keeps no fd except its connection to the worker, that of the log, and the
-standard streams, of which stderr is a file that the server reads when the process has died. It exits when the
-connection hangs up; a thread waits for that, because the main thread is busy in LLVM. It exits as well when the server
-sends SIGUSR1, after the part of a model that it compiles: then another client has its turn.
+The compile server forks it (`server`). It keeps no fd except its connection to the worker and the standard streams, of
+which stderr is a file with its log, which the server reads when the process has died. It exits when the connection
+hangs up; a thread waits for that, because the main thread is busy in LLVM. It exits as well when the server sends
+SIGUSR1, after the part of a model that it compiles: then another client has its turn.
 
 Its private memory is limited to what it has when it begins and $NNFMQ_COMPILE_MEMORY_MIB (RLIMIT_DATA), its CPU time
 for each part to $NNFMQ_COMPILE_TIME_S (RLIMIT_CPU). If an allocation fails, Python raises and LLVM aborts: its last

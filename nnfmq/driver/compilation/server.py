@@ -23,8 +23,8 @@ A supervisor appends to FORK and FORK_BACKGROUND for whom it passes them on: the
 The server ends a process that is stopped (`EventLoop.watch_stops`) as one whose turn is over: the worker asks for
 another one. A supervisor does the same with a server that is stopped.
 
-The server and its processes run in a separate session (setsid), and keep no fd except their connection, the log and the
-standard streams. They exit when the connection hangs up; in a compile process a thread waits for that, since the main
+The server and its processes run in a separate session (setsid), and keep no fd except their connection and the standard
+streams. They exit when the connection hangs up; in a compile process a thread waits for that, since the main
 thread is busy in LLVM. The server also watches the pipe for the exit status, which the worker closes as well: it kills
 a process that has not seen the hang-up, because it is stopped. If the process that forked them exits, the kernel kills
 them. The server waits for its processes and writes how each has ended to its pipe. `jobs` decides what is compiled
@@ -48,6 +48,7 @@ from functools import partial
 
 from nnfmq.base.channel import NO_WAIT, Channel, Frame
 from nnfmq.base.limits import data_left_bytes
+from nnfmq.base.log_records import ChildLog
 from nnfmq.base.logs import rate_limited
 from nnfmq.base.memory import write_to_memfd
 from nnfmq.base.ownership import Closable
@@ -64,9 +65,9 @@ from nnfmq.driver.compilation.process import (
     set_session_priority,
 )
 from nnfmq.driver.compilation.process_queue import Claim, ProcessQueue
-from nnfmq.driver.process.child_errors import ChildErrors
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
 from nnfmq.driver.process.event_loop import EventLoop, Timer
+from nnfmq.driver.process.log_pipe import LogPipe
 from nnfmq.driver.process.statistics_area import StatisticsArea
 from nnfmq.hal.errors import (
     DeadObject,
@@ -113,12 +114,12 @@ _log = rate_limited("nnfmq.compiler")
 
 
 def fork_compile_server(
-    *, reports: bool = False, client_pidfd: int | None = None, errors_fd: int | None = None
+    *, reports: bool = False, client_pidfd: int | None = None, log_fd: int | None = None
 ) -> tuple[Channel, ChildProcess]:
     """Fork a compile server; return the connection to it and the process. The server exits when the connection closes.
 
     With `reports` it sends HANDLED and FINISHED, which the caller must receive. With `client_pidfd`, which is borrowed,
-    it kills this process if that outlives the client. `errors_fd` is as in `fork_child`.
+    it kills this process if that outlives the client. `log_fd` is as in `fork_child`.
 
     Raises:
         GeneralFailure: If this process has several threads.
@@ -133,7 +134,7 @@ def fork_compile_server(
             keep_fds,
             "nnfmq-compilers",
             at_parent_exit=signal.SIGKILL,
-            errors_fd=errors_fd,
+            log_fd=log_fd,
         )
     except BaseException:
         local.close()
@@ -175,14 +176,14 @@ class _Compilation:
         self.status = Channel.adopt(status_fd)
         self.claim = claim
         self.process: ChildProcess | None = None
-        self._errors_fd = -1  # of the file that is its stderr
+        self._log_fd = -1  # of the file that is its stderr, to which it logs
         self._was_stopped = False
         self._looks_without_memory = 0
         self._is_told = False
 
     def start_process(self) -> None:
         """Start the process. Raises OSError, or ResourceExhaustedTransient if no memory is left."""
-        errors_fd = self._errors_fd = write_to_memfd(b"", "nnfmq-compiler-errors")
+        log_fd = self._log_fd = write_to_memfd(b"", "nnfmq-compiler-log")
         connection, is_background = self.connection.detach(), self.claim.is_background
         try:
             self.process = fork_child(
@@ -190,7 +191,7 @@ class _Compilation:
                 [connection],
                 "nnfmq-compiler",
                 at_parent_exit=signal.SIGKILL,
-                errors_fd=errors_fd,
+                log_fd=log_fd,
             )
         finally:
             os.close(connection)
@@ -222,14 +223,16 @@ class _Compilation:
         """Report to the worker how the process has ended, if it has run. Blocks until it has exited."""
         self.connection.close()
         if self.process is not None:
-            status, last_words = self.process.reap(), os.pread(self._errors_fd, _LAST_WORDS_MAX, 0).rstrip(b"\0")
-            if last_words:
-                _log.warning("a compile process wrote to stderr: %s", last_words.decode("utf-8", "replace").rstrip())
+            status, last_words = self.process.reap(), os.pread(self._log_fd, _LAST_WORDS_MAX, 0).rstrip(b"\0")
+            log = ChildLog("a compile process")
+            log.pid = self.process.pid
+            log.write(last_words)
+            log.end()
             with suppress(DeadObject, MissedDeadlineTransient):  # the worker no longer needs it
                 self.status.send(self._description(status, last_words).encode(), (), NO_WAIT)
         self.status.close()
-        if self._errors_fd >= 0:
-            os.close(self._errors_fd)
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
 
     def _description(self, status: int, last_words: bytes) -> str:
         if self._was_stopped:
@@ -404,10 +407,10 @@ _supervisor_log = rate_limited("nnfmq.supervisor")
 class _RunningServer:
     """A running compile server. `processes` counts for each client those that run or wait."""
 
-    def __init__(self, channel: Channel, process: ChildProcess, errors: ChildErrors) -> None:
+    def __init__(self, channel: Channel, process: ChildProcess, log: LogPipe) -> None:
         self.channel = channel
         self.process = process
-        self.errors = errors
+        self.log = log
         self.unanswered = 0
         self.has_answered = False
         self.processes: Counter[int] = Counter()
@@ -495,12 +498,13 @@ class CompileRelay:
     def _start(self) -> _RunningServer:
         require_unchanged()  # it imports the compiler
         with ExitStack() as undo:
-            errors = undo.enter_context(ChildErrors(self._loop, "the compile server"))
-            channel, process = fork_compile_server(reports=True, errors_fd=errors.child_fd)
+            log = undo.enter_context(LogPipe(self._loop, "the compile server"))
+            channel, process = fork_compile_server(reports=True, log_fd=log.child_fd)
             undo.pop_all()
-        server = self._server = _RunningServer(channel, process, errors)
-        errors.close_child_end()
-        errors.watch()
+        server = self._server = _RunningServer(channel, process, log)
+        log.log.pid = process.pid
+        log.close_child_end()
+        log.watch()
         self._statistics.set(layout.COMPILE_SERVER_PID, server.process.pid)
         self._loop.add_reader(server.channel.fileno(), lambda: self._on_report(server))
         self._loop.add_reader(server.process.fileno(), lambda: self._on_exit(server))
@@ -558,7 +562,7 @@ class CompileRelay:
         self._loop.unwatch_stops(server.process)
         self._loop.remove_reader(server.process.fileno())
         status = server.process.reap()
-        server.errors.close()
+        server.log.close()
         if self._server is server:
             _supervisor_log.error("the compile server ended with status %d", status)
             self._drop()

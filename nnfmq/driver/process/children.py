@@ -1,8 +1,8 @@
 """Child processes of the driver: fork(2), what the child inherits, and its exit status. The only module that forks.
 
 A forked child inherits locks that other threads hold, but not the threads that would release them. So only a process
-with one thread forks, and `fork_child` checks that. The child keeps the log and the fds that it is given, and closes
-all others: a copy of a connection would hide its hang-up. Its stdin is empty: the driver's may be a terminal.
+with one thread forks, and `fork_child` checks that. The child keeps the fds that it is given, and closes all others: a
+copy of a connection would hide its hang-up. Its stdin is empty: the driver's may be a terminal.
 
 A child can ask the kernel for a signal at the parent's exit (`nnfmq.base.processes`). Callers fork on the main thread,
 which lives as long as the process.
@@ -24,7 +24,7 @@ from typing import NoReturn, Self
 
 from nnfmq.base.accounts import as_owner, give_up_capabilities
 from nnfmq.base.channel import Channel
-from nnfmq.base.logs import log_fd, move_stderr
+from nnfmq.base.log_records import send_records
 from nnfmq.base.ownership import Uncopyable
 from nnfmq.base.processes import children, is_child_stopped, request_signal_at_parent_exit, set_name
 from nnfmq.base.threads import Thread
@@ -89,7 +89,7 @@ def fork_child(
     blocked: Collection[signal.Signals] = (),
     uid: int | None = None,
     enter: Callable[[], None] = give_up_capabilities,
-    errors_fd: int | None = None,
+    log_fd: int | None = None,
 ) -> ChildProcess:
     """Fork a process that calls `run` and exits with status 0, or EX_SOFTWARE if `run` raises. Main thread only.
 
@@ -99,8 +99,8 @@ def fork_child(
     the fds that it keeps; sockets among them must be detached from their `Channel`, which a fork closes in the child.
     `at_parent_exit` is the signal that it gets when this process exits; `blocked` are those that wait until it has
     handlers for them, and unblocks them. `enter` is called first: it gives up what the child does not need of this
-    process, and if `uid` is not None makes it run under that uid. `errors_fd` becomes the child's stdout and
-    stderr; its log goes to that of this process all the same.
+    process, and if `uid` is not None makes it run under that uid. `log_fd` becomes the child's stdout and stderr, where
+    it logs records (`log_records`); with None it has the log and the streams of this process.
 
     Raises:
         GeneralFailure: If this process has several threads.
@@ -115,7 +115,7 @@ def fork_child(
         pid = os.fork()
         if pid == 0:
             set_name(name)
-            _run_and_exit(run, keep_fds, mask | set(blocked), parent, at_parent_exit, enter, errors_fd)
+            _run_and_exit(run, keep_fds, mask | set(blocked), parent, at_parent_exit, enter, log_fd)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
@@ -165,7 +165,7 @@ def _run_and_exit(
     parent: int,
     at_parent_exit: signal.Signals | None,
     enter: Callable[[], None],
-    errors_fd: int | None,
+    log_fd: int | None,
 ) -> NoReturn:
     """Run in a forked child, then exit. Never returns, so no object of the parent's frames is finalized."""
     status = os.EX_SOFTWARE
@@ -180,9 +180,8 @@ def _run_and_exit(
         enter()  # before the request for a signal, which a change of the uid takes back
         if at_parent_exit is not None:
             _request_signal(at_parent_exit, parent)
-        errors = () if errors_fd is None else (errors_fd,)
-        _close_other_fds({*keep_fds, log_fd(), *errors})
-        _replace_streams(keep_fds, errors_fd)
+        _close_other_fds(keep_fds if log_fd is None else {*keep_fds, log_fd})
+        _replace_streams(keep_fds, log_fd)
         run()
         status = 0
     except BaseException:  # noqa: BLE001  the last frame of this process
@@ -197,17 +196,19 @@ def _request_signal(at_parent_exit: signal.Signals, parent: int) -> None:
         os._exit(0)
 
 
-def _replace_streams(keep_fds: Collection[int], errors_fd: int | None) -> None:
-    """Give this process an empty stdin, and `errors_fd` as stdout and stderr. A stream may have been closed before."""
+def _replace_streams(keep_fds: Collection[int], log_fd: int | None) -> None:
+    """Give this process an empty stdin, and `log_fd` as stdout and stderr. A stream may have been closed before."""
     if 0 not in keep_fds:
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.dup2(null, 0)
         if null:
             os.close(null)
-    if errors_fd is not None:
-        if 1 not in keep_fds:
-            os.dup2(errors_fd, 1)
-        move_stderr(errors_fd)
+    if log_fd is not None:
+        for stream in (1, 2):
+            if stream not in keep_fds:
+                os.dup2(log_fd, stream)
+        os.close(log_fd)
+        send_records()
 
 
 def _close_other_fds(keep_fds: Collection[int]) -> None:

@@ -24,7 +24,6 @@ from msgspec import Struct, msgpack
 from nnfmq.base import settings
 from nnfmq.base.accounts import become
 from nnfmq.base.channel import Channel
-from nnfmq.base.logs import LoggedClient, log_fd
 from nnfmq.base.memory import write_to_memfd
 from nnfmq.base.processes import child_environment
 from nnfmq.base.upgrades import loaded_stamp
@@ -63,12 +62,11 @@ class _Start(Struct, frozen=True):
     entries: tuple[DeviceEntry, ...]
     plugins: tuple[tuple[str, str, str], ...]
     options: DriverOptions
-    client: LoggedClient
     installed: Installation
     key: bytes | None
 
 
-def execute(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, client: LoggedClient) -> None:
+def execute(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> None:
     """Become an interpreter that calls `worker.main` with these arguments: a forked child of the supervisor.
 
     If the interpreter cannot be executed, for instance by a uid of workers, the client is told why.
@@ -78,14 +76,14 @@ def execute(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, client:
     """
     plugins = tuple((entry.name, entry.value, entry.group) for entry in setup.plugins)
     start = _Start(
-        hello, fds, slot, tuple(setup.entries), plugins, setup.options, client, installation.installation(), given_key()
+        hello, fds, slot, tuple(setup.entries), plugins, setup.options, installation.installation(), given_key()
     )
     data = msgpack.encode((settings.all_file_values(), msgpack.encode(start)))
-    log, start_fd = log_fd(), write_to_memfd(data, "nnfmq-start")
-    for fd in (log, start_fd, *fds):
+    start_fd = write_to_memfd(data, "nnfmq-start")
+    for fd in (start_fd, *fds):
         if fd >= 0:
             os.set_inheritable(fd, True)
-    arguments = ["--worker", loaded_stamp(), str(log), str(start_fd)]
+    arguments = ["--worker", loaded_stamp(), str(start_fd)]
     try:
         os.execve(sys.executable, [sys.executable, "-P", "-m", "nnfmq", *arguments], child_environment())
     except OSError as error:
@@ -144,7 +142,7 @@ def serve(arguments: bytes) -> NoReturn:
     gc.freeze()  # as in a forked worker
     gc.enable()  # `nnfmq.__main__` has disabled it for the time of the imports
     memories = partial(worker.mapped_memories, start.fds, start.slot)
-    worker.main(start.hello, start.fds, start.slot, setup, memories, start.client)
+    worker.main(start.hello, start.fds, start.slot, setup, memories)
 
 
 def _entry_points(plugins: Sequence[tuple[str, str, str]]) -> list[EntryPoint]:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from nnfmq.base.accounts import become
 from nnfmq.base.channel import Channel
-from nnfmq.base.logs import LoggedClient, set_client
 from nnfmq.base.memory import Memory
 from nnfmq.base.sandbox.sandbox import enter
 from nnfmq.driver.cache import shared
@@ -181,14 +180,11 @@ def main(
     slot: int,
     setup: WorkerSetup,
     open_memories: Callable[[], WorkerMemories],
-    logged: LoggedClient,
 ) -> NoReturn:
     """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins.
 
-    `slot` is this worker's place among the shares of memory and of the cores, counted from 1. `logged` names the client
-    in the log.
+    `slot` is this worker's place among the shares of memory and of the cores, counted from 1.
     """
-    set_client(logged)
     memories = open_memories()
     if memories.trace is not None:
         WORKER_TRACE.use_area(memories.trace, slot)

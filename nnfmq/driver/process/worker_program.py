@@ -11,13 +11,14 @@ from typing import Any, NoReturn
 
 from msgspec import msgpack
 
-from nnfmq.base import logs, settings
+from nnfmq.base import settings
+from nnfmq.base.log_records import configure_child
 from nnfmq.base.processes import set_name
 from nnfmq.base.upgrades import watch_package
 
 
-def main(stamp: str, log: str, start: str) -> NoReturn:
-    """Serve a client, as the memfd `start` says, with the log at the fd `log`. Never returns.
+def main(stamp: str, start: str) -> NoReturn:
+    """Serve a client, as the memfd `start` says. Never returns.
 
     `stamp` is that of the supervisor's package.
     """
@@ -26,8 +27,7 @@ def main(stamp: str, log: str, start: str) -> NoReturn:
     with open(int(start), "rb") as file:  # closed: a worker keeps nothing that it does not need
         file_values, arguments = msgpack.decode(file.read(), type=tuple[dict[str, tuple[Any, str]], bytes])
     settings.use_file_values(file_values)
-    os.set_inheritable(int(log), False)
-    logs.configure(int(log))
+    configure_child()
     try:
         from nnfmq.driver.process.executed_worker import serve
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
+from typing import Any
 
 from nnfmq.base.accounts import become, give_up_capabilities
 from nnfmq.base.logs import rate_limited
@@ -21,6 +22,7 @@ from nnfmq.driver.cache.user_caches import cache_of
 from nnfmq.driver.compilation import unfinished
 from nnfmq.driver.process.children import ChildProcess, fork_child
 from nnfmq.driver.process.event_loop import EventLoop
+from nnfmq.driver.process.log_pipe import LogPipe
 from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import NnfmqError
@@ -61,18 +63,19 @@ class DriverRequests:
             _log.warning(text, self._writers, self._written_bytes)
             return
         try:
-            process = fork_child(partial(_write, self._user, files, memory), (memory, pipe), "nnfmq-store")
+            run = partial(_write, self._user, files, memory)
+            process, log = self._fork(run, (memory, pipe), "nnfmq-store", give_up_capabilities)
         except _ERRORS as error:
             _log.warning("a program is not added to the cache: %s", error)
             return
         self._writers += 1
         self._written_bytes += size
-        self._watch(process, partial(self._end_writer, process, size))
+        self._watch(process, partial(self._end_writer, process, log, size))
 
-    def _end_writer(self, process: ChildProcess, size: int) -> None:
+    def _end_writer(self, process: ChildProcess, log: LogPipe, size: int) -> None:
         self._writers -= 1
         self._written_bytes -= size
-        self._reap(process)
+        self._reap(process, log)
 
     def open(self, name: str) -> int | None:
         """Return an fd of the file of an entry for a worker that may not open it; None if there is none."""
@@ -118,23 +121,36 @@ class DriverRequests:
             return
         try:
             enter = give_up_capabilities if uid is None else partial(become, uid)
-            process = fork_child(
-                partial(_remove_tree, path), (), "nnfmq-remove", at_parent_exit=signal.SIGCONT, uid=uid, enter=enter
-            )
+            run = partial(_remove_tree, path)
+            process, log = self._fork(run, (), "nnfmq-remove", enter, at_parent_exit=signal.SIGCONT, uid=uid)
         except _ERRORS as error:
             _log.warning("%s is not removed: %s", path, error)
             return
-        self._watch(process, partial(self._reap, process))
+        self._watch(process, partial(self._reap, process, log))
+
+    def _fork(
+        self, run: Callable[[], None], fds: Sequence[int], name: str, enter: Callable[[], None], **rest: Any
+    ) -> tuple[ChildProcess, LogPipe]:
+        """Start a process; return it and the pipe with its log, to close when it has exited. Raises `_ERRORS`."""
+        with ExitStack() as undo:
+            log = undo.enter_context(LogPipe(self._loop, name))
+            process = fork_child(run, fds, name, enter=enter, log_fd=log.child_fd, **rest)
+            undo.pop_all()
+        log.log.pid = process.pid
+        log.close_child_end()
+        return process, log
 
     def _watch(self, process: ChildProcess, on_exit: Callable[[], None]) -> None:
         """Call `on_exit` when a process has exited. One that is stopped is ended: it would keep its place."""
         self._loop.watch_stops(process, partial(process.send, signal.SIGKILL))
         self._loop.add_reader(process.fileno(), on_exit)
 
-    def _reap(self, process: ChildProcess) -> None:
+    def _reap(self, process: ChildProcess, log: LogPipe | None = None) -> None:
         self._loop.unwatch_stops(process)
         self._loop.remove_reader(process.fileno())
         process.reap()
+        if log is not None:
+            log.close()
 
 
 def _write(user: int | None, files: Sequence[tuple[str, int]], memory: int) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from nnfmq.base import settings
 from nnfmq.base.accounts import UidPool, as_owner, give_up_capabilities
 from nnfmq.base.channel import Channel, Credentials, Listener
-from nnfmq.base.logs import LoggedClient, about, log_fd, rate_limited
+from nnfmq.base.logs import LoggedClient, about, rate_limited
 from nnfmq.base.memory import Memory
 from nnfmq.base.paths import perf_map_path
 from nnfmq.base.processes import child_environment, command_name
@@ -40,12 +40,12 @@ from nnfmq.driver.execution.turns import CoreShares
 from nnfmq.driver.memory.quota import MemoryShares
 from nnfmq.driver.process import executed_worker, worker
 from nnfmq.driver.process.admission import PLACES
-from nnfmq.driver.process.child_errors import ChildErrors
 from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S, ChildProcess, fork_child
 from nnfmq.driver.process.client_classes import class_without_request, schedule_worker, why_not_changed, why_not_given
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.heartbeats import HeartbeatWatch, worker_heartbeat
 from nnfmq.driver.process.limits import publish_limits
+from nnfmq.driver.process.log_pipe import LogPipe
 from nnfmq.driver.process.pending_clients import decode_greeting, reject
 from nnfmq.driver.process.private_folder import private_folder_of
 from nnfmq.driver.process.statistics_area import SharedStatistics
@@ -87,10 +87,10 @@ class _Worker:
         client_class: ClientClass,
         cache: SharedCacheServer,
         logged: LoggedClient,
-        errors: ChildErrors,
+        log: LogPipe,
         heartbeat: HeartbeatWatch,
     ) -> None:
-        self.errors = errors
+        self.log = log
         self.heartbeat = heartbeat
         self.cache = cache  # of its clients' user
         self.logged = logged
@@ -235,9 +235,9 @@ class WorkerProcesses:
             statistics = self._statistics.of_worker(slot - 1)[0].memory
             may_trace = self._uids is None or client.uid in (os.getuid(), 0)
             uid, uid_lock, enter = self._take_account(client.uid, undo, worker_ends)
-            errors = ChildErrors(self._loop, "a worker")
-            undo.callback(errors.close)
-            worker_ends.callback(errors.close_child_end)
+            log = LogPipe(self._loop, "a worker")
+            undo.callback(log.close)
+            worker_ends.callback(log.close_child_end)
             start_s = executed_worker.START_S if self._setup.is_executed else 0.0
             heartbeat = undo.enter_context(worker_heartbeat(self._loop, start_s))
             worker_ends.callback(heartbeat.close_child_end)
@@ -246,7 +246,7 @@ class WorkerProcesses:
                 statistics.fileno(), page, heartbeat.child_fd, uid_lock,
             )  # fmt: skip
             logged = client.logged(command_name(client.pid))
-            run = self._function_of(hello, fds, slot, logged)
+            run = self._function_of(hello, fds, slot)
             trace_memory = self._traces.memory.inherited() if may_trace else nullcontext()
             with statistics.inherited(), trace_memory, self._shares.inherited(slot):
                 # Without a supervisor nobody would end the worker if it is stopped and its client exits.
@@ -258,7 +258,7 @@ class WorkerProcesses:
                     blocked=SESSION_SIGNALS,
                     uid=uid,
                     enter=enter,
-                    errors_fd=errors.child_fd,
+                    log_fd=log.child_fd,
                 )
             undo.pop_all()
         link.worker_pid = process.pid
@@ -266,19 +266,20 @@ class WorkerProcesses:
         if self._is_replaced:
             process.send(LEAVE)
         vlog("driver", "worker %d serves a new client", process.pid)
-        logged = errors.client = logged._replace(worker=process.pid)
+        log.log.pid = process.pid
+        logged = log.log.client = logged._replace(worker=process.pid)
         _log.info("client connected, class %s", client_class.name.lower(), extra=about(logged))
         return _Worker(
-            process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged, errors, heartbeat
+            process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged, log, heartbeat
         )
 
-    def _function_of(self, hello: bytes, fds: WorkerFds, slot: int, logged: LoggedClient) -> Callable[[], None]:
+    def _function_of(self, hello: bytes, fds: WorkerFds, slot: int) -> Callable[[], None]:
         """Return the function that a forked worker calls."""
         if self._setup.is_executed:
-            return partial(executed_worker.execute, hello, fds, slot, self._setup, logged)
+            return partial(executed_worker.execute, hello, fds, slot, self._setup)
         own_statistics = self._statistics.of_worker(slot - 1)
         memories = partial(worker.inherited_memories, fds, slot, own_statistics, self._traces, self._shares)
-        return partial(worker.main, hello, fds, slot, self._setup, memories, logged)
+        return partial(worker.main, hello, fds, slot, self._setup, memories)
 
     def _take_account(
         self, client_uid: int, undo: ExitStack, worker_ends: ExitStack
@@ -347,7 +348,7 @@ class WorkerProcesses:
     def _watch(self, started: _Worker) -> None:
         self._workers[started.process.pid] = started
         self._loop.add_reader(started.process.fileno(), lambda: self._on_exit(started))
-        started.errors.watch()
+        started.log.watch()
         self._loop.add_reader(started.cache_link.channel.fileno(), lambda: self._serve_cache(started))
         self._loop.add_reader(started.compile_link.channel.fileno(), lambda: self._relay_compilation(started))
         if started.client_pidfd is not None:
@@ -432,7 +433,7 @@ class WorkerProcesses:
             self._uids.release(uid)
         ended.heartbeat.close()
         status = ended.process.reap()
-        ended.errors.close()
+        ended.log.close()
         vlog("driver", "worker %d has ended with status %d", ended.process.pid, status)
         if status and not ended.was_killed:
             self._statistics.add(layout.DEAD_WORKERS)
@@ -527,7 +528,7 @@ class RepositoryProcess:
         self._socket = socket.absolute()
         self._directory = directory
         self._process: ChildProcess | None = None
-        self._errors: ChildErrors | None = None
+        self._log: LogPipe | None = None
         self._started_s = 0.0
         self._pause_s = PAUSE_S
         self._is_ending = False
@@ -544,17 +545,18 @@ class RepositoryProcess:
                 self._loop, HEARTBEAT_CHECK_S, HEARTBEATS_MISSED_MAX, HEARTBEATS_MISSED_AT_START
             )
             heartbeat_fd = heartbeat.child_fd
-            errors = self._errors = ChildErrors(self._loop, "the model repository")
+            log = self._log = LogPipe(self._loop, "the model repository", names_clients=True)
             process = self._process = fork_child(
                 lambda: self._execute(fd, heartbeat_fd),
                 [fd, heartbeat_fd],
                 "nnfmq-models",
                 at_parent_exit=signal.SIGKILL,
-                errors_fd=errors.child_fd,
+                log_fd=log.child_fd,
             )
-            errors.close_child_end()
+            log.log.pid = process.pid
+            log.close_child_end()
             heartbeat.close_child_end()
-            errors.watch()
+            log.watch()
             self._started_s = time.monotonic()
             self._loop.add_reader(process.fileno(), self._on_exit)
             self._loop.watch_stops(process, self._on_stopped)
@@ -576,7 +578,7 @@ class RepositoryProcess:
     def _execute(self, fd: int, heartbeat_fd: int) -> None:
         """Become the repository: a forked child without this process's memory."""
         os.setsid()
-        fds = log_fd(), fd, heartbeat_fd
+        fds = fd, heartbeat_fd
         for inherited in fds:
             os.set_inheritable(inherited, True)
         arguments = ["--serve", loaded_stamp(), *map(str, fds), str(self._socket), str(self._directory)]
@@ -605,8 +607,8 @@ class RepositoryProcess:
         if heartbeat is not None:
             heartbeat.close()
         status = 0 if process is None else self._kill(process)
-        if self._errors is not None:
-            self._errors.close()
+        if self._log is not None:
+            self._log.close()
         return status
 
     def _kill(self, process: ChildProcess) -> int:
