@@ -81,13 +81,7 @@ class Subgraphs:
         problems, folding = Problems(), Folding(context)
         convert = folding.or_convert(partial(convert_operator, context))
         for operator in live_operators(context.file):
-            begin = context.builder.operation_count
-            try:
-                convert(operator)
-                require_computable(context.builder, begin)
-            except InvalidArgument as error:
-                problems.add(str(error), operator.index, operator.name, context.file.types(operator))
-                context.assume_written(operator)
+            _convert(context, operator, problems, convert)
         try:
             problems.raise_if_any()
             outputs = _outputs(context)

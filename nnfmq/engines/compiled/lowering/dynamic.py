@@ -88,7 +88,7 @@ def quantized_product(op: WeightedOp, rule: Rule) -> KernelSequence:
     rows, k, units = op.conv_shape.pixels, op.conv_shape.k, op.conv_shape.output_channels
     quantize = _quantized_rows(rows, k, rule)
     if rows == 1:
-        return KernelSequence((quantize,), dynamic_gemm(op, False), (1,))
+        return KernelSequence((quantize,), dynamic_gemm(op, rounds_bias=False), (1,))
     assert isinstance(quantize.launch.kernel, RowStepsKernel), "it is"
     epilogue = RowDequantization(*float_activation_range(op.activation), rows, units, quantize.launch.kernel.headers)
 
@@ -96,7 +96,7 @@ def quantized_product(op: WeightedOp, rule: Rule) -> KernelSequence:
         sums = op.weight_rows().sum(axis=1, dtype=np.int64)
         return epilogue.constants(sums, np.broadcast_to(weight_scales(op.filter), units), op.bias.array)
 
-    products = Intermediate(dynamic_gemm(op, False, keeps_sums=True), (1,), _INT32, (rows, units))
+    products = Intermediate(dynamic_gemm(op, rounds_bias=False, keeps_sums=True), (1,), _INT32, (rows, units))
     last = KernelLaunch(epilogue, (constant, epilogue.params()), rows * units // 8)
     return KernelSequence((quantize, products), last, (2, 1))
 
@@ -129,7 +129,7 @@ def convolution(
     if 0 in input.shape:
         return None
     shape = _conv_shape(input, filter, conv_params)
-    return _lowered(WeightedOp(shape, input, filter, bias, output, target, activation), bool(rounds_bias))
+    return _lowered(WeightedOp(shape, input, filter, bias, output, target, activation), rounds_bias=bool(rounds_bias))
 
 
 def _hybrid_convolution(
@@ -148,7 +148,7 @@ def _hybrid_convolution(
         return None
     shape = _conv_shape(input, filter, conv_params)
     op = WeightedOp(shape, input, filter, bias, output, target, activation)
-    return _lowered(op, False, rule_of(asymmetric))
+    return _lowered(op, rule_of(asymmetric), rounds_bias=False)
 
 
 def _hybrid_depthwise(
@@ -189,9 +189,9 @@ def _conv_shape(input: Tensor, filter: Tensor, conv_params: Mapping[str, int]) -
     return ConvShape(batch, height, width, channels, rows, columns, filter.shape[0])
 
 
-def _lowered(op: WeightedOp, rounds_bias: bool, rule: Rule = Rule.LINEAR) -> KernelSequence:
+def _lowered(op: WeightedOp, rule: Rule = Rule.LINEAR, *, rounds_bias: bool) -> KernelSequence:
     intermediates = quantized_input(math.prod(op.input.shape), _INPUT, _RANGES, rule)
-    return KernelSequence(intermediates, dynamic_gemm(op, rounds_bias), (_STEPS,))
+    return KernelSequence(intermediates, dynamic_gemm(op, rounds_bias=rounds_bias), (_STEPS,))
 
 
 def quantized_input(
@@ -219,7 +219,7 @@ def _quantize_linearly(
     return KernelSequence((parts,), last, steps.inputs)
 
 
-def dynamic_gemm(op: WeightedOp, rounds_bias: bool, keeps_sums: bool = False) -> KernelLaunch:
+def dynamic_gemm(op: WeightedOp, *, rounds_bias: bool, keeps_sums: bool = False) -> KernelLaunch:
     """Return the launch that multiplies bytes after a header by the weights; its results are floats, or the sums."""
     limits = float_activation_range(op.activation)
     dequantization = Dequantization(*limits, rounds_bias, lhs_is_signed=False, keeps_sums=keeps_sums)

@@ -567,7 +567,7 @@ def _dynamic_lstm_sequence(
     quantize = quantized_input(time * batch * elements, _INPUT, _LSTM_INPUTS)
     width = gemv.gates * gemv.padded_units
     op = inputs.rows_operation(gemv, np.zeros(width, np.float32), time * batch, target)
-    product = Intermediate(dynamic_gemm(op, False), (_LSTM_INPUTS + 1,), _FLOAT, (time * batch, width))
+    product = Intermediate(dynamic_gemm(op, rounds_bias=False), (_LSTM_INPUTS + 1,), _FLOAT, (time * batch, width))
     kinds = (_ALL_OUTPUTS, _LAST_OUTPUT, _LAST_STATE)[: 1 if isinstance(output, Tensor) else len(output)]
     kernel = DynamicSequenceKernel(recurrent.gemv(gemv), update, time, batch, bool(time_major), kinds)
     constants = (*recurrent.constants(gemv, biases), update.constants(gemv, peepholes, None, biases))
