@@ -13,8 +13,8 @@ from support.protocol import ProtocolPeer
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.memory import Memory
-from nnfmq.client.connection.client import driver_statistics, statistics_memory
 from nnfmq.client.connection.connection import Connection
+from nnfmq.client.connection.statistics import driver_statistics, statistics_memory
 from nnfmq.driver.session.session import Session
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, ProtocolError
 from nnfmq.observe import statistics_layout as layout

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack
 
 from msgspec import Struct
 
-from nnfmq.base.channel import close_all
 from nnfmq.base.deadlines import deadline_after, has_passed, remaining_s
 from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
@@ -47,12 +46,11 @@ from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
     NnfmqError,
-    ProtocolError,
 )
 from nnfmq.hal.extensions import is_extension_name
 from nnfmq.hal.hosted import is_runtime_name
 from nnfmq.hal.summaries import nearest
-from nnfmq.hal.types import DeviceStatus, Protection
+from nnfmq.hal.types import DeviceStatus
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 
@@ -72,10 +70,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Client",
     "Compilation",
-    "LateClient",
-    "driver_statistics",
     "is_same_device",
-    "statistics_memory",
     "valid_devices",
 ]
 
@@ -305,6 +300,8 @@ class Client(Closable):
         Raises:
             GeneralFailure: If this user is neither the driver's nor root.
         """
+        from nnfmq.client.connection.statistics import driver_statistics  # few applications read them
+
         return self._call(driver_statistics, deadline_after(timeout))
 
     def statistics_memory(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Memory:
@@ -316,6 +313,8 @@ class Client(Closable):
         Raises:
             GeneralFailure: If this user is neither the driver's nor root.
         """
+        from nnfmq.client.connection.statistics import statistics_memory  # as above
+
         return self._call(statistics_memory, deadline_after(timeout))
 
     def device(self, name: str, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Device:
@@ -773,111 +772,3 @@ def is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:
     """Return True if the descriptions are equal except for the status."""
     names = [name for name in old.__struct_fields__ if name != "status"]
     return new is not None and all(getattr(old, name) == getattr(new, name) for name in names)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The driver's statistics: their memory comes over the control channel, and is mapped for reading only.
-
-
-def driver_statistics(connection: Connection, deadline_ns: int | None) -> DriverStatistics:
-    """Return the driver's statistics of now; blocks.
-
-    Raises:
-        GeneralFailure: If the driver does not let this user read them.
-        ProtocolError: If the driver sent something else.
-    """
-    from nnfmq.observe.driver_statistics import read_statistics  # few applications read them
-
-    memory, found = _read_statistics(connection, deadline_ns, read_statistics)
-    memory.close()
-    return found
-
-
-def statistics_memory(connection: Connection, deadline_ns: int | None) -> Memory:
-    """Return the memory of the statistics, which are readable; the caller closes it. Blocks. As `driver_statistics`."""
-    from nnfmq.observe.driver_statistics import client_calls  # as above
-
-    return _read_statistics(connection, deadline_ns, client_calls)[0]
-
-
-def _read_statistics(
-    connection: Connection, deadline_ns: int | None, read: Callable[[memoryview], ResultT]
-) -> tuple[Memory, ResultT]:
-    """Return the statistics' memory, which the caller closes, and what `read` makes of it; blocks."""
-    fds: list[int] = []
-    message = messages.GetStatistics(connection.next_call_id())
-    with ExitStack() as undo:
-        undo.callback(close_all, fds)
-        connection.call(message, messages.StatisticsMemory, (), deadline_ns, on_fds=fds.extend)
-        if len(fds) != 1:
-            raise ProtocolError(f"the driver sent its statistics in {len(fds)} memories instead of one")
-        try:
-            memory = undo.enter_context(Memory.adopt(fds.pop(), protection=Protection.READ))
-            found = read(memory.view)
-        except ValueError as error:  # also an InvalidArgument: it is the driver that sent it
-            raise ProtocolError(f"the driver's statistics cannot be read: {error}") from error
-        undo.pop_all()
-    return memory, found
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# LateClient: a client that `connect(wait=True)` returns where an event loop runs, before a driver listens.
-
-
-class LateClient(Client):
-    """A client that connects in `async with`, beside the event loop; or else at its first use, which blocks.
-
-    Until then it has none of a client's attributes. Thread-safe.
-
-    Args:
-        connect: Waits for a driver and returns a client, whose attributes this one gets; blocks.
-    """
-
-    def __init__(self, connect: Callable[[IsClosed], Client]) -> None:
-        self._connect = connect
-        self._opening: SingleAttempt[None] = SingleAttempt()
-        self._is_ended = False
-
-    @property
-    def _is_open(self) -> bool:
-        return "_connection" in vars(self)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute that a client has once it is connected."""
-        if name.startswith("__") or self._is_open:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self._open()
-        return getattr(self, name)
-
-    def __repr__(self) -> str:
-        state = "closed" if self._is_ended else "waits for a driver"
-        return super().__repr__() if self._is_open else f"<Client, {state}>"
-
-    def _open(self) -> None:
-        self._opening.run(self._open_once, None)
-
-    def _open_once(self) -> None:
-        if self._is_open:
-            return
-        if self._is_ended:
-            raise BadState(CLOSED)
-        vars(self).update(vars(self._connect(lambda: self._is_ended)))
-        self.follow_driver()
-        if self._is_ended:  # by another thread, meanwhile
-            super().close()
-            raise BadState(CLOSED)
-
-    def close(self) -> None:
-        """As `Client.close`; ends the wait for a driver."""
-        self._is_ended = True
-        if self._is_open:
-            super().close()
-
-    async def __aenter__(self) -> Self:
-        """As `Client.__aenter__`; waits for a driver first."""
-        try:
-            await _beside_tasks(self._open)
-        except BaseException:
-            self._is_ended = True
-            raise
-        return await super().__aenter__()

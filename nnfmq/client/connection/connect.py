@@ -102,7 +102,7 @@ def connect(
         return _connect_embedded(deadline_ns, options, wait_ready=wait_ready)
     socket_path = client_socket() if path is None else Path(path)
     if wait and _has_event_loop():
-        from nnfmq.client.connection.client import LateClient  # few applications
+        from nnfmq.client.connection.late_client import LateClient  # few applications
 
         return LateClient(partial(_connect_when_listening, socket_path, options, deadline_ns))
     if wait:

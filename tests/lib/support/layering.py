@@ -73,6 +73,7 @@ CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
         "connection.prepare_arguments",
         "connection.cache_directory",
         "connection.connection",
+        "connection.statistics",
         "named.repository",
     ),
     ("model._copies", "model._pycopies", "model.array_copies", "model.arrays", "model.buffers", "observation"),
@@ -88,7 +89,13 @@ CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
     ("execution", "burst", "partitioned.executions", "partitioned.fenced", "partitioned.burst"),
     ("model.compiled_model", "model.prepared_model", "model.buffer_allocation", "partitioned.model"),
     ("connection.device", "connection.hosted_choice", "model.cpu_fallback", "named.models"),
-    ("connection.client", "connection.client_compilation", "partitioned.devices", "partitioned.compilation"),
+    (
+        "connection.client",
+        "connection.client_compilation",
+        "connection.late_client",
+        "partitioned.devices",
+        "partitioned.compilation",
+    ),
     ("connection.connect", "partitioned.runtime", "run"),
 )
 """The layers within the client, the lowest first: waits, the control channel, arrays, handles of prepared models,
