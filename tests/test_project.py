@@ -150,6 +150,21 @@ def test_tests_have_no_packages_that_could_hide_a_module() -> None:
     assert hiding == []
 
 
+def test_each_test_file_is_in_one_part_of_ci(tmp_path: Path) -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    begin, end = script.index('first="tests/'), '>"$work/parts"'
+    lists = script[begin : script.index(end) + len(end)]
+    subprocess.run(["bash", "-euc", lists], cwd=tmp_path, env={**os.environ, "work": str(tmp_path)}, check=True)
+    found: list[Path] = []
+    for part in (tmp_path / "parts").read_text(encoding="utf-8").splitlines():
+        places = [path for word in part.split() if not word.startswith("--") for path in ROOT.glob(word)]
+        left_out = [ROOT / word.removeprefix("--ignore=") for word in part.split() if word.startswith("--")]
+        assert all(path.exists() for path in left_out)
+        files = [file for path in places for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
+        found += [file for file in files if not any(file.is_relative_to(path) for path in left_out)]
+    assert sorted(found) == sorted((ROOT / "tests").rglob("test_*.py"))
+
+
 def test_ci_can_be_run() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
