@@ -379,6 +379,38 @@ def test_replacing_where_no_driver_listens_starts_one(path: Path) -> None:
         assert admits(daemon)
 
 
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_a_client_stays_with_a_driver_that_was_replaced_until_its_buffers_are_closed(
+    path: Path, is_closed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nnfmq.client")
+    with ExitStack() as stack:
+        old = stack.enter_context(started(path))
+        client = stack.enter_context(old.connect(recover=True))
+        device = client.device("reference")
+        model = stack.enter_context(device.prepare(null_model()))
+        buffers = {number: device.allocate(inputs=[(model, 0)]) for number in range(2)}
+
+        def release(number: int) -> None:
+            buffer = buffers.pop(number)
+            if is_closed:
+                buffer.close()
+
+        buffers[0].copy_from(one(7))
+        new = stack.enter_context(running_daemon(path, options=["--replace"]))
+        until(lambda: "stays until its buffers are closed" in caplog.text, "the client is told")
+        assert model.execute(buffers[0], timeout=LIMIT_S) == (one(7),)
+        release(1)
+        assert model.execute(buffers[0], timeout=LIMIT_S) == (one(7),)
+        assert client.driver_pid == old.process.pid
+        release(0)
+        moves_to(client, new)
+        assert model.execute(one(8), timeout=LIMIT_S) == (one(8),)
+        assert client.recovery.deaths == 0
+        client.close()
+        assert ends_well(old)
+
+
 def test_a_successor_that_gives_up_changes_nothing(path: Path) -> None:
     with running_daemon(path) as daemon:
         for _ in range(2):

@@ -543,9 +543,15 @@ class Client(Closable):
         self._recovery.follow(model)
 
     def _begin_move(self) -> None:
-        """Move on a thread of its own; if there is none, the next call does it. Does not block."""
-        if not self._recovery.start_moving(self._move):
-            self._connection.depart()
+        """Move on a thread of its own; if there is none, the next call does it. Does not block.
+
+        A client with managed buffers stays until the last one is closed.
+        """
+        old = self._connection
+        if old.has_buffers:
+            _log.info("another driver has replaced this client's, and it stays until its buffers are closed")
+        elif not self._recovery.start_moving(self._move):
+            old.depart()
 
     def _move(self) -> None:
         """Have the driver's successor prepare the models, then leave the driver, which serves calls until then."""
@@ -553,7 +559,10 @@ class Client(Closable):
         if not old.is_replaced:  # this client has moved meanwhile, because the driver has died
             return
         ahead = self._prepare_move(models, deadline_ns)
-        old.depart()
+        if not old.depart_without_buffers():
+            if ahead is not None:
+                self._give_up(ahead)
+            return
         try:
             self._live_connection(deadline_ns, wait=False)
             for model in models:

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT, Channel, Frame, close_all
 from nnfmq.base.ownership import Closable
-from nnfmq.base.verbose_log import vlog
 from nnfmq.client.connection import open_connections, trace
 from nnfmq.client.connection.defaults import INTERFACE, level_of
+from nnfmq.client.connection.driver_start import DriverStart
 from nnfmq.client.connection.garbage import ClosedWhenDropped, CloserUse, weak_call
 from nnfmq.client.connection.late_sends import LateSends
 from nnfmq.client.connection.page import ClientPage
@@ -32,7 +32,6 @@ from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import (
     BadState,
     DeadObject,
-    DeviceUnavailable,
     ErrorStatus,
     InvalidArgument,
     MissedDeadlineTransient,
@@ -45,11 +44,9 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.types import Pool, SharedPool
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import ConnectionState, PeerRole
-from nnfmq.serialize.messages import HelloReply
 
 __all__ = [
     "Connection",
-    "DriverStart",
     "DroppedConnection",
     "MemoryProvider",
     "PendingCall",
@@ -211,63 +208,6 @@ class DroppedConnection(ClosedWhenDropped):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# DriverStart: the driver's reply to Hello, for which the first call waits.
-
-
-class DriverStart:
-    """The start of a driver, as a client sees it: until the reply to Hello arrives, or the error that replaces it.
-
-    `reply` is None until then; `deadline_ns` ends every wait (monotonic clock; None = no limit). Thread-safe.
-    `was_not_accepted`: the driver has ended before it has read this client's Hello.
-    """
-
-    def __init__(self, deadline_ns: int | None) -> None:
-        self.reply: HelloReply | None = None
-        self.deadline_ns = deadline_ns
-        self.was_not_accepted = False
-        self._has_exited = False
-        self._future: Future[HelloReply] = Future()
-
-    def set_reply(self, reply: HelloReply) -> None:
-        """End the start. Does not block."""
-        self.reply = reply
-        vlog("manager", "connected to driver %r, pid %d, worker %d, %s", *_identity(reply))
-        self._future.set_result(reply)
-
-    def fail(self, error: NnfmqError) -> None:
-        """Let every wait raise `error`, unless the start has ended or failed before. Does not block."""
-        self._future.set_exception(error)
-
-    def fail_with_exit(self, reason: str, *, has_successor: bool) -> None:
-        """Fail because of the driver's exit, unless the start has ended or failed before. Does not block.
-
-        `has_successor`: another driver may serve the client, whose Hello this one has not read.
-        """
-        if not self._has_exited:
-            self._has_exited = True
-            vlog("manager", "the connection has ended: %s", reason)
-        kind = open_connections.NotAccepted if has_successor else DeviceUnavailable
-        self.was_not_accepted = has_successor and self.reply is None
-        self.fail(kind(f"the driver exited before it replied: {reason}"))
-
-    def wait(self, deadline_ns: int | None) -> HelloReply:
-        """Return the reply; block until it arrives.
-
-        Raises:
-            MissedDeadlineTransient: If this deadline passes, or that of the start.
-            NnfmqError: The error with which the start failed.
-        """
-        if self.reply is None:
-            deadlines = [at for at in (deadline_ns, self.deadline_ns) if at is not None]
-            return self._future.result(min(deadlines, default=None))
-        return self.reply
-
-
-def _identity(reply: HelloReply) -> tuple[str, int, int, str]:
-    return reply.driver_name, reply.driver_pid, reply.worker_pid, reply.interface
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # The client's end of a control channel: calls, their replies, and the driver's death.
 
 
@@ -308,6 +248,7 @@ class Connection(DroppedConnection):
         self._own_bursts: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The managed buffers of this connection by token."""
+        self._open_buffers = set[object]()  # a key for each, also for those that are being allocated
         self.moves = False
         """Whether the client connects to the driver's successor when the driver asks it to leave."""
         self.is_replaced = False
@@ -741,20 +682,59 @@ class Connection(DroppedConnection):
             self.depart()
             return
         self.is_replaced = True
-        if self._on_replaced is not None:
-            self._on_replaced()
+        self._call_if_replaced()
 
     def call_when_replaced(self, function: Callable[[], None]) -> None:
-        """Call a function when another driver has replaced this one, now if it has; it must not block, and `depart`."""
+        """Call a function when another driver has replaced this one, now if it has, and when no buffer is left then.
+
+        It must not block, and has the connection `depart`, or `depart_without_buffers`.
+        """
         self._on_replaced = function
-        if self.is_replaced:  # perhaps before the function was set
-            function()
+        self._call_if_replaced()  # perhaps it was before the function was set
+
+    def _call_if_replaced(self) -> None:
+        if self.is_replaced and self._on_replaced is not None:
+            self._on_replaced()
 
     def depart(self) -> None:
         """Take no new calls: the next one raises DriverEnding, and the client connects to the successor. Idempotent."""
         with self._lock:
-            if self._close_reason is None:
-                self._close_reason, self.has_left = self._last_words, True
+            self._depart()
+
+    def _depart(self) -> None:
+        if self._close_reason is None:
+            self._close_reason, self.has_left = self._last_words, True
+
+    def depart_without_buffers(self) -> bool:
+        """Depart unless there are managed buffers, whose contents stay with the driver; return whether it has."""
+        with self._lock:
+            if self._open_buffers:
+                return False
+            self._depart()
+            return True
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether there are managed buffers, also such that are being allocated."""
+        return bool(self._open_buffers)
+
+    def has_buffer(self, key: object) -> bool:
+        """Return whether a managed buffer was added and not removed. Takes no lock."""
+        return key in self._open_buffers
+
+    def add_buffer(self, key: object) -> None:
+        """Note that there is a managed buffer from now on. Raises as `raise_if_closed`."""
+        with self._lock:
+            self.raise_if_closed()
+            self._open_buffers.add(key)
+
+    def remove_buffer(self, key: object) -> None:
+        """Note that there is a managed buffer no longer. Idempotent. Does not block."""
+        with self._lock:
+            is_last = key in self._open_buffers and len(self._open_buffers) == 1
+            self._open_buffers.discard(key)
+        if is_last:
+            self._call_if_replaced()
 
     def leave(self) -> None:
         """Let the driver end the connection when it has replied to what is in progress. Does not block.

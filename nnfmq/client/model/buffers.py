@@ -54,6 +54,8 @@ class Buffer(ClosedWhenDropped, Closable):
         self._last_writer: object = None
         self.info = info
         self.token = 0
+        self._key = object()  # has no reference to the buffer
+        connection.add_buffer(self._key)
 
     def __repr__(self) -> str:
         place = "in shared memory" if self.is_shared else f"in the driver, token {self.token}"
@@ -181,16 +183,17 @@ class Buffer(ClosedWhenDropped, Closable):
         Blocks up to 1 s. Does nothing if the driver has exited.
         """
         buffer_id, self._buffer_id = self._buffer_id, 0
-        if not buffer_id or not self._connection.is_open:
-            return
         try:
-            message = messages.ReleaseBuffer(self._connection.next_call_id(), buffer_id)
-            self._connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _RELEASE_TIMEOUT_NS)
+            if buffer_id and self._connection.is_open:
+                message = messages.ReleaseBuffer(self._connection.next_call_id(), buffer_id)
+                self._connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _RELEASE_TIMEOUT_NS)
         except NnfmqError:
             pass  # the driver has exited, which freed the buffer
+        finally:
+            self._connection.remove_buffer(self._key)
 
     def _is_left_open(self) -> bool:
-        return bool(self._buffer_id) and self._connection.is_open
+        return self._connection.has_buffer(self._key) and self._connection.is_open
 
     def _close_dropped(self) -> None:
         self.close()

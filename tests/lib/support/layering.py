@@ -72,6 +72,7 @@ CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
         "connection.trace",
         "connection.prepare_arguments",
         "connection.cache_directory",
+        "connection.driver_start",
         "connection.connection",
         "connection.statistics",
         "named.repository",
