@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,9 @@ examples:
   nnfmq record -o times.nnrec --no-tensors -- ./start.sh
   nnfmq replay calls.nnrec --device reference
 
-Exit status: that of COMMAND; 128 + N if signal N ended it; 2 wrong usage.
+Exit status: that of COMMAND; 128 + N if signal N ended it; 126 or 127 if it
+cannot be run; 2 wrong usage.
+
 An application can record itself: set $NNFMQ_RECORD=FILE before it prepares its
 first model.
 """
@@ -68,7 +70,12 @@ def execute(arguments: argparse.Namespace) -> int:
     path = arguments.output.absolute()
     _remove_earlier(path)
     before = set(_further_files(path))
-    status = _run(command, _environment(arguments, path))
+    try:
+        process = start(command, _environment(arguments, path))
+    except CommandNotFound as error:
+        return error.report()
+    with process, signals_passed_to(process):
+        status = exit_status(process.wait())
     report_recordings([path, *sorted(set(_further_files(path)) - before)])
     return status
 
@@ -101,15 +108,21 @@ def _further_files(path: Path) -> Iterator[Path]:
             yield entry
 
 
-def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run the command and return its exit status as a shell does."""
+class CommandNotFound(Exception):
+    """An application cannot be started."""
+
+    def report(self) -> int:
+        """Print why, and return the exit status that a shell has then."""
+        print(f"nnfmq: error: {self}", file=sys.stderr)
+        return _NOT_FOUND if isinstance(self.__cause__, FileNotFoundError) else _NOT_EXECUTABLE
+
+
+def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start an application. Raises CommandNotFound."""
     try:
-        with subprocess.Popen(command, env=environment) as process, signals_passed_to(process):
-            status = process.wait()
+        return subprocess.Popen(command, env=environment)
     except OSError as error:
-        print(f"nnfmq: error: {command[0]} cannot be run: {error.strerror}", file=sys.stderr)
-        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
-    return exit_status(status)
+        raise CommandNotFound(f"{command[0]} cannot be run: {error.strerror}") from error
 
 
 @contextmanager

@@ -47,7 +47,12 @@ def execute(arguments: argparse.Namespace) -> int:
         return 2
     if arguments.table is not None:
         return _print_table(arguments)
-    trace, status = _recorded(arguments)
+    from nnfmq.cli.record import CommandNotFound
+
+    try:
+        trace, status = _recorded(arguments)
+    except CommandNotFound as error:
+        return error.report()
     from nnfmq.observe.trace_files import write_trace
 
     write_trace(trace, arguments.output)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from nnfmq.base import settings
 from nnfmq.base.channel import NO_WAIT, Channel, Listener
 from nnfmq.base.memory import Memory
-from nnfmq.cli.record import exit_status, signals_passed_to
+from nnfmq.cli.record import exit_status, signals_passed_to, start
 from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.types import Protection
 from nnfmq.lab.machine_sampler import MachineSampler
@@ -59,7 +59,7 @@ def trace_command(command: Sequence[str]) -> tuple[Trace, int]:
     Blocks until it has exited. Ctrl-C is for the command.
 
     Raises:
-        OSError: If it cannot be started.
+        CommandNotFound: If it cannot be started.
     """
     from nnfmq.client.connection.trace import SOCKET_PREFIX
 
@@ -84,7 +84,7 @@ def trace_command(command: Sequence[str]) -> tuple[Trace, int]:
 @contextmanager
 def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command, leave SIGINT to it, and pass SIGTERM on; kill it if the block fails."""
-    process = subprocess.Popen(command, env=environment)
+    process = start(command, environment)
     try:
         with signals_passed_to(process):
             yield process

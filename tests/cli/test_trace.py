@@ -98,8 +98,8 @@ def test_the_exit_status_is_that_of_the_command(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_command_that_does_not_exist_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "-o", str(tmp_path / "o"), "--", "/nonexistent/program"]) == 1
-    assert capsys.readouterr().err == "nnfmq: error: /nonexistent/program: No such file or directory\n"
+    assert main(["trace", "-o", str(tmp_path / "o"), "--", "/nonexistent/program"]) == 127
+    assert capsys.readouterr().err == "nnfmq: error: /nonexistent/program cannot be run: No such file or directory\n"
 
 
 def test_a_command_is_killed_if_its_trace_cannot_be_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
