@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", metavar="N", type=at_least_one, help="number of runs (default: 100; reference: 10)")
     parser.add_argument(
         "--input", metavar="FILE", type=Path, action="append", default=[],
-        help="photo, .npy array, or raw elements; once for each input of the model",
+        help="photo, .wav, .npy or raw; once for each input of the model",
     )  # fmt: skip
     parser.add_argument(
         "--seed", metavar="N", type=from_zero, default=0, help="seed of random inputs, without --input (default: 0)"

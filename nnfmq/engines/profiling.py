@@ -42,8 +42,8 @@ class Timings:
 
     @property
     def min_ns(self) -> int:
-        """The minimum elapsed time less the minimum overhead, at least 0."""
-        return max(0, min(self.elapsed) - min(self.overhead))
+        """The minimum elapsed time less the minimum overhead, at least 0; the median if the overhead varies by more."""
+        return min(self.p50_ns, max(0, min(self.elapsed) - min(self.overhead)))
 
     @classmethod
     def sum(cls, several: Iterable[Timings]) -> Timings:

@@ -117,6 +117,12 @@ def test_shapes_of_operands_between_steps_are_recorded(clock: Clock) -> None:
 def test_overhead_is_subtracted_from_timings_which_are_never_negative() -> None:
     assert Timings([900, 700, 800], [100, 300, 200]).p50_ns == 600
     assert Timings([900, 700, 800], [100, 300, 200]).min_ns == 600
+
+
+def test_a_minimum_is_not_above_the_median() -> None:
+    """A step that takes as long in each run, and an overhead that was small once."""
+    found = Timings([301, 300, 301], [60, 10, 60])
+    assert found.min_ns == found.p50_ns == 241
     assert (Timings([5, 5], [9, 9]).p50_ns, Timings([5, 5], [9, 9]).min_ns) == (0, 0)
 
 
