@@ -80,6 +80,7 @@ def read(source: ModelSource) -> OnnxFile:
     """
     proto = source.parsed if source.parsed is not None else parse(source)
     _require_texts(proto)
+    _require_definitions(proto)
     folder = source.path.parent if source.path is not None else None
     file = OnnxFile(proto, _opset(proto), len(source.data), folder)
     for tensor in proto.graph.initializer:
@@ -148,6 +149,43 @@ def _node_texts(nodes: Iterable[Any]) -> Iterator[str | bytes]:
                 yield from _graph_texts(attribute.g)
 
 
+def _require_definitions(proto: Any) -> None:
+    """Check that each name is defined once. The inputs of a graph within another hide what is around it.
+
+    Raises:
+        InvalidArgument: If one is defined again.
+    """
+    scopes = [_redefined(proto.graph.input, proto.graph.initializer, proto.graph.node, set())]
+    for function in proto.functions:
+        scopes.append(_redefined((), (), function.node, set(function.input)))
+    twice = next(itertools.chain.from_iterable(scopes), None)
+    if twice is not None:
+        raise InvalidArgument(f"a corrupt ONNX model: the name {twice[:80]!r} is defined twice")
+
+
+def _redefined(inputs: Iterable[Any], constants: Iterable[Any], nodes: Iterable[Any], known: set[str]) -> Iterator[str]:
+    """Yield the names that a graph, or one in its nodes' attributes, defines although they are `known`."""
+    names = {info.name for info in inputs}
+    own = names - known
+    known |= own
+    defined = (tensor.name for tensor in constants if tensor.name not in names)
+    for name in itertools.chain(defined, _node_definitions(nodes, known)):
+        if name in known:
+            yield name
+        known.add(name)
+        own.add(name)
+    known -= own
+
+
+def _node_definitions(nodes: Iterable[Any], known: set[str]) -> Iterator[str]:
+    """Yield the names that nodes define, and those that graphs in their attributes define again."""
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _redefined(attribute.g.input, attribute.g.initializer, attribute.g.node, known)
+        yield from filter(None, node.output)
+
+
 def _opset(proto: Any) -> int:
     import onnx
 
@@ -157,6 +195,8 @@ def _opset(proto: Any) -> int:
         if domains:
             raise UnsupportedModel(f"the model has no operators of ONNX itself; those of {domains} are not supported")
         raise InvalidArgument("the model does not say which opset of ONNX it uses: it is corrupt")
+    if len(set(versions)) > 1:
+        raise UnsupportedModel(f"the model uses opsets {' and '.join(map(str, versions))} of ONNX: one is supported")
     latest = onnx.defs.onnx_opset_version()
     if versions[0] > latest:
         raise UnsupportedModel(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
@@ -54,7 +54,15 @@ from nnfmq.importers.onnx.schema import require_legal
 from nnfmq.importers.onnx.values import Array, Node, Value, nothing, operand_type_of
 from nnfmq.importers.rewriting import GraphRewriting, fold_into_weights, fuse_hard_swish, widen_half_precision
 
-__all__ = ["body", "called", "empty_results", "import_model", "index_inputs", "results_of_nothing"]
+__all__ = [
+    "body",
+    "called",
+    "empty_results",
+    "import_model",
+    "index_inputs",
+    "local_functions",
+    "results_of_nothing",
+]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -63,15 +71,68 @@ __all__ = ["body", "called", "empty_results", "import_model", "index_inputs", "r
 # `body` finds the function, and `called` returns its nodes with the names and attributes of one call.
 
 
-def body(proto: Any, opset: int, functions: Mapping[tuple[str, str], Any], types: Sequence[Any]) -> Any | None:
+FunctionKey: TypeAlias = tuple[str, str, str]
+"""Domain, name and overload of a function."""
+
+
+def local_functions(proto: Any, opset: int) -> dict[FunctionKey, Any]:
+    """Return the functions of a model (onnx.ModelProto) that its nodes call.
+
+    An operator that ONNX defines itself is not replaced by a function of its name, as in ONNX Runtime.
+
+    Raises:
+        InvalidArgument: If the model has two functions of one domain, name and overload.
+    """
+    found: dict[FunctionKey, Any] = {}
+    for function in proto.functions:
+        key = (function.domain, function.name, function.overload)
+        if key in found:
+            raise InvalidArgument(f"a corrupt ONNX model: it has two functions {function.name[:80]!r}")
+        found[key] = function
+    return {key: each for key, each in found.items() if key[0] not in _DEFAULT_DOMAINS or not _schema(key[1], opset)}
+
+
+def _key_of(proto: Any) -> FunctionKey:
+    """Return which function a node calls, if its operator is one."""
+    return proto.domain, proto.op_type, proto.overload
+
+
+def _schema(name: str, opset: int) -> Any | None:
+    """Return the onnx.defs.OpSchema of an operator of ONNX; None if the opset does not have it."""
+    import onnx
+
+    with suppress(onnx.defs.SchemaError):
+        return onnx.defs.get_schema(name, opset, "")
+    return None
+
+
+def _require_one_meaning(function: Any, opset: int, file_opset: int) -> None:
+    """Require that the attributes of a function's nodes have one default in its opset and in the model's.
+
+    Raises:
+        InvalidArgument: If one has not, as Softmax's axis. ONNX forbids that; ONNX Runtime takes the model's opset.
+    """
+    for name in dict.fromkeys(proto.op_type for proto in function.node if proto.domain in _DEFAULT_DOMAINS):
+        own, others = (_defaults(name, each) for each in (opset, file_opset))
+        if any(others.get(attribute, default) != default for attribute, default in own.items()):
+            raise InvalidArgument(f"its function is of opset {opset}, in which {name} is not that of {file_opset}")
+
+
+def _defaults(name: str, opset: int) -> dict[str, bytes]:
+    """Return the defaults of an operator's attributes, serialized."""
+    attributes: Mapping[str, Any] = getattr(_schema(name, opset), "attributes", {})
+    return {each: attribute.default_value.SerializeToString() for each, attribute in attributes.items()}
+
+
+def body(proto: Any, opset: int, functions: Mapping[FunctionKey, Any], types: Sequence[Any]) -> Any | None:
     """Return the onnx.FunctionProto that a node calls; None if its operator is not a function.
 
-    `functions` are the model's, by domain and name, and `types` the onnx.TypeProto of each input.
+    `functions` are those of `local_functions`, and `types` the onnx.TypeProto of each input.
 
     Raises:
         InvalidArgument: If ONNX cannot write the function for this node.
     """
-    local = functions.get((proto.domain, proto.op_type))
+    local = functions.get(_key_of(proto))
     if local is not None:
         return local
     return _defined(proto, opset, types) if proto.domain in _DEFAULT_DOMAINS else None
@@ -111,13 +172,10 @@ def _defined(proto: Any, opset: int, types: Sequence[Any]) -> Any | None:
 
 def _function_schema(proto: Any, opset: int) -> Any | None:
     """Return the onnx.defs.OpSchema of an operator that ONNX defines by a function; None if it does not."""
-    import onnx
-
-    with suppress(onnx.defs.SchemaError):
-        schema: Any = onnx.defs.get_schema(proto.op_type, opset, "")
-        if schema.function_opset_versions or schema.context_dependent_function_opset_versions:
-            return schema
-    return None
+    schema = _schema(proto.op_type, opset)
+    if schema is None or not (schema.function_opset_versions or schema.context_dependent_function_opset_versions):
+        return None
+    return schema
 
 
 def _version(versions: Sequence[int], opset: int) -> int:
@@ -344,10 +402,10 @@ def import_model(source: ModelSource) -> LoadedModel:
 def _require_operators(file: OnnxFile) -> None:
     """Raise UnsupportedModel, which lists them, if the graph has operators that are supported in no shape."""
     problems = Problems()
-    functions = {(each.domain, each.name) for each in file.proto.functions}
+    functions = local_functions(file.proto, file.opset)
     for index, proto in live_nodes(file.graph.node, (info.name for info in file.graph.output)):
         name = _qualified_name(proto)
-        is_local = (proto.domain, proto.op_type) in functions
+        is_local = _key_of(proto) in functions
         is_known = is_local or name in CONVERTERS or name in _CONTROL_FLOW or name in FOLDED
         is_default = proto.domain in _DEFAULT_DOMAINS
         if not is_known and not (is_default and _function_schema(proto, file.opset)):
@@ -367,7 +425,8 @@ class _Import:
         self._problems = Problems()
         self._values: dict[str, Value | None] = {}  # None: a result that a problem prevented
         self._opset = file.opset  # of the function whose nodes are converted
-        self._functions = {(each.domain, each.name): each for each in file.proto.functions}
+        self._functions = local_functions(file.proto, file.opset)
+        self._read: set[str] = set()  # the names that nodes and outputs read, those in functions from their calls on
         self._calls: list[str] = []  # of functions, those that have ended included
         self._depth = 0
         self._in_subgraph = False
@@ -378,6 +437,7 @@ class _Import:
         self._values.update({name: Value.of(array) for name, array in self._file.constants.items()})
         results = [info.name for info in self._file.graph.output]
         nodes = joined_products(live_nodes(self._file.graph.node, results), results, self._file.constants)
+        self._read.update(results, *(read_names(proto) for _, proto in nodes))
         indices = index_inputs(proto for _, proto in nodes)
         inputs = [self._input(info, info.name in indices) for info in self._file.inputs]
         for index, proto in nodes:
@@ -473,11 +533,11 @@ class _Import:
         return arrays is not None
 
     def _require_legal(self, proto: Any, inputs: Sequence[Value | None]) -> None:
-        if proto.domain in _DEFAULT_DOMAINS and (proto.domain, proto.op_type) not in self._functions:
+        if proto.domain in _DEFAULT_DOMAINS and _key_of(proto) not in self._functions:
             require_legal(proto, self._opset, inputs)
 
     def _is_known(self, proto: Any) -> bool:
-        is_local = (proto.domain, proto.op_type) in self._functions
+        is_local = _key_of(proto) in self._functions
         return is_local or proto.domain in _DEFAULT_DOMAINS or _qualified_name(proto) in CONVERTERS
 
     def _if(self, index: int, node: Node, proto: Any) -> None:
@@ -485,12 +545,10 @@ class _Import:
         convert(index, node, proto)
 
     def _inline(self, index: int, node: Node, proto: Any) -> None:
-        """Convert the nodes of the branch of an If that its condition, a constant, selects; they are in its scope."""
+        """Convert the nodes of the branch of an If that its condition, a constant, selects."""
         condition = node.constant(0, "condition")
         branch = node.attributes["then_branch" if condition.reshape(-1)[0] else "else_branch"]
-        self._convert_graph(index, branch)
-        for name, info in zip(proto.output, branch.output, strict=True):
-            self._values[name] = self._values.get(info.name)
+        self._values.update(zip(proto.output, self._scoped(index, branch, {}), strict=True))
 
     def _select(self, index: int, node: Node, proto: Any) -> None:
         """Add IF: both branches become subgraphs; their inputs are the results around them that either reads."""
@@ -661,10 +719,12 @@ class _Import:
     def _node(self, proto: Any, inputs: list[Value | None]) -> Node:
         attributes = attribute_values(proto, self._file.folder)
         outputs = list(proto.output)
-        return Node(proto.name, _qualified_name(proto), self._opset, self._builder, inputs, outputs, attributes)
+        node = Node(proto.name, _qualified_name(proto), self._opset, self._builder, inputs, outputs, attributes)
+        node.unread = frozenset(outputs) - self._read
+        return node
 
     def _add(self, index: int, node: Node, proto: Any) -> None:
-        is_local = (proto.domain, proto.op_type) in self._functions
+        is_local = _key_of(proto) in self._functions
         if not is_local and any(self._know(proto, known(node, proto)) for known in (results_of_nothing, fold)):
             return None
         if is_local or node.operator not in CONVERTERS:
@@ -676,10 +736,10 @@ class _Import:
         if unread and node.operator != "Constant":  # a later opset may give the operator another meaning
             raise InvalidArgument(f"attribute {unread[0][:80]} is not supported")
         for position, name in enumerate(proto.output):
-            if name and position not in node.results:
-                raise InvalidArgument(f"output {position} is not supported")
-            if name:
+            if name and position in node.results:
                 self._values[name] = node.computed(position)
+            elif node.used(position):
+                raise InvalidArgument(f"output {position} is not supported")
         return None
 
     def _call(self, index: int, node: Node, proto: Any) -> None:
@@ -694,7 +754,11 @@ class _Import:
         outer, self._opset = self._opset, versions[0] if versions else self._opset
         self._depth += 1
         try:
-            for _, inner in live_nodes(called(proto, function, self._calls[-1]), proto.output):
+            if _key_of(proto) in self._functions:
+                _require_one_meaning(function, self._opset, self._file.opset)
+            nodes = live_nodes(called(proto, function, self._calls[-1]), proto.output)
+            self._read.update(*(read_names(inner) for _, inner in nodes))
+            for _, inner in nodes:
                 self._convert(index, inner)
         finally:
             self._opset, self._depth = outer, self._depth - 1

@@ -224,7 +224,10 @@ class QuantizedForm(Struct, frozen=True):
 
 
 class Node(Struct):
-    """One node under conversion: its inputs (None if omitted), its attributes, and the results so far."""
+    """One node under conversion: its inputs (None if omitted), its attributes, and the results so far.
+
+    `unread` are the names of outputs that nothing reads.
+    """
 
     name: str
     operator: str
@@ -235,6 +238,7 @@ class Node(Struct):
     attributes: dict[str, Any] = field(default_factory=dict)
     results: dict[int, Value] = field(default_factory=dict)
     attributes_read: set[str] = field(default_factory=set)
+    unread: frozenset[str] = frozenset()
 
     def attribute(self, name: str, default: Any) -> Any:
         """Return an attribute; a float has the precision of float32.
@@ -281,8 +285,9 @@ class Node(Struct):
         return None if found is None else tuple(int(number) for number in found)
 
     def used(self, position: int) -> bool:
-        """Return True if an output has a name."""
-        return position < len(self.output_names) and bool(self.output_names[position])
+        """Return True if an output has a name that something reads."""
+        name = self.output_names[position] if position < len(self.output_names) else ""
+        return bool(name) and name not in self.unread
 
     def operand(self, value: Value | int) -> int:
         """Return the operand of an input, given its position or its value."""

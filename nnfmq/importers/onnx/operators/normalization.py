@@ -55,7 +55,7 @@ def _softmax_of_rows(operation: Op, node: Node, x: int) -> int:
 
 
 def _batch_normalization(node: Node) -> None:
-    if node.attribute("training_mode", 0) or any(node.used(position) for position in range(1, 5)):
+    if node.attribute("training_mode", 0) or any(node.output_names[1:]):  # read or not
         raise InvalidArgument("training is not supported")
     epsilon, shape = node.attribute("epsilon", 1e-5), node.value(0).shape
     of_channel = shape[1:2] if node.attribute("spatial", 1) else shape[1:]  # an attribute of opset 7 and 8
