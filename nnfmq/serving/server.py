@@ -29,7 +29,7 @@ from nnfmq.client.connection.connect import connect
 from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, ModelNotFound, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.observe.driver_statistics import DriverStatistics, ModelCounts
-from nnfmq.serving.execution import ExecutableModel, LoopBlocking, ModelBlocking
+from nnfmq.serving.execution import ExecutableModel
 from nnfmq.serving.inference_service import (
     CountedTime,
     InferenceModelMetadata,
@@ -39,6 +39,7 @@ from nnfmq.serving.inference_service import (
     ModelIndexEntry,
     ServerMetadata,
 )
+from nnfmq.serving.loop_blocking import LoopBlocking, ModelBlocking
 from nnfmq.serving.providers import ModelProvider, RepositoryModels, to_version
 from nnfmq.serving.request_counts import RequestCounts, VersionCounts
 

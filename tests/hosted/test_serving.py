@@ -20,7 +20,6 @@ from support.served_models import ModelsInMemory, TestModel, run
 
 import nnfmq
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.serving.execution import RequestArrays
 from nnfmq.serving.inference_protocol.grpc import (
     decode_infer_message,
     encode_infer_message,
@@ -35,6 +34,7 @@ from nnfmq.serving.inference_protocol.http import (
 )
 from nnfmq.serving.inference_protocol.tensors import datatype_of, dtype_of
 from nnfmq.serving.inference_service import InferResponse
+from nnfmq.serving.request_arrays import RequestArrays
 from nnfmq.serving.server import ModelServer, ServerOptions
 
 VALUES: dict[str, tuple[str, str, Any]] = {

@@ -12,8 +12,9 @@ from support.served_models import run
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.hal.errors import DeadObject, GeneralFailure, MissedDeadlineTransient, ResourceExhaustedTransient
-from nnfmq.serving.execution import BurstLanes, RowBatcher
+from nnfmq.serving.burst_lanes import BurstLanes
 from nnfmq.serving.providers import ProvidedModel
+from nnfmq.serving.row_batcher import RowBatcher
 
 Array = Any
 

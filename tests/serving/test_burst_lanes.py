@@ -10,7 +10,7 @@ from support.served_models import run
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, ResourceExhaustedTransient
-from nnfmq.serving.execution import BurstLanes
+from nnfmq.serving.burst_lanes import BurstLanes
 
 
 class Lent:

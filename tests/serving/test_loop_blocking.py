@@ -14,8 +14,8 @@ from support.served_models import ModelsInMemory, TestModel, positive, request, 
 import nnfmq
 from nnfmq.hal.errors import DeadObject
 from nnfmq.queue import aio
-from nnfmq.serving import execution
-from nnfmq.serving.execution import LoopBlocking, ModelBlocking
+from nnfmq.serving import loop_blocking
+from nnfmq.serving.loop_blocking import LoopBlocking, ModelBlocking
 from nnfmq.serving.server import ModelServer, ServerOptions
 
 LIMIT_NS = 10**9
@@ -151,7 +151,7 @@ def test_a_request_that_blocks_when_the_driver_dies_raises_and_the_next_is_execu
 def idle_ns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Return how long the loop's thread has not run: what the test writes there."""
     value = [0]
-    monkeypatch.setattr(execution, "_thread_idle_ns", lambda: value[0])
+    monkeypatch.setattr(loop_blocking, "_thread_idle_ns", lambda: value[0])
     return value
 
 
@@ -238,6 +238,6 @@ def test_a_task_that_sends_one_request_after_the_other_holds_up_none(idle_ns: li
 
 
 def test_the_time_that_a_thread_waits_counts_as_idle(client: nnfmq.Client) -> None:
-    before = execution._thread_idle_ns()
+    before = loop_blocking._thread_idle_ns()
     client.devices()  # waits for a reply that another thread receives
-    assert execution._thread_idle_ns() > before
+    assert loop_blocking._thread_idle_ns() > before
