@@ -409,23 +409,33 @@ def replay(
         for lane in lanes:
             lane.warm_up()
         run.start_ns = time.monotonic_ns() + _LEAD_NS
-        threads = [threading.Thread(target=lane.run, name=f"nnfmq-replay-{i}") for i, lane in enumerate(lanes)]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(None if progress is None else _PROGRESS_S)
-                    if progress is not None:
-                        progress(sum(len(lane.done) for lane in lanes), len(executions))
-        except BaseException:  # Ctrl-C
-            run.is_over.set()
-            client.close()  # ends the executions in progress
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
-            raise
+        _run_lanes(client, run, lanes, len(executions), progress)
     return ReplayOutcome(tuple(done for lane in lanes for done in lane.done), run.error)
+
+
+def _run_lanes(
+    client: Client, run: _ReplayRun, lanes: Sequence[_Lane], count: int, progress: ReplayProgress | None
+) -> None:
+    """Run each lane on a thread of its own until all `count` executions are done; blocks.
+
+    If this thread is interrupted, the lanes end first.
+    """
+    threads = [threading.Thread(target=lane.run, name=f"nnfmq-replay-{i}") for i, lane in enumerate(lanes)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(None if progress is None else _PROGRESS_S)
+                if progress is not None:
+                    progress(sum(len(lane.done) for lane in lanes), count)
+    except BaseException:  # Ctrl-C
+        run.is_over.set()
+        client.close()  # ends the executions in progress
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        raise
 
 
 def _prepare(
