@@ -289,7 +289,7 @@ class Watcher(Uncopyable):
 
     @staticmethod
     def _call(callback: Callable[[], T], failure: str) -> T | None:
-        """Return what the callback returns; None, and log `failure`, if it raises."""
+        """Return the result of the callback; None, and log `failure`, if it raises."""
         try:
             return callback()
         except Exception:  # noqa: BLE001  a bug of one owner must not end the thread that the others need

@@ -182,7 +182,7 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _sandbox() -> Finding:
-    """Return what the kernel lacks of the sandbox of workers."""
+    """Return the parts of the sandbox of workers that the kernel lacks."""
     from nnfmq.base.sandbox.sandbox import missing_parts
 
     missing = missing_parts()

@@ -179,7 +179,7 @@ def _mean_and_std(text: str) -> tuple[list[float], list[float]]:
 def _burst(
     arguments: argparse.Namespace, file: ModelFile, steps: Sequence[Sequence[Array]] | None
 ) -> tuple[dict[str, Any], LoadedModel | CompiledModel, tuple[Array, ...], dict[str, int]]:
-    """Return what executed the model, the model, the last outputs, and the p50 of each stage over all executions."""
+    """Return the executing program, the model, the last outputs, and the p50 of each stage over all executions."""
     with ExitStack() as stack:
         prepare = _prepare_function(arguments, file, stack)
         begin_ns = time.monotonic_ns()

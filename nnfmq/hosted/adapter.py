@@ -1,4 +1,4 @@
-"""What an adapter of a runtime implements beside `HostedDevice`, and what it is given.
+"""The interface of adapters beside `HostedDevice`: the classes that an adapter implements, and those that it is given.
 
 `HostedDevice.open` gets a HostedFile and OpenOptions, and returns a HostedModel, of which `bind` returns a HostedRun.
 """

@@ -1,4 +1,4 @@
-"""Counts of what is over: of released models whose row another model has got, and of clients that have left.
+"""Past counts: of released models whose row another model has got, and of clients that have left.
 
 A table of the past has one writing process: the worker for its slot's, the supervisor for that of the driver. What is
 added to it was counted by others, and a client can write anything to its page: it is summed, and nothing else.

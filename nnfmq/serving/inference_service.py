@@ -1,4 +1,4 @@
-"""InferenceService: what an inference server does, whatever the protocol and whoever computes.
+"""InferenceService: the interface between the protocols of an inference server and the part that computes.
 
 `inference_protocol` (HTTP and gRPC) calls it; `server` implements it over a driver.
 """

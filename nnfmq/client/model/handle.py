@@ -189,7 +189,7 @@ class CompiledHandle(Protocol):
 
     @property
     def state(self) -> str:
-        """What executes now, for `repr`; "" = the devices that were chosen."""
+        """The executor of now, for `repr`; "" = the devices that were chosen."""
         ...
 
     @property
@@ -328,7 +328,7 @@ class ModelHandle(ClosedWhenDropped):
 
     @property
     def state(self) -> str:
-        """What executes now, for `repr`: "" = the device; "closed"; or that the driver has died, and what follows."""
+        """The state for `repr`: "" = the device executes; "closed"; or that the driver has died, and what follows."""
         location = self.location
         if location.model_id is None or location.connection.is_abandoned:
             return "closed"

@@ -95,7 +95,7 @@ class PlanHandle(Uncopyable):
 
     @property
     def state(self) -> str:
-        """What executes now, for `repr`: "" = the plan's devices; "closed"; or which step's driver has died."""
+        """The state for `repr`: "" = the plan's devices execute; "closed"; or which step's driver has died."""
         if self._is_closed:
             return "closed"
         states = (f"step {index}: {step.state}" for index, step in enumerate(self.steps) if step.state)

@@ -1,4 +1,4 @@
-"""Disturbances of one trial: what happens when, drawn from a seed; what an application does within requests; stops.
+"""Disturbances of one trial, drawn from a seed: an application's work within requests, loads, stops.
 
 A disturbance has the name of the cause that the analysis should find. What the application does within requests is done
 by the client, loads of the machine are processes (`machine_load`), and a thread of the parent stops and limits

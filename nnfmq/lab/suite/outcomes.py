@@ -88,7 +88,7 @@ def scenario_outcome(result: Mapping[str, Any], *, is_skipped: bool) -> str:
 
 
 def suite_outcome(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the outcome of all scenarios: the worst one. What was skipped does not count."""
+    """Return the outcome of all scenarios: the worst one. Skipped ones do not count."""
     found = {result["outcome"] for result in results}
     return next((outcome for outcome in (FAILED, ERROR, CANNOT_TELL, NOT_RUN) if outcome in found), PASSED)
 
