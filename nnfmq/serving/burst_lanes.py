@@ -12,11 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nnfmq.base.deadlines import remaining_s
-from nnfmq.hal.errors import (
-    DeadObject,
-    MissedDeadlineTransient,
-    ResourceExhaustedTransient,
-)
+from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, ResourceExhaustedTransient
 
 if TYPE_CHECKING:
     from nnfmq.client.burst.burst import Burst

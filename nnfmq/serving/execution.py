@@ -10,16 +10,9 @@ from typing import Self
 from nnfmq.base.deadlines import remaining_s
 from nnfmq.client.model.arrays import require_fixed_shapes
 from nnfmq.client.waiting import BlockingWait
-from nnfmq.hal.errors import (
-    InvalidArgument,
-)
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.serving.burst_lanes import BurstLanes
-from nnfmq.serving.inference_service import (
-    Array,
-    InferenceModelMetadata,
-    InferRequest,
-    InferResponse,
-)
+from nnfmq.serving.inference_service import Array, InferenceModelMetadata, InferRequest, InferResponse
 from nnfmq.serving.providers import ProvidedModel
 from nnfmq.serving.request_arrays import RequestArrays
 from nnfmq.serving.row_batcher import RequireDriver, Result, RowBatcher

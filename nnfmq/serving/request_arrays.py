@@ -12,15 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.errors import (
-    InvalidArgument,
-)
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.serving.inference_service import (
-    Array,
-    InferenceTensorMetadata,
-)
+from nnfmq.serving.inference_service import Array, InferenceTensorMetadata
 
 __all__ = ["RequestArrays"]
 

@@ -18,17 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from nnfmq.base.deadlines import has_passed, remaining_s
-from nnfmq.hal.errors import (
-    DeadObject,
-    GeneralFailure,
-    MissedDeadlineTransient,
-    NnfmqError,
-    ResourceExhaustedTransient,
-)
+from nnfmq.hal.errors import DeadObject, GeneralFailure, MissedDeadlineTransient, NnfmqError, ResourceExhaustedTransient
 from nnfmq.serving.burst_lanes import BurstLanes
-from nnfmq.serving.inference_service import (
-    Array,
-)
+from nnfmq.serving.inference_service import Array
 from nnfmq.serving.providers import ProvidedModel
 
 if TYPE_CHECKING:

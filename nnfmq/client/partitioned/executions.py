@@ -1,4 +1,4 @@
-"""Executions of a plan: the rules of one, for every execution mode, and the synchronous and the asynchronous mode.
+"""Executions of a plan: the rules of one, for every execution mode.
 
 CompoundRun decides, and calls no driver. The mode asks for the next call, makes it, and reports the result or the
 error, until no call is left:
@@ -21,28 +21,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import partial
-from typing import Generic, TypeVar
 
 import numpy as np
 from msgspec import Struct
 
 from nnfmq.base.deadlines import has_passed
 from nnfmq.base.verbose_log import vlog, vlog_is_on
-from nnfmq.client import fallback_thread
-from nnfmq.client.connection.connection import ResultHandler
 from nnfmq.client.execution import synchronous
-from nnfmq.client.execution.asynchronous import AsyncRequest, PendingExecution
-from nnfmq.client.model.array_request import CallArguments
-from nnfmq.client.model.arrays import Array, ExecutionResult, InputValue, Outputs, checked_arrays
-from nnfmq.client.model.buffers import Buffer
+from nnfmq.client.model.arrays import ExecutionResult
 from nnfmq.client.model.handle import ModelHandle
 from nnfmq.client.observation import ObservedModel
+from nnfmq.client.partitioned.controller import Controller
 from nnfmq.client.partitioned.handle import PlanHandle
-from nnfmq.client.partitioned.memory import ArrayArguments, ExecutionMemory
-from nnfmq.client.partitioned.plan import BoundCall, BoundIf, BoundWhile, array_at, read_condition, step_request
-from nnfmq.client.waiting import Future
+from nnfmq.client.partitioned.memory import ExecutionMemory
+from nnfmq.client.partitioned.plan import BoundCall, array_at, step_request
 from nnfmq.hal.errors import (
     ErrorStatus,
     GeneralFailure,
@@ -51,103 +43,24 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     NnfmqError,
     OutputInsufficientSize,
-    ResourceExhaustedTransient,
 )
 from nnfmq.hal.timing import NO_TIME, NO_TIMING
-from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, LoopTimeoutDurationNs, OutputShape, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, OutputShape, Request
 from nnfmq.observe.executions import ObservedExecution
 from nnfmq.observe.trace_points import TRACING, recorded
-from nnfmq.validation.requests import validate_request
 
 __all__ = [
     "INTERPRETATION_SLICE",
     "PLAN_SLICE",
-    "AsyncRun",
     "CompoundRun",
-    "Controller",
     "PlanCall",
     "RunObservation",
     "call_slice",
-    "execute_arrays",
-    "execute_request",
     "log_call",
-    "new_run",
     "require_time_left",
     "require_unmeasured",
     "run_synchronously",
-    "start_arrays",
-    "start_request",
-    "submit_fallback",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Controller: the position of an execution in its plan. It interprets IF and WHILE between the steps of the devices.
-#
-# Each WHILE has a limit of time, which begins with its first condition and is checked after each condition that was
-# true; an inner loop has its own, which restarts with it. (NNAPI: ExecutionPlan::Controller; PART-4)
-
-
-class _Loop:
-    """A WHILE in progress: the end of its time, and whether its condition or its body runs."""
-
-    __slots__ = ("end_ns", "is_in_body")
-
-    def __init__(self, end_ns: int) -> None:
-        self.end_ns = end_ns
-        self.is_in_body = False
-
-
-class Controller:
-    """The steps of one execution, one after the other. The values are in `memory`."""
-
-    def __init__(self, memory: ExecutionMemory, loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT) -> None:
-        self._memory = memory
-        self._steps = memory.plan.steps
-        self._loop_timeout_ns = loop_timeout_ns
-        self._position = 0
-        self._loops: dict[int, _Loop] = {}  # by the position of their step
-
-    def next(self) -> BoundCall | None:
-        """Return the next step that a device executes; None after the last. The steps before it have been executed.
-
-        Raises:
-            MissedDeadlineTransient: If a loop's time is over.
-            GeneralFailure: If a value that an IF or a WHILE needs was omitted.
-        """
-        while self._position < len(self._steps):
-            step = self._steps[self._position]
-            if isinstance(step, BoundCall):
-                self._position += 1
-                return step
-            if isinstance(step, BoundIf):
-                is_true = read_condition(self._memory.locations[step.condition])
-                self._position = step.then_step if is_true else step.else_step
-            elif isinstance(step, BoundWhile):
-                self._position = self._continue_loop(self._position, step)
-            else:
-                self._position = step.target
-        return None
-
-    def _continue_loop(self, position: int, step: BoundWhile) -> int:
-        """Return the position of the step that follows a WhileStep."""
-        loop = self._loops.get(position)
-        if loop is None:
-            self._memory.copy(step.initial, step.current)
-            self._loops[position] = _Loop(time.monotonic_ns() + self._loop_timeout_ns)
-            return step.condition_step
-        if loop.is_in_body:
-            self._memory.copy(step.next, step.current)
-            loop.is_in_body = False
-            return step.condition_step
-        if read_condition(self._memory.locations[step.condition]):
-            if time.monotonic_ns() >= loop.end_ns:
-                raise MissedDeadlineTransient(f"a loop was still running after {self._loop_timeout_ns} ns")
-            loop.is_in_body = True
-            return step.body_step
-        del self._loops[position]
-        self._memory.copy(step.current[: len(step.outputs)], step.outputs)
-        return step.exit_step
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -484,272 +397,3 @@ def _make_recorded_calls(run: CompoundRun, execute: Callable[[PlanCall], Sequenc
 
     with recorded(PLAN_SLICE):
         return _make_calls(run, next_call, execute_recorded)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Synchronous executions of a plan: each step over the control channel of its driver, on the caller's thread.
-
-
-def execute_request(
-    handle: PlanHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None
-) -> ExecutionResult:
-    """Execute a request of the application; blocks. Borrows its pools.
-
-    Raises:
-        InvalidArgument: If the request is invalid, or the model is closed.
-        MissedDeadline: If the deadline passes.
-        NnfmqError: The error of the execution.
-    """
-    with handle.in_use():
-        validate_request(handle.plan.model, request)
-        arguments = handle.take_arguments()
-        try:
-            arguments.memory.bind(request)
-            result = run_synchronously(_new_run(handle, arguments, config, deadline_ns), PlanCall.execute)
-        except BaseException:
-            arguments.close()
-            raise
-        handle.return_arguments(arguments)
-        return result
-
-
-def execute_arrays(
-    handle: PlanHandle,
-    inputs: Sequence[InputValue | Buffer],
-    out: Sequence[Array | Buffer] | None,
-    config: ExecutionConfig,
-    deadline_ns: int | None,
-) -> tuple[Array | Buffer, ...]:
-    """Execute the model with arrays and shared buffers, and return the outputs; blocks.
-
-    The outputs are new arrays if `out` is None, else the filled arrays and the buffers of `out`.
-
-    Raises:
-        InvalidArgument: If an argument's shape, dtype or number is wrong, or the model is closed.
-        MissedDeadline: If the deadline passes.
-        NnfmqError: The error of the execution.
-    """
-    call = CallArguments(handle, inputs, out)
-    with handle.in_use():
-        arguments = handle.take_arguments()
-        try:
-            arguments.write(call.inputs, call.targets)
-            run_synchronously(_new_run(handle, arguments, config, deadline_ns), PlanCall.execute)
-            outputs = arguments.results(call.targets)
-        except BaseException:
-            arguments.close()
-            raise
-        handle.return_arguments(arguments)
-    return call.finish(outputs)
-
-
-def _new_run(
-    handle: PlanHandle, arguments: ArrayArguments, config: ExecutionConfig, deadline_ns: int | None
-) -> CompoundRun:
-    return CompoundRun(handle, arguments.memory, config, HalExecutionMode.SYNCHRONOUS, deadline_ns)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Asynchronous executions of a plan.
-#
-# The callbacks arrive on the watcher thread, which must not block. It starts the next step and interprets IF and WHILE;
-# what may block, such as starting the CPU's driver, is done on the fallback thread.
-
-
-ResultT = TypeVar("ResultT")
-
-
-class AsyncRun(Generic[ResultT]):
-    """One asynchronous execution of a plan. It is a user of the model from before its creation until its end.
-
-    Args:
-        handle: The model.
-        run: The execution.
-        collect: Converts the result, while the memory is still the execution's.
-        release: Called at the end, with whether the execution has succeeded. Owns the memory.
-        completion: Receives what `collect` returns, or the error.
-    """
-
-    def __init__(
-        self,
-        handle: PlanHandle,
-        run: CompoundRun,
-        collect: Callable[[ExecutionResult], ResultT],
-        release: Callable[[bool], None],
-        completion: ResultHandler[ResultT],
-    ) -> None:
-        self._handle = handle
-        self.memory, self.config = run.memory, run.config
-        self._run = run
-        self._collect = collect
-        self._releases = [release]  # taken out by whatever ends the execution; list.pop is atomic
-        self._completion = completion
-
-    def limit(self, deadline_ns: int | None) -> None:
-        """Set the execution's deadline; call it before the execution is started."""
-        self._run.deadline_ns = deadline_ns
-
-    def start(self) -> None:
-        """Start the first step. Does not block. Every error goes to the completion."""
-        self._proceed()
-
-    def start_on_cpu(self, error: NnfmqError) -> None:
-        """Execute the whole model on the CPU, because steps that were started elsewhere have failed with `error`."""
-        try:
-            self._run.execute_whole_model(error)
-        except NnfmqError as final:
-            self.fail(final)
-        else:
-            self._proceed()
-
-    def succeed(self) -> None:
-        """End the execution with success: its steps were executed elsewhere."""
-        try:
-            self._succeed()
-        except NnfmqError as error:
-            self.fail(error)
-
-    def _proceed(self) -> None:
-        try:
-            call = self._run.next_call()
-            if call is None:
-                self._succeed()
-            elif call.is_on_cpu:
-                submit_fallback(partial(self._execute_on_cpu, call))
-            else:
-                self._send(call, call.model())
-        except NnfmqError as error:
-            self.fail(error)
-
-    def _send(self, call: PlanCall, model: ModelHandle) -> None:
-        try:
-            AsyncRequest(model, self.config, self._run.deadline_ns).start_nonblocking(call.request(model), self)
-        except NnfmqError as error:
-            self.set_exception(error)
-
-    def _execute_on_cpu(self, call: PlanCall) -> None:
-        try:
-            model = call.model()
-        except NnfmqError as error:
-            self.set_exception(error)
-        else:
-            self._send(call, model)
-
-    def set_result(self, result: ExecutionResult) -> None:
-        """Receive the result of a step."""
-        try:
-            self._run.succeed(result.shapes)
-        except NnfmqError as error:
-            self.fail(error)
-        else:
-            self._proceed()
-
-    def set_exception(self, error: NnfmqError) -> None:
-        """Receive the error of a step."""
-        try:
-            self._run.fail(error)
-        except NnfmqError as final:
-            self.fail(final)
-        else:
-            self._proceed()
-
-    def _succeed(self) -> None:
-        collected = self._collect(self._run.result())
-        if self._end(is_successful=True):
-            self._completion.set_result(collected)
-
-    def fail(self, error: NnfmqError) -> None:
-        """End the execution with an error, unless it has ended."""
-        if self._end(is_successful=False):
-            self._run.observation.fail(error)
-            self._completion.set_exception(error)
-
-    def _end(self, *, is_successful: bool) -> bool:
-        """Release memory and model; return False if the execution has ended before."""
-        try:
-            release = self._releases.pop()
-        except IndexError:
-            return False
-        release(is_successful)
-        self._handle.remove_user_nonblocking()
-        return True
-
-
-def submit_fallback(function: Callable[[], object]) -> None:
-    """Run `function` on the fallback thread. Raises ResourceExhaustedTransient if no thread can be started."""
-    try:
-        fallback_thread.submit(function)
-    except RuntimeError as error:
-        raise ResourceExhaustedTransient(f"a step cannot be executed on the CPU: {error}") from error
-
-
-def start_request(
-    handle: PlanHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None
-) -> PendingExecution[ExecutionResult]:
-    """Start to execute a request of the application. Borrows its pools until the execution is done.
-
-    Raises:
-        InvalidArgument: If the request is invalid, or the model is closed.
-    """
-    validate_request(handle.plan.model, request)
-    return _start(handle, config, deadline_ns, lambda a: a.memory.bind(request), lambda _arguments, result: result)
-
-
-def start_arrays(
-    handle: PlanHandle, inputs: Sequence[InputValue], config: ExecutionConfig, deadline_ns: int | None
-) -> PendingExecution[Outputs]:
-    """Start to execute the model with arrays, which are copied.
-
-    Raises:
-        InvalidArgument: If an input's shape, dtype or number is wrong, or the model is closed.
-    """
-    checked = checked_arrays(handle.inputs, inputs)
-    targets = [None] * len(handle.outputs)
-    return _start(handle, config, deadline_ns, lambda a: a.write(checked, targets), lambda a, _result: a.arrays())
-
-
-def _start(
-    handle: PlanHandle,
-    config: ExecutionConfig,
-    deadline_ns: int | None,
-    prepare: Callable[[ArrayArguments], None],
-    collect: Callable[[ArrayArguments, ExecutionResult], ResultT],
-) -> PendingExecution[ResultT]:
-    future: Future[ResultT] = Future(handle)
-    started = new_run(handle, config, prepare, collect, future)
-    started.limit(deadline_ns)
-    started.start()
-    return PendingExecution(future)
-
-
-def new_run(
-    handle: PlanHandle,
-    config: ExecutionConfig,
-    prepare: Callable[[ArrayArguments], None],
-    collect: Callable[[ArrayArguments, ExecutionResult], ResultT],
-    completion: ResultHandler[ResultT],
-    mode: HalExecutionMode = HalExecutionMode.ASYNCHRONOUS,
-) -> AsyncRun[ResultT]:
-    """Return an execution with arguments that `prepare` fills, and from which `collect` takes the result.
-
-    Raises:
-        BadState: If the model is closed.
-        Exception: Any error that `prepare` raises.
-    """
-    with ExitStack() as undo:
-        handle.add_user()
-        undo.callback(handle.remove_user)
-        arguments = handle.take_arguments()
-        undo.callback(arguments.close)
-        prepare(arguments)
-        run = CompoundRun(handle, arguments.memory, config, mode)
-        undo.pop_all()
-    release = partial(_release, handle, arguments)
-    return AsyncRun(handle, run, partial(collect, arguments), release, completion)
-
-
-def _release(handle: PlanHandle, arguments: ArrayArguments, is_successful: bool) -> None:
-    if is_successful:
-        handle.return_arguments(arguments)
-    else:
-        arguments.close()

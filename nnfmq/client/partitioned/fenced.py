@@ -23,7 +23,8 @@ from nnfmq.base.ownership import Uncopyable
 from nnfmq.client.connection.connection import ResultHandler
 from nnfmq.client.execution.fenced import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
 from nnfmq.client.model.arrays import InputValue, Outputs, checked_arrays, require_fixed_shapes
-from nnfmq.client.partitioned.executions import AsyncRun, new_run, require_time_left, submit_fallback
+from nnfmq.client.partitioned.asynchronous import AsyncRun, new_run, submit_fallback
+from nnfmq.client.partitioned.executions import require_time_left
 from nnfmq.client.partitioned.handle import PlanHandle
 from nnfmq.client.partitioned.plan import step_request
 from nnfmq.client.waiting import Future

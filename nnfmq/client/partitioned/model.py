@@ -22,14 +22,9 @@ from nnfmq.client.model.buffers import Buffer
 from nnfmq.client.model.compiled_model import CompiledModel
 from nnfmq.client.model.handle import ModelFallback
 from nnfmq.client.model.prepared_model import PreparedModel
-from nnfmq.client.partitioned import executions, fenced
-from nnfmq.client.partitioned.executions import (
-    AsyncRun,
-    CompoundRun,
-    PlanCall,
-    require_unmeasured,
-    run_synchronously,
-)
+from nnfmq.client.partitioned import asynchronous, fenced, synchronous
+from nnfmq.client.partitioned.asynchronous import AsyncRun
+from nnfmq.client.partitioned.executions import CompoundRun, PlanCall, require_unmeasured, run_synchronously
 from nnfmq.client.partitioned.fenced import launch_compound_fenced
 from nnfmq.client.partitioned.handle import PlanHandle
 from nnfmq.client.partitioned.plan import BoundCall, step_request
@@ -99,12 +94,12 @@ class PartitionedModel(CompiledModel):
         config: ExecutionConfig,
         deadline_ns: int | None,
     ) -> tuple[Array | Buffer, ...]:
-        return executions.execute_arrays(self.handle, inputs, out, config, deadline_ns)
+        return synchronous.execute_arrays(self.handle, inputs, out, config, deadline_ns)
 
     def _start_arrays(
         self, inputs: Sequence[InputValue], config: ExecutionConfig, deadline_ns: int | None
     ) -> PendingExecution[Outputs]:
-        return executions.start_arrays(self.handle, inputs, config, deadline_ns)
+        return asynchronous.start_arrays(self.handle, inputs, config, deadline_ns)
 
     def _launch_arrays(
         self, inputs: Sequence[InputValue], config: ExecutionConfig, limits: FenceLimits
@@ -127,12 +122,12 @@ class PartitionedModel(CompiledModel):
     # ------------------------------------------------------------------------------------------------ HAL requests
 
     def _execute_request(self, request: Request, config: ExecutionConfig, deadline_ns: int | None) -> ExecutionResult:
-        return executions.execute_request(self.handle, request, config, deadline_ns)
+        return synchronous.execute_request(self.handle, request, config, deadline_ns)
 
     def _start_request(
         self, request: Request, config: ExecutionConfig, deadline_ns: int | None
     ) -> PendingExecution[ExecutionResult]:
-        return executions.start_request(self.handle, request, config, deadline_ns)
+        return asynchronous.start_request(self.handle, request, config, deadline_ns)
 
     def _launch_request(
         self, request: Request, config: ExecutionConfig, limits: FenceLimits

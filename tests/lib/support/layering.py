@@ -87,7 +87,16 @@ CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
         "partitioned.memory",
     )
     + ("partitioned.handle",),
-    ("execution", "burst", "partitioned.executions", "partitioned.fenced", "partitioned.burst"),
+    (
+        "execution",
+        "burst",
+        "partitioned.controller",
+        "partitioned.executions",
+        "partitioned.synchronous",
+        "partitioned.asynchronous",
+        "partitioned.fenced",
+        "partitioned.burst",
+    ),
     ("model.compiled_model", "model.prepared_model", "model.buffer_allocation", "partitioned.model"),
     ("connection.device", "connection.hosted_choice", "model.cpu_fallback", "named.models"),
     (
