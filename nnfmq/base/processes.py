@@ -29,6 +29,7 @@ __all__ = [
     "raise_in_thread",
     "request_signal_at_parent_exit",
     "set_default_variables",
+    "shown_name",
     "use_one_blas_thread",
 ]
 
@@ -251,7 +252,11 @@ def process_usage(pid: int) -> ProcessUsage | None:
 
 
 def command_name(pid: int) -> str:
-    """Return a short name of a program: its file, or the script or module that Python runs; empty if it has exited."""
+    """Return a short name of a program: its file, or the script or module that Python runs; empty if it has exited.
+
+    The kernel reads the memory of the process for this, and waits as long as that lets it wait: a process of the driver
+    calls this for no client but its own application. Clients send the name of their program (`Hello`).
+    """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except _GONE:
@@ -259,7 +264,12 @@ def command_name(pid: int) -> str:
     name = os.path.basename(words[0])
     if name.startswith("python"):
         name = _script(words[1:]) or name
-    return "".join(character if character.isprintable() else "�" for character in name)[:40]
+    return shown_name(name)
+
+
+def shown_name(name: str) -> str:
+    """Return a program's name, which a stranger chooses, as it is shown: 40 characters that can be printed."""
+    return "".join(character if character.isprintable() else "�" for character in name[:40])
 
 
 def _script(arguments: list[str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nnfmq.base.processes import ProcessUsage, command_name, pid_namespace, process_usage
+from nnfmq.base.processes import ProcessUsage, pid_namespace, process_usage
 from nnfmq.client.connection.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.observe.driver_statistics import TIMES, ModelCounts, ModelKey
@@ -54,12 +54,11 @@ class ServedModels(NamedTuple):
 class DriverSample:
     """Statistics of a driver without its reader's own connection, and what its processes use, by pid.
 
-    `names` has the programs of the clients, and `served` the models by name, if somebody has asked for them.
+    `served` has the models by name, if somebody has asked for them.
     """
 
     statistics: DriverStatistics
     usage: dict[int, ProcessUsage] = field(repr=False)
-    names: dict[int, str] = field(repr=False)
     served: ServedModels = field(default_factory=ServedModels, repr=False)
 
 
@@ -71,10 +70,10 @@ def take_sample(client: Client, timeout: float = DEFAULT_TIMEOUT_S) -> DriverSam
     sees_pids = statistics.pid_namespace in (0, pid_namespace())  # otherwise they are those of other processes here
     statistics = replace(statistics, clients=others)
     if not sees_pids:
-        return DriverSample(statistics, {}, {})
+        return DriverSample(statistics, {})
     pids = [statistics.pid, statistics.compile_server_pid, *(other.worker_pid for other in others)]
     usage = {pid: used for pid in pids if pid and (used := process_usage(pid)) is not None}
-    return DriverSample(statistics, usage, {other.pid: command_name(other.pid) for other in others})
+    return DriverSample(statistics, usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +275,9 @@ class Activity:
     def _client(self, client: ClientStatistics) -> ClientActivity:
         before = self._clients_before.get(client.worker_pid)
         executions = client.executions - (0 if before is None else before.executions)
-        name = self.now.names.get(client.pid, "") or client.program
         per_s = _rate(max(executions, 0), self.seconds)
         usage = self.now.usage.get(client.worker_pid)
-        return ClientActivity(client, name, per_s, self.cpu_share(client.worker_pid), usage)
+        return ClientActivity(client, client.program, per_s, self.cpu_share(client.worker_pid), usage)
 
     def cpu_share(self, pid: int) -> float | None:
         """Return the CPU time per time that a process used between the samples; None if that is unknown."""

@@ -56,7 +56,7 @@ class Scraped:
 
     def _read(self) -> DriverSample | None:
         statistics = self.readings.pop(0)
-        return None if statistics is None else DriverSample(statistics, {}, {})
+        return None if statistics is None else DriverSample(statistics, {})
 
     def scrape(self) -> Series:
         text = prometheus.generate_latest(self._registry).decode()
@@ -422,7 +422,7 @@ def test_a_driver_s_served_models_have_their_version_in_a_scrape_and_in_the_stat
         run = partial(stack.enter_context(opened.burst()).execute, np.zeros((1, 4), np.float32))
         path = str(daemon.path)
         collector = DriverCollector(
-            lambda: DriverSample(user.statistics(), {}, {}, read_served_models(user, path, LIMIT_S))
+            lambda: DriverSample(user.statistics(), {}, read_served_models(user, path, LIMIT_S))
         )
 
         def served(metric: str) -> list[tuple[dict[str, str], float]]:

@@ -7,7 +7,6 @@ import os
 import pytest
 
 from nnfmq.base.channel import Credentials
-from nnfmq.base.processes import command_name
 from nnfmq.driver.process.client_classes import class_without_request, why_not_changed, why_not_given
 from nnfmq.hal.client_class import ClientClass
 
@@ -16,8 +15,8 @@ ME = os.getuid()
 STRANGER = ME + 1000
 
 
-def client(uid: int, pid: int = 0) -> Credentials:
-    return Credentials(pid, uid, uid)
+def client(uid: int) -> Credentials:
+    return Credentials(0, uid, uid)
 
 
 @pytest.mark.parametrize(
@@ -36,34 +35,29 @@ def client(uid: int, pid: int = 0) -> Credentials:
 def test_the_first_rule_about_a_client_gives_it_its_class(
     monkeypatch: pytest.MonkeyPatch, rules: str, uid: int, expected: ClientClass
 ) -> None:
-    monkeypatch.setenv("NNFMQ_CLIENT_CLASSES", rules.replace("PROGRAM", command_name(os.getpid())))
-    assert class_without_request(client(uid, os.getpid())) is expected
-
-
-def test_a_client_of_another_pid_namespace_has_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNFMQ_CLIENT_CLASSES", f"{command_name(os.getpid())}=batch")
-    assert class_without_request(client(ME)) is NORMAL
+    monkeypatch.setenv("NNFMQ_CLIENT_CLASSES", rules)
+    assert class_without_request(client(uid), "PROGRAM") is expected
 
 
 def test_a_rule_is_the_highest_class_that_a_client_gets_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNFMQ_CLIENT_CLASSES", f"{STRANGER}=interactive,{ME}=batch")
     monkeypatch.setenv("NNFMQ_INTERACTIVE_UIDS", str(ME))
-    assert not any(why_not_given(client(STRANGER), wanted) for wanted in ClientClass)
-    assert not why_not_given(client(ME), BATCH)
-    assert "it has batch by $NNFMQ_CLIENT_CLASSES" in why_not_given(client(ME), NORMAL)
+    assert not any(why_not_given(client(STRANGER), "x", wanted) for wanted in ClientClass)
+    assert not why_not_given(client(ME), "x", BATCH)
+    assert "it has batch by $NNFMQ_CLIENT_CLASSES" in why_not_given(client(ME), "x", NORMAL)
 
 
 def test_without_a_setting_the_driver_s_user_and_root_get_interactive_by_asking() -> None:
-    assert not why_not_given(client(ME), INTERACTIVE) and not why_not_given(client(0), INTERACTIVE)
-    assert f"allowed are uid {ME} and root" in why_not_given(client(STRANGER), INTERACTIVE)
-    assert not why_not_given(client(STRANGER), NORMAL)
+    assert not why_not_given(client(ME), "x", INTERACTIVE) and not why_not_given(client(0), "x", INTERACTIVE)
+    assert f"allowed are uid {ME} and root" in why_not_given(client(STRANGER), "x", INTERACTIVE)
+    assert not why_not_given(client(STRANGER), "x", NORMAL)
 
 
 def test_only_the_driver_s_user_and_root_change_others() -> None:
-    assert not why_not_changed(client(ME), client(STRANGER), INTERACTIVE, is_own=False)
-    assert not why_not_changed(client(0), client(STRANGER), INTERACTIVE, is_own=False)
+    assert not why_not_changed(client(ME), client(STRANGER), "x", INTERACTIVE, is_own=False)
+    assert not why_not_changed(client(0), client(STRANGER), "x", INTERACTIVE, is_own=False)
     for wanted in ClientClass:
-        text = why_not_changed(client(STRANGER), client(STRANGER + 1), wanted, is_own=False)
+        text = why_not_changed(client(STRANGER), client(STRANGER + 1), "x", wanted, is_own=False)
         assert text.startswith(f"uid {STRANGER} does not administer this driver")
-    assert not why_not_changed(client(STRANGER), client(STRANGER), BATCH, is_own=True)
-    assert why_not_changed(client(STRANGER), client(STRANGER), INTERACTIVE, is_own=True)
+    assert not why_not_changed(client(STRANGER), client(STRANGER), "x", BATCH, is_own=True)
+    assert why_not_changed(client(STRANGER), client(STRANGER), "x", INTERACTIVE, is_own=True)

@@ -36,7 +36,7 @@ def test_a_session_records_in_the_ring_of_its_client(greeted: ProtocolPeer) -> N
         reader.release()
     slices = {one.name: one.request % (1 << 24) for one in trace.slices}
     assert slices["[NN_LD_PC]PrepareModel"] == 500
-    assert trace.processes == {os.getpid(): "driver of test"}
+    assert trace.processes == {os.getpid(): f"driver of pid {os.getpid()}"}
 
 
 def test_memory_that_is_too_small_is_an_invalid_argument(greeted: ProtocolPeer) -> None:

@@ -265,3 +265,36 @@ def streams(driver: Daemon) -> Iterator[tuple[str, set[tuple[int, int]]]]:
             folder = Path(f"/proc/{process.pid}")
             found = [os.stat(path) for path in (folder / "fd").iterdir()]
             yield (folder / "comm").read_text().strip(), {(each.st_dev, each.st_ino) for each in found}
+
+
+OPENS_PROC = """
+import os, re, sys
+
+def hook(event, arguments):
+    if event != "open" or isinstance(arguments[0], int):
+        return
+    found = re.fullmatch(r"/proc/(\\d+)/(.+)", os.fsdecode(arguments[0]))
+    if found and int(found[1]) != os.getpid():
+        os.write(2, f"opens /proc of {found[1]}: {found[2]}.\\n".encode())
+
+sys.addaudithook(hook)
+"""
+"""A module that Python imports at its start: a process of the driver tells which files of other processes it opens."""
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+def test_no_process_of_a_driver_reads_the_memory_of_a_client(tmp_path: Path, start: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OPENS_PROC)
+    environment = {**path_with(tmp_path), **ALL_JSON, "NNFMQ_CLIENT_CLASSES": "x=batch"}
+    options = ["--worker-start", start]
+    with (
+        short_folder() as folder,
+        running_daemon(folder / "d.sock", environment=environment, options=options) as driver,
+    ):
+        with driver.connect() as client:
+            client.device("reference").prepare(nnfmq.example_path("digits.tflite")).close()
+        until(lambda: bool(lines(driver, "client left after")), "the client has left")
+        texts = [line["message"] for line in lines(driver, "opens /proc of ")]
+        found = {text.rpartition(": ")[2] for text in texts if f"opens /proc of {os.getpid()}:" in text}
+        assert "status." in found  # whether it was killed; the kernel has it without the memory
+        assert found <= {"status.", "stat.", "statm.", "comm."}

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from nnfmq.base import watcher
 from nnfmq.base.channel import NO_WAIT, Channel, Frame, close_all
 from nnfmq.base.ownership import Closable
+from nnfmq.base.processes import command_name
 from nnfmq.client.connection import open_connections, trace
 from nnfmq.client.connection.defaults import INTERFACE, level_of
 from nnfmq.client.connection.driver_start import DriverStart
@@ -296,7 +297,7 @@ class Connection(DroppedConnection):
             raise
         open_connections.add(connection)
         try:
-            name = f"pid {os.getpid()}"
+            name = command_name(os.getpid())
             hello = messages.Hello(control_protocol.PROTOCOL, interface, name, client_class, is_monitor)
             # Sending fails if the driver has rejected the client already; its reply then contains the reason.
             with contextlib.suppress(DeadObject, ProtocolError):

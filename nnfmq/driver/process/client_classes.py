@@ -19,7 +19,6 @@ from nnfmq.base import settings
 from nnfmq.base.accounts import as_owner
 from nnfmq.base.channel import Credentials
 from nnfmq.base.logs import rate_limited
-from nnfmq.base.processes import command_name
 from nnfmq.base.scheduling import BATCH, Scheduling, set_scheduling
 from nnfmq.driver.process.children import ChildProcess
 from nnfmq.hal.client_class import ClientClass
@@ -41,14 +40,14 @@ slice is much shorter interrupts the other when it wakes. None gets more time fo
 _log = rate_limited("nnfmq.supervisor")
 
 
-def class_without_request(client: Credentials) -> ClientClass:
-    """Return the class of a client that asks for none."""
-    return _by_rule(client) or ClientClass.NORMAL
+def class_without_request(client: Credentials, program: str) -> ClientClass:
+    """Return the class of a client that asks for none. `program` is the name that it gives itself."""
+    return _by_rule(client, program) or ClientClass.NORMAL
 
 
-def why_not_given(client: Credentials, requested: ClientClass) -> str:
+def why_not_given(client: Credentials, program: str, requested: ClientClass) -> str:
     """Return why a client does not get a class by requesting it, for the client; empty if it does."""
-    by_rule, name = _by_rule(client), requested.name.lower()
+    by_rule, name = _by_rule(client, program), requested.name.lower()
     if by_rule is not None and requested > by_rule:
         rules = settings.CLIENT_CLASSES.effective().origin
         return f"this client does not get the class {name}: it has {by_rule.name.lower()} by {rules}"
@@ -62,10 +61,12 @@ def why_not_given(client: Credentials, requested: ClientClass) -> str:
     return ""
 
 
-def why_not_changed(requester: Credentials, changed: Credentials, requested: ClientClass, *, is_own: bool) -> str:
+def why_not_changed(
+    requester: Credentials, changed: Credentials, program: str, requested: ClientClass, *, is_own: bool
+) -> str:
     """Return why a client may not change a client's class, for the one that asks; empty if it may."""
     if is_own:
-        return why_not_given(changed, requested)
+        return why_not_given(changed, program, requested)
     if requester.uid not in (os.getuid(), 0):
         return (
             f"uid {requester.uid} does not administer this driver, which runs as {os.getuid()}: a client may change "
@@ -74,22 +75,20 @@ def why_not_changed(requester: Credentials, changed: Credentials, requested: Cli
     return ""
 
 
-def _by_rule(client: Credentials) -> ClientClass | None:
+def _by_rule(client: Credentials, program: str) -> ClientClass | None:
     for rule in settings.CLIENT_CLASSES.value() or ():
         who, _, name = rule.rpartition("=")
-        if _is_about(who, client):
+        if _is_about(who, client.uid, program):
             return ClientClass[name.upper()]
     return None
 
 
-def _is_about(who: str, client: Credentials) -> bool:
+def _is_about(who: str, client_uid: int, client_program: str) -> bool:
     """Return whether a rule for a uid, a program, or UID/PROGRAM is about a client."""
     uid, separator, program = who.rpartition("/")
     if not separator and program.isdecimal():
-        return program == str(client.uid)
-    if uid not in ("", str(client.uid)):
-        return False
-    return bool(client.pid) and program == command_name(client.pid)  # 0: it is in another PID namespace
+        return program == str(client_uid)
+    return uid in ("", str(client_uid)) and program == client_program
 
 
 def _may_be_interactive(uid: int) -> bool:

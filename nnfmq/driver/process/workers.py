@@ -29,7 +29,7 @@ from nnfmq.base.channel import Channel, Credentials, Listener
 from nnfmq.base.logs import LoggedClient, about, rate_limited
 from nnfmq.base.memory import Memory
 from nnfmq.base.paths import perf_map_path
-from nnfmq.base.processes import child_environment, command_name
+from nnfmq.base.processes import child_environment, shown_name
 from nnfmq.base.upgrades import loaded_stamp, require_unchanged
 from nnfmq.base.verbose_log import vlog
 from nnfmq.driver.cache import programs
@@ -177,12 +177,12 @@ class WorkerProcesses:
         """
         client = channel.peer()
         greeting = decode_greeting(hello)
-        requested = greeting.client_class
-        reason = "" if requested is None else why_not_given(client, requested)
+        requested, program = greeting.client_class, shown_name(greeting.client_name)
+        reason = "" if requested is None else why_not_given(client, program, requested)
         if reason:
             reject(channel, ErrorStatus.GENERAL_FAILURE, reason)
             return
-        client_class = requested or class_without_request(client)
+        client_class = requested or class_without_request(client, program)
         try:
             client_pidfd = channel.open_peer_pidfd()
         except OSError as error:
@@ -190,7 +190,7 @@ class WorkerProcesses:
             return
         control_fd = channel.detach()  # a fork closes channels in the child
         try:
-            started = self._fork(control_fd, hello, client, client_pidfd, client_class)
+            started = self._fork(control_fd, hello, client, program, client_pidfd, client_class)
         except (OSError, DeviceUnavailable, GeneralFailure, ResourceExhaustedTransient) as error:
             if client_pidfd is not None:
                 os.close(client_pidfd)
@@ -203,7 +203,13 @@ class WorkerProcesses:
             self._watch_or_end(started)
 
     def _fork(
-        self, control_fd: int, hello: bytes, client: Credentials, client_pidfd: int | None, client_class: ClientClass
+        self,
+        control_fd: int,
+        hello: bytes,
+        client: Credentials,
+        program: str,
+        client_pidfd: int | None,
+        client_class: ClientClass,
     ) -> _Worker:
         """Fork a worker. The caller still owns the fds if this raises.
 
@@ -245,7 +251,6 @@ class WorkerProcesses:
                 control_fd, self._status.fileno(), shares, cores, traces if may_trace else -1, cache_fd, compile_fd,
                 statistics.fileno(), page, heartbeat.child_fd, uid_lock,
             )  # fmt: skip
-            logged = client.logged(command_name(client.pid))
             run = self._function_of(hello, fds, slot)
             trace_memory = self._traces.memory.inherited() if may_trace else nullcontext()
             with statistics.inherited(), trace_memory, self._shares.inherited(slot):
@@ -267,7 +272,7 @@ class WorkerProcesses:
             process.send(LEAVE)
         vlog("driver", "worker %d serves a new client", process.pid)
         log.log.pid = process.pid
-        logged = log.log.client = logged._replace(worker=process.pid)
+        logged = log.log.client = client.logged(program)._replace(worker=process.pid)
         _log.info("client connected, class %s", client_class.name.lower(), extra=about(logged))
         return _Worker(
             process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged, log, heartbeat
@@ -304,7 +309,8 @@ class WorkerProcesses:
         requester, changed = self._workers.get(sender_pid), self._workers.get(worker_pid or sender_pid)
         if requester is None or changed is None:
             return f"no client of this driver has the worker {worker_pid}: `nnfmq client list` shows them"
-        reason = why_not_changed(requester.client, changed.client, client_class, is_own=requester is changed)
+        program, is_own = changed.logged.program, requester is changed
+        reason = why_not_changed(requester.client, changed.client, program, client_class, is_own=is_own)
         if reason:
             return reason
         self._statistics.tell_class(changed.slot - 1, client_class)

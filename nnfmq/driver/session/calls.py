@@ -35,7 +35,7 @@ def _hello(session: Session, message: messages.Hello, *_: object) -> None:
     session.interface = InterfaceVersion(interface_level(message.interface))
     if session.options.supervisor_pid is None:  # otherwise the supervisor has decided
         session.statistics_area.set_client_class(0, message.client_class or ClientClass.NORMAL)
-    WORKER_TRACE.label = f"driver of {message.client_name}"
+    WORKER_TRACE.label = f"driver of pid {session.client_pid}"
     worker_pid = os.getpid()
     driver_pid = session.options.supervisor_pid or worker_pid
     page = session.statistics_area.page

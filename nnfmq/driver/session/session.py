@@ -38,7 +38,7 @@ from nnfmq.base import settings, watcher
 from nnfmq.base.channel import INLINE_BYTES, NO_WAIT, Channel, Frame
 from nnfmq.base.deadlines import deadline_in, has_passed, remaining_s
 from nnfmq.base.logs import rate_limited
-from nnfmq.base.processes import command_name
+from nnfmq.base.processes import command_name, shown_name
 from nnfmq.driver.compilation.jobs import tier_up
 from nnfmq.driver.compilation.unfinished import UnfinishedCompilation, go_on_without_client
 from nnfmq.driver.devices.installation import DriverOptions
@@ -55,6 +55,7 @@ from nnfmq.driver.memory.buffers import ManagedBuffers
 from nnfmq.driver.memory.object_limits import ObjectLimit, use_thread_limit
 from nnfmq.driver.memory.quota import MemoryQuota, MemoryShare, QuotaCharge, SharedCount, limit_private_memory
 from nnfmq.driver.process.children import ClientProcess
+from nnfmq.driver.process.pending_clients import decode_greeting
 from nnfmq.driver.process.statistics_area import StatisticsArea
 from nnfmq.driver.process.trace import recorded_call
 from nnfmq.driver.session.error_translation import memory_shortage
@@ -227,8 +228,9 @@ class Session:
         self.statistics = self.statistics_area.writer(slot)
         self.quota = MemoryQuota(share=share, on_change=self.statistics.set_charged_bytes)
         client = channel.peer()
-        self.statistics.open(client.pid, client.uid, self.quota.limit_bytes, command_name(client.pid))
-        self.client_uid = client.uid
+        program = command_name(client.pid) if hello is None else shown_name(decode_greeting(hello).client_name)
+        self.statistics.open(client.pid, client.uid, self.quota.limit_bytes, program)
+        self.client_uid, self.client_pid = client.uid, client.pid
         self.connection_state = ConnectionState()
         self.interface = InterfaceVersion(FeatureLevel.AIDL_V4)
         ids = itertools.count(1)  # shared by all tables, so that the id of one kind of object is unknown as another
