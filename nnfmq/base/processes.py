@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import site
 from collections.abc import Iterable, Iterator, Mapping
@@ -273,11 +274,20 @@ def shown_name(name: str) -> str:
 
 
 def _script(arguments: list[str]) -> str:
-    """Return the script or module that Python runs with these arguments; empty for `-c`, and if there is none."""
-    for word in arguments:
-        if word == "-c":
+    """Return the script or module that Python runs with these arguments; empty for `-c`, and if there is none.
+
+    Python's options may be joined (`-Bm module`), and the value of one may be joined to it (`-Werror`).
+    """
+    words = iter(arguments)
+    for word in words:
+        option = re.match(r"-[^-cmWX]*([cmWX]?)(.*)", word, re.DOTALL)
+        if word == "-" or (option and option[1] == "c"):
             return ""
-        if word and not word.startswith("-"):
+        if option and option[1] == "m":
+            return option[2] or next(words, "")
+        if word == "--check-hash-based-pycs" or (option and option[1] and not option[2]):
+            next(words, None)  # its value
+        elif word and not word.startswith("-"):
             return os.path.basename(word.rstrip("/")) or word
     return ""
 

@@ -110,6 +110,17 @@ def test_a_driver_that_died_in_its_start_is_replaced_if_the_client_recovers(
         assert client.devices() and client.driver_pid != driver.pid
 
 
+def test_a_list_of_devices_that_cannot_be_read_is_named_with_its_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNFMQ_DEVICES", str(tmp_path / "devices.toml"))
+    with (
+        nnfmq.connect(embedded=True) as client,
+        pytest.raises(nnfmq.GeneralFailure, match=r"No such file.*NNFMQ_DEVICES names it.*devices\.toml"),
+    ):
+        client.devices()
+
+
 @pytest.mark.parametrize("wait_ready", [False, True])
 def test_an_error_of_the_start_is_raised_by_the_first_call_or_by_connect(
     wait_ready: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -42,8 +42,23 @@ PROGRAM = "print('ready', flush=True); input()"
         (["-B", "{folder}/script.py"], "script.py"),
         (["-m", "script"], "script"),
         (["-c", PROGRAM, "word"], Path(sys.executable).name),
+        (["-X", "utf8", "-W", "error", "script.py", "-m", "word"], "script.py"),
+        (["-BW", "error", "-Xutf8", "-Wdefault", "script.py"], "script.py"),
+        (["--check-hash-based-pycs", "never", "-Bm", "script"], "script"),
+        (["-B", "-mscript", "word"], "script"),
+        (["-Bc", PROGRAM, "word"], Path(sys.executable).name),
     ],
-    ids=["a script", "a path", "a module", "a text"],
+    ids=[
+        "a script",
+        "a path",
+        "a module",
+        "a text",
+        "options with values",
+        "joined options",
+        "a module after options",
+        "a joined module",
+        "a joined text",
+    ],
 )
 def test_a_python_program_is_called_by_what_it_runs(arguments: list[str], name: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PROGRAM)

@@ -182,7 +182,8 @@ def read_configuration(path: Path | None = None) -> list[DeviceEntry]:
         InvalidArgument: If the file is not valid; the message gives the reason.
         OSError: If the file cannot be read.
     """
-    path = path or Path(settings.DEVICES.value() or PACKAGED_DEVICES)
+    named = settings.DEVICES.effective()
+    path = path or Path(named.value or PACKAGED_DEVICES)
     try:
         entries = msgspec.toml.decode(path.read_bytes(), type=_Configuration).device
         for entry in entries:
@@ -191,6 +192,9 @@ def read_configuration(path: Path | None = None) -> list[DeviceEntry]:
         repeated = [name for index, name in enumerate(names) if name in names[:index]]
         if repeated:
             raise InvalidArgument(f"device {repeated[0]!r} is listed twice")
+    except OSError as error:
+        origin = f"; {named.origin} names it" if named.value == str(path) else ""
+        raise OSError(error.errno, f"{error.strerror}{origin}", str(path)) from error
     except RecursionError:
         raise InvalidArgument(f"the devices in {path} cannot be used: its values are nested too deep") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidArgument) as error:
