@@ -133,7 +133,9 @@ def _driver_metrics(sample: DriverSample) -> Iterator[Metric]:
     statistics, cache = sample.statistics, sample.statistics.cache
     yield GaugeMetricFamily("nnfmq_uptime_seconds", "How long the driver has run", statistics.uptime_ns / 1e9)
     yield GaugeMetricFamily("nnfmq_clients", "Clients of the driver", len(statistics.clients))
-    yield CounterMetricFamily("nnfmq_rejected_clients", "Clients that were rejected", statistics.rejected_clients)
+    yield CounterMetricFamily(
+        "nnfmq_rejected_clients", "Clients rejected for their number or want of a worker", statistics.rejected_clients
+    )
     deaths = CounterMetricFamily("nnfmq_dead_workers", "Workers that have died", labels=("cause",))
     for cause, count in statistics.deaths.items():
         deaths.add_metric((cause,), count)
