@@ -447,10 +447,10 @@ def ratio_columns(target: Mapping[str, Any]) -> list[str]:
     return [format_metric(target["value"]), interval, f"{outcome_text(target)} (≤ {target['limit']:.2f})"]
 
 
-def targets_table(targets: Sequence[Mapping[str, Any]], title: str = "targets") -> Table:
+def targets_table(targets: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of targets with their outcomes."""
     rows = []
     for target in targets:
         value, noise, limit = (format_metric(target[name], target["unit"]) for name in ("value", "noise", "limit"))
         rows.append([target["target"], value, noise, f"{target['sense']} {limit}", outcome_text(target)])
-    return Table(title, ("target", ">measured", ">noise", ">allowed", ""), rows)
+    return Table("targets", ("target", ">measured", ">noise", ">allowed", ""), rows)

@@ -122,13 +122,13 @@ class StressClient:
         assert self._client is not None
         return self._client.worker_pid
 
-    def prepare_concurrently(self, calls: int = 32) -> None:
+    def prepare_concurrently(self) -> None:
         """Prepare models concurrently, so that the worker starts all threads that it may have."""
         assert self._client is not None
         device = self._client.device("reference", timeout=LIMIT_S)
         model = binary_model(next(iter(_FUNCTIONS)), _SIZES[0])
-        with ThreadPoolExecutor(calls) as pool:
-            for prepared in pool.map(lambda _: device.prepare(model, timeout=LIMIT_S), range(calls)):
+        with ThreadPoolExecutor(_CONCURRENT_CALLS) as pool:
+            for prepared in pool.map(lambda _: device.prepare(model, timeout=LIMIT_S), range(_CONCURRENT_CALLS)):
                 prepared.close()
 
     def release_all(self) -> None:
@@ -229,6 +229,7 @@ def run_client(results: Any, path: str, seed: int, seconds: int, threads: int) -
 
 TIMEOUT_S = 120.0
 _WARM_UPS_MAX = 100
+_CONCURRENT_CALLS = 32
 MAX_INCREASE_KIB = 32 * 1024  # of the canary's worker; the memory that malloc keeps differs from run to run
 
 

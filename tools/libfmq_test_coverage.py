@@ -117,12 +117,12 @@ class Score:
     missing: tuple[str, ...]
 
 
-def collect_ids(folder: str = FOLDER) -> list[str]:
-    """Return pytest's ids of the tests in `folder`."""
-    command = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", folder]
+def collect_ids() -> list[str]:
+    """Return pytest's ids of the tests in FOLDER."""
+    command = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", FOLDER]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(f"pytest cannot collect {folder}:\n{done.stdout}{done.stderr}")
+        sys.exit(f"pytest cannot collect {FOLDER}:\n{done.stdout}{done.stderr}")
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 

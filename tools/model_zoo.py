@@ -103,9 +103,9 @@ class ZooEntry:
         return Path(self.file).suffix[1:]
 
 
-def read_list(path: Path = LIST) -> list[ZooEntry]:
+def read_list() -> list[ZooEntry]:
     """Return the entries of the list, in its order."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
+    entries = tomllib.loads(LIST.read_text(encoding="utf-8"))["model"]
     return [
         ZooEntry(
             entry["package"],

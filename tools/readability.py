@@ -77,9 +77,9 @@ class Term:
         return [*self.in_names, *self.in_prose]
 
 
-def load_terms(path: Path = TERMS) -> tuple[list[Term], dict[str, str]]:
+def load_terms() -> tuple[list[Term], dict[str, str]]:
     """Return the retired terms, and those that are kept with the reason for each."""
-    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    table = tomllib.loads(TERMS.read_text(encoding="utf-8"))
     return [_term(row) for row in table["term"]], table.get("kept", {})
 
 

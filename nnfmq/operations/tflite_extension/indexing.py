@@ -104,11 +104,11 @@ def _positions(indices: Array, shape: Shape) -> tuple[Array, ...]:
 # -- scatters ---------------------------------------------------------------------------------------------------------
 
 
-def checked_shape(shape: Array, itemsize: int = 4) -> Shape:
+def checked_shape(shape: Array) -> Shape:
     """Return a shape from an attribute: a vector of numbers that are not negative."""
     require(shape.ndim == 1 and not (shape < 0).any(), "C3", f"{shape.tolist()[:8]} is not a shape")
     result = tuple(int(dimension) for dimension in shape)
-    require_size(result, itemsize)
+    require_size(result, 4)
     return result
 
 

@@ -55,10 +55,10 @@ class Window:
         return [node.builder.int32(number) for number in (left, right, top, bottom, horizontal, vertical)]
 
 
-def pair_of(node: Node, name: str, rank: int, default: int = 1) -> tuple[int, int]:
-    """Return a spatial attribute for height and width; a row of pixels has height 1."""
+def pair_of(node: Node, name: str, rank: int) -> tuple[int, int]:
+    """Return a spatial attribute for height and width, 1 by default; a row of pixels has height 1."""
     count = rank - 2
-    numbers = node.attribute(name, (default,) * count)
+    numbers = node.attribute(name, (1,) * count)
     if len(numbers) != count or not all(isinstance(number, int) and 0 < number < 1 << 31 for number in numbers):
         raise InvalidArgument(f"attribute {name} is {numbers}: it must have {count} positive numbers")
     return (1, numbers[0]) if count == 1 else (numbers[0], numbers[1])
