@@ -14,10 +14,10 @@ operators write, and whose elements cross, follow the outputs. Delegates and ope
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.hosted import OPERAND_TYPES, HostedDescription, HostedTensor, Shape, is_known
 from nnfmq.hosted.adapter import HostedFile, HostedModel, HostedRun, OpenOptions
 from nnfmq.hosted.device import HostedDevice
+from nnfmq.hosted.litert_tensors import Place, Sizes, Tensors
 from nnfmq.hosted.options import require_one_of
 from nnfmq.hosted.resource_variables import initialize, with_access
 from nnfmq.operations.declaration import Array
@@ -39,10 +40,6 @@ _FLAGS = (
 )
 _PRESERVE = "experimental_preserve_all_tensors"
 _RESOLVER = "experimental_op_resolver_type"
-_Place: TypeAlias = tuple[int, int]
-"""The indexes of a tensor and of its subgraph."""
-_Sizes: TypeAlias = tuple[int | None, ...]
-_Named: TypeAlias = tuple[str, _Place]
 
 
 class LiteRtDevice(HostedDevice):
@@ -94,30 +91,30 @@ class _Model(HostedModel):
 
     def __init__(self, interpreter: Any, file: Any, schema: Any, options: OpenOptions, names: Sequence[str]) -> None:
         self._interpreter = interpreter  # owns the file's content
-        self._file, self._schema = file, schema
         self.calls = interpreter._interpreter
-        self._graph, inputs, outputs = self._interface(options.signature)
-        variables = [named for named in self._used("Inputs") if self._tensor(named[1]).IsVariable()]
+        self._tensors = tensors = Tensors(self.calls, file, schema)
+        self._graph, inputs, outputs = tensors.interface(options.signature)
+        variables = [named for named in tensors.used(self._graph, "Inputs") if tensors.is_variable(named[1])]
         if options.options.get(_PRESERVE):
             known = {place for _, place in (*outputs, *variables)}
-            written = (named for named in self._used("Outputs") if named[1] not in known)
-            outputs += [named for named in written if self._dtype(named[1]) in OPERAND_TYPES]
+            written = (named for named in tensors.used(self._graph, "Outputs") if named[1] not in known)
+            outputs += [named for named in written if tensors.dtype(named[1]) in OPERAND_TYPES]
         reader = file.SubgraphsLength()  # the first subgraph of `with_access`; the other one follows
         values = range(1, 2 * len(names), 2)
         self.inputs = [*(place for _, place in (*inputs, *variables)), *((value, reader + 1) for value in values)]
         self.outputs = [*(place for _, place in (*outputs, *variables)), *((value, reader) for value in values)]
         self.subgraphs = (reader + 1, self._graph, reader) if names else (self._graph,)
         self.count = len(inputs)
-        self.open_inputs = [i for i, (_, place) in enumerate(inputs) if None in self._sizes(place)]
+        self.open_inputs = [i for i, (_, place) in enumerate(inputs) if None in tensors.sizes(place)]
         self.shapes: tuple[tuple[int, ...], ...] | None = None
-        self.variables = _Variables(self.calls, [place for _, place in variables if 0 not in self._size(place)])
+        self.variables = _Variables(self.calls, [place for _, place in variables if 0 not in tensors.size(place)])
         # Memory for the shapes that the file states, which may be impossible if it leaves some open.
         with suppress(*((RuntimeError, ValueError) if self.open_inputs else ())):
             self._allocate()
         if names:
             initialize(self.calls, reader, len(names))
         state_names = (*(name for name, _ in variables), *names)
-        states = list(map(self._state, state_names, self.outputs[len(outputs) :]))
+        states = list(map(tensors.state, state_names, self.outputs[len(outputs) :]))
         self.description = HostedDescription(
             (*(self._declared(name, place) for name, place in inputs), *(s for s, _ in states)),
             (*(self._declared(name, place, is_result=True) for name, place in outputs), *(s for s, _ in states)),
@@ -126,80 +123,34 @@ class _Model(HostedModel):
             initial=tuple(value for _, value in states),
         )
 
-    def _interface(self, key: str | None) -> tuple[int, list[_Named], list[_Named]]:
-        """Return the subgraph of a signature, its inputs and its outputs; None: the file's first subgraph."""
-        if key is None:
-            main = self._file.Subgraphs(0)
-            return 0, self._named(0, _vector(main, "Inputs")), self._named(0, _vector(main, "Outputs"))
-        signatures = self.calls.GetSignatureDefs()
-        if key not in signatures:
-            known = ", ".join(map(repr, signatures)) or "none"
-            raise InvalidArgument(f"there is no signature {key!r}; those of the file: {known}")
-        graph = self.calls.GetSubgraphIndexFromSignature(key)
-        inputs, outputs = (signatures[key][kind].items() for kind in ("inputs", "outputs"))
-        return graph, [(name, (int(i), graph)) for name, i in inputs], [(name, (int(i), graph)) for name, i in outputs]
-
-    def _used(self, side: str) -> list[_Named]:
-        """Return the tensors on a side of operators, in their order, as nnfmq's importer does."""
-        main = self._file.Subgraphs(self._graph)
-        sides = (_vector(main.Operators(number), side) for number in range(main.OperatorsLength()))
-        return self._named(self._graph, dict.fromkeys(index for indexes in sides for index in indexes if index >= 0))
-
-    def _named(self, graph: int, indexes: Iterable[int]) -> list[_Named]:
-        return [(self.calls.TensorName(index, graph), (index, graph)) for index in indexes]
-
     def _allocate(self) -> None:
         self.variables.forget()
         self.calls.AllocateTensors(self._graph)
-        self.shapes = tuple(map(self._size, self.inputs[: self.count]))
+        self.shapes = tuple(map(self._tensors.size, self.inputs[: self.count]))
 
-    def _size(self, place: _Place) -> tuple[int, ...]:
-        return tuple(self.calls.TensorSize(*place).tolist())
-
-    def _sizes(self, place: _Place) -> _Sizes:
-        return tuple(None if size < 0 else size for size in self.calls.TensorSizeSignature(*place).tolist())
-
-    def _has_memory(self, place: _Place) -> bool:
+    def _has_memory(self, place: Place) -> bool:
         """Return whether an output has its shape before an execution; otherwise that decides it.
 
         One of no elements, which needs no memory, has it if that is not the file's: then an operator has set it.
         """
         with suppress(RuntimeError, ValueError):
             found = self.calls.tensor(self.calls, *place)
-            if not self.open_inputs and None in self._sizes(place):  # XNNPACK has memory, but not yet that of the shape
-                return False
-            return found.size > 0 or list(found.shape) != _vector(self._tensor(place), "Shape")
+            if not self.open_inputs and None in self._tensors.sizes(place):
+                return False  # XNNPACK has memory, but not yet that of the shape
+            return found.size > 0 or list(found.shape) != self._tensors.stated_shape(place)
         return False
 
-    def _result_sizes(self, place: _Place) -> _Sizes | None:
-        size = self._size(place)
+    def _result_sizes(self, place: Place) -> Sizes | None:
+        size = self._tensors.size(place)
         return size if self._has_memory(place) else (None,) * len(size) or None
 
-    def _tensor(self, place: _Place) -> Any:
-        return self._file.Subgraphs(place[1]).Tensors(place[0])
-
-    def _dtype(self, place: _Place) -> str:
-        """Return the name of an element type; bfloat16, which LiteRT's interface does not have, in capitals."""
-        types, number = vars(self._schema.TensorType), self._tensor(place).Type()
-        kind = next((name for name, value in types.items() if value == number), str(number))
-        return kind if kind == "BFLOAT16" else kind.lower()
-
-    def _declared(self, name: str, place: _Place, *, is_result: bool = False) -> HostedTensor:
-        dtype = self._dtype(place)
+    def _declared(self, name: str, place: Place, *, is_result: bool = False) -> HostedTensor:
+        dtype = self._tensors.dtype(place)
         if dtype not in OPERAND_TYPES:  # LiteRT's interface may not even view it
             raise InvalidArgument(f"tensor {name!r} has elements of type {dtype}, which do not cross from LiteRT")
         is_sized = not is_result or (self.open_inputs and self._has_memory(place))
-        shape = self._sizes(place) if is_sized else self._result_sizes(place)
-        return HostedTensor(name, dtype, shape, *self._quantization(place))
-
-    def _quantization(self, place: _Place) -> tuple[float, int]:
-        scales, zero_points, _, _ = self.calls.TensorQuantizationParameters(*place)
-        return (float(scales[0]), int(zero_points[0])) if len(scales) == 1 else (0.0, 0)
-
-    def _state(self, name: str, place: _Place) -> tuple[HostedTensor, bytes]:
-        """Return a state, and its value at first."""
-        value = self.calls.GetTensor(*place)
-        return HostedTensor(name, value.dtype.name, value.shape, *self._quantization(place)), value.tobytes()
+        shape = self._tensors.sizes(place) if is_sized else self._result_sizes(place)
+        return HostedTensor(name, dtype, shape, *self._tensors.quantization(place))
 
     def resolve(self, shapes: Sequence[Shape | None]) -> Sequence[Shape | None]:
         """See `HostedModel.resolve`. LiteRT also takes other sizes than those that the file states."""
@@ -231,7 +182,7 @@ class _Variables:
     the size of its output. So after each one, the address of the first tensor says whether the views still hold.
     """
 
-    def __init__(self, calls: Any, places: Sequence[_Place]) -> None:
+    def __init__(self, calls: Any, places: Sequence[Place]) -> None:
         self.numbers = {place: number for number, place in enumerate(places)}
         self._views = [partial(calls.tensor, calls, index, *_unless_first(graph)) for index, graph in places]
         self._address: int | None = None
@@ -300,11 +251,6 @@ class _Run(HostedRun):
             shape, dtype = calls.TensorSize(*place), tensors[position].dtype  # of no elements: GetTensor raises
             results[position] = np.asarray(calls.GetTensor(*place)) if shape.all() else np.empty(shape, dtype)
         return results
-
-
-def _vector(table: Any, name: str) -> list[int]:
-    """Return a vector of integers of a subgraph, an operator or a tensor."""
-    return [getattr(table, name)(number) for number in range(getattr(table, f"{name}Length")())]
 
 
 def _unless_first(graph: int) -> tuple[int, ...]:
