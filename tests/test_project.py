@@ -135,6 +135,38 @@ def test_a_document_that_the_code_names_exists() -> None:
     assert [(source, name) for source, name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
+PARTS = "|".join({path.parent.name for path in ROOT.glob("nnfmq/*/__init__.py")} - {"client", "queue"})
+"""The packages of nnfmq, but for those whose name is also that of an object in examples."""
+
+
+def is_found(name: str) -> bool:
+    """Return whether a dotted name is a module or a package of nnfmq, or something that a module has."""
+    path = ROOT / "nnfmq" / name.replace(".", "/")
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    module = path.parent.with_suffix(".py")
+    return module.is_file() and re.search(rf"\b{path.name}\b", read(module)) is not None
+
+
+def test_a_module_that_the_code_or_a_document_names_exists() -> None:
+    pattern = rf"`((?:{PARTS})(?:\.[a-z]\w*)+(?:\.[A-Za-z]\w*)?)[`(]"
+    texts = [*ROOT.glob("nnfmq/**/*.py"), *DOCUMENTS]
+    named = {(path.name, name) for path in texts for name in re.findall(pattern, read(path))}
+    assert [(source, name) for source, name in sorted(named) if not is_found(name)] == []
+
+
+def test_the_floor_plan_names_modules_that_exist() -> None:
+    table = read(ROOT / "docs" / "explanation" / "architecture.md").partition("| package | modules |")[2]
+    rows = [row.split("|")[1:3] for row in table.partition("\n\n")[0].splitlines() if row.startswith("| `")]
+    missing = set[str]()
+    for packages, modules in rows:
+        first, *others = re.findall(r"`([\w/]+)`", packages)
+        folders = [ROOT / "nnfmq" / first, *((ROOT / "nnfmq" / first).parent / other for other in others)]
+        names = re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", modules))
+        missing |= {n for n in names if not any((f / n).is_dir() or (f / f"{n}.py").is_file() for f in folders)}
+    assert (len(rows) > 5, missing) == (True, set())
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_do_not_mention_the_data_by_path(path: Path) -> None:
     assert "../shared" not in read(path)

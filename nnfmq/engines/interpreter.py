@@ -1,9 +1,9 @@
 """The interpreter: the reference engine, which prepares a model as a sequence of steps, one for each operation.
 
 `prepare` does everything that can be done before an execution: it copies constants to private memory, infers shapes,
-and binds each operation to its shapes, weights and attributes (`operations.prepare`). An operation whose shapes or
+and binds each operation to its shapes, weights and attributes (`operations.preparation`). An operation whose shapes or
 attributes come with the request is bound during the execution; the binding is reused while they stay the same. Per
-execution, one call per operation remains. The model must have passed `validation.validate_model`.
+execution, one call per operation remains. The model must have passed `validation.models.validate_model`.
 
 Executions of one Program may run concurrently: each has its own frame, and bindings are immutable. Inputs are read in
 place and may be memory that another process can write to, so attributes among them are copied before they are used.

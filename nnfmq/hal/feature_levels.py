@@ -1,7 +1,7 @@
 """Feature levels (HAL interface versions), and the level that introduced each value of the HAL's enumerations.
 
 A value that no table here lists exists since HAL 1.0. The functions at the end return the names and counts that differ
-between HIDL (levels 1 to 4) and AIDL (5 to 8); `validation.interface_conversion` converts whole values.
+between HIDL (levels 1 to 4) and AIDL (5 to 8); `validation.interface_versions` converts whole values.
 
 Source: HAL 1.0 to 1.3 and AIDL v1 to v4; Android's feature levels 1 to 8.
 """

@@ -3,7 +3,7 @@
     IF     condition (BOOL8, one element), then-model, else-model, inputs of the branches → outputs of the branches
     WHILE  condition model, body model, m input-outputs, k states, n inputs → the m after the last iteration
 
-`validation.subgraph_boundaries` checks that the operands match those of the subgraphs.
+`validation.models` checks that the operands match those of the subgraphs.
 """
 
 from __future__ import annotations

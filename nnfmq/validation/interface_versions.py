@@ -3,8 +3,8 @@
 `convert_to` returns what an interface of a given feature level can express of a value, and describes what was lost. It
 rejects a value that the peer could misunderstand. It replaces values that are only hints or metrics: statuses above 4
 become GENERAL_FAILURE, priorities and preferences the default, times whole microseconds. The byte layout at a level
-(field order, names) is the codec's. A Request is converted without its model; `validation.request` validates it against
-the model.
+(field order, names) is the codec's. A Request is converted without its model; `validation.requests` validates it
+against the model.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 The main subgraph and the referenced ones are validated operand by operand, then operation by operation. Rule ids are
 those of docs/contributing/requirements.md: N-MOD-* are families of HAL test cases, N-VAL-* rules beyond it,
-S1 to S5 come from `operations.signature`. Sizes are Python ints compared with 32- and 64-bit limits, so a hostile
+S1 to S5 come from `operations.declaration`. Sizes are Python ints compared with 32- and 64-bit limits, so a hostile
 model cannot make a sum overflow or cause an allocation.
 
 OEM_OPERATION, and types and operations of extensions that are not installed in this process, are validated for their
 structure only: a device reports them as unsupported. If extensions are installed, the model must have passed
 `operations.extensions.to_local_prefixes` before. The boundaries of IF and WHILE are checked last
-(`validation.subgraph_boundaries`).
+(`validate_boundaries`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------------
 # Validation of IF and WHILE against the subgraphs that they call: operand counts, and operands that match.
 #
-# `validation.model_validation` has validated all subgraphs before, so indexes and subgraph references are valid here.
+# `validate_model` has validated all subgraphs before, so indexes and subgraph references are valid here.
 # Two operands match if type, scale, zero point, per-channel scales, extension data and dimensions are equal. The HAL
 # requires all dimensions at a boundary to be known. An omitted outer operand (NO_VALUE) needs no known size.
 #

@@ -194,7 +194,7 @@ def validate_buffer_desc(desc: BufferDesc) -> FeatureLevel:
 def validate_buffer_roles(inputs: Sequence[BufferRole], outputs: Sequence[BufferRole]) -> FeatureLevel:
     """Validate a buffer's roles: at least one, none twice, probabilities in (0, 1].
 
-    `buffer_desc.validate_buffer` checks that the roles exist and agree.
+    `validate_buffer` checks that the roles exist and agree.
     """
     require(bool(inputs or outputs), "DOM-3", "a buffer without roles, at least 1 is required")
     for roles in (inputs, outputs):
@@ -285,7 +285,7 @@ def validate_extension(extension: Extension) -> FeatureLevel:
 def validate_extensions(extensions: Sequence[ExtensionNameAndPrefix]) -> FeatureLevel:
     """Validate a model's extensions: unique well-formed names, unique prefixes of 1 to 2^16 - 1.
 
-    Only HIDL allows the sixteenth bit; `interface_conversion.require_prefixes` rejects it for AIDL.
+    Only HIDL allows the sixteenth bit; `interface_versions.require_prefixes` rejects it for AIDL.
     """
     names, prefixes = [e.name for e in extensions], [e.prefix for e in extensions]
     require(len(set(names)) == len(names), "N-VAL-12", f"an extension is named twice: {names}")

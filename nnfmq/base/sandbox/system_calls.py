@@ -3,7 +3,7 @@
 It is a list of what is allowed: a call that a later kernel adds is refused until somebody has looked at it. A call is
 
 * allowed, whatever its arguments are (`ALLOWED`),
-* allowed if its arguments fulfil conditions (`CONDITIONS`), otherwise it fails with EPERM,
+* allowed if its arguments fulfil conditions (`conditions`), otherwise it fails with EPERM,
 * the end of the process (`KILLED`): no library tries it on the way to something else,
 * unknown to the process (`UNKNOWN`, and all calls newer than `NEWEST`): ENOSYS, so that a library falls back,
 * or it fails with EPERM: all others, such as socket(2), connect(2), execve(2), fork(2) and kill(2). Libraries try some

@@ -6,7 +6,7 @@ any memory. A signal handler may raise between any two steps of a call, and a ta
 `in_flight` is therefore set before a request is sent and cleared after its result is counted; if it is still set, the
 queues' counters decide what happened.
 
-A deadline goes to the driver beside the packet (`serialize.burst_deadline`). A result packet has only a status: the
+A deadline goes to the driver beside the packet (`serialize.packets`). A result packet has only a status: the
 error's text is fetched over the control channel.
 
 If the driver dies or the model moves, the burst makes another channel. A packet that has left is never sent again

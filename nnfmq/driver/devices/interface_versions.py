@@ -2,7 +2,7 @@
 
 The driver works with one set of types, AIDL v4's (times in ns, -1 for none). This module is the boundary: it rejects
 calls and argument values that the client's version does not have, and removes from replies what it cannot express. All
-rules are in CALLS, ARGUMENTS and `validation.interface_conversion`; docs/reference/hal-versions.md has them as tables.
+rules are in CALLS, ARGUMENTS and `validation.interface_versions`; docs/reference/hal-versions.md has them as tables.
 (DEV-9, DEV-13, EXE-15)
 """
 

@@ -12,7 +12,7 @@ two records instead of a result that does not fit into the result ring. If the c
 no reply is possible: the server wakes the client, which then detects the corruption itself.
 
 A packet carries no text and only the statuses that HIDL 1.2 has, so `last_failure` keeps what the packet could not
-carry. The deadline of an execution comes beside its packet (`serialize.burst_deadline`). (BUR-1..14, BUR-18, TIM-6)
+carry. The deadline of an execution comes beside its packet (`serialize.packets`). (BUR-1..14, BUR-18, TIM-6)
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Higher priorities go first, within one priority whoever is due first (QOS-1). Priorities count among the executions of
 one client only: which client is next does not depend on them (PREP-5). Further executions of a client run beside
-its first one as long as a core is free, and so does one that has waited for too long (`turn_choice.wait_limit_ns`).
+its first one as long as a core is free, and so does one that has waited for too long (`turns.wait_limit_ns`).
 """
 
 from __future__ import annotations

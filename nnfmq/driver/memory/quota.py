@@ -6,7 +6,7 @@ quota is charged, before the memory is taken, with
 * received memory, by the size of its file, until it is closed;
 * the private copies of a model's constants, until the last user of the model (a burst, an execution) has dropped it;
 * the operand values of executions and the arenas of compiled code, as long as an execution is bound or they are cached
-  for the next one (`engines.memory_budget`);
+  for the next one (`engines.memory`);
 * copies of data in files, and managed buffers;
 * large messages while they wait to be handled, and the objects into which messages and models are decoded; a model's
   until its last user has dropped it.

@@ -3,7 +3,7 @@
 A graph grows operation by operation, on concrete arrays: each operation takes results of earlier ones if type, rank and
 values fit, and generates its other arguments. So a graph is connected as far as possible, its shapes are valid by
 construction, and no operation gets values for which it is undefined. A `GraphClass` defines the operations, the limits
-and the criteria (`random_classes` has those of the command). Expected outputs are computed by the reference; those of a
+and the criteria (`classes` has those of the command). Expected outputs are computed by the reference; those of a
 single operation by the `random_source`, in float32.
 """
 

@@ -151,7 +151,7 @@ class PrepareModelFromCache(Call, frozen=True):
 class PreparedModelReady(StatusReply, frozen=True):
     """The callback of both preparations, sent exactly once; `model_id` is 0 after an error.
 
-    If preparing fails early, it precedes the Reply. `program` is a `hal.program_kind.ProgramKind`, and `compiled` the
+    If preparing fails early, it precedes the Reply. `program` is a `hal.preparation.ProgramKind`, and `compiled` the
     number of operations of the main subgraph that machine code executes. `calls_row` is the row of the client's page of
     statistics for the executions of this model.
     """
