@@ -67,6 +67,12 @@ def test_what_is_no_array_is_rejected_with_what_to_give(scores: Any) -> None:
         nnfmq.top_classes(scores)
 
 
+def test_what_is_no_model_is_rejected_with_what_to_give() -> None:
+    path: Any = "digits.tflite"
+    with pytest.raises(InvalidArgument, match=r"a str is no model: give what nnfmq\.load or `prepare` returns"):
+        nnfmq.top_classes(np.ones(4, np.float32), path)
+
+
 @pytest.mark.parametrize("count", [0, -1])
 def test_at_least_one_class_is_returned(count: int) -> None:
     with pytest.raises(InvalidArgument, match=f"count {count}: at least 1"):

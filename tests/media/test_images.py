@@ -172,6 +172,20 @@ def test_a_normalization_that_is_none_is_rejected(tmp_path: Path, given: Any, sa
         nnfmq.read_photo(path, nnfmq.TensorInfo("x", (1, 4, 4, 3), "float32"), **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (nnfmq.TensorInfo("x", (1, 4, 4, 3), "int32"), "an input of float32, uint8 or int8; this input is int32"),
+        (nnfmq.TensorInfo("x", (1, 4, 4, 3), "uint8"), "an input of float32, uint8 or int8; this input is uint8"),
+        ("digits.tflite", "a photo is for a model or one of its inputs, not for a str: give what nnfmq.load"),
+    ],
+)
+def test_a_photo_is_not_normalized_for_an_input_without_real_values(tmp_path: Path, given: Any, said: str) -> None:
+    path = saved(tmp_path / "photo.png", np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(InvalidArgument, match=said):
+        nnfmq.read_photo(path, given, mean=1.0, std=2.0)
+
+
 def test_a_prepared_model_has_the_metadata_of_its_file() -> None:
     loaded = nnfmq.load(nnfmq.example_path("digits.tflite"))
     described = replace(loaded, metadata=nnfmq.ModelMetadata(name="digits"))

@@ -238,6 +238,12 @@ def test_a_model_beyond_the_limit_is_left_out(tmp_path: Path) -> None:
         assert (recording.models, recording.executions) == ((), ())
 
 
+def test_a_limit_below_a_page_is_rejected_before_there_is_a_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="a recording needs 4096 bytes or more, not 4095"):
+        ExecutionRecorder(tmp_path / "a.nnrec", limit_bytes=4095)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_recording_is_overwritten(tmp_path: Path) -> None:
     made = [create_recording_file(tmp_path / "a.nnrec") for _ in range(2)]
     for fd, _ in made:

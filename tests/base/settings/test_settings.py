@@ -167,6 +167,13 @@ def test_a_switch_of_a_file_is_a_boolean_or_a_number(text: str, value: bool, use
         ("NNFMQ_ENABLED_DEVICES", "(", "a regular expression of Python"),
         ("NNFMQ_ENABLED_DEVICES", "x{99999999999}", "a regular expression of Python"),
         ("NNFMQ_TARGET", "sse2", ", ".join(TARGETS)),
+        ("NNFMQ_CLIENT_CLASSES", "1000=batch,1001=fast", settings.CLASS_RULES.allowed),
+        ("NNFMQ_CLIENT_CLASSES", "=batch", settings.CLASS_RULES.allowed),
+        ("NNFMQ_CLIENT_CLASSES", "batch", settings.CLASS_RULES.allowed),
+        ("NNFMQ_CLIENT_CLASSES", "1000/=batch", settings.CLASS_RULES.allowed),
+        ("NNFMQ_INTERACTIVE_UIDS", "1000,-1", settings.UIDS.allowed),
+        ("NNFMQ_INTERACTIVE_UIDS", "1000,١٠٠١", settings.UIDS.allowed),
+        ("NNFMQ_INTERACTIVE_UIDS", "root", settings.UIDS.allowed),
     ],
 )
 def test_a_variable_that_is_not_allowed_is_an_error_with_what_is_allowed(
