@@ -32,6 +32,7 @@ from nnfmq.base.channel import Channel
 from nnfmq.client.connection import open_connections
 from nnfmq.client.model.handle import ModelHandle
 from nnfmq.driver.process.hand_over import REQUEST, Predecessor
+from nnfmq.driver.session.session import END
 from nnfmq.serialize.messages import GoAway
 
 DRAINING = "this driver ends, and takes no new work: connect to the next one"
@@ -149,6 +150,23 @@ def test_a_second_SIGTERM_ends_a_driver_at_once(path: Path) -> None:
         terminate(daemon)
         daemon.process.send(signal.SIGTERM)
         assert ends_well(daemon)
+
+
+def test_a_worker_that_has_not_run_between_two_SIGTERM_ends_at_once(path: Path) -> None:
+    """The kernel keeps one signal of each number for a process that does not run."""
+    with started(path) as daemon, daemon.connect() as client, in_progress(client):
+        with Process(client.worker_pid) as worker, worker.stopped():
+            terminate(daemon)
+            daemon.process.send(signal.SIGTERM)
+            until(lambda: pending_signals(worker.pid) >= {signal.SIGTERM, END}, "the supervisor has sent both")
+        assert ends_well(daemon)
+
+
+def pending_signals(pid: int) -> set[int]:
+    """Return the signals that a process has been sent and has not handled."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    pending = int(status.partition("\nShdPnd:\t")[2].split()[0], 16)
+    return {number for number in signal.valid_signals() if pending >> (number - 1) & 1}
 
 
 @pytest.mark.parametrize("drain_s", [0, 0.05])

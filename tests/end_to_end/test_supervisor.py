@@ -358,7 +358,9 @@ def test_a_path_that_is_too_long_is_rejected_with_one_line(folder: Path) -> None
 def test_a_folder_that_does_not_exist_is_rejected_with_one_line(folder: Path) -> None:
     with serve(folder / "missing" / "d.sock") as program:
         assert program.wait() == 1
-        assert program.errors() == f"nnfmq: error: {folder}/missing: No such file or directory\n"
+        (line,) = program.errors().splitlines()
+        socket, reason = f"{folder}/missing/d.sock", f"{folder}/missing: No such file or directory"
+        assert line.startswith(f"nnfmq: error: the driver cannot listen at {socket}: {reason}: create the directory, ")
 
 
 # ---------------------------------------------------------------------------------------------------------- its parts

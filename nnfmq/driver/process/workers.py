@@ -52,7 +52,7 @@ from nnfmq.driver.process.statistics_area import SharedStatistics
 from nnfmq.driver.process.trace import TraceArea
 from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
 from nnfmq.driver.process.worker_requests import DriverRequests
-from nnfmq.driver.session.session import LEAVE, SESSION_SIGNALS
+from nnfmq.driver.session.session import END, LEAVE, SESSION_SIGNALS
 from nnfmq.hal.client_class import ClientClass
 from nnfmq.hal.errors import (
     DeviceUnavailable,
@@ -71,7 +71,7 @@ _CAUSES: dict[int, str] = {
     signal.SIGALRM: ": code of a plug-in kept Python's lock beyond its deadline, or beyond the limit of an execution",
 }
 _USER_ENTRIES_MIN = 8
-STOP_TIMEOUT_S = 2.0  # after SIGTERM, and again after SIGKILL
+STOP_TIMEOUT_S = 2.0  # after END, and again after SIGKILL
 _log = rate_limited("nnfmq.supervisor")
 
 
@@ -465,9 +465,12 @@ class WorkerProcesses:
             running.process.send(signal.SIGTERM)
 
     def end_all(self) -> None:
-        """Send SIGTERM to all workers, again to those that drain, and SIGKILL after STOP_TIMEOUT_S. Blocks."""
+        """End all workers at once, also those that drain; those that have not exited after STOP_TIMEOUT_S by SIGKILL.
+
+        Blocks.
+        """
         self._compile_relay.close()
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number in (END, signal.SIGKILL):
             for running in self._workers.values():
                 running.process.send(number)
             deadline = time.monotonic() + STOP_TIMEOUT_S

@@ -6,8 +6,9 @@ for the session's end, which it detects even while all other threads are blocked
 IDLE_TRIM_MS without work. `calls.HANDLERS` has the handler of each message.
 
 SIGTERM, and a client that leaves, let the session drain: what is in progress ends and gets its reply, everything that
-begins later is rejected with DEVICE_UNAVAILABLE, and then the process exits. A second SIGTERM ends it at once. SIGUSR1,
-from a supervisor that another one has replaced, only asks the client to leave.
+begins later is rejected with DEVICE_UNAVAILABLE, and then the process exits. A second SIGTERM ends it at once, and so
+does SIGUSR2: two SIGTERM are one to a process that has not run in between. SIGUSR1, from a supervisor that another one
+has replaced, only asks the client to leave.
 
 Whatever the client sends, the reply is a status; bytes that violate the protocol end only this connection. When the
 client hangs up or dies, or `stop` is called, every wait ends and the process exits. The kernel then frees what is left,
@@ -95,8 +96,8 @@ __all__ = [
 ]
 
 POOL_THREADS = 4  # one client's calls: several executions and a preparation can run concurrently
-LEAVE = signal.SIGUSR1
-SESSION_SIGNALS = (signal.SIGTERM, LEAVE)
+LEAVE, END = signal.SIGUSR1, signal.SIGUSR2
+SESSION_SIGNALS = (signal.SIGTERM, LEAVE, END)
 IDLE_TRIM_MS = 2000
 _TRIM_SOON_MS = 200  # until whoever has asked for it has dropped its last reference
 _SEND_TIMEOUT_NS = 60_000_000_000
@@ -321,6 +322,11 @@ class Session:
             self.stop()
         self._is_terminated = self._goes_away = True  # it drains once the client has been told
         self._wake_up()
+
+    def end(self) -> None:
+        """End the session at once because the driver ends, so that nothing goes on. For a signal handler."""
+        self._is_terminated = True
+        self.stop()
 
     def _send_go_away(self) -> None:
         """Ask the client to leave; without effect on one that does not read, or is not greeted yet."""
@@ -721,6 +727,7 @@ def run_session(session: Session) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.terminate())
     signal.signal(LEAVE, lambda _number, _frame: session.request_leave())
+    signal.signal(END, lambda _number, _frame: session.end())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SESSION_SIGNALS)  # what a supervisor has sent before is handled now
     session.run()
     PERF_MAP.close()
