@@ -1,4 +1,4 @@
-"""What the benchmarks have in common: descendants, options and exit status, targets, tables, and files of results.
+"""The common parts of benchmarks: descendants, options and exit status, targets, tables, and files of results.
 
 Does not import NumPy, because `driver_bench.py memory` measures memory. Child processes are those of
 `nnfmq.lab.child_processes`. Each limits its own running time; the parent waits 5 s longer, so nothing waits forever.

@@ -1,4 +1,4 @@
-"""How long the calls of a model take: over a burst, `execute`, and `execute_async`, awaited and by its `result`.
+"""The time of a model's calls: over a burst, `execute`, and `execute_async`, awaited and by its `result`.
 
 One application calls models of some 10, 100 and 1000 µs, chains of LOGISTIC that are as long as it takes, on the device
 `compiled` of a listening driver. In each round every call is made in blocks that alternate, each time in another order,

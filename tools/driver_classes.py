@@ -1,4 +1,4 @@
-"""What an interactive client feels of two batch clients that never pause, and what these get done beside it.
+"""Latency of an interactive client beside two batch clients that never pause, and the throughput of these beside it.
 
 A round has four trials, in an order that changes, with the same three clients of one driver, whose classes change while
 it runs. *alone*: the interactive client executes at a fixed rate, and nobody else does. *batch*: the two batch clients

@@ -1,4 +1,4 @@
-"""How soon one process learns that its peer has been killed, and what stays behind: nnfmq, and what else can be asked.
+"""The time until a process learns that its peer was killed, and what stays behind: nnfmq beside other transports.
 
 In each round a peer of every candidate is killed (SIGKILL) while the other side, the observer, waits for it. The time
 is that from just before kill(2) to the moment at which the observer knows it, on one clock; an observer that does not

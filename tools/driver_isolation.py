@@ -1,4 +1,4 @@
-"""How well one driver separates its clients: silent connections, killed clients, and a neighbour's bursts.
+"""The isolation of a driver's clients: silent connections, killed clients, and a neighbour's bursts.
 
 *connections* opens 2,000 connections that send nothing, from one process, while 100 clients connect. *kills* kills
 clients while the driver copies a pool, decodes a large message, compiles, computes on either device, or waits, and

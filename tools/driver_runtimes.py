@@ -1,4 +1,4 @@
-"""What hosting adds to a runtime: a burst of each model on LiteRT and ONNX Runtime, beside the runtime in the process.
+"""The cost of hosting a runtime: a burst of each model on LiteRT and ONNX Runtime, beside the runtime in the process.
 
 Five models, for ONNX Runtime exported from the same files, on one and two threads. Every runner has a process of its
 own and is measured in turn with the others, as `nnfmq bench` does; all write their inputs and read their outputs, and

@@ -1,4 +1,4 @@
-"""What the sandbox of workers costs, or an address layout of their own: a worker's start and memory, and executions.
+"""The cost of the workers' sandbox, or of an address layout of their own: a worker's start and memory, executions.
 
 Two drivers run, with the two values of a setting. In each round a client of each connects and executes a LOGISTIC of
 one float over a burst, in blocks that alternate. Elapsed times are from `connect` to its return, and of an execution;

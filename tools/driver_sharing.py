@@ -1,4 +1,4 @@
-"""How clients of one driver share the cores, beside as many processes of LiteRT with one thread each.
+"""Clients of one driver that share the cores, beside as many processes of LiteRT with one thread each.
 
 *throughput*: all clients execute again and again for some seconds; the two runtimes alternate. *deadlines*: all clients
 execute once, at the same time, each with another deadline, in an order that changes. The misses are compared with those

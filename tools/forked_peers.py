@@ -1,4 +1,4 @@
-"""The other end of what is measured: a process that is forked, so that it has what both ends share.
+"""A forked process as the other end of a measurement: it inherits what both ends share.
 
 It is killed when the measurement is over, when the process that forked it exits, and at its time limit.
 """

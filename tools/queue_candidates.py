@@ -1,4 +1,4 @@
-"""What queue_bench.py measures: round trips between two processes, streams, codecs and bursts. One round of each.
+"""The candidates of queue_bench.py: round trips between two processes, streams, codecs and bursts. One round of each.
 
 A round runs in a child process, with a forked server: both ends of a queue exist before the fork, as in a driver. It
 returns a Sample: times in ns, and other metrics by name. Both processes are pinned before they begin, the warm-up is

@@ -1,4 +1,4 @@
-"""What generators of random models share: tensors of a graph, random choices, and elements with extremes among them."""
+"""The common parts of generators of random models: tensors of a graph, random choices, and elements with extremes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How readable a source tree is, in numbers: `python tools/readability.py [--root DIR] [--json]`.
+"""The readability of a source tree, in numbers: `python tools/readability.py [--root DIR] [--json]`.
 
 Counts modules, lines, the lines of imports, modules with one importer, the depth of packages and of chains of imports,
 and the length of functions; import cycles between modules, as the layering test finds them; names of classes that are
