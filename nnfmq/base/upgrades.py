@@ -17,7 +17,7 @@ from typing import Final
 from nnfmq.base.packages import installed_version
 from nnfmq.hal.errors import DeviceUnavailable
 
-__all__ = ["loaded_stamp", "require_unchanged", "was_upgraded", "watch_package", "what_was_installed"]
+__all__ = ["loaded_stamp", "require_unchanged", "upgrade_text", "was_upgraded", "watch_package"]
 
 _FILE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "__init__.py")
 _PREFIX: Final = "nnfmq."
@@ -72,10 +72,10 @@ def was_upgraded() -> bool:
 def require_unchanged() -> None:
     """Raise DeviceUnavailable if the files were replaced since this process began, and would be loaded now."""
     if was_upgraded():
-        raise DeviceUnavailable(f"{what_was_installed()}; this needs code that it has not loaded")
+        raise DeviceUnavailable(f"{upgrade_text()}; this needs code that it has not loaded")
 
 
-def what_was_installed() -> str:
+def upgrade_text() -> str:
     """Return the state of the package on disk, and what to do, as a sentence without its end."""
     version = installed_version("nnfmq")
     what = f"nnfmq {version} was installed" if version else "nnfmq was replaced or removed"

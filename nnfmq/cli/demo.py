@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import compiling, console, microseconds, print_json, progress_bar, share_text, table
-from nnfmq.cli.model_file import what_ran, what_ran_text
+from nnfmq.cli.model_file import program_report, program_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +101,7 @@ def classify(images: Array, name: str, no_color: bool) -> Classification:
         with compiling(no_color, name) as progress:
             prepare_begin = time.monotonic_ns()
             model = client.prepare(load(example_path(name)), progress=progress)
-            ran = what_ran(model, time.monotonic_ns() - prepare_begin)
+            ran = program_report(model, time.monotonic_ns() - prepare_begin)
         ran |= {"core": core_name, "driver_core": client.driver_core}
         stack.enter_context(model)
         burst = model.burst()
@@ -198,7 +198,7 @@ def _summarize(screen: Console, report: dict[str, Any]) -> None:
     for metrics in columns.values():
         times = metrics["latency_ns"]
         accuracies.append(f"{share_text(metrics['accuracy'], 1)} ({metrics['correct']} of {report['digits']} digits)")
-        programs.append(what_ran_text(metrics["ran"]))
+        programs.append(program_text(metrics["ran"]))
         first_results.append(f"{metrics['first_result_ns'] / 1e6:,.0f} ms after `connect` was called")
         latencies.append(f"p50 {microseconds(times['p50'])} µs, p99 {microseconds(times['p99'])} µs")
     summary = table("result", *columns)

@@ -20,8 +20,16 @@ if TYPE_CHECKING:
     from nnfmq.importers.loaded_model import UnknownShapes
 
 __all__ = [
-    "ModelFile", "SizesNeeded", "add_model_arguments", "add_runtime_option", "file_options", "load_model", "shapes_of",
-    "sizes_as_options", "what_ran", "what_ran_text",
+    "ModelFile",
+    "SizesNeeded",
+    "add_model_arguments",
+    "add_runtime_option",
+    "file_options",
+    "load_model",
+    "program_report",
+    "program_text",
+    "shapes_of",
+    "sizes_as_options",
 ]  # fmt: skip
 
 
@@ -164,7 +172,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, extents
 
 
-def what_ran(model: CompiledModel, prepared_ns: int) -> dict[str, Any]:
+def program_report(model: CompiledModel, prepared_ns: int) -> dict[str, Any]:
     """Return the device, the kind of program, the operations that machine code executes, and the time, for a report.
 
     A model on several devices, and one of a plug-in's device, has the kind `other`.
@@ -178,15 +186,15 @@ def what_ran(model: CompiledModel, prepared_ns: int) -> dict[str, Any]:
     }
 
 
-def what_ran_text(ran: dict[str, Any]) -> str:
-    """Return the report of `what_ran` as a line of text."""
-    taken = f"{ran['prepared_ns'] / 1e6:,.0f} ms"
-    if ran["program"] in ("compiled", "cached") and not ran["compiled_operations"]:
-        return f"{ran['device']}: the interpreter, because no operation has a kernel, ready in {taken}"
+def program_text(report: dict[str, Any]) -> str:
+    """Return the report of `program_report` as a line of text."""
+    taken = f"{report['prepared_ns'] / 1e6:,.0f} ms"
+    if report["program"] in ("compiled", "cached") and not report["compiled_operations"]:
+        return f"{report['device']}: the interpreter, because no operation has a kernel, ready in {taken}"
     programs = {
         "compiled": f"machine code, compiled now in {taken}",
         "cached": f"machine code from the cache, ready in {taken}",
         "interpreter": f"the interpreter, ready in {taken}",
         "baseline": f"the interpreter, ready in {taken}, until the model is compiled",
     }
-    return f"{ran['device']}: {programs.get(ran['program'], f'ready in {taken}')}"
+    return f"{report['device']}: {programs.get(report['program'], f'ready in {taken}')}"

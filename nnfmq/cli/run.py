@@ -37,9 +37,9 @@ from nnfmq.cli.model_file import (
     add_model_arguments,
     add_runtime_option,
     file_options,
+    program_report,
+    program_text,
     sizes_as_options,
-    what_ran,
-    what_ran_text,
 )
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import counted
@@ -185,7 +185,7 @@ def _burst(
         begin_ns = time.monotonic_ns()
         with compiling(arguments.no_color, arguments.model.name) as progress:
             prepared = prepare(progress=progress, timeout=arguments.timeout, deterministic=arguments.deterministic)
-        ran = what_ran(prepared, time.monotonic_ns() - begin_ns)
+        ran = program_report(prepared, time.monotonic_ns() - begin_ns)
         stack.enter_context(prepared)
         if steps is None:
             steps = _steps(arguments, prepared)
@@ -313,7 +313,7 @@ def _print(console: Console, report: dict[str, Any]) -> None:
     for name, meaning in _STAGES.items():
         split.add_row(name, microseconds(report["p50_ns"][name]), meaning)
     console.print(split)
-    console.print(what_ran_text(report))
+    console.print(program_text(report))
     count = report["repeat"]
     once = "One execution. The first one is slower than later ones: use --repeat N to compare times."
     console.print(f"{count} executions." if count > 1 else once)

@@ -229,7 +229,7 @@ class MachineSampler:
                 self._watched[pid] = _Watched(StopFiles(pid))
                 self.record.processes.setdefault(pid, role_name(pid))
         for pid, watched in self._watched.items():
-            self._note_stop(pid, watched, watched.files.how())
+            self._note_stop(pid, watched, watched.files.stop_kind())
 
     def _note_stop(self, pid: int, watched: _Watched, how: str) -> None:
         if how == watched.how:

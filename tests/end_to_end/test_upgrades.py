@@ -96,4 +96,4 @@ def test_an_interpreter_that_is_started_during_an_upgrade_does_not_begin(folder:
         words, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 1
-    assert upgrades.what_was_installed() in done.stderr
+    assert upgrades.upgrade_text() in done.stderr

@@ -64,7 +64,7 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
         try:
             return self._by_name[name]
         except KeyError:
-            reason = _how_to_get(name) or f"; this driver has: {', '.join(sorted(self._by_name))}"
+            reason = _advice(name) or f"; this driver has: {', '.join(sorted(self._by_name))}"
             raise InvalidArgument(f"there is no device {name!r}{reason}") from None
 
     def prefetch_imports(self) -> None:
@@ -97,7 +97,7 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
             end_changes(device.status_word, os.getpid())
 
 
-def _how_to_get(name: str) -> str:
+def _advice(name: str) -> str:
     """Return advice to get the device of this name, which hosts a runtime; empty if it is none of this build."""
     runtime = next((runtime for runtime in RUNTIMES if runtime.name == name), None)
     if runtime is None:

@@ -37,7 +37,7 @@ from nnfmq.base.packages import installed_version
 from nnfmq.base.paths import is_socket_named
 from nnfmq.base.sandbox.sandbox import require_parts
 from nnfmq.base.service_manager import ServiceManager
-from nnfmq.base.upgrades import was_upgraded, what_was_installed
+from nnfmq.base.upgrades import upgrade_text, was_upgraded
 from nnfmq.driver.devices.configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
 from nnfmq.driver.devices.installation import DriverOptions, installed_plugins
 from nnfmq.driver.execution.turns import CoreShares
@@ -257,7 +257,7 @@ class Supervisor(Closable):
         if not self._was_upgraded and was_upgraded():
             self._was_upgraded = True
             self._workers.publish_upgrade()
-            _log.warning("%s", what_was_installed())
+            _log.warning("%s", upgrade_text())
 
     def _clients_max(self) -> int:
         return min(CLIENTS_MAX, self._workers.uids or CLIENTS_MAX)

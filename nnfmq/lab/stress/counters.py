@@ -84,7 +84,7 @@ class StopFiles:
         with suppress(OSError):  # only version 2 tells, and not of its root
             self._group = os.open(_GROUPS / _unified_group(pid) / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
 
-    def how(self) -> str:
+    def stop_kind(self) -> str:
         """Return the kind of its stop, a key of `machine_record.STOPS`; empty if it is not stopped, or has exited."""
         with suppress(OSError):
             how = _STOP_STATES.get(read_state(self._stat).state, "")

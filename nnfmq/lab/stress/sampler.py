@@ -124,7 +124,7 @@ class Sampler:
         stall = 0 if self._stalls is None else memory_stall_ns(self._stalls)
         for each, samples in zip(self._watched, self.samples, strict=True):
             client, worker = self._files[each.client], self._files[each.worker]
-            stopped = client.stops.how(), worker.stops.how()
+            stopped = client.stops.stop_kind(), worker.stops.stop_kind()
             throttled = client.throttled_ns(), worker.throttled_ns()
             read_ns = time.monotonic_ns()
             samples.append(StressSample(begin_ns, read_ns, *stopped, *throttled, memory_stall=stall))

@@ -82,10 +82,10 @@ class TrialRecords:
         return [
             request
             for number, (records, samples) in enumerate(zip(self.clients, self.samples, strict=True))
-            for request in slow_requests(records, samples, thresholds, partial(self._who_had_cpu, number))
+            for request in slow_requests(records, samples, thresholds, partial(self._cpu_holders, number))
         ]
 
-    def _who_had_cpu(self, number: int, side: str, record: RequestRecord, waited_ns: int) -> tuple[str, int]:
+    def _cpu_holders(self, number: int, side: str, record: RequestRecord, waited_ns: int) -> tuple[str, int]:
         """Say who had the CPU for which a side of a client waited in a request, and how long this process had it."""
         if not self.watched:
             return "", 0

@@ -145,11 +145,11 @@ def test_a_process_whose_control_group_is_frozen_is_kept_from_running(
     events.write_text("populated 1\nfrozen 0\n")
     files = counters.StopFiles(child.pid)
     try:
-        assert files.how() == ""
+        assert files.stop_kind() == ""
         events.write_text("populated 1\nfrozen 1\n")
-        assert files.how() == "frozen"
+        assert files.stop_kind() == "frozen"
         with child.stopped():
-            assert files.how() == "stopped"
+            assert files.stop_kind() == "stopped"
     finally:
         files.close()
 
