@@ -215,7 +215,6 @@ def execute(arguments: argparse.Namespace) -> int:
     1: a measurement failed, or no load is within --latency-threshold, or a result is slower than the baseline. 3: a
     result may differ from the baseline, but one of the runs was not stable, beside other programs, or on another CPU.
     """
-    from nnfmq.lab.bench.measurement import measure_plan
     from nnfmq.lab.bench.report import (
         build_report,
         compare_runners,
@@ -224,7 +223,6 @@ def execute(arguments: argparse.Namespace) -> int:
         model_identity,
         require_same_model,
     )
-    from nnfmq.lab.child_processes import BenchmarkFailed
 
     if arguments.enable_op_profiling and arguments.device not in (None, *_PROFILED):
         allowed = " and ".join(_PROFILED)
@@ -238,13 +236,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.enable_op_profiling and plan.hosted is not None:
         raise InvalidArgument(f"--enable_op_profiling: {device} executes the model, and does not tell its operations")
     conditions = machine() | {"threads": arguments.threads, "inputs": arguments.input_data or ["random"]}
-    try:
-        with shown_progress(arguments.no_color) as progress:
-            found = measure_plan(plan, progress)
-    except BenchmarkFailed as error:
-        raise InvalidArgument(str(error)) from error
-    if not found.loads:
-        raise InvalidArgument("; ".join(f"{name}: {reason}" for name, reason in found.missing.items()))
+    found = _measured(plan, arguments.no_color)
     report = identity | build_report(plan, found, conditions)
     report["ratios"] = compare_runners(report["results"])
     if baseline is not None:
@@ -254,6 +246,21 @@ def execute(arguments: argparse.Namespace) -> int:
     _write(arguments, report, found)
     _print(arguments, report)
     return _status(report)
+
+
+def _measured(plan: LoadPlan, no_color: bool) -> LoadMeasurements:
+    """Return the measurements of a plan; blocks. Raises InvalidArgument if one fails, or no runner is available."""
+    from nnfmq.lab.bench.measurement import measure_plan
+    from nnfmq.lab.child_processes import BenchmarkFailed
+
+    try:
+        with shown_progress(no_color) as progress:
+            found = measure_plan(plan, progress)
+    except BenchmarkFailed as error:
+        raise InvalidArgument(str(error)) from error
+    if not found.loads:
+        raise InvalidArgument("; ".join(f"{name}: {reason}" for name, reason in found.missing.items()))
+    return found
 
 
 def read_baseline(path: Path, command: str) -> Any:
