@@ -221,10 +221,12 @@ def _by_release(name: str, since: tuple[int, ...], consequence: str) -> Finding:
 
 
 def _limits() -> Iterator[Finding]:
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    few = 0 <= files < 256
-    remedy = "raise it: ulimit -n 4096" if few else ""
-    yield Finding("limits", "open files", _limit(files), FindingState.LIMITED if few else FindingState.OK, remedy)
+    from nnfmq.driver.process.limits import few_descriptors
+
+    several = settings.WORKER_UIDS.value() is not None
+    few = few_descriptors(settings.WORKER_START.value() or ("exec" if several else "fork"), serves_several=several)
+    files = _limit(resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # a driver raises its own limit to that
+    yield Finding("limits", "open files", files, FindingState.LIMITED if few else FindingState.OK, few)
     yield Finding("limits", "locked memory", _limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], _MIB))
     allowed = sorted(os.sched_getaffinity(0))
     one = len(allowed) == 1

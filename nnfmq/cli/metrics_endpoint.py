@@ -1,6 +1,7 @@
 """The HTTP endpoint of `nnfmq metrics`, on a loopback address or a unix socket: GET /metrics, and nothing else.
 
-It serves one request after the other, and gives a client REQUEST_TIMEOUT_S. It is the only HTTP in nnfmq, and runs in a
+It serves one request after the other, and gives a client REQUEST_TIMEOUT_S for its request, and again for taking the
+response, however it splits them. It is the only HTTP in nnfmq, and runs in a
 process of its own, never in the driver.
 """
 
@@ -10,12 +11,15 @@ import errno
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from nnfmq.base import watcher
 
 __all__ = ["Endpoint"]
 
@@ -63,14 +67,33 @@ class Endpoint:
 
     def __init__(self, address: Address, render: Callable[[], tuple[bytes, str]]) -> None:
         class Handler(BaseHTTPRequestHandler):
-            timeout = REQUEST_TIMEOUT_S
             server_version, sys_version = "nnfmq", ""
+
+            def handle(self) -> None:
+                self._begin_limit()
+                try:
+                    super().handle()
+                finally:
+                    self._end_limit()
+
+            def _begin_limit(self) -> None:
+                at_ns = time.monotonic_ns() + int(REQUEST_TIMEOUT_S * 1e9)
+                self._timer = watcher.call_at(at_ns, self._hang_up)
+
+            def _end_limit(self) -> None:
+                watcher.cancel_timer(self._timer)
+
+            def _hang_up(self) -> None:
+                with suppress(OSError):  # the client has hung up already
+                    self.connection.shutdown(socket.SHUT_RDWR)
 
             def do_GET(self) -> None:
                 if self.path.partition("?")[0] != "/metrics":
                     self.send_error(HTTPStatus.NOT_FOUND, "the metrics are at /metrics")
                     return
+                self._end_limit()
                 body, content_type = render()
+                self._begin_limit()
                 self.send_response(HTTPStatus.OK)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))

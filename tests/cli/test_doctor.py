@@ -53,6 +53,14 @@ class TestReport:
         assert finding.state is FindingState.LIMITED
         assert "without Landlock (Linux 5.13)" in finding.value
 
+    def test_a_limit_of_descriptors_below_what_a_driver_s_clients_may_take_is_named(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("resource.getrlimit", lambda _resource: (300, 300))
+        finding = named("open files")
+        assert (finding.value, finding.state) == ("300", FindingState.LIMITED)
+        assert "the limit is 300: some clients may be rejected" in finding.remedy
+
     def test_a_sandbox_that_is_off_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NNFMQ_SANDBOX", "off")
         finding = named("sandbox of workers")

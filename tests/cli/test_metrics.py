@@ -7,14 +7,16 @@ import json
 import logging
 import os
 import re
+import select
 import signal
 import socket
 import stat
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +32,7 @@ from support.model_folders import add_version, adder
 from support.places import ROOT
 
 import nnfmq
-from nnfmq.cli import main, metrics
+from nnfmq.cli import main, metrics, metrics_endpoint
 from nnfmq.cli.metrics import listen_address
 from nnfmq.cli.metrics_endpoint import Address, Endpoint
 from nnfmq.cli.statistics import DriverSample, read_served_models
@@ -285,6 +287,20 @@ def test_a_unix_socket_is_the_user_s_only_and_removed_at_the_end(folder: Path) -
         assert ask(path).endswith(b"up 1\n")
         assert str(path) in endpoint.url
     assert not path.exists()
+
+
+def test_a_client_has_the_limit_of_time_for_its_whole_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_endpoint, "REQUEST_TIMEOUT_S", 0.3)
+    path = folder / "m.sock"
+    with serving(path), socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(str(path))
+        poll, end_s = select.poll(), time.monotonic() + LIMIT_S
+        poll.register(slow, select.POLLIN)
+        with suppress(BrokenPipeError):  # the endpoint has hung up
+            while not poll.poll(20) and time.monotonic() < end_s:
+                slow.send(b"x")  # always long before the limit
+        assert time.monotonic() < end_s
+        assert ask(path).endswith(b"up 1\n")
 
 
 def test_a_stale_socket_is_replaced_and_a_live_one_is_not(folder: Path) -> None:

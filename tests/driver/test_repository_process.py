@@ -20,6 +20,7 @@ from nnfmq.driver.process.workers import (
     HEARTBEATS_MISSED_MAX,
     PAUSE_MAX_S,
     PAUSE_S,
+    STOP_TIMEOUT_S,
     RepositoryProcess,
 )
 from nnfmq.hal.errors import GeneralFailure
@@ -34,6 +35,8 @@ class FakeProcess:
         self._read_fd, write_fd = os.pipe()
         os.close(write_fd)  # so the other end is readable
         self.signals: list[signal.Signals] = []
+        self.ends = True
+        self.is_reaped = False
 
     def fileno(self) -> int:
         return self._read_fd
@@ -41,7 +44,12 @@ class FakeProcess:
     def send(self, number: signal.Signals) -> None:
         self.signals.append(number)
 
+    def has_exited(self, wait_s: float) -> bool:
+        assert 0 < wait_s <= STOP_TIMEOUT_S
+        return self.ends
+
     def reap(self) -> int:
+        self.is_reaped = True
         os.close(self._read_fd)
         return 3
 
@@ -125,6 +133,19 @@ def test_a_start_that_fails_is_tried_again(setup: Setup, error: Exception, caplo
     setup.error = None
     setup.process.start()
     assert len(setup.started) == 1
+
+
+def test_a_process_that_does_not_end_is_waited_for_with_a_limit_and_reaped_later(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup.process.start()
+    (process,) = setup.started
+    process.ends = False
+    setup.process.end()
+    assert "the model repository does not end" in caplog.text
+    assert (process.signals, process.is_reaped) == ([signal.SIGKILL], False)
+    setup.loop.run_once(time.monotonic())  # it has ended now
+    assert process.is_reaped
 
 
 def test_a_process_that_cannot_be_watched_is_ended(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

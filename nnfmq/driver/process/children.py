@@ -70,6 +70,12 @@ class ChildProcess:
         """Return whether a signal has stopped the process, which nobody has continued. False once it has exited."""
         return self._pidfd >= 0 and is_child_stopped(os.P_PIDFD, self._pidfd)
 
+    def has_exited(self, wait_s: float) -> bool:
+        """Return whether the process has exited, or does within a time, in seconds. Blocks for that at most."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
+
     def reap(self) -> int:
         """Wait for the exit, close the pidfd, and return the exit status; the negative number of a fatal signal."""
         ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)

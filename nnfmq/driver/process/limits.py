@@ -1,16 +1,25 @@
-"""The values of a driver's limits, for its statistics."""
+"""The values of a driver's limits, for its statistics; and the descriptors that its supervisor may need."""
 
 from __future__ import annotations
 
+import resource
+
 from nnfmq.base import settings
+from nnfmq.driver.cache.shared import ENTRIES_MAX
 from nnfmq.driver.compilation.process import processes_max
 from nnfmq.driver.memory.quota import quota_limit_bytes, total_limit_bytes, user_limit_bytes
-from nnfmq.driver.process.admission import CLIENTS_MAX, user_clients
+from nnfmq.driver.process.admission import CLIENTS_MAX, MONITORS_MAX, user_clients
 from nnfmq.driver.process.statistics_area import StatisticsArea
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.limits import BYTES, LIMITS, MILLISECONDS
 
-__all__ = ["limit_values", "publish_limits"]
+__all__ = ["CLIENT_FDS", "USER_ENTRIES_MIN", "few_descriptors", "limit_values", "publish_limits"]
+
+CLIENT_FDS = {"fork": 8, "exec": 10}
+"""Descriptors of a supervisor for each client, by how its workers start."""
+USER_ENTRIES_MIN = 8
+"""Programs that the clients of one user share at least, of a driver that serves several; a descriptor each."""
+_OWN_FDS = 64  # and those of processes that write to the cache
 
 _COMPUTED = {
     "": lambda: CLIENTS_MAX,
@@ -46,3 +55,19 @@ def publish_limits(statistics: StatisticsArea, serves_several: bool) -> None:
     """Write the values into the statistics."""
     for word, value in enumerate(limit_values(serves_several), layout.LIMITS):
         statistics.set(word, value)
+
+
+def few_descriptors(start: str, *, clients_max: int = CLIENTS_MAX, serves_several: bool = False) -> str:
+    """Return why a supervisor with this process's hard limit may lack descriptors, and the remedy; empty if it may not.
+
+    `start` tells how its workers start: `fork` or `exec`.
+    """
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    entries = clients_max * USER_ENTRIES_MIN if serves_several else ENTRIES_MAX
+    needed = _OWN_FDS + (clients_max + MONITORS_MAX) * CLIENT_FDS[start] + entries
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return ""
+    return (
+        f"{clients_max} clients with what they share may take {needed} descriptors, and the limit is {limit:,}: some "
+        f"clients may be rejected; raise it (ulimit -Hn, or LimitNOFILE= of a systemd service)"
+    )

@@ -47,6 +47,7 @@ from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, AdmittedClient, 
 from nnfmq.driver.process.children import reap_orphans
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.hand_over import Predecessor, Successor
+from nnfmq.driver.process.limits import few_descriptors
 from nnfmq.driver.process.listening import checked_path, open_listeners, take_passed_sockets
 from nnfmq.driver.process.pending_clients import PendingClients, decode_greeting, reject
 from nnfmq.driver.process.service_status import ServiceStatus
@@ -481,6 +482,9 @@ def _prepare_workers(
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    few = few_descriptors("exec" if is_executed else "fork", clients_max=clients_max, serves_several=uids is not None)
+    if few:
+        _log.warning("%s", few)
     trim_memory()
     gc.freeze()  # the collector would write to pages that workers share; a hundredth of it all is garbage, some KiB
     gc.enable()  # the command has disabled it for the time of the imports

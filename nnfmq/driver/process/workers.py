@@ -44,7 +44,7 @@ from nnfmq.driver.process.children import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GR
 from nnfmq.driver.process.client_classes import class_without_request, schedule_worker, why_not_changed, why_not_given
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.heartbeats import HeartbeatWatch, worker_heartbeat
-from nnfmq.driver.process.limits import publish_limits
+from nnfmq.driver.process.limits import USER_ENTRIES_MIN, publish_limits
 from nnfmq.driver.process.log_pipe import LogPipe
 from nnfmq.driver.process.pending_clients import decode_greeting, reject
 from nnfmq.driver.process.private_folder import private_folder_of
@@ -70,7 +70,6 @@ _CAUSES: dict[int, str] = {
     signal.SIGSYS: ": its sandbox ended it, because of a system call that no worker makes",
     signal.SIGALRM: ": code of a plug-in kept Python's lock beyond its deadline, or beyond the limit of an execution",
 }
-_USER_ENTRIES_MIN = 8
 STOP_TIMEOUT_S = 2.0  # after END, and again after SIGKILL
 _log = rate_limited("nnfmq.supervisor")
 
@@ -488,7 +487,7 @@ def _death_cause(status: int) -> str:
 def user_entries() -> int:
     """Return how many programs the clients of one user share at most: so few that the fds of this process suffice."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(ENTRIES_MAX, max(_USER_ENTRIES_MIN, soft_limit // (2 * PLACES)))
+    return min(ENTRIES_MAX, max(USER_ENTRIES_MIN, soft_limit // (2 * PLACES)))
 
 
 def _reject(channel: Channel, error: OSError | NnfmqError) -> None:
@@ -610,7 +609,7 @@ class RepositoryProcess:
         self._start_later()
 
     def _end_process(self) -> int:
-        """Kill the process and its children; return its exit status. Blocks until it has ended."""
+        """Kill the process and its children; return its exit status. Blocks until that, for STOP_TIMEOUT_S at most."""
         process, self._process = self._process, None
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
@@ -627,7 +626,16 @@ class RepositoryProcess:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.send(signal.SIGKILL)  # it may not have a group of its own yet
-        return process.reap()
+        if process.has_exited(STOP_TIMEOUT_S):
+            return process.reap()
+        _log.error("the model repository does not end: a system call that it makes does not return")
+        with suppress(OSError):  # then nobody reaps it
+            self._loop.add_reader(process.fileno(), lambda: self._reap_later(process))
+        return -signal.SIGKILL
+
+    def _reap_later(self, process: ChildProcess) -> None:
+        self._loop.remove_reader(process.fileno())
+        process.reap()
 
     def _start_later(self) -> None:
         if time.monotonic() - self._started_s > _LONG_S:
@@ -641,6 +649,6 @@ class RepositoryProcess:
         return self._listener
 
     def end(self) -> None:
-        """End the process and its children; it has nothing to save. Blocks until it has ended. Idempotent."""
+        """End the process and its children; it has nothing to save. Blocks as `_end_process`. Idempotent."""
         self._is_ending = True
         self._end_process()
