@@ -460,12 +460,8 @@ def _lower_bidirectional(
     for number, weights in enumerate(both):
         gemv = weights.plan_gemv(weights.hidden_size, steps[1], target)
         reads_aux = bool(number) and aux is not None and weights.aux is None
-        source, bias = aux_input if reads_aux else _INPUT, weights.initial_accumulators(gemv)
-        numbers = source, input_count + len(intermediates)
-        intermediates += _input_product(weights.inputs, bias, gemv, numbers, math.prod(steps), target)
-        if weights.aux is not None:
-            numbers = aux_input, input_count + len(intermediates)
-            intermediates += _add_aux_product(weights.aux, gemv, numbers, intermediates[-1].shape, target)
+        sources = aux_input if reads_aux else _INPUT, aux_input
+        intermediates += _products(weights, gemv, sources, input_count + len(intermediates), math.prod(steps), target)
         reads = (input_count + len(intermediates) - 1, *range(1 + number * state_count, 1 + (number + 1) * state_count))
         is_last = number == 1 and not merges_outputs
         output_kinds = (_ALL_OUTPUTS, *states) if merges_outputs or is_last else (_LAST_OUTPUT, _ALL_OUTPUTS, *states)
@@ -484,6 +480,20 @@ def _lower_bidirectional(
     if merged is None:
         return None
     return KernelSequence(tuple(intermediates), merged, tuple(input_count + number for number in results))
+
+
+def _products(
+    weights: _CellWeights, gemv: GateGemv, sources: tuple[int, int], first: int, rows: int, target: Target
+) -> list[Intermediate]:
+    """Return the launches of a cell's products with its inputs, the last of which writes the sums of all gates.
+
+    `sources` are the numbers of the input and of the auxiliary input, `first` that of the first launch's result.
+    """
+    bias = weights.initial_accumulators(gemv)
+    found = [*_input_product(weights.inputs, bias, gemv, (sources[0], first), rows, target)]
+    if weights.aux is not None:
+        found += _add_aux_product(weights.aux, gemv, (sources[1], first + len(found)), found[-1].shape, target)
+    return found
 
 
 def _add_aux_product(
