@@ -135,7 +135,9 @@ def _value_text(report: dict[str, Any]) -> str:
         return "invalid"
     if isinstance(value, list):
         return ", ".join(value) or "none"
-    return report["default"].replace("`", "") if value is None else str(value)
+    if value is None or value == "":
+        return report["default"].replace("`", "")
+    return str(int(value)) if isinstance(value, bool) else str(value)  # 1: a variable is not True
 
 
 def _source_text(report: dict[str, Any]) -> str:

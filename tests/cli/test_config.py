@@ -42,6 +42,17 @@ def test_show_prints_every_setting_with_value_and_source(tmp_path: Path, capsys:
     assert rows[-1] == ["Files:", f"{tmp_path}/lab.toml."]
 
 
+def test_a_value_that_is_shown_can_be_given_to_its_variable(capsys: Capture) -> None:
+    found = as_json(capsys, "config", "show")
+    assert main(["config", "show"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = {row[0]: row[1] for row in rows if len(row) == 3 and row[0] in found}
+    single = {name: report["value"] for name, report in found.items() if isinstance(report["value"], int | float)}
+    assert {"cpu_only", "drain_s", "memory_mib"} <= single.keys() <= shown.keys()
+    assert {name: settings.table()[name].type.parse(shown[name]) for name in single} == single
+    assert shown["vlog"] == "none"
+
+
 def test_json_has_the_source_of_each_value(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNFMQ_CACHE_MIB", "3")
     path = toml(tmp_path, "memory_mib = 77\ncache_mib = 1")
