@@ -10,7 +10,7 @@ from support.both_runners import Ours, Theirs
 from support.stateful_models import X, handle, streaming_window, two_rnns
 from support.tflite_files import Operator, Tensor, ints, writer
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import LifeTime
 from nnfmq.importers import load
@@ -132,6 +132,15 @@ def test_a_variable_may_be(content: bytes) -> None:
         x = random.integers(-100, 100, 2).astype(np.int32)
         for found, expected in zip(run([x]), theirs([x]), strict=True):
             np.testing.assert_array_equal(found, expected)
+
+
+def test_a_model_with_variables_is_not_resized_and_the_variables_alone_are_at_fault() -> None:
+    content = model_of(START, handle("a"), READ, SUM, assign(3))
+    with pytest.raises(
+        UnsupportedModel, match=r"operator 1 \(VAR_HANDLE\): its variable has a shape that the file"
+    ) as e:
+        load(content, shapes={"x": (1,)})
+    assert [problem.operator for problem in e.value.problems] == ["VAR_HANDLE"]
 
 
 @pytest.mark.parametrize(

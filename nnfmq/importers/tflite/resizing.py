@@ -23,6 +23,7 @@ from nnfmq.importers.tflite.operators.conversion import computed_size
 __all__ = ["Resizing", "input_index"]
 
 _SELECTIONS = ("SELECT", "SELECT_V2")
+_OF_VARIABLES = ("READ_VARIABLE", "ASSIGN_VARIABLE")
 _Shape = tuple[int, ...]
 
 
@@ -45,7 +46,10 @@ class Resizing:
         """
         if not self._unknown.isdisjoint(operator.inputs):  # an earlier operator is at fault, not this one
             self._unknown.update(operator.outputs)
-            convert_operator(self._context, operator)
+            if operator.name in _OF_VARIABLES:  # the handle is at fault
+                self._context.assume_written(operator)
+            else:
+                convert_operator(self._context, operator)
             return
         try:
             self._convert(operator)
@@ -55,6 +59,10 @@ class Resizing:
 
     def _convert(self, operator: TfliteOperator) -> None:
         converter_of(operator)  # checks the number of tensors
+        if operator.name == "VAR_HANDLE":
+            raise InvalidArgument(
+                "its variable has a shape that the file states: inputs of the model cannot get another"
+            )
         self._resize_states(operator)
         for index in operator.outputs:
             self._file.set_shape(index, self._stated(operator, self._file.tensor(index)))
