@@ -136,7 +136,7 @@ def _value_text(report: dict[str, Any]) -> str:
     if isinstance(value, list):
         return ", ".join(value) or "none"
     if value is None or value == "":
-        return report["default"].replace("`", "")
+        return str(report["default"]).replace("`", "")
     return str(int(value)) if isinstance(value, bool) else str(value)  # 1: a variable is not True
 
 
