@@ -134,7 +134,8 @@ class LineFormatter(logging.Formatter):
         exception = self._exception(record)
         if exception:
             line["exception"] = exception
-        return json.dumps(line, ensure_ascii=False)
+        text = json.dumps(line, ensure_ascii=False)
+        return text if text.isprintable() else "".join(c if c.isprintable() else _json_escape(c) for c in text)
 
     def _exception(self, record: logging.LogRecord) -> str:
         """Return the text of the exception: of one of another process it is all there is."""
@@ -152,6 +153,12 @@ def _escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _json_escape(character: str) -> str:
+    """Return how a string of JSON has a character: as its units of UTF-16."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 def _quoted(value: object) -> str:

@@ -80,11 +80,17 @@ def test_no_line_of_an_exception_in_a_text_begins_as_a_line_of_the_log_does() ->
     assert (lines[0], lines[-1]) == ("  Traceback (most recent call last):", r"  lines\x1b[2J")
 
 
-@pytest.mark.parametrize("text", ["one\ntwo", "bell\x07", "\x1b[31mred", "\x85next", "\u2028line"])
+@pytest.mark.parametrize(
+    "text", ["one\ntwo", "bell\x07", "\x1b[31mred", "\x85next", "\u2028line", "\x7f\x9b2J", "\u202e", "\U000e0001"]
+)
 def test_a_client_cannot_begin_a_line_or_command_a_terminal(text: str) -> None:
     line = LineFormatter().format(record("model %s", text, **about(LoggedClient(1, 1, text), text)))
     assert line.isprintable()
-    assert LineFormatter(is_json=True).format(record("model %s", text, **about(model=text))).count("\n") == 0
+    for has_priority in (False, True):
+        made = LineFormatter(is_json=True, has_priority=has_priority).format(record("%s", text, **about(model=text)))
+        assert made.isprintable()
+        found = json.loads(made.removeprefix("<6>"))
+        assert (found["message"], found["model"]) == (text, text)
 
 
 def test_of_a_client_in_another_PID_namespace_a_line_has_the_user_and_the_worker() -> None:
