@@ -127,6 +127,20 @@ def test_the_inputs_of_a_loop_s_body_hide_what_is_around_it() -> None:
     require_same(file_with([node("Exp", ["x"], ["w"]), loop], constants={"n": np.array(3)}))
 
 
+def test_nodes_may_be_in_any_order() -> None:
+    nodes = [node("Add", ["t", "w"], ["y"]), node("Neg", ["u"], ["t"]), node("Relu", ["x"], ["u"])]
+    require_same(file_with(nodes, constants={"w": X}))
+    own = [branch(node(operator, ["x"], ["t"]), output="t") for operator in ("Relu", "Neg")]
+    nodes = [node("Add", ["t", "x"], ["z"]), node("Abs", ["y"], ["t"]), selection(*own)]
+    require_same(file_with(nodes, inputs={"x": X, "c": TRUE}), x=X, c=TRUE)
+
+
+def test_a_graph_with_a_cycle_is_refused() -> None:
+    nodes = [node("Add", ["t", "x"], ["u"]), node("Relu", ["u"], ["t"]), node("Neg", ["u"], ["y"])]
+    with pytest.raises(nnfmq.UnsupportedModel, match="'t' is the result of no earlier node"):
+        nnfmq.load(file_with(nodes))
+
+
 UNREAD: dict[str, tuple[Any, dict[str, Any]]] = {
     "MaxPool": (node("MaxPool", ["x"], ["y", "indices"], kernel_shape=[2, 2]), {}),
     "LayerNormalization": (node("LayerNormalization", ["x", "s"], ["y", "m", "v"]), {"s": np.ones(6, np.float32)}),

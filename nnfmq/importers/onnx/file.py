@@ -7,8 +7,11 @@ what the protocol buffer does not guarantee (types of attributes, sizes of const
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -42,6 +45,7 @@ Array: TypeAlias = npt.NDArray[Any]
 FIRST_OPSET = 7
 """The first opset with NumPy's broadcasting."""
 _DEFAULT_DOMAINS = ("", "ai.onnx")
+_MAX_DENSE_ELEMENTS = 1 << 24  # of a tensor whose file states some elements only
 _MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, NotImplementedError)
 """What the package `onnx` raises for a field that contradicts another."""
 
@@ -80,14 +84,15 @@ def read(source: ModelSource) -> OnnxFile:
     """
     proto = source.parsed if source.parsed is not None else parse(source)
     _require_texts(proto)
+    _sort_nodes(proto.graph)
     _require_definitions(proto)
     folder = source.path.parent if source.path is not None else None
     file = OnnxFile(proto, _opset(proto), len(source.data), folder)
     for tensor in proto.graph.initializer:
         file.data_files.update(entry.value for entry in tensor.external_data if entry.key == "location")
         file.constants[tensor.name] = tensor_array(tensor, folder)
-    if proto.graph.sparse_initializer:
-        raise UnsupportedModel("sparse initializers are not supported")
+    for sparse in proto.graph.sparse_initializer:
+        file.constants[sparse.values.name] = dense_array(sparse, folder)
     file.constants.update(source.values)
     return file
 
@@ -147,6 +152,29 @@ def _node_texts(nodes: Iterable[Any]) -> Iterator[str | bytes]:
             yield attribute.ref_attr_name
             if attribute.HasField("g"):
                 yield from _graph_texts(attribute.g)
+
+
+def _sort_nodes(graph: Any) -> None:
+    """Put the nodes of a model's graph after those whose results they read, if they are not: ONNX Runtime does so."""
+    writers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    sources = [{writers[name] for name in _names_around(node) if name in writers} for node in graph.node]
+    if all(max(indexes, default=-1) < index for index, indexes in enumerate(sources)):
+        return
+    with suppress(CycleError):  # the conversion says what is missing
+        nodes = [graph.node[index] for index in TopologicalSorter(dict(enumerate(sources))).static_order()]
+        copy = type(graph)(node=nodes)
+        del graph.node[:]
+        graph.node.extend(copy.node)
+
+
+def _names_around(node: Any) -> Iterator[str]:
+    """Yield the names that a node reads, and graphs in its attributes from around them."""
+    yield from node.input
+    for graph in (attribute.g for attribute in node.attribute if attribute.HasField("g")):
+        own = {each.name for each in (*graph.input, *graph.initializer)}
+        own.update(name for inner in graph.node for name in inner.output)
+        read = itertools.chain((info.name for info in graph.output), *map(_names_around, graph.node))
+        yield from (name for name in read if name not in own)
 
 
 def _require_definitions(proto: Any) -> None:
@@ -230,6 +258,31 @@ def tensor_array(tensor: Any, folder: Path | None) -> Array:
     return np.asarray(array)
 
 
+def dense_array(sparse: Any, folder: Path | None) -> Array:
+    """Return the array of an onnx.SparseTensorProto; the elements that it does not state are 0.
+
+    Raises:
+        InvalidArgument: If it is corrupt, or has too many elements.
+    """
+    values, shape = tensor_array(sparse.values, folder), tuple(sparse.dims)
+    indices, name = tensor_array(sparse.indices, folder), sparse.values.name[:80]
+    if min(shape, default=1) < 1 or math.prod(shape) > _MAX_DENSE_ELEMENTS:
+        raise InvalidArgument(
+            f"sparse tensor {name!r} of the shape {shape}: it may have {_MAX_DENSE_ELEMENTS} elements"
+        )
+    try:
+        if indices.ndim == 2:
+            indices = np.ravel_multi_index(tuple(indices.T), shape)
+        dense = np.zeros(math.prod(shape), values.dtype)
+        is_right = indices.shape == values.shape and indices.min(initial=0) >= 0 and (np.diff(indices) > 0).all()
+        dense[indices] = values
+    except (*_MALFORMED, IndexError) as error:
+        raise InvalidArgument(f"sparse tensor {name!r} is corrupt: {error}") from None
+    if not is_right:
+        raise InvalidArgument(f"sparse tensor {name!r} is corrupt: its indices do not ascend, or not each has a value")
+    return dense.reshape(shape)
+
+
 def dtype_of(element_type: int) -> np.dtype[Any]:
     """Return NumPy's type of an ONNX element type. Raises InvalidArgument if there is none."""
     import onnx
@@ -274,6 +327,8 @@ def _plain(value: Any, folder: Path | None) -> Any:
         return value.decode()
     if isinstance(value, onnx.TensorProto):
         return tensor_array(value, folder)
+    if isinstance(value, onnx.SparseTensorProto):
+        return dense_array(value, folder)
     if isinstance(value, (int, float, onnx.GraphProto)):
         return value
     return tuple(_plain(element, folder) for element in value) if hasattr(value, "__iter__") else value

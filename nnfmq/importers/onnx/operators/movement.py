@@ -345,7 +345,7 @@ def _constant(node: Node) -> None:
     if others or value is None:
         raise InvalidArgument("a Constant has exactly one attribute")
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
-    if name == "value" and isinstance(value, np.ndarray):
+    if name in ("value", "sparse_value") and isinstance(value, np.ndarray):
         node.constant_result(value)
     elif name in dtypes:
         node.constant_result(np.array(value, dtypes[name]))
