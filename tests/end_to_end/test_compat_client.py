@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.drivers import Daemon, Process, Program, closer_threads, one, until
@@ -13,6 +15,8 @@ from support.models import null_model
 
 import nnfmq
 from nnfmq.base import watcher
+from nnfmq.compat.litert import Interpreter
+from nnfmq.compat.onnxruntime import InferenceSession
 from nnfmq.compat.shared_client import DriverShare
 
 OWNS_NOTHING_AT_EXIT = """
@@ -136,6 +140,32 @@ def test_a_forked_child_gets_a_connection_of_its_own() -> None:
     client = owner.share.client()
     assert client.worker_pid == parents and client.devices()
     del owner
+    until(lambda: is_closed(client), "the connection is closed")
+
+
+def results(session: InferenceSession, interpreter: Interpreter, feed: Mapping[str, Any]) -> list[bytes]:
+    interpreter.invoke()
+    scores = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    return [array.tobytes() for array in (*session.run(["z"], feed), scores)]
+
+
+def test_a_session_and_an_interpreter_of_the_parent_execute_in_a_forked_child() -> None:
+    """As in a server that loads its models before it forks."""
+    pytest.importorskip("onnx", exc_type=ImportError)
+    from support.ort_scripts import FED, symbolic_model
+
+    session = InferenceSession(symbolic_model((2, 3, 4)))
+    interpreter = Interpreter(model_path=str(nnfmq.example_path("digits.tflite")))
+    interpreter.allocate_tensors()
+
+    expected = results(session, interpreter, FED)
+    child = fork()
+    if child == 0:
+        os._exit(0 if results(session, interpreter, FED) == expected else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert results(session, interpreter, FED) == expected
+    client = session._share.client()
+    del session, interpreter
     until(lambda: is_closed(client), "the connection is closed")
 
 
