@@ -271,6 +271,14 @@ def test_intermediate_results_are_litert_s_if_they_are_preserved() -> None:
         assert_same(*[found.get_tensor(index) for found in both], where=str(index))
 
 
+def test_only_inputs_are_resized() -> None:
+    """LiteRT resizes results as well, and computes them in their own shapes."""
+    found = made(ours)
+    for index in (WEIGHTS, OUTPUT):
+        with pytest.raises(ValueError, match=f"tensor {index} is no input of the model: only inputs can be resized"):
+            found.resize_tensor_input(index, [1])
+
+
 def test_intermediate_results_that_are_not_preserved_are_refused() -> None:
     found = made(ours)
     with pytest.raises(ValueError, match="only with experimental_preserve_all_tensors"):

@@ -209,9 +209,21 @@ RUNS: dict[str, Script] = {
     "arrays in a vector of OrtValues": lambda ort: ort.capi.onnxruntime_pybind11_state.OrtValueVector().push_back(
         [1.0]
     ),
+    "a list that updates an OrtValue": lambda ort: ort.OrtValue.ortvalue_from_numpy(X).update_inplace([1.0]),
+    "files in memory without lengths": lambda ort: ort.SessionOptions().add_external_initializers_from_files_in_memory(
+        ["a"], [b"x"], []
+    ),
+    "provider options that are no sequence": lambda ort: _with_providers(ort, ["CPUExecutionProvider"], 7),
+    "provider options that are no dictionaries": lambda ort: _with_providers(ort, ["CPUExecutionProvider"], ["a"]),
+    "more provider options than providers": lambda ort: _with_providers(ort, ["CPUExecutionProvider"], [{}, {}]),
+    "provider options beside pairs": lambda ort: _with_providers(ort, [("CPUExecutionProvider", {})], [{}]),
     "a dimension by its denotation": lambda ort: _denoted(ort, "DATA_BATCH"),
     "a dimension by another denotation": lambda ort: _denoted(ort, "DATA_CHANNEL"),
 }
+
+
+def _with_providers(ort: Any, providers: Any, options: Any) -> Any:
+    return ort.InferenceSession(symbolic_model(), providers=providers, provider_options=options).get_providers()
 
 
 NO_ELEMENTS = {
