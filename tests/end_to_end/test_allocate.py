@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.models import add_model, relu_model, unsized_relu_model
 
 import nnfmq
 from nnfmq.base.memory import Memory
+from nnfmq.hal.types import Protection
 
 FOUR, SUM = np.array([1, 2, 3, 4], np.float32), [2, 4, 6, 8]
 
@@ -145,6 +147,13 @@ def test_DOM_15_shared_memory_has_a_fixed_shape(daemon: Daemon, resources: ExitS
     with nnfmq.allocate(outputs=roles, dimensions=(4,)) as buffer:
         models[0].execute(-FOUR, out=[buffer])
         assert buffer.array().tolist() == [0] * 4
+
+
+def test_nothing_is_copied_to_memory_that_is_read_only(resources: ExitStack) -> None:
+    source, target = (resources.enter_context(Memory.create(16)) for _ in range(2))
+    reading = resources.enter_context(Memory.adopt(os.dup(target.fileno()), protection=Protection.READ))
+    with pytest.raises(nnfmq.InvalidArgument, match="the memory to copy to is read-only"):
+        nnfmq.copy(source, reading)
 
 
 def test_DOM_15_shared_memory_is_validated_as_the_driver_validates_buffers(

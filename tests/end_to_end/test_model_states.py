@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from support.both_runners import Theirs
 from support.drivers import Daemon, Process
+from support.models import null_model
 from support.stateful_models import stream, streaming_window
 
 import nnfmq
@@ -202,6 +203,14 @@ def test_states_of_other_shapes_are_rejected(model: nnfmq.PreparedModel) -> None
             with pytest.raises(nnfmq.InvalidArgument):
                 burst.state = wrong
         assert is_initial(burst.state)
+
+
+def test_a_model_without_states_takes_none(client: nnfmq.Client) -> None:
+    with client.device("reference").prepare(null_model()) as model, model.burst() as burst:
+        burst.state = []
+        with pytest.raises(nnfmq.InvalidArgument, match="the model has no states; 1 were given"):
+            burst.state = [np.zeros(1, np.float32)]
+        assert burst.state == ()
 
 
 def test_states_are_set_by_name_and_errors_name_them(model: nnfmq.PreparedModel) -> None:

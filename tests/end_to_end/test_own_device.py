@@ -176,17 +176,30 @@ class Hoarding(Saving):
 class Versionless(Saving):
     name = "test-versionless"
     version_string = ""
+
+
+class Needy(Saving):
+    name = "test-needy"
+    sandbox_needs = ("/dev/accelerator",)
+
+
+class Unrelated:
+    name = "test-unrelated"
 """
+LEFT_OUT = {
+    "Misnamed": "",
+    "Hoarding": "",
+    "Versionless": "a version string must not be empty",
+    "Needy": "sandbox_needs is ('/dev/accelerator',), not a SandboxNeeds",
+    "Unrelated": "a plug-in names a subclass of nnfmq.driver.devices.device.DeviceBase, not <class ",
+}
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Return a driver with six plug-ins, of which three have a valid description."""
+    """Return a driver with eight plug-ins, of which three have a valid description."""
     site = tmp_path_factory.mktemp("site")
-    kinds = {
-        name.lower(): f"several:{name}"
-        for name in ("Saving", "Baseline", "Unplugged", "Misnamed", "Hoarding", "Versionless")
-    }
+    kinds = {name.lower(): f"several:{name}" for name in ("Saving", "Baseline", "Unplugged", *LEFT_OUT)}
     add_plugin(site, "several", SAVING, kinds, "nnfmq.devices")
     with short_folder() as made, running_daemon(made / "d.sock", environment=path_with(site)) as daemon:
         yield daemon
@@ -199,9 +212,10 @@ def test_N_BAS_3_DEV_6_DEV_8_DEV_10_a_driver_skips_invalid_devices(interface: st
     assert {name for name in infos if name.startswith("test-")} == {"test-saving", "test-baseline", "test-unplugged"}
     assert "reference" in infos
     assert (infos["test-saving"].model_cache_files, infos["test-saving"].data_cache_files) == (2, 0)
-    for name in ("misnamed", "hoarding", "versionless"):
-        text = f"device {name} (several:{name.capitalize()}) is left out"
+    for name, reason in LEFT_OUT.items():
+        text = f"device {name.lower()} (several:{name}) is left out"
         until(lambda text=text: text in many.program.errors(), text)
+        assert any(text in line and reason in line for line in many.program.errors().splitlines()), reason
 
 
 def test_CACHE_6_N_CCH_16_a_plug_in_s_compilation_is_saved_and_restored(many: Daemon, tmp_path: Path) -> None:

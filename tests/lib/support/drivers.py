@@ -502,5 +502,6 @@ def one(value: float) -> npt.NDArray[np.float32]:
 
 
 def shared_memory_names() -> set[str]:
-    """Return the names of shared memory on this machine."""
-    return set(os.listdir("/dev/shm"))
+    """Return the names of shared memory on this machine; a folder there is another program's, no memory."""
+    with os.scandir("/dev/shm") as entries:
+        return {entry.name for entry in entries if entry.is_file()}
