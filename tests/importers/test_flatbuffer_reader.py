@@ -79,6 +79,39 @@ def test_the_enumerations_are_those_of_the_schema_package(names: dict[int, str],
     assert names == known
 
 
+ENDS = ("", "Length", "AsNumpy", "IsNone")
+THE_TENSORS_SAY_IT = "the type of a tensor, or the number of tensors"
+NOT_READ = {
+    "ArgMaxOptions.OutputType": THE_TENSORS_SAY_IT,
+    "ArgMinOptions.OutputType": THE_TENSORS_SAY_IT,
+    "CastOptions.InDataType": THE_TENSORS_SAY_IT,
+    "CastOptions.OutDataType": THE_TENSORS_SAY_IT,
+    "Conv2DOptions.QuantizedBiasType": "the bias has a type",
+    "FullyConnectedOptions.QuantizedBiasType": "the bias has a type",
+    "PackOptions.ValuesCount": THE_TENSORS_SAY_IT,
+    "ShapeOptions.OutType": THE_TENSORS_SAY_IT,
+    "SparseToDenseOptions.ValidateIndices": "no kernel of TFLite reads it",
+    "SplitOptions.NumSplits": THE_TENSORS_SAY_IT,
+    "SplitVOptions.NumSplits": THE_TENSORS_SAY_IT,
+    "TransposeConvOptions.QuantizedBiasType": "the bias has a type",
+    "UniqueOptions.IdxOutType": THE_TENSORS_SAY_IT,
+    "UnpackOptions.Num": THE_TENSORS_SAY_IT,
+}
+NOT_SUPPORTED = {"ConcatEmbeddingsOptions", "HashtableOptions", "SkipGramOptions"}  # their operators
+
+
+def test_each_field_of_options_is_read_or_has_a_reason_not_to_be() -> None:
+    tables = {table.name: table for table in flatbuffers.OPTIONS.values()}
+    unread = set()
+    for name in (
+        name for name in vars(tflite.BuiltinOptions) if name.endswith("Options") and name not in NOT_SUPPORTED
+    ):
+        known = {f"{field.name}{end}" for field in tables[name].fields for end in ENDS} if name in tables else set()
+        generated = {field for field in vars(getattr(tflite, name)) if field[0].isupper() and name not in field}
+        unread.update(f"{name}.{field}" for field in generated - known - {"Init", "GetRootAs"})
+    assert unread == set(NOT_READ)
+
+
 LEAF = Table("Leaf", (Field(4, "number", Scalar(4, "i"), -7), Field(6, "text", String())))
 ROOT = Table("Root", (
     Field(4, "flag", Scalar(1, "?"), True), Field(6, "numbers", Vector(Scalar(2, "h"))), Field(8, "leaf", LEAF),
