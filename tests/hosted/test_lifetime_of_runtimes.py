@@ -282,5 +282,6 @@ def test_threads_of_a_runtime_sleep_when_an_execution_has_ended(
 
         found = [used_ns() for _ in range(10)]
         print(f"{runtime}: {found} ns")
-        assert example.divided is None or max(second for second, _ in found) > 500_000
+        # Without the first, in which threads start. With one thread it is below 50 µs, except for OpenVINO.
+        assert example.divided is None or max(second for second, _ in found[1:]) > 100_000
         assert statistics.median(after for _, after in found) < 2_000_000  # what looks for work takes tens of ms
