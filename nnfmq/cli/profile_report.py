@@ -332,8 +332,8 @@ def _kernel_text(kernel: Mapping[str, Any]) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Return a rate; `-` for None."""
-    return "-" if value is None else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+    """Return a rate with about three digits; `-` for None."""
+    return "-" if value is None else f"{value:.{2 if value < 1 else 1 if value < 99.95 else 0}f}"
 
 
 def kilobytes(count: int | None) -> str:

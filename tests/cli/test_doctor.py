@@ -135,6 +135,18 @@ class TestReport:
         assert found == limited
 
     @pytest.mark.parametrize(
+        ("content", "state"), [("1\n", FindingState.LIMITED), ("0\n", FindingState.OK), (None, FindingState.OK)]
+    )
+    def test_groups_of_the_scheduler_for_each_session_are_limited(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None, state: FindingState
+    ) -> None:
+        path = tmp_path / "enabled"
+        if content is not None:
+            path.write_text(content)
+        monkeypatch.setattr(doctor, "AUTOGROUPS", str(path))
+        assert named("autogroups").state is state
+
+    @pytest.mark.parametrize(
         ("machine", "state"), [("x86_64", FindingState.LIMITED), ("aarch64", FindingState.MISSING)]
     )
     def test_the_python_core_is_enough_on_x86_64_only(

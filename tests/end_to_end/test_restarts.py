@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import pytest
 from support import tiers
@@ -19,6 +20,7 @@ from support.drivers import (
     InThread,
     Process,
     Program,
+    app,
     one,
     running_daemon,
     until,
@@ -481,42 +483,29 @@ def test_a_successor_without_models_removes_the_socket_of_the_model_repository(p
 # ------------------------------------------------------------------------------------------------ under load
 
 
-class Load:
-    """A client that executes without a pause on a thread, and what it has seen."""
+class Load(NamedTuple):
+    """An application that executes without a pause. Its own process: threads of one would wait for each other."""
 
-    def __init__(self, path: Path, execute: Callable[[nnfmq.PreparedModel, nnfmq.Burst, float], object]) -> None:
-        self._path, self._execute = path, execute
-        self._ends = threading.Event()
-        self.count = self.longest_ns = 0
-        self.thread = InThread.start(self._run)
+    program: Program
+    counter: Path
 
-    def _run(self) -> tuple[int, int]:
-        with nnfmq.connect(self._path, timeout=LIMIT_S) as client:
-            with client.device("compiled").prepare(null_model()) as model, model.burst() as burst:
-                while not self._ends.is_set():
-                    begin_ns = time.monotonic_ns()
-                    assert self._execute(model, burst, self.count) == (one(self.count),)
-                    self.longest_ns = max(self.longest_ns, time.monotonic_ns() - begin_ns)
-                    self.count += 1
-            return client.recovery
+    @classmethod
+    def start(cls, path: Path, way: str, counter: Path) -> Self:
+        """Start it; `counter` is its file."""
+        counter.write_bytes(bytes(8))
+        return cls(app("restart_load", path, way, counter), counter)
 
-    def stop(self) -> None:
-        """Let the client end after its execution."""
-        self._ends.set()
+    @property
+    def count(self) -> int:
+        """The number of its executions so far."""
+        return int.from_bytes(self.counter.read_bytes(), sys.byteorder)
 
-    def end(self) -> tuple[int, int]:
-        """Stop; return the deaths of drivers and the reconnections that the client has counted."""
-        self.stop()
-        call = self.thread.wait()
-        assert call.error is None, repr(call.error)
-        return call.value
-
-
-LOADS: list[Callable[[nnfmq.PreparedModel, nnfmq.Burst, float], object]] = [
-    lambda _model, burst, value: burst.execute(one(value), timeout=LIMIT_S),
-    lambda model, _burst, value: model.execute(one(value), timeout=LIMIT_S),
-    lambda model, _burst, value: model.execute_async(one(value), timeout=LIMIT_S).result(),
-]
+    def end(self) -> dict[str, int]:
+        """Let it end after an execution; return what it has printed."""
+        self.program.end_input()
+        found: dict[str, int] = json.loads(self.program.line())
+        assert self.program.wait() == 0, self.program.errors()
+        return found
 
 
 def wait_until_all_execute(loads: list[Load]) -> None:
@@ -524,7 +513,7 @@ def wait_until_all_execute(loads: list[Load]) -> None:
     before = [load.count for load in loads]
 
     def have_executed() -> bool:
-        assert not any(load.thread.error for load in loads), [load.thread.error for load in loads]
+        assert not any(load.program.popen.poll() for load in loads), [load.program.errors() for load in loads]
         return all(load.count > count for load, count in zip(loads, before, strict=True))
 
     until(have_executed, "each load executes")
@@ -540,18 +529,19 @@ def restarted(path: Path, daemon: Daemon, replaces: bool, drivers: ExitStack) ->
 
 
 @pytest.mark.parametrize("replaces", [True, False], ids=["replaced", "SIGTERM and start"])
-def test_no_request_of_clients_that_recover_is_lost_in_restarts_under_load(path: Path, replaces: bool) -> None:
+def test_no_request_of_clients_that_recover_is_lost_in_restarts_under_load(
+    path: Path, folder: Path, replaces: bool
+) -> None:
     with ExitStack() as drivers:
         daemon = drivers.enter_context(Daemon.start(path))
-        loads = [Load(path, execute) for execute in LOADS]
-        for load in loads:
-            drivers.callback(load.stop)
+        loads = {way: Load.start(path, way, folder / way) for way in ("burst", "execute", "execute_async")}
+        for load in loads.values():
+            drivers.enter_context(load.program)
         for _ in range(RESTARTS):
-            wait_until_all_execute(loads)
+            wait_until_all_execute([*loads.values()])
             daemon = restarted(path, daemon, replaces, drivers)
-        wait_until_all_execute(loads)
-        for load in loads:
-            deaths, reconnections = load.end()
-            assert (deaths, reconnections > 0) == (0, True)
-        print("longest request, ms:", [f"{load.longest_ns / 1e6:.0f}" for load in loads])
+        wait_until_all_execute([*loads.values()])
+        found = {way: load.end() for way, load in loads.items()}
+        assert all(each["deaths"] == 0 < each["reconnections"] for each in found.values()), found
+        print("longest request, ms:", {way: round(each["longest_ns"] / 1e6) for way, each in found.items()})
         daemon.end()

@@ -120,7 +120,7 @@ def test_TST_9_inputs_that_reach_new_code_remain_in_a_folder(tmp_path: Path) -> 
         "runs": 1, "cpu_s": found["cpu_s"], "inputs": found["inputs"], "edges": found["edges"],
         "failing": [found["failing_input"]],
     }  # fmt: skip
-    assert found["cpu_s"] > 0.1
+    assert found["cpu_s"] > 0
 
 
 def test_what_runs_have_done_adds_up_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
