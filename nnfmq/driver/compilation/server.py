@@ -502,8 +502,7 @@ class CompileRelay:
             channel, process = fork_compile_server(reports=True, log_fd=log.child_fd)
             undo.pop_all()
         server = self._server = _RunningServer(channel, process, log)
-        log.log.pid = process.pid
-        log.close_child_end()
+        log.begin(process.pid)
         log.watch()
         self._statistics.set(layout.COMPILE_SERVER_PID, server.process.pid)
         self._loop.add_reader(server.channel.fileno(), lambda: self._on_report(server))

@@ -13,7 +13,7 @@ from nnfmq.driver.process.statistics_area import StatisticsArea
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.limits import BYTES, LIMITS, MILLISECONDS
 
-__all__ = ["CLIENT_FDS", "USER_ENTRIES_MIN", "few_descriptors", "limit_values", "publish_limits"]
+__all__ = ["CLIENT_FDS", "USER_ENTRIES_MIN", "few_descriptors", "limit_values", "publish_limits", "worker_start"]
 
 CLIENT_FDS = {"fork": 8, "exec": 10}
 """Descriptors of a supervisor for each client, by how its workers start."""
@@ -55,6 +55,11 @@ def publish_limits(statistics: StatisticsArea, serves_several: bool) -> None:
     """Write the values into the statistics."""
     for word, value in enumerate(limit_values(serves_several), layout.LIMITS):
         statistics.set(word, value)
+
+
+def worker_start(*, serves_several: bool) -> str:
+    """Return how the workers of a driver start, `fork` or `exec`: as the setting says, or else by whom it serves."""
+    return settings.WORKER_START.value() or ("exec" if serves_several else "fork")
 
 
 def few_descriptors(start: str, *, clients_max: int = CLIENTS_MAX, serves_several: bool = False) -> str:

@@ -31,8 +31,8 @@ _PAUSES: Final = 20  # a pause is at least so many times as long as the reading 
 class LogPipe(Closable):
     """The supervisor's end of the pipe. Used by one thread. Close it.
 
-    Borrows `loop`. `log` logs what the child, which it calls `child`, has written; tell it the process before the loop
-    runs. `child_fd` is the child's end, which the caller closes when the child has it.
+    Borrows `loop`. `log` logs what the child, which it calls `child`, has written. `child_fd` is the child's end: call
+    `begin` when the child has it.
 
     Raises:
         OSError: If the system lacks fds.
@@ -43,6 +43,11 @@ class LogPipe(Closable):
         self.log = ChildLog(child, names_clients=names_clients)
         self._fd, self.child_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._timer: Timer | None = None
+
+    def begin(self, pid: int) -> None:
+        """Name this process in the log of what it has written, and close this process's copy of its end. Idempotent."""
+        self.log.pid = pid
+        self._close_child_end()
 
     def watch(self) -> None:
         """Log from now on. Raises OSError if the system lacks memory for another registration."""
@@ -73,10 +78,9 @@ class LogPipe(Closable):
             self.log.write(os.read(fd, _PIPE_BYTES))
         self.log.end()
         os.close(fd)
-        self.close_child_end()
+        self._close_child_end()
 
-    def close_child_end(self) -> None:
-        """Close the child's end in this process. Idempotent."""
+    def _close_child_end(self) -> None:
         fd, self.child_fd = self.child_fd, -1
         if fd >= 0:
             os.close(fd)

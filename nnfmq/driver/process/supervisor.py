@@ -47,7 +47,7 @@ from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, AdmittedClient, 
 from nnfmq.driver.process.children import reap_orphans
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.driver.process.hand_over import Predecessor, Successor
-from nnfmq.driver.process.limits import few_descriptors
+from nnfmq.driver.process.limits import few_descriptors, worker_start
 from nnfmq.driver.process.listening import checked_path, open_listeners, take_passed_sockets
 from nnfmq.driver.process.pending_clients import PendingClients, decode_greeting, reject
 from nnfmq.driver.process.service_status import ServiceStatus
@@ -458,7 +458,8 @@ def _prepare_workers(
     preload(has_cache=uids is None)
     if settings.PERF_MAP.value():
         remove_left_perf_maps()
-    is_executed = (settings.WORKER_START.value() or ("fork" if uids is None else "exec")) == "exec"
+    start = worker_start(serves_several=uids is not None)
+    is_executed = start == "exec"
     if uids is not None:
         _check_uid(uids.first, is_executed)
     setup = WorkerSetup(entries, installed_plugins(), options, is_executed)
@@ -482,7 +483,7 @@ def _prepare_workers(
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    few = few_descriptors("exec" if is_executed else "fork", clients_max=clients_max, serves_several=uids is not None)
+    few = few_descriptors(start, clients_max=clients_max, serves_several=uids is not None)
     if few:
         _log.warning("%s", few)
     trim_memory()

@@ -136,8 +136,7 @@ class DriverRequests:
             log = undo.enter_context(LogPipe(self._loop, name))
             process = fork_child(run, fds, name, enter=enter, log_fd=log.child_fd, **rest)
             undo.pop_all()
-        log.log.pid = process.pid
-        log.close_child_end()
+        log.begin(process.pid)
         return process, log
 
     def _watch(self, process: ChildProcess, on_exit: Callable[[], None]) -> None:

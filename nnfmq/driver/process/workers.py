@@ -242,7 +242,6 @@ class WorkerProcesses:
             uid, uid_lock, enter = self._take_account(client.uid, undo, worker_ends)
             log = LogPipe(self._loop, "a worker")
             undo.callback(log.close)
-            worker_ends.callback(log.close_child_end)
             start_s = executed_worker.START_S if self._setup.is_executed else 0.0
             heartbeat = undo.enter_context(worker_heartbeat(self._loop, start_s))
             worker_ends.callback(heartbeat.close_child_end)
@@ -270,7 +269,7 @@ class WorkerProcesses:
         if self._is_replaced:
             process.send(LEAVE)
         vlog("driver", "worker %d serves a new client", process.pid)
-        log.log.pid = process.pid
+        log.begin(process.pid)
         logged = log.log.client = client.logged(program)._replace(worker=process.pid)
         _log.info("client connected, class %s", client_class.name.lower(), extra=about(logged))
         return _Worker(
@@ -561,8 +560,7 @@ class RepositoryProcess:
                 at_parent_exit=signal.SIGKILL,
                 log_fd=log.child_fd,
             )
-            log.log.pid = process.pid
-            log.close_child_end()
+            log.begin(process.pid)
             heartbeat.close_child_end()
             log.watch()
             self._started_s = time.monotonic()
