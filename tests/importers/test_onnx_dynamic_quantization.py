@@ -304,3 +304,19 @@ def test_accuracy_level_4_rounds_the_input_in_blocks(client: nnfmq.Client, bits:
     assert np.abs(floats - wanted).max() > 0.02
     for (found,) in everywhere(client, contents[1], fed):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_accuracy_level_4_rounds_the_levels_of_a_quantized_table_as_onnx_runtime_does(
+    client: nnfmq.Client, bits: int
+) -> None:
+    levels = np.arange(-8, 8, dtype=F32)[RNG.integers(0, 16, (5, 64))]
+    levels[:, ::32] = -8  # the largest of each block: half of it is 63.5 / 127
+    fed = {"x": levels * F32(0.37)}
+    known = {"w": integers(np.uint8, 33, 2, 4 * bits), "s": RNG.uniform(0.1, 0.2, (33, 2)).astype(F32) / 2**bits}
+    options = {"K": 64, "N": 33, "bits": bits, "block_size": 32, "accuracy_level": 4}
+    node = make("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **options)
+    content = file_of([node], fed, ["y"], known)
+    (wanted,) = expected(content, fed)
+    for (found,) in everywhere(client, content, fed):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())

@@ -4,8 +4,9 @@ A weight is (q - zero point) · scale, and a block has those of adjacent element
 numbers in order, the lowest bits first. The last block of a unit is filled up, with any bits.
 
 `rounds_input` is ONNX Runtime's accuracy level 4: each block of the input, too, has a scale, its largest magnitude
-divided by 127, and becomes integers, halves rounded to the even one. The sum of a block's products is exact, then
-multiplied by both scales. An infinity in a block makes results infinite, NaN makes them NaN.
+divided by 127. Multiplied by 127 / the largest magnitude, a float32 that is limited to finite numbers, it becomes
+integers, halves rounded to the even one. The sum of a block's products is exact, then multiplied by both scales. An
+infinity in a block makes results infinite, NaN makes them NaN.
 
     C1 numbers have 2, 4 or 8 bits
     C2 weights are (units, blocks, bytes of a block), not empty; a block has 16, 32, ... elements
@@ -81,9 +82,10 @@ def input_steps(rows: Array) -> tuple[Array, Array]:
     An infinity is the step of its sign, of an infinite scale; with NaN the scale is NaN.
     """
     with np.errstate(all="ignore"):
-        scales = np.abs(rows).max(axis=-1, keepdims=True) / _HIGHEST
-        quotients = np.where(np.isinf(rows), np.copysign(_HIGHEST, rows), rows / np.where(scales > 0, scales, 1))
-        steps: Array = np.clip(np.rint(np.where(scales > 0, quotients, 0)), -_HIGHEST, _HIGHEST)
+        largest = np.abs(rows).max(axis=-1, keepdims=True)
+        scales, factors = largest / _HIGHEST, np.minimum(_HIGHEST / largest, np.finfo(np.float32).max)
+        scaled = np.where(np.isinf(rows), np.copysign(_HIGHEST, rows), rows * factors)
+        steps: Array = np.clip(np.rint(np.where(scales > 0, scaled, 0)), -_HIGHEST, _HIGHEST)
     return steps, scales
 
 

@@ -31,7 +31,7 @@ from nnfmq.engines.compiled.ir_builder import (
 from nnfmq.engines.compiled.kernels import Kernel
 from nnfmq.engines.compiled.kernels.blockwise import Extents, Panel, UnitTiles, plan_tiles
 from nnfmq.engines.compiled.kernels.micro_kernels import dot2, dot4
-from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmaximum, fmuladd
+from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmaximum, fminimum, fmuladd
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.declaration import Array
 from nnfmq.operations.tflite_extension.blockwise import unpack_bits
@@ -40,6 +40,7 @@ __all__ = ["BlockStepsKernel", "RoundedBlockwiseKernel", "plan_rounded"]
 
 _SCALE, _SUM, _HEADER_BYTES = 0, 4, 8
 _HIGHEST = 127.0
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _GROUP = 4  # steps that are multiplied at once
 _MOST_SHORTS = 8  # sums of two products of 4 bits and 127 in 16 bits
 
@@ -113,10 +114,12 @@ class BlockStepsKernel(Kernel):
         (largest,) = kb.for_loop(count, [kb.splat(F32, 0.0, lanes)], extend)
         for distance in (1 << n for n in range(lanes.bit_length() - 1)):
             largest = fmaximum(kb, largest, kb.shuffle(largest, largest, [lane ^ distance for lane in range(lanes)]))
-        scales = kb.ir.fdiv(largest, kb.splat(F32, _HIGHEST, lanes))
+        highest = kb.splat(F32, _HIGHEST, lanes)
+        scales = kb.ir.fdiv(largest, highest)
+        factors = fminimum(kb, kb.ir.fdiv(highest, largest), kb.splat(F32, _LARGEST_FLOAT, lanes))
 
         def quantize(index: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            steps = self._steps(kb, kb.load(kind, floats, kb.mul(index, lanes * 4)), scales)
+            steps = self._steps(kb, kb.load(kind, floats, kb.mul(index, lanes * 4)), scales, factors)
             place = kb.add(kb.mul(index, lanes), _HEADER_BYTES)
             kb.store(kb.ir.trunc(steps, vector(I8, lanes)), record, place)
             return [kb.ir.add(sums[0], steps)]
@@ -126,14 +129,13 @@ class BlockStepsKernel(Kernel):
         kb.store(kb.ir.extract_element(scales, first), record, _SCALE)
         kb.store(kb.ir.extract_element(kb.horizontal_sums([sums]), first), record, _SUM)
 
-    def _steps(self, kb: KernelBuilder, values: Value, scales: Value) -> Value:
+    def _steps(self, kb: KernelBuilder, values: Value, scales: Value, factors: Value) -> Value:
         lanes = values.type.count
         zeros, infinities = kb.splat(F32, 0.0, lanes), kb.splat(F32, math.inf, lanes)
         is_positive = kb.ir.fcmp_ordered(">", scales, zeros)
-        quotients = kb.ir.fdiv(values, kb.ir.select(is_positive, scales, kb.splat(F32, 1.0, lanes)))
         limits = kb.intrinsic("llvm.copysign", kb.splat(F32, _HIGHEST, lanes), values)
         is_infinite = kb.ir.fcmp_ordered("==", kb.intrinsic("llvm.fabs", values), infinities)
-        steps = kb.intrinsic("llvm.nearbyint", kb.ir.select(is_infinite, limits, quotients))
+        steps = kb.intrinsic("llvm.nearbyint", kb.ir.select(is_infinite, limits, kb.ir.fmul(values, factors)))
         limited = clamp_float(kb, kb.ir.select(is_positive, steps, zeros), -_HIGHEST, _HIGHEST)
         return kb.ir.fptosi(limited, vector(I32, lanes))
 
