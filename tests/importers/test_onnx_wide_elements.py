@@ -61,7 +61,8 @@ def arithmetic(kind: str) -> list[OnnxCase]:
         *(case(name, x, row, constants=(1,)) for name in ("Add", "Sub", "Mul", "Div", "Greater", "LessOrEqual")),
         case("Div", x, small),
         *(case(name, x) for name in ("Abs", "Sign", "Identity")),
-        *(case(name, small, ints(1), constants=(1,), keepdims=0) for name in ("ReduceSum", "ReduceProd", "ReduceL1")),
+        *(case(name, small, ints(1), constants=(1,), keepdims=0)
+          for name in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2")),
         *(case(name, x, ints(0, 2), constants=(1,)) for name in ("ReduceMax", "ReduceMin")),
         *(case(name, x, axis=1) for name in ("ArgMax", "ArgMin")),
         case("CumSum", x, np.int64(1), constants=(1,)),
@@ -71,7 +72,7 @@ def arithmetic(kind: str) -> list[OnnxCase]:
         case("MatMul", few(kind, 2, 3, 4), few(kind, 2, 4, 3)),
         case("Clip", x, x[0, 0, 2], x[0, 0, 3], constants=(1, 2)),
         *([] if kind.startswith("u") else of_signed(kind)),
-    ]
+    ]  # fmt: skip
 
 
 def of_signed(kind: str) -> list[OnnxCase]:
@@ -149,6 +150,8 @@ def of_floats() -> list[OnnxCase]:
         *(case(name, some, ints(1), constants=(1,)) for name in ("ReduceMean", "ReduceL2", "ReduceLogSumExp")),
         *(case(name, factor * some, axis=1) for name, factor in (("Softmax", 1000), ("LogSoftmax", 1))),
         case("Sum", x, some, some[0]),
+        *(case("DFT", some[:, :, :parts], axis=1, inverse=parts - 1) for parts in (1, 2)),
+        case("STFT", some.reshape(1, 24, 1), np.int64(4), None, np.int64(8), constants=(1, 3)),
         case("Mod", x, some, fmod=1),
         case("OneHot", np.array([0.0, 2.0, -1.0, 9.0]), np.int64(4), np.array([0.5, 1e60]), constants=(1,)),
         case("Pow", np.abs(some), some),
@@ -223,11 +226,17 @@ def test_a_cast_returns_what_onnx_runtime_returns(source: str, target: str) -> N
     require_same(found.astype(target), np.concatenate(wanted))
 
 
-@pytest.mark.parametrize(("operator", "kind"), [("LpPool", "float64"), ("ReduceL2", "uint64")])
-def test_an_operator_that_does_not_compute_a_type_is_refused(operator: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("operator", "kind", "reason"),
+    [
+        ("LpPool", "float64", "TENSOR_FLOAT64"),
+        *((name, kind, "logarithms of integers") for name in ("ReduceLogSum", "ReduceLogSumExp") for kind in INTEGERS),
+    ],
+)
+def test_an_operator_that_does_not_compute_a_type_is_refused(operator: str, kind: str, reason: str) -> None:
     x = np.ones((1, 1, 4, 4), kind)
     attributes = {"kernel_shape": [2, 2]} if operator == "LpPool" else {}
-    with pytest.raises(UnsupportedModel, match=rf"\({operator}\): .*TENSOR_{kind.upper()}"):
+    with pytest.raises(UnsupportedModel, match=rf"\({operator}\): .*{reason}"):
         load(case(operator, x, **attributes).content())
 
 

@@ -173,6 +173,9 @@ _SELECTIONS = [
     _case("TensorScatter", _real(2, 1, 4, 5), _real(2, 1, 2, 5), _ints(1, 2), opset=24),
     _case("TensorScatter", _real(2, 1, 4, 5), _real(2, 1, 2, 5), _ints(1, 3), c=(2,), opset=24, mode="circular"),
     _case("TensorScatter", _real(3, 4, 5), _real(3, 2, 5), opset=24, axis=1),
+    _case("TensorScatter", _of("?", 2, 4, 5), _of("?", 2, 2, 5), _ints(1, 3), opset=24, mode="circular"),
+    *(_case("ReduceL2", _of("i4", 2, 3, 4), _ints(2, 0), c=(1,), keepdims=keepdims) for keepdims in (0, 1)),
+    *(_case("ReduceL2", _of(kind, 2, 3), opset=13, axes=[1]) for kind in ("i4", "i8")),
     *(_case("BitShift", _of(kind, 8), np.array([0, 1, 7, 8, 31, 64, -1, -64], kind), c=c, opset=28, direction=direction)
       for kind in ("i1", "i4", "i8") for direction in ("LEFT", "RIGHT") for c in ((), (1,))),
 ]  # fmt: skip
@@ -302,7 +305,9 @@ ILLEGAL = [
         "input 5 has the shape (1, 4, 3)",
     ),
     (_case("ConvTranspose", _real(1, 2, 3), _real(2, 1, 2), strides=[2], output_padding=[2]), "output_padding"),
-]
+    *((_case(name, _real(3, 2, 4), _real(1, rows, 4), _real(1, rows, 3), c=(1, 2), clip=0.0), "attribute clip")
+      for name, rows in (("GRU", 9), ("LSTM", 12), ("RNN", 3))),
+]  # fmt: skip
 """Cases that ONNX Runtime does not accept, and what the error says."""
 
 ILLEGAL_BY_TEXT = [

@@ -18,7 +18,7 @@ from nnfmq.hal.types import CLAMPS, OperandType
 from nnfmq.importers.onnx.operators.movement import broadcast_to, common_shape
 from nnfmq.importers.onnx.values import Node, Value, operand_type_of
 
-__all__ = ["CONVERTERS", "in_float32"]
+__all__ = ["CONVERTERS", "conversion", "in_float32"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -305,11 +305,11 @@ def _cast_to(node: Node, dtype: np.dtype[Any]) -> None:
     elif source == _B8:
         found = node.from_bool(x, kind)
     else:
-        found = node.to_bool(x) if kind == _B8 else node.emit(_conversion(source, kind), [x], kind)
+        found = node.to_bool(x) if kind == _B8 else node.emit(conversion(source, kind), [x], kind)
     node.result(found, node.value(0).shape, dtype)
 
 
-def _conversion(source: OperandType, kind: OperandType) -> Op:
+def conversion(source: OperandType, kind: OperandType) -> Op:
     """Return the HAL's CAST, or the extension's, which makes floats beyond INT32 its minimum, not the nearest."""
     is_lossy = kind == _I32 and source in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
     return extended_code(Op.CAST, Scheme.WIDER) if is_lossy else Op.CAST

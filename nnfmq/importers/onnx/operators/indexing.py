@@ -117,11 +117,12 @@ def _tensor_scatter(node: Node) -> None:
     if mode == "circular":
         places = node.emit(operation_code(TfliteOperation.FLOOR_MOD), [places, node.filled(_I32, extent)])
     indices = node.emit(Op.CONCATENATION, [node.add_constant(rows), places, node.builder.int32(2)])
-    if cache.dtype == np.bool_:
-        raise InvalidArgument("elements of bool are not supported")
+    is_bool = cache.dtype == np.bool_
     arrays = [transposed(node, node.operand(value), order) for value in (cache, update)]
+    arrays = [node.from_bool(array) for array in arrays] if is_bool else arrays
     arguments = [arrays[0], indices, arrays[1], node.builder.int32(_REDUCTIONS.index("none"))]
     found = node.emit(operation_code(TfliteOperation.SCATTER_ND_UPDATE), arguments)
+    found = node.to_bool(found) if is_bool else found
     node.result(transposed(node, found, [int(at) for at in np.argsort(order)]), cache.shape)
 
 

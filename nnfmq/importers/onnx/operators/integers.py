@@ -76,7 +76,9 @@ def _bit_cast(node: Node) -> None:
     x, shape, kind = node.operand(0), node.value(0).shape, operand_type_of(wanted)
     is_integral = given.kind in "iub" and wanted.kind in "iu"
     if given.itemsize != wanted.itemsize or (not is_integral and given.itemsize < _FLOAT_BYTES):
-        raise InvalidArgument(f"bits of {given.name} as {wanted.name} are not supported")
+        raise InvalidArgument(
+            f"bits of {given.name} as {wanted.name} are not supported: devices have none of such floats"
+        )
     if node.builder[x].type != kind:
         x = node.emit(Op.CAST if is_integral else operation_code(TfliteOperation.BITCAST), [x], kind)
     node.result(x, shape, wanted)

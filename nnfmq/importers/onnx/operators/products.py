@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TfliteOperation, operation_code
+from nnfmq.hal.extensions import TENSOR_FLOAT64, TfliteOperation, operation_code
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx.operators.elementwise import in_float32
 from nnfmq.importers.onnx.operators.movement import axis_of, broadcast_to, pad, transposed
 from nnfmq.importers.onnx.values import Node, Value, operand_type_of
 
-__all__ = ["CONVERTERS", "mapped"]
+__all__ = ["CONVERTERS"]
 
 _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)  # of FULLY_CONNECTED
 
@@ -242,27 +242,6 @@ _MAX_DFT = 4096
 _DTYPES = ("float32", "float16")
 
 
-def mapped(node: Node, operand: int, axis: int, matrix: Array, bias: Array | None = None) -> int:
-    """Return `matrix` (outputs, inputs) times each vector along an axis, plus `bias`.
-
-    Raises:
-        InvalidArgument: If the elements are no floats.
-    """
-    dtype, rank = node.value(0).dtype, len(node.shape(operand))
-    if dtype.kind != "f":
-        raise InvalidArgument(f"elements of {dtype.name} are not supported")
-    rows, columns = matrix.shape
-    order = [*(other for other in range(rank) if other != axis), axis]
-    reordered = transposed(node, operand, order)
-    shape = node.shape(reordered)
-    flat = node.reshaped(reordered, (math.prod(shape[:-1]), columns))
-    offsets = np.zeros(rows) if bias is None else bias
-    is_half = node.builder[operand].type == OperandType.TENSOR_FLOAT16
-    constants = [node.add_constant(np.asarray(array, "f2" if is_half else "f4")) for array in (matrix, offsets)]
-    found = node.emit(Op.FULLY_CONNECTED, [flat, *constants, node.builder.int32(0)])
-    return transposed(node, node.reshaped(found, (*shape[:-1], rows)), [int(at) for at in np.argsort(order)])
-
-
 def _dft(node: Node) -> None:
     """Convert with the matrix of a transform from (n, parts) numbers to (m, parts), of which parts is 1 or 2."""
     shape = node.value(0).shape
@@ -279,12 +258,19 @@ def _dft(node: Node) -> None:
     order = [*(other for other in range(rank - 1) if other != axis), axis, rank - 1]
     reordered = transposed(node, x, order)
     outer = node.shape(reordered)[:-2]
-    flat = node.reshaped(reordered, (math.prod(outer), 1, matrix.shape[1]))
-    found = mapped(node, flat, 2, matrix)
+    found = _mapped(node, node.reshaped(reordered, (math.prod(outer), matrix.shape[1])), matrix.T)
     kept = 1 if is_inverse and is_onesided else 2
     found = node.reshaped(found, (*outer, matrix.shape[0] // kept, kept))
     found = transposed(node, found, [int(at) for at in np.argsort(order)])
     node.result(found, node.shape(found))
+
+
+def _mapped(node: Node, rows: int, matrix: Array) -> int:
+    """Return the product of rows of floats with a matrix of float64, which gets their type."""
+    kind = node.builder[rows].type
+    if kind == TENSOR_FLOAT64:
+        return _batch_matmul(node, rows, node.add_constant(matrix))
+    return _fully_connected(node, rows, matrix.astype("f2" if kind == OperandType.TENSOR_FLOAT16 else "f4"), None)
 
 
 def _dft_axis(node: Node, shape: tuple[int, ...]) -> int:

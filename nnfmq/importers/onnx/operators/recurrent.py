@@ -87,9 +87,10 @@ def _check(node: Node, directions: int, steps: int) -> None:
 
 def require_lengths(node: Node, steps: int) -> None:
     """Require that all sequences have the same length, and that no unusual attribute is given."""
-    for name in ("layout", "clip"):
-        if node.attribute(name, None):
-            raise InvalidArgument(f"attribute {name} is not supported")
+    if node.attribute("layout", 0):
+        raise InvalidArgument("attribute layout is not supported")
+    if node.attribute("clip", None) is not None:  # 0 would limit all sums to 0
+        raise InvalidArgument("attribute clip is not supported")
     _require_shapes(node)
     if node.given(_SEQUENCE_LENGTHS) and set(node.constant(_SEQUENCE_LENGTHS, "lengths").reshape(-1)) != {steps}:
         raise InvalidArgument("sequences of different lengths are not supported")

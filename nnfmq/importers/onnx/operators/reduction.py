@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import TENSOR_FLOAT64
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
-from nnfmq.importers.onnx.operators.elementwise import in_float32
+from nnfmq.importers.onnx.operators.elementwise import conversion, in_float32
 from nnfmq.importers.onnx.operators.movement import axis_of, reversed_along
 from nnfmq.importers.onnx.values import Node
 
@@ -66,12 +67,27 @@ def divisor(node: Node, x: int, axes: list[int]) -> int:
 def _norm(node: Node) -> None:
     """Convert ReduceL2 to m · √(Σ (x / m)²), m being the maximum absolute value."""
     x, axes, none = node.operand(0), _axes(node), node.builder.int32(0)
-    if node.value(0).dtype.kind != "f":
-        return _reduce(Op.REDUCE_SUM, "square", "SQRT", node)
+    if node.value(0).dtype.kind in "iu":
+        return _norm_of_integers(node)
     maximum = divisor(node, x, axes)
     scaled = node.emit(Op.DIV, [x, maximum, none])
     total = _reduced(node, Op.REDUCE_SUM, node.emit(Op.MUL, [scaled, scaled, none]), axes)
     return _finish(node, node.emit(Op.MUL, [node.emit(Op.SQRT, [total]), maximum, none]), axes)
+
+
+def _norm_of_integers(node: Node) -> None:
+    """Convert to the function that defines it: the root of the sum as a float32, which becomes an integer again."""
+    x, axes, single = node.operand(0), _axes(node), OperandType.TENSOR_FLOAT32
+    kind = node.builder[x].type
+    total = _reduced(node, Op.REDUCE_SUM, node.emit(Op.MUL, [x, x, node.builder.int32(0)]), axes)
+    root = node.emit(Op.SQRT, [node.emit(Op.CAST, [total], single)])
+    _finish(node, node.emit(conversion(single, kind), [root], kind), axes)
+
+
+def _logarithm(convert: Callable[[Node], None], node: Node) -> None:
+    if node.value(0).dtype.kind in "iu":
+        raise InvalidArgument("logarithms of integers are not supported: ONNX leaves open how they are rounded")
+    convert(node)
 
 
 def _reduce(operation: Op, before: str, after: str, node: Node) -> None:
@@ -114,8 +130,8 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "ArgMin": partial(_arg, Op.ARGMIN),
     "ReduceL1": partial(_reduce, Op.REDUCE_SUM, "abs", ""),
     "ReduceL2": in_float32(_norm),
-    "ReduceLogSum": partial(_reduce, Op.REDUCE_SUM, "", "LOG"),
-    "ReduceLogSumExp": in_float32(_log_sum_exp),
+    "ReduceLogSum": partial(_logarithm, partial(_reduce, Op.REDUCE_SUM, "", "LOG")),
+    "ReduceLogSumExp": partial(_logarithm, in_float32(_log_sum_exp)),
     "ReduceMax": partial(_reduce, Op.REDUCE_MAX, "", ""),
     "ReduceMean": partial(_reduce, Op.MEAN, "", ""),
     "ReduceMin": partial(_reduce, Op.REDUCE_MIN, "", ""),
