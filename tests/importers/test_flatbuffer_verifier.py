@@ -143,7 +143,10 @@ FORMS = {
 
 @pytest.mark.parametrize(("table", "field"), FIELDS, ids=[f"{table}.{field.name}" for table, field in FIELDS])
 def test_each_field_has_the_slot_that_the_schema_package_reads(table: str, field: Field) -> None:
-    source = inspect.getsource(getattr(getattr(tflite, table), field.name))
+    schema = tflite
+    if not hasattr(getattr(tflite, table), field.name):  # a field that is newer than the package
+        schema = pytest.importorskip("ai_edge_litert.schema_py_generated", reason="ai-edge-litert is not installed")
+    source = inspect.getsource(getattr(getattr(schema, table), field.name))
     assert f"_tab.Offset({field.slot})" in source
     element = field.kind.element if isinstance(field.kind, Vector) else field.kind
     flags = re.search(r"_tab\.Get\(flatbuffers\.number_types\.(\w+)Flags, (?:o|a) \+", source)

@@ -35,7 +35,23 @@ def constant(tensor: Any) -> bytes:
     return file_of(nodes, {"x": X}, ["y"])
 
 
-@pytest.mark.parametrize("form", [initialized, constant])
+def of_a_branch(tensor: Any) -> bytes:
+    """Return the file of a model whose If has a branch that adds a sparse initializer of its own to the input."""
+    result = [helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, X.shape)]
+    branch = helper.make_graph([node("Add", ["x", "w"], ["z"])], "then", [], result, sparse_initializer=[tensor])
+    other = helper.make_graph([node("Neg", ["x"], ["z"])], "else", [], result)
+    nodes = [
+        node("ReduceMax", ["x"], ["highest"], keepdims=0),
+        node("Greater", ["highest", "zero"], ["condition"]),
+        node("If", ["condition"], ["y"], then_branch=branch, else_branch=other),
+    ]
+    return file_of(nodes, {"x": X}, ["y"], {"zero": np.float32(0)})
+
+
+FORMS = (initialized, constant, of_a_branch)
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("places", [[0, 2, 5], [[0, 0], [0, 2], [1, 2]]], ids=["numbers", "coordinates"])
 def test_elements_that_are_not_stated_are_0(form: Any, places: Any) -> None:
     content = form(sparse(places))
@@ -55,6 +71,6 @@ def test_elements_that_are_not_stated_are_0(form: Any, places: Any) -> None:
     ],
 )
 def test_a_corrupt_sparse_tensor_is_refused(places: Any, shape: tuple[int, ...], reason: str) -> None:
-    for form in (initialized, constant):
+    for form in FORMS:
         with pytest.raises(nnfmq.InvalidArgument, match=reason):
             nnfmq.load(form(sparse(places, shape)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import flatbuffers
 import numpy as np
 import pytest
 from support.both_runners import Theirs
@@ -195,3 +196,18 @@ LATE = [
 def test_what_cannot_be_computed_is_refused_by_load(case: Case, reason: str) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
         nnfmq.load(case.content())
+
+
+def test_a_tensor_whose_elements_are_in_another_file_is_refused() -> None:
+    schema = pytest.importorskip("ai_edge_litert.schema_py_generated", reason="ai-edge-litert is not installed")
+    case = Case("MUL", [x(2), constant([2, 3], "FLOAT32")], [x(2, name="y")])
+    model = schema.ModelT.InitFromPackedBuf(case.content(), 0)
+    weights = model.subgraphs[0].tensors[1]
+    weights.buffer, weights.externalBuffer = 0, 1
+    group, piece = schema.ExternalBufferGroupT(), schema.ExternalBufferT()
+    group.name, piece.id, piece.length = b"weights.bin", 1, 8
+    model.externalBufferGroups, model.externalBuffers = [group], [piece]
+    builder = flatbuffers.Builder()
+    builder.Finish(model.Pack(builder), b"TFL3")
+    with pytest.raises(UnsupportedModel, match=r"tensor 1 \('c'\): its elements are in another file"):
+        nnfmq.load(bytes(builder.Output()))

@@ -84,6 +84,8 @@ def read(source: ModelSource) -> OnnxFile:
     """
     proto = source.parsed if source.parsed is not None else parse(source)
     _require_texts(proto)
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        _make_sparse_nodes(nodes)
     _sort_nodes(proto.graph)
     _require_definitions(proto)
     folder = source.path.parent if source.path is not None else None
@@ -141,6 +143,7 @@ def _graph_texts(graph: Any) -> Iterator[str | bytes]:
         yield info.name
         yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim)
     yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
     yield from _node_texts(graph.node)
 
 
@@ -154,6 +157,25 @@ def _node_texts(nodes: Iterable[Any]) -> Iterator[str | bytes]:
                 yield from _graph_texts(attribute.g)
 
 
+def _make_sparse_nodes(nodes: Iterable[Any]) -> None:
+    """Make nodes of Constant of the sparse initializers of graphs in the attributes of nodes."""
+    import onnx
+
+    for graph in (attribute.g for node in nodes for attribute in node.attribute if attribute.HasField("g")):
+        _make_sparse_nodes(graph.node)
+        sparse = list(graph.sparse_initializer)
+        if sparse:
+            made = [onnx.helper.make_node("Constant", (), [each.values.name], sparse_value=each) for each in sparse]
+            _replace_nodes(graph, [*made, *graph.node])
+            del graph.sparse_initializer[:]
+
+
+def _replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
+    copy = type(graph)(node=nodes)  # which does not change with the graph
+    del graph.node[:]
+    graph.node.extend(copy.node)
+
+
 def _sort_nodes(graph: Any) -> None:
     """Put the nodes of a model's graph after those whose results they read, if they are not: ONNX Runtime does so."""
     writers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
@@ -162,9 +184,7 @@ def _sort_nodes(graph: Any) -> None:
         return
     with suppress(CycleError):  # the conversion says what is missing
         nodes = [graph.node[index] for index in TopologicalSorter(dict(enumerate(sources))).static_order()]
-        copy = type(graph)(node=nodes)
-        del graph.node[:]
-        graph.node.extend(copy.node)
+        _replace_nodes(graph, nodes)
 
 
 def _names_around(node: Any) -> Iterator[str]:

@@ -661,6 +661,8 @@ class TfliteFile:
     def _tensor(self, index: int, name: str, raw: Any) -> TfliteTensor:
         shape = _checked_shape(self._ints(raw.ShapeLength(), raw.ShapeAsNumpy))
         type_name = _type_name(raw.Type())
+        if raw.ExternalBuffer():
+            raise InvalidArgument("its elements are in another file (external_buffer), which is not supported")
         scales, zero_points, dimension = self._quantization(raw.Quantization())
         data = self._constant(raw.Buffer())
         number = raw.Buffer()

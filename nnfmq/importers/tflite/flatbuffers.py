@@ -500,7 +500,7 @@ _TENSOR = Table("Tensor", (
     Field(4, "Shape", Vector(_INT32)), Field(6, "Type", _INT8), Field(8, "Buffer", _UINT32),
     Field(10, "Name", String()),
     Field(12, "Quantization", _QUANTIZATION), Field(14, "IsVariable", _BOOL), Field(16, "Sparsity", _SPARSITY),
-    Field(18, "ShapeSignature", Vector(_INT32)),
+    Field(18, "ShapeSignature", Vector(_INT32)), Field(24, "ExternalBuffer", _UINT32),
 ))  # fmt: skip
 _SUBGRAPH = Table("SubGraph", (
     Field(4, "Tensors", Vector(_TENSOR)), Field(6, "Inputs", Vector(_INT32)), Field(8, "Outputs", Vector(_INT32)),
