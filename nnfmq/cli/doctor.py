@@ -11,22 +11,28 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import resource
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnfmq.base import settings
 from nnfmq.base.cores import REMEDY
 from nnfmq.base.packages import installed_version
 from nnfmq.base.processes import allowed_cores, cpu_quota
 from nnfmq.base.settings import candidates
-from nnfmq.cli.console import console, print_json, progress_bar, table
+from nnfmq.cli.console import console, print_json, progress_bar
 from nnfmq.cli.devices import query_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument, NnfmqError
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 EXAMPLES = """\
 examples:
@@ -60,6 +66,12 @@ class Finding:
     state: FindingState = FindingState.OK
     remedy: str = ""
 
+
+_STYLES = {FindingState.OK: "green", FindingState.LIMITED: "yellow", FindingState.MISSING: "bold red"}
+_NAME_WIDTH = len("/dev/shm free (named queues)")
+_STATE_WIDTH = len(FindingState.LIMITED)
+_INDENT = " " * 6
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 _EXTRAS = {  # distribution → extra, purpose, state if it is not installed
     "llvmlite": ("compiled", "device `compiled`, which runs models as machine code", FindingState.LIMITED),
@@ -203,8 +215,8 @@ def _autogroups() -> Finding:
     if _first_line(AUTOGROUPS) != "1":
         return Finding("kernel", "autogroups", "none")
     remedy = (
-        "sysctl kernel.sched_autogroup_enabled=0: while clients and driver, in two sessions, need more CPUs than there "
-        "are, a thread that could run may wait 0.1 to 0.3 s"
+        "`sysctl kernel.sched_autogroup_enabled=0`: while clients and driver, in two sessions, need more CPUs than "
+        "there are, a thread that could run may wait 0.1 to 0.3 s"
     )
     return Finding("kernel", "autogroups", "a group of the scheduler for each session", FindingState.LIMITED, remedy)
 
@@ -300,7 +312,9 @@ def _extras() -> Iterator[Finding]:
         if version:
             yield Finding("optional", distribution, version)
         else:
-            yield Finding("optional", distribution, "not installed", state, f"{purpose}: pip install 'nnfmq[{extra}]'")
+            yield Finding(
+                "optional", distribution, "not installed", state, f"{purpose}: `pip install 'nnfmq[{extra}]'`"
+            )
 
 
 def _runtimes() -> Iterator[Finding]:
@@ -312,7 +326,7 @@ def _runtimes() -> Iterator[Finding]:
         version = installed_version(runtime.package.replace("_", "-"))
         purpose = f"device `{runtime.name}`, which runs {', '.join(runtime.formats)} files"
         if not version:
-            remedy = f"{purpose}: pip install '{runtime.extra}'"
+            remedy = f"{purpose}: `pip install '{runtime.extra}'`"
             yield Finding("runtimes", runtime.name, "not installed", remedy=remedy)
         elif allowed.value is not None and runtime.name not in allowed.value:
             yield Finding("runtimes", runtime.name, f"{version}, not hosted", remedy=f"{purpose}: {allowed.origin}")
@@ -412,13 +426,36 @@ def _cache() -> Iterator[Finding]:
 def _print(findings: list[Finding], usable: bool, no_color: bool) -> None:
     from rich.text import Text
 
-    styles = {FindingState.OK: "green", FindingState.LIMITED: "yellow", FindingState.MISSING: "bold red"}
-    listing = table("part", "what", "found", "state", "remedy")
-    part = ""
-    for finding in findings:
-        heading, part = "" if finding.part == part else finding.part, finding.part
-        state = Text(finding.state, styles[finding.state])
-        listing.add_row(heading, finding.name, finding.value, state, finding.remedy)
     screen = console(no_color)
-    screen.print(listing)
+    for part, found in groupby(findings, key=lambda finding: finding.part):
+        screen.print(Text(part, "bold"))
+        for finding in found:
+            screen.print(_finding_text(finding, screen.width), soft_wrap=True)
     screen.print("nnfmq is usable here." if usable else "nnfmq is not usable here: see what is missing above.")
+
+
+def _finding_text(finding: Finding, width: int) -> Text:
+    """Return the lines of a finding. Words, and commands, which are in backticks, are never divided.
+
+    What is longer than a line begins one, and the terminal continues it on the next, so that it can be copied.
+    """
+    from rich.text import Text
+
+    text = Text(f"  {finding.name:<{_NAME_WIDTH}}  ").append(f"{finding.state:<{_STATE_WIDTH}}", _STYLES[finding.state])
+    value = wrapped(finding.value, width - text.cell_len - 2)
+    if all(len(line) <= width - text.cell_len - 2 for line in value):
+        text.append("  " + f"\n{' ' * (text.cell_len + 2)}".join(value))
+    else:
+        text.append(_below(wrapped(finding.value, width - len(_INDENT))))
+    return text.append(_below(wrapped(finding.remedy, width - len(_INDENT))))
+
+
+def _below(lines: list[str]) -> str:
+    return "".join(f"\n{_INDENT}{line}" for line in lines)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text, at most `width` wide unless a word, or a command in backticks, is longer."""
+    kept = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _NO_BREAK), text)
+    lines = textwrap.wrap(kept, max(width, 1), break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_NO_BREAK, " ") for line in lines]

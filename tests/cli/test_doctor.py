@@ -181,14 +181,14 @@ class TestReport:
 
     def test_a_missing_optional_package_names_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor, "installed_version", lambda package: None)
-        assert named("Pillow").remedy.endswith("pip install 'nnfmq[images]'")
+        assert named("Pillow").remedy.endswith("`pip install 'nnfmq[images]'`")
         assert named("Pillow").state is FindingState.OK
 
     def test_a_missing_llvmlite_is_limited_and_names_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor, "installed_version", lambda package: None)
         finding = named("llvmlite")
         assert (finding.state, finding.value) == (FindingState.LIMITED, "not installed")
-        assert finding.remedy.endswith("pip install 'nnfmq[compiled]'")
+        assert finding.remedy.endswith("`pip install 'nnfmq[compiled]'`")
 
     def test_no_running_driver_is_ok(self, tmp_path: Path) -> None:
         finding = named("running driver")
@@ -321,3 +321,24 @@ def test_another_error_of_a_check_is_not_hidden(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(doctor, "_numpy", fail)
     with pytest.raises(InvalidArgument, match="a bug"):
         doctor.examine()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_no_word_and_no_command_is_divided(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "/opt/" + "a-long-folder/" * 9 + "core.so"
+    command = "`pip install 'nnfmq[images]'`"
+    found = [
+        Finding("core", "from", path),
+        Finding("optional", "Pillow", "not installed", remedy=f"{'for photos, ' * 5}pictures and films: {command}"),
+        Finding("kernel", "sandbox of workers", "one two three " * 6, FindingState.LIMITED, "a newer Linux"),
+    ]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(doctor, "examine", lambda _progress: found)
+    assert main(["doctor", "--no-color"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.strip() == path for line in lines)
+    assert any(command in line for line in lines)
+    assert all(len(line) <= columns for line in lines if path not in line)
+    assert " ".join(" ".join(lines).split()).count("one two three") == 6
