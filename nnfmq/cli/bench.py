@@ -53,7 +53,7 @@ _PROFILED = ("compiled", "reference")  # devices whose operations `nnfmq profile
 _DURATION_S = 10.0
 _UNLIMITED_S = 3600.0  # of a load with a number of requests
 _MAX_LEVELS = 100
-_SHOWN = ("p50", "p90", "p95", "p99", "p99.9", "max")
+_SHOWN = ("p50", "p90", "p95", "p99", "p99_9", "max")
 _FEW_SHOWN = ("p50", "p99", "max")
 _WIDE = 72  # columns for all of them
 _UNCERTAIN = 3  # the exit status
@@ -315,7 +315,7 @@ def _plan(arguments: argparse.Namespace, model: LoadedModel, device: str | None,
         warm_up=arguments.warm_up,
         window_s=arguments.window / 1000,
         stability=arguments.stability,
-        percentile=f"p{arguments.percentile}",
+        percentile=f"p{arguments.percentile}".replace(".", "_"),
         threshold_ns=None if threshold is None else round(threshold * 1e6),
         device=device,
         threads=arguments.threads,
@@ -431,10 +431,14 @@ def print_report(screen: Console, report: Mapping[str, Any]) -> None:
 
 
 def _latencies(results: Sequence[_Named], names: Sequence[str]) -> Any:
-    from nnfmq.lab.statistics import shown_percentiles
+    from nnfmq.lab.statistics import heading_of, shown_percentiles
 
     listing = _narrow(
-        table("µs", *(f">{name}" for name in names), ">requests/s" if len(names) > len(_FEW_SHOWN) else ">per s")
+        table(
+            "µs",
+            *(f">{heading_of(name)}" for name in names),
+            ">requests/s" if len(names) > len(_FEW_SHOWN) else ">per s",
+        )
     )
     for name, result in results:
         times = shown_percentiles(result, names, short_microseconds)
@@ -451,7 +455,7 @@ def _costs(results: Sequence[_Named], *, is_wide: bool) -> Any:
     more = (">client", ">driver", ">CPU µs each") if is_wide else ()
     listing = _narrow(table("", ">CPU s", *more, ">PSS MiB", ">processes"))
     for name, result in results:
-        client_s, driver_s = result["cpu_s"]["client"], result["cpu_s"]["driver"]
+        client_s, driver_s = (result["cpu_ns"][side] / 1e9 for side in ("client", "driver"))
         each_us = (client_s + driver_s) * 1e6 / result["requests"]
         parts = (f"{client_s:.2f}", f"{driver_s:.2f}", f"{each_us:,.1f}") if is_wide else ()
         pss = f"{result['pss_bytes'] / 2**20:,.1f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nnfmq.base.settings import CLASSES
 from nnfmq.cli.console import add_socket_argument, console, open_running, print_json, table
@@ -68,7 +68,7 @@ def _print(rows: list[ClientActivity], arguments: argparse.Namespace) -> None:
     from nnfmq.cli.statistics_tables import pid_text
 
     if arguments.json:
-        print_json({"clients": [_as_json(row) for row in rows]})
+        print_json({"clients": [row.as_json() for row in rows]})
         return
     listing = table(*_HEADINGS)
     for row in rows:
@@ -78,10 +78,6 @@ def _print(rows: list[ClientActivity], arguments: argparse.Namespace) -> None:
             f"{client.executions:,}", str(client.open_calls),
         )  # fmt: skip
     console(arguments.no_color).print(listing)
-
-
-def _as_json(row: ClientActivity) -> dict[str, Any]:
-    return {"id": row.client.worker_pid, **row.as_json()}
 
 
 def _for_list(parser: argparse.ArgumentParser) -> None:

@@ -79,7 +79,9 @@ def build(
         "steps_ns": _summary(*(row.samples for row in rows.values()), times.output_copy),
         "output_copy_ns": _summary(times.output_copy),
         "overhead_ns": median_low(overheads),
-        "ceilings": None if ceilings is None else {name: asdict(ceiling) for name, ceiling in ceilings.items()},
+        "ceilings": None
+        if ceilings is None
+        else {name: asdict(ceiling) | {"unit": _CEILING_UNITS[name]} for name, ceiling in ceilings.items()},
         "operations": operations,
         "types": _types(operations),
         "arenas": list(_arenas(subgraph, program)),

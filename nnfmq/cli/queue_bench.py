@@ -169,8 +169,10 @@ def _conditions(
 
 
 def _show(report: dict[str, Any], no_color: bool) -> None:
+    from nnfmq.lab.statistics import heading_of
+
     screen = console(no_color)
-    times = table("round trip, µs", *(f">{name}" for name in report["round_trip_ns"]))
+    times = table("round trip, µs", *(f">{heading_of(name)}" for name in report["round_trip_ns"]))
     times.add_row("", *map(microseconds, report["round_trip_ns"].values()))
     screen.print(times)
     screen.print(f"Stream: {report['messages_per_s']:,} messages per second.")

@@ -203,11 +203,13 @@ def _print(screen: Console, report: dict[str, Any]) -> None:
 
 
 def _print_latencies(screen: Console, latencies: dict[str, dict[str, int]]) -> None:
+    from nnfmq.lab.statistics import heading_of
+
     rows = table(">µs", ">recorded", ">replayed", ">ratio", title="Latency")
     for name in latencies["recorded"]:
         before, now = latencies["recorded"][name], latencies["replayed"][name]
         ratio = f"{now / before:,.2f}" if before else "-"
-        rows.add_row(name, microseconds(before), microseconds(now), ratio)
+        rows.add_row(heading_of(name), microseconds(before), microseconds(now), ratio)
     screen.print(rows)
     if 2 * latencies["late"]["p50"] > latencies["replayed"]["p50"]:
         screen.print(

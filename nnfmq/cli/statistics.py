@@ -80,7 +80,7 @@ def take_sample(client: Client, timeout: float = DEFAULT_TIMEOUT_S) -> DriverSam
 class ModelActivity:
     """A model's executions between two samples."""
 
-    client_pid: int
+    client: ClientStatistics
     model: ModelStatistics
     seconds: float | None
     """The time between the samples; None if there is one."""
@@ -100,7 +100,7 @@ class ModelActivity:
         """Return it as printed in JSON."""
         model = self.model
         return {
-            "client_pid": self.client_pid,
+            "client_id": self.client.worker_pid,
             "id": model.id,
             "name": model.name,
             "version": model.version or None,
@@ -109,7 +109,7 @@ class ModelActivity:
             "failures": model.failures,
             "per_s": _rounded(self.per_s),
             "failures_per_s": _rounded(_rate(self.counts.failures, self.seconds)),
-            **_times_json(self.counts),
+            "times": _times_json(self.counts),
             "engine_share": None if self.engine_share is None else round(self.engine_share, 4),
         }
 
@@ -161,7 +161,7 @@ class TimesActivity:
 class BurstActivity:
     """A burst's executions and waits between two samples."""
 
-    client_pid: int
+    client: ClientStatistics
     burst: BurstStatistics
     model: ModelStatistics | None
     """Its model; None if that was released."""
@@ -179,7 +179,7 @@ class BurstActivity:
         """Return it as printed in JSON."""
         burst, share = self.burst, self.polled_share
         return {
-            "client_pid": self.client_pid,
+            "client_id": self.client.worker_pid,
             "id": burst.id,
             "model_id": burst.model_id,
             "model": None if self.model is None else self.model.name,
@@ -213,11 +213,11 @@ class ClientActivity:
         """Return it as printed in JSON."""
         client, usage = self.client, self.usage
         return {
+            "id": client.worker_pid,
             "pid": client.pid,
             "uid": client.uid,
             "name": self.name,
             "class": self.class_name,
-            "worker_pid": client.worker_pid,
             "executions": client.executions,
             "failures": client.failures,
             "per_s": _rounded(self.per_s),
@@ -293,7 +293,7 @@ class Activity:
         for model in client.models:
             old = earlier.get(model.id)
             counts = model.counts if old is None else model.counts.since(old.counts)
-            yield ModelActivity(client.pid, model, self.seconds, counts)
+            yield ModelActivity(client, model, self.seconds, counts)
 
     def _bursts(self, client: ClientStatistics) -> Iterable[BurstActivity]:
         before = self._clients_before.get(client.worker_pid)
@@ -303,7 +303,7 @@ class Activity:
             old = earlier.get(burst.id)
             executions = burst.executions - (0 if old is None else old.executions)
             yield BurstActivity(
-                client.pid,
+                client,
                 burst,
                 models.get(burst.model_id),
                 _rate(max(executions, 0), self.seconds),
@@ -414,7 +414,7 @@ class ServedActivity:
             "version": self.version or None,
             "state": self.state or None,
             "per_s": _rounded(self.per_s),
-            **_times_json(self.counts),
+            "times": _times_json(self.counts),
             "bursts": self.bursts,
             "failures": self.failures,
             "failures_per_s": _rounded(_rate(self.counts.failures, self.seconds)),

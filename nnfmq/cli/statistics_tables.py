@@ -91,7 +91,7 @@ def client_rows(activity: Activity, width: int) -> Rows:
 def model_rows(activity: Activity, width: int) -> Rows:
     """Return the table of models, with the engine's part of the time in the driver."""
     columns: list[_Column] = [
-        (">pid", lambda row: pid_text(row.client_pid), 1),
+        (">pid", lambda row: pid_text(row.client.pid), 1),
         ("model", lambda row: _model_text(row.model), 0),
         ("device", lambda row: row.model.device, 3),
         _executed(activity, lambda row: row.model.executions),
@@ -146,7 +146,7 @@ def _times_text(duration_ns: int | None) -> str:
 def burst_rows(activity: Activity, width: int) -> Rows:
     """Return the table of bursts. `polled` is how many of the waits for requests ended while the driver polled."""
     columns: list[_Column] = [
-        (">pid", lambda row: pid_text(row.client_pid), 1),
+        (">pid", lambda row: pid_text(row.client.pid), 1),
         (">burst", lambda row: str(row.burst.id), 0),
         ("model", lambda row: f"model {row.burst.model_id}" if row.model is None else _model_text(row.model), 0),
         (">per s", lambda row: rate_text(row.per_s), 0),

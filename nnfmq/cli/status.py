@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nnfmq.cli.console import add_socket_argument, console, open_running, print_json, table
@@ -61,12 +62,13 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _entry_json(entry: ModelEntry) -> dict[str, object]:
+    changed = datetime.fromtimestamp(entry.changed_s, UTC) if entry.changed_s else None
     return {
         "name": entry.name,
         "state": entry.state.value,
         "version": entry.version or None,
         "device": entry.device or None,
-        "changed_s": entry.changed_s or None,
+        "changed": None if changed is None else changed.isoformat(timespec="seconds"),
         "failed_version": entry.failed_version or None,
         "reason": entry.reason or None,
     }

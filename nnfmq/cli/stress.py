@@ -51,7 +51,7 @@ _LOADS = ("none", "cpu", "memory", "churn", "compile", "faults", "gc", "stops", 
 _CAUSES = ("cpu-client", "cpu-worker", "memory", "throttling", "compilation", "gc", "page-faults", "stops")
 _PLACEMENTS = ("apart", "same", "free")
 _RIGHT_SHARE = 0.9
-_PERCENTILES = ("p50", "p99", "p99.9", "max")
+_PERCENTILES = ("p50", "p99", "p99_9", "max")
 _FEW_PERCENTILES = ("p99", "max")
 _WIDE = 72
 _UNEXPECTED_MAX = 10  # lines; --json has all
@@ -172,7 +172,7 @@ def _stress(arguments: argparse.Namespace) -> int:
         arguments.duration, arguments.seed, arguments.rate,
     )  # fmt: skip
     conditions = machine() | {
-        "seconds": plan.seconds, "rate": plan.rate, "slow_ms": arguments.slow, "seed": plan.seed,
+        "duration_s": plan.seconds, "rate": plan.rate, "slow_ms": arguments.slow, "seed": plan.seed,
     }  # fmt: skip
     identity = model_identity(arguments.model)
     thresholds = Thresholds(excess=round(arguments.slow * 1e6))
@@ -267,10 +267,10 @@ def _print_conditions(screen: Console, report: Mapping[str, Any]) -> None:
 
 
 def _scenarios(scenarios: Sequence[Mapping[str, Any]], names: Sequence[str], *, is_wide: bool) -> Any:
-    from nnfmq.lab.statistics import shown_percentiles
+    from nnfmq.lab.statistics import heading_of, shown_percentiles
 
     more = (">requests",) if is_wide else ()
-    listing = table("µs", *(f">{name}" for name in names), *more, ">slow")
+    listing = table("µs", *(f">{heading_of(name)}" for name in names), *more, ">slow")
     listing.padding = (0, 1, 0, 0)
     for each in scenarios:
         if "reason" in each:

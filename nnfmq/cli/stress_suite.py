@@ -36,7 +36,7 @@ OTHER_OPTIONS = (
 """Options of `nnfmq stress` that have no meaning with --suite."""
 _MINUTES, _TOLERANCE = 10.0, 25.0
 _UNCERTAIN, _INTERRUPTED = 3, 130  # exit statuses
-_PERCENTILES = ("p50", "p99", "p99.9", "max")
+_PERCENTILES = ("p50", "p99", "p99_9", "max")
 _FEW_PERCENTILES = ("p99", "max")
 _WIDE = 76  # columns for all of them
 
@@ -236,9 +236,12 @@ def print_suite(screen: Console, report: Mapping[str, Any]) -> None:
 
 
 def _scenario_table(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
+    from nnfmq.lab.statistics import heading_of
     from nnfmq.lab.suite.report import scenario_numbers
 
-    listing = table("scenario", "outcome", ">requests", *(f">{name}" for name in names), ">missed", ">wrong")
+    listing = table(
+        "scenario", "outcome", ">requests", *(f">{heading_of(name)}" for name in names), ">missed", ">wrong"
+    )
     listing.padding = (0, 1, 0, 0)
     for result in results:
         listing.add_row(result["scenario"], result["outcome"], *scenario_numbers(result, names))

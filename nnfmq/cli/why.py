@@ -142,7 +142,7 @@ def _as_json(trace: Trace, one: Explanation) -> dict[str, Any]:
 
     request = one.request
     return {
-        "worker_pid": worker_of(request.request),
+        "client_id": worker_of(request.request),
         "burst": burst_of(request.request),
         "packet": packet_of(request.request),
         "date": _wall_clock(trace, one).isoformat() if trace.epoch_ns else None,
@@ -163,7 +163,7 @@ def _as_json(trace: Trace, one: Explanation) -> dict[str, Any]:
 def _stage_as_json(stage: Stage) -> dict[str, Any]:
     return {
         "name": stage.name,
-        "ns": stage.duration_ns,
+        "duration_ns": stage.duration_ns,
         "share": stage.share,
         "typical_ns": stage.typical_ns,
         "off_cpu_ns": stage.off_cpu_ns,

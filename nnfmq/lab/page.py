@@ -188,10 +188,10 @@ def time_chart(timeline: Sequence[Mapping[str, float]]) -> str:
     That of p99 has the points that enough requests support. `TIME_LINES` are the names for the legend.
     """
     lines = [
-        [(point["s"], point[f"{name}_ns"]) for point in timeline if supports(int(point["requests"]), share)]
+        [(point["at_ns"] / 1e9, point[f"{name}_ns"]) for point in timeline if supports(int(point["requests"]), share)]
         for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
     ]
-    x_end = max(point["s"] for point in timeline) * 1.02
+    x_end = max(point["at_ns"] for point in timeline) / 1e9 * 1.02
     step = _round_step(x_end)
     ticks = [(number * step, f"{number * step:g} s") for number in range(int(x_end / step) + 1)]
     return _svg("latency by time", _chart(lines, (0.0, x_end), ticks, "time of the start"))

@@ -20,6 +20,7 @@ __all__ = [
     "WarmUpWindow",
     "are_stable",
     "distribution",
+    "heading_of",
     "percentile",
     "percentile_steps",
     "shown_percentiles",
@@ -27,8 +28,9 @@ __all__ = [
     "summary",
 ]
 
-PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
-REPORTED = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9, "max": 100.0}
+"""By the names that they have in JSON; `heading_of` has those for people."""
+REPORTED = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99_9": 99.9, "max": 100.0}
 """Those of `nnfmq bench`."""
 _STEPS_PER_HALF = 5  # as HdrHistogram writes them
 
@@ -38,6 +40,11 @@ def percentile(ordered: Sequence[int] | npt.NDArray[np.int64], percent: float) -
     # The product is rounded because 99.9 / 100 is not exact: of 1000 values p99.9 is the 999th, not the 1000th.
     rank = math.ceil(round(len(ordered) * percent / 100.0, 9))
     return int(ordered[max(0, rank - 1)])
+
+
+def heading_of(name: str) -> str:
+    """Return the name of a percentile as tables have it: `p99.9` for `p99_9`."""
+    return name.replace("_", ".")
 
 
 def distribution(samples: Iterable[int]) -> dict[str, int]:

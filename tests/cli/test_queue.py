@@ -283,7 +283,7 @@ def test_bench_measures_and_removes_its_queues(name: str, placement: str, capsys
     before = os.sched_getaffinity(0)
     found = printed(capsys, "bench", name, *TINY, "--placement", placement)
     times = found["round_trip_ns"]
-    assert 0 < times["p50"] <= times["p99"] <= times["p99.9"] <= times["max"]
+    assert 0 < times["p50"] <= times["p99"] <= times["p99_9"] <= times["max"]
     assert found["messages_per_s"] > 0
     assert (found["conditions"]["placement"], found["conditions"]["record_bytes"]) == (placement, 16)
     assert not [left for left in posix_shm.names() if left.startswith(name)]

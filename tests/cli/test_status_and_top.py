@@ -258,7 +258,7 @@ def test_status_json_has_everything(connect: Connect, capsys: pytest.CaptureFixt
     assert found["clients"][0]["charged_bytes"] == MIB
     (row,) = found["models"]
     assert (row["executions"], row["per_s"], row["engine_share"]) == (50, None, 0.5)
-    assert row["driver"] == {
+    assert row["times"]["driver"] == {
         "count": 50,
         "p50_ns": 4250,
         "p90_ns": 4250,
@@ -266,7 +266,7 @@ def test_status_json_has_everything(connect: Connect, capsys: pytest.CaptureFixt
         "p99_9_ns": None,
         "max_ns": 4250,
     }
-    assert found["times"][0]["times"]["driver"] == row["driver"]
+    assert found["times"][0]["times"] == row["times"]
     assert found["bursts"][0]["polled_share"] == 1
 
 
@@ -324,7 +324,7 @@ def test_status_json_has_the_models_by_name(tmp_path: Path, capsys: pytest.Captu
             "state": "READY",
             "version": 2,
             "device": "compiled",
-            "changed_s": 1_700_000_000.0,
+            "changed": "2023-11-14T22:13:20+00:00",
             "failed_version": 3,
             "reason": "model.tflite: this is an empty file",
         },
@@ -333,7 +333,7 @@ def test_status_json_has_the_models_by_name(tmp_path: Path, capsys: pytest.Captu
             "state": "UNAVAILABLE",
             "version": None,
             "device": None,
-            "changed_s": None,
+            "changed": None,
             "failed_version": None,
             "reason": "there is no version of it",
         },
@@ -377,7 +377,7 @@ def test_activities_of_served_models_are_those_of_all_clients_by_version() -> No
         ("digits", 1, "", 0.6, 1, 6),
         ("empty", 0, "UNAVAILABLE", 0, 0, 0),
     ]
-    assert rows[1].as_json()["driver"]["p50_ns"] == pytest.approx(8_000, rel=0.0625)
+    assert rows[1].as_json()["times"]["driver"]["p50_ns"] == pytest.approx(8_000, rel=0.0625)
 
 
 def test_failures_of_a_served_model_are_added_up() -> None:
@@ -436,7 +436,12 @@ def test_top_once_json(connect: Connect, capsys: pytest.CaptureFixture[str]) -> 
     connect(driver(client(10), read_s=11), driver(client(10), read_s=15))
     assert main(["top", "--once", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["models"]
-    assert (row["executions"], row["per_s"], row["client"]["max_ns"], row["engine_share"]) == (10, 0, None, None)
+    assert (row["executions"], row["per_s"], row["times"]["client"]["max_ns"], row["engine_share"]) == (
+        10,
+        0,
+        None,
+        None,
+    )
 
 
 @pytest.mark.usefixtures("no_waiting")

@@ -115,14 +115,14 @@ def test_a_run_reports_each_scenario_and_writes_its_files(capsys: pytest.Capture
 
 
 REQUEST = {
-    "at_s": 0.25, "latency_ns": 40_000_000, "stages_ns": {"application": 39_000_000, "engine": 1_000_000},
+    "at_ns": 250_000_000, "latency_ns": 40_000_000, "stages_ns": {"application": 39_000_000, "engine": 1_000_000},
     "causes": [{"name": "gc", "evidence": "38.0 ms in the client's garbage collector"}],
 }  # fmt: skip
-TIMES = {"p50": 12_300, "p99": 99_000_000, "p99.9": 123_456_000, "max": 123_456_000}
+TIMES = {"p50": 12_300, "p99": 99_000_000, "p99_9": 123_456_000, "max": 123_456_000}
 REPORT: dict[str, Any] = {
     "conditions": {
         "date": "2026-11-30T12:00:00+00:00", "host": "lab", "cpu": "AMD EPYC", "cpus_allowed": [0, 1],
-        "core": "compiled", "load_before": [0.25, 0.5, 1.0], "seconds": 2.0, "rate": None, "slow_ms": 2.0, "seed": 7,
+        "core": "compiled", "load_before": [0.25, 0.5, 1.0], "duration_s": 2.0, "rate": None, "slow_ms": 2.0, "seed": 7,
     },
     "scenarios": [
         {"scenario": "burst: gc", "requests": 1234, "latency_ns": TIMES, "slow_requests": 2,

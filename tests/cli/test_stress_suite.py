@@ -277,7 +277,7 @@ def test_a_suite_that_is_killed_leaves_no_process_and_no_file() -> None:
 # ---- tables
 
 
-TIMES = {"p50": 1_234_567, "p99": 1_234_567_890, "p99.9": 12_345_678_900, "max": 12_345_678_900}
+TIMES = {"p50": 1_234_567, "p99": 1_234_567_890, "p99_9": 12_345_678_900, "max": 12_345_678_900}
 MEASURED: dict[str, Any] = {
     "scenario": "many-clients", "outcome": "cannot tell", "reason": "", "requests": 123_456, "latency_ns": TIMES,
     "missed": 1234, "wrong_outputs": 0, "unsent": 12, "is_interrupted": False,

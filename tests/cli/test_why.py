@@ -101,7 +101,7 @@ def test_the_report_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (client["role"], client["thread"], client["waited_ns"]) == ("client", 100, 0)
     assert (worker["role"], worker["thread"], worker["waited_ns"]) == ("worker", 301, 4_000_000)
     assert worker["holders"] == [{"name": "busy.py (50)", "pid": 50, "thread": 0, "had_ns": 3_900_000}]
-    assert {"name": "request wake-up", "ns": 4_321_000, "typical_ns": 700}.items() <= slow["stages"][1].items()
+    assert {"name": "request wake-up", "duration_ns": 4_321_000, "typical_ns": 700}.items() <= slow["stages"][1].items()
     assert [operation["name"] for operation in slow["operations"]] == ["4 CONV_2D"]
     assert (other["total_ns"], other["cause"]) == (13_700, "unknown")
 

@@ -246,7 +246,7 @@ def test_OBS_7_why_explains_a_real_trace(daemon: Daemon, tmp_path: Path) -> None
         report = json.loads(program._stdout.read())
     assert report["requests"] == 20
     for slow in report["slowest"]:
-        stages = {stage["name"]: stage["ns"] for stage in slow["stages"]}
+        stages = {stage["name"]: stage["duration_ns"] for stage in slow["stages"]}
         assert 0 < sum(stages.values()) <= slow["total_ns"] * 1.01
         assert stages["engine"] > 0
         assert len(slow["operations"]) == 3

@@ -36,7 +36,7 @@ from nnfmq.lab.page import (
     percentile_chart,
     time_chart,
 )
-from nnfmq.lab.statistics import percentile, percentile_steps, shown_percentiles, summary
+from nnfmq.lab.statistics import heading_of, percentile, percentile_steps, shown_percentiles, summary
 from nnfmq.queue.core import core_name
 
 __all__ = [
@@ -107,7 +107,7 @@ def build_report(plan: LoadPlan, found: LoadMeasurements, conditions: Mapping[st
         "model": str(plan.model),
         "conditions": dict(conditions),
         "load": {
-            "seconds": plan.seconds,
+            "duration_s": plan.seconds,
             "count": plan.count,
             "distribution": plan.distribution,
             "rounds": plan.rounds,
@@ -147,14 +147,14 @@ def result_of(load: MeasuredLoad, rounds: int) -> dict[str, Any]:
         "details": load.details,
         "requests": int(latencies.size),
         "unsent": sum(trial.unsent for trial in load.trials),
-        "wall_s": wall_ns / 1e9,
+        "wall_ns": wall_ns,
         "throughput_per_s": latencies.size * 1e9 / wall_ns,
         "latency_ns": summary(latencies),
         "wait_ns": None if load.level.rate is None else summary(waits),
         "stages_ns": dict(zip(STAGES, stages_ns, strict=True)) if stages_ns else None,
-        "cpu_s": {
-            "client": sum(trial.client_cpu_ns for trial in load.trials) / 1e9,
-            "driver": sum(trial.driver_cpu_ns for trial in load.trials) / 1e9,
+        "cpu_ns": {
+            "client": sum(trial.client_cpu_ns for trial in load.trials),
+            "driver": sum(trial.driver_cpu_ns for trial in load.trials),
         },
         "pss_bytes": load.pss_bytes,
         "processes": load.processes,
@@ -175,7 +175,9 @@ def _blocks(trial: LoadResult, count: int) -> list[dict[str, float]]:
     for first, end in pairwise([*edges.tolist(), trial.intended.size]):
         if end > first:
             ordered = np.sort(trial.latencies[first:end])
-            metrics: dict[str, float] = {name: percentile(ordered, each) for name, each in _BLOCK_PERCENTS.items()}
+            metrics: dict[str, float] = {
+                f"{name}_ns": percentile(ordered, each) for name, each in _BLOCK_PERCENTS.items()
+            }
             found.append(metrics | {"throughput_per_s": (end - first) * 1e9 / width_ns})
     return found
 
@@ -191,7 +193,8 @@ def timeline_of(trials: Sequence[LoadResult], count_of_points: int = _POINTS) ->
             if end > first:
                 ordered = np.sort(trial.latencies[first:end])
                 metrics = {f"{name}_ns": percentile(ordered, _BLOCK_PERCENTS[name]) for name in ("p50", "p99", "max")}
-                points.append({"s": (begin_ns + (number + 0.5) * width_ns) / 1e9, **metrics, "requests": end - first})
+                at_ns = round(begin_ns + (number + 0.5) * width_ns)
+                points.append({"at_ns": at_ns, **metrics, "requests": end - first})
         begin_ns += trial.wall_ns
     return points
 
@@ -422,7 +425,8 @@ def _rows(
 
 
 def _values(result: Mapping[str, Any], metric: str) -> list[float]:
-    return [block[metric] for block in result["blocks"]]
+    key = metric if metric.endswith("_per_s") else f"{metric}_ns"
+    return [block[key] for block in result["blocks"]]
 
 
 def _row(result: Mapping[str, Any], metric: str) -> dict[str, Any]:
@@ -488,13 +492,13 @@ def _load_text(report: Mapping[str, Any]) -> str:
     rate = f"{next(iter(rates)):g}/s, " if len(rates) == 1 and None not in rates else ""
     loop = "closed loop" if rates == {None} else f"open loop, {rate}{load['distribution']} arrivals"
     count = ", ".join(f"{number}" for number in sorted(clients))
-    amount = f"{load['seconds']:g} s" if load["count"] is None else f"{load['count']:,} requests"
+    amount = f"{load['duration_s']:g} s" if load["count"] is None else f"{load['count']:,} requests"
     parts = f" in {load['rounds']} parts" if load["rounds"] > 1 else ""
     return f"Clients: {count}, {loop}; {amount}{parts}"
 
 
 def _threshold_text(threshold: Mapping[str, Any]) -> str:
-    limit = f"{threshold['percentile']} of at most {threshold['limit_ns'] / 1e6:g} ms"
+    limit = f"{heading_of(threshold['percentile'])} of at most {threshold['limit_ns'] / 1e6:g} ms"
     within = threshold["within"]
     if within is None:
         return f"No load has a {limit}."
@@ -507,8 +511,8 @@ def _threshold_text(threshold: Mapping[str, Any]) -> str:
 # The page.
 
 
-_COLUMNS = ("p50", "p90", "p95", "p99", "p99.9", "max")
-_HEADINGS = ("", *_COLUMNS, "requests/s", "CPU s", "PSS MiB", "stable")
+_COLUMNS = ("p50", "p90", "p95", "p99", "p99_9", "max")
+_HEADINGS = ("", *map(heading_of, _COLUMNS), "requests/s", "CPU s", "PSS MiB", "stable")
 
 
 def render_page(report: Mapping[str, Any]) -> str:
@@ -526,7 +530,7 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = []
     for name, result in zip(result_names(results), results, strict=True):
         times = shown_percentiles(result, _COLUMNS, time_text)
-        cpu_s = result["cpu_s"]["client"] + result["cpu_s"]["driver"]
+        cpu_s = (result["cpu_ns"]["client"] + result["cpu_ns"]["driver"]) / 1e9
         stable = {True: "yes", False: "no", None: "-"}[result["is_stable"]]
         use = [f"{result['throughput_per_s']:,.0f}", f"{cpu_s:.2f}", f"{result['pss_bytes'] / 2**20:,.1f}", stable]
         rows.append([name, *times, *use])

@@ -274,9 +274,9 @@ def opened(job: RunnerJob) -> Iterator[OpenRunner]:
 
 @contextmanager
 def _opened_own(job: RunnerJob, own: OwnRunner) -> Iterator[OpenRunner]:
-    begin = time.perf_counter()
+    begin = time.perf_counter_ns()
     step = own(job.model)
-    yield OpenRunner(step, None, None, [os.getpid()], {"prepare_s": time.perf_counter() - begin})
+    yield OpenRunner(step, None, None, [os.getpid()], {"prepared_ns": time.perf_counter_ns() - begin})
 
 
 def _loaded(job: RunnerJob) -> Any:
@@ -285,11 +285,11 @@ def _loaded(job: RunnerJob) -> Any:
 
 @contextmanager
 def _opened_peer(job: RunnerJob) -> Iterator[OpenRunner]:
-    model, threads, begin = _loaded(job), job.threads or allowed_cores(), time.perf_counter()
+    model, threads, begin = _loaded(job), job.threads or allowed_cores(), time.perf_counter_ns()
     with opened_peer(job.runner, PeerJob(job.model, model, threads)) as peer:
-        prepare_s = time.perf_counter() - begin
+        prepared_ns = time.perf_counter_ns() - begin
         step, variant = fastest_variant(peer.variants, job.inputs[0])
-        details: Details = {"api_variant": variant, "threads": threads, "prepare_s": prepare_s}
+        details: Details = {"api_variant": variant, "threads": threads, "prepared_ns": prepared_ns}
         yield OpenRunner(step, None, None, [os.getpid()], details)
 
 
@@ -300,7 +300,7 @@ def _opened_driver(job: RunnerJob) -> Iterator[OpenRunner]:
         is_embedded = job.connect == "embedded"
         path = None if is_embedded else job.connect
         client = stack.enter_context(connect(path, embedded=is_embedded or None, recover=False))
-        worker, begin = client.worker_pid, time.perf_counter()
+        worker, begin = client.worker_pid, time.perf_counter_ns()
         with _limited(worker, job.threads):  # the size of its thread pool follows its affinity
             target = client if job.device is None else client.device(job.device)
             if job.hosted is not None:
@@ -312,7 +312,7 @@ def _opened_driver(job: RunnerJob) -> Iterator[OpenRunner]:
             )
             if isinstance(prepared, PreparedModel):
                 require_machine_code(prepared.device, prepared.program, prepared.compiled_operations)
-        details: Details = {"device": prepared.device, "prepare_s": time.perf_counter() - begin}
+        details: Details = {"device": prepared.device, "prepared_ns": time.perf_counter_ns() - begin}
         # A process with one CPU does not poll, which it decides when a burst is created: limit it afterwards.
         step, stages = stack.enter_context(opened_mode(job.runner, prepared))
         if job.threads is not None:

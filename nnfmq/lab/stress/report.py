@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from nnfmq.lab.page import conditions_list, html_table, latency_page
-from nnfmq.lab.statistics import shown_percentiles, summary
+from nnfmq.lab.statistics import heading_of, shown_percentiles, summary
 from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, named_causes, worst_requests
 from nnfmq.lab.stress.records import RequestRecord
 from nnfmq.lab.stress.trial import Scenario, TrialRecords
@@ -49,7 +49,7 @@ def scenario_report(
 def _request_dict(request: SlowRequest, begin_ns: int) -> dict[str, Any]:
     record = request.record
     return {
-        "at_s": (record.begin - begin_ns) / 1e9,
+        "at_ns": record.begin - begin_ns,
         "begin_ns": record.begin,
         "latency_ns": record.latency,
         "excess_ns": request.excess,
@@ -59,8 +59,15 @@ def _request_dict(request: SlowRequest, begin_ns: int) -> dict[str, Any]:
             {"name": cause.name, "explained_ns": cause.explained, "evidence": cause.evidence}
             for cause in request.causes
         ],
-        "counters": {name: value for name, value in record._asdict().items() if "_" in name or name == "gc"},
+        "counters": {
+            _counter_key(name): value for name, value in record._asdict().items() if "_" in name or name == "gc"
+        },
     }
+
+
+def _counter_key(name: str) -> str:
+    """Return the key of a counter: the times of a record are in ns, which its fields do not say."""
+    return f"{name}_ns" if name.endswith(("_cpu", "_system", "_delay")) else name
 
 
 def _stages(record: RequestRecord) -> dict[str, int] | None:
@@ -92,7 +99,7 @@ def request_lines(request: Mapping[str, Any]) -> list[str]:
     stages = "".join(f", {name} {time / 1e6:.1f}" for name, time in (request["stages_ns"] or {}).items())
     causes = request["causes"] or ({"name": UNKNOWN, "evidence": "no counter explains it"},)
     return [
-        f"{request['latency_ns'] / 1e6:,.1f} ms at {request['at_s']:.2f} s{stages}",
+        f"{request['latency_ns'] / 1e6:,.1f} ms at {request['at_ns'] / 1e9:.2f} s{stages}",
         *(f"{each['name']}: {each['evidence']}" for each in causes),
     ]
 
@@ -104,10 +111,10 @@ def condition_lines(report: Mapping[str, Any]) -> list[str]:
     machine = (
         f"{of['core']} core; {of['cpu']}, CPUs {cpus}; load {of['load_before'][0]:g} before; {of['date']}, {of['host']}"
     )
-    if "seconds" not in of:
+    if "duration_s" not in of:
         return [machine]
     rate = "a closed loop" if of["rate"] is None else f"{of['rate']:g} requests/s"
-    load = f"{of['seconds']:g} s of each scenario, {rate}, seed {of['seed']}"
+    load = f"{of['duration_s']:g} s of each scenario, {rate}, seed {of['seed']}"
     return [f"{load}; slow: {of['slow_ms']:g} ms above the usual latency", machine]
 
 
@@ -144,7 +151,7 @@ def _event(name: str, pid: int, begin_us: float, length_ns: int, details: Mappin
 # The report of `nnfmq stress` as one self-contained HTML page.
 
 
-_PERCENTILES = ("p50", "p99", "p99.9", "max")
+_PERCENTILES = ("p50", "p99", "p99_9", "max")
 
 
 def render_stress_page(report: Mapping[str, Any]) -> str:
@@ -164,7 +171,9 @@ def _scenarios(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         rows.append([each["scenario"], *times, f"{each['requests']:,}", f"{each['slow_requests']:,}", causes])
     yield "<p>Latencies in µs. The causes are named from evidence, whatever the load was.</p>"
     yield html_table(
-        ("scenario", *_PERCENTILES, "requests", "slow", "causes of slow requests"), rows, ends_with_words=True
+        ("scenario", *map(heading_of, _PERCENTILES), "requests", "slow", "causes of slow requests"),
+        rows,
+        ends_with_words=True,
     )
 
 

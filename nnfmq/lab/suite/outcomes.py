@@ -59,13 +59,13 @@ def checks_of(result: Mapping[str, Any], limits: Mapping[str, float]) -> list[di
 
 
 def _is_percentile(key: str) -> bool:
-    return LIMITS[key].text in REPORTED
+    return key.removesuffix("_ms") in REPORTED
 
 
 def _value(key: str, result: Mapping[str, Any]) -> float | None:
     value: float | None = result.get(key)
     if _is_percentile(key):
-        name = LIMITS[key].text
+        name = key.removesuffix("_ms")
         value = result["latency_ns"][name] / 1e6 if supports(result["requests"], REPORTED[name] / 100) else None
     elif key == "missed_percent":
         value = 100 * result["missed"] / result["requests"]
@@ -104,14 +104,14 @@ def stability_of(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _unstable(idle: Mapping[str, Any]) -> Iterator[str]:
-    wall_ns = 1e9 * idle["wall_s"]
+    wall_ns = idle["wall_ns"]
     for key, limit, who in (
         ("others_cpu_ns", OTHERS_MAX, "other programs used"),
         ("stolen_cpu_ns", _STOLEN_MAX, "the hypervisor gave other machines"),
     ):
         if idle[key] > limit * wall_ns:
             yield f"{who} {100 * idle[key] / wall_ns:.0f} % of a CPU during the scenario idle"
-    p50s = [block["p50"] for block in idle["blocks"]]
+    p50s = [block["p50_ns"] for block in idle["blocks"]]
     if not p50s:
         yield "the scenario idle has too few requests"
         return
@@ -190,7 +190,7 @@ def _rows(
     new: Mapping[str, Any], old: Mapping[str, Any], tolerance: float, *, is_certain: bool
 ) -> Iterator[dict[str, Any]]:
     for metric in _METRICS:
-        values, reference = ([block[metric] for block in each["blocks"]] for each in (new, old))
+        values, reference = ([block[f"{metric}_ns"] for block in each["blocks"]] for each in (new, old))
         if values and reference:  # else there are too few requests
             interval = bootstrap_ratio(values, reference)
             outcome = outcome_of(interval, tolerance, more_is_better=False)

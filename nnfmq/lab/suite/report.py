@@ -24,7 +24,7 @@ from nnfmq.lab.page import (
     percentile_chart,
     time_chart,
 )
-from nnfmq.lab.statistics import REPORTED, percentile, percentile_steps, shown_percentiles, summary
+from nnfmq.lab.statistics import REPORTED, heading_of, percentile, percentile_steps, shown_percentiles, summary
 from nnfmq.lab.suite.clients import SuiteRequests
 from nnfmq.lab.suite.outcomes import (
     ERROR,
@@ -104,8 +104,8 @@ def scenario_result(plan: SuitePlan, record: ScenarioRecord) -> dict[str, Any]:
         "outcome": "",
         "reason": reason,
         "is_interrupted": record.is_interrupted,
-        "seconds": record.seconds,
-        "wall_s": record.wall_s,
+        "duration_s": record.seconds,
+        "wall_ns": record.wall_ns,
         "clients": record.clients,
         "details": record.details,
         "requests": count,
@@ -124,8 +124,7 @@ def scenario_result(plan: SuitePlan, record: ScenarioRecord) -> dict[str, Any]:
 
 def _measured(requests: SuiteRequests, record: ScenarioRecord, deadline_ms: float) -> dict[str, Any]:
     latencies, count = requests.latencies, requests.latencies.size
-    wall_ns = round(1e9 * record.wall_s)
-    load = LoadResult(requests.intended, requests.intended, latencies, requests.unsent, wall_ns, 0, 0, [])
+    load = LoadResult(requests.intended, requests.intended, latencies, requests.unsent, record.wall_ns, 0, 0, [])
     return {
         "unsent": requests.unsent,
         "missed": int(np.count_nonzero(latencies > 1e6 * deadline_ms)),
@@ -142,7 +141,7 @@ def _parts(latencies: np.ndarray[Any, Any], count: int) -> list[dict[str, int]]:
     if count < BLOCKS_MIN:
         return []
     parts = [np.sort(part) for part in np.array_split(latencies, count)]
-    return [{"p50": percentile(part, 50.0), "p99": percentile(part, 99.0)} for part in parts]
+    return [{"p50_ns": percentile(part, 50.0), "p99_ns": percentile(part, 99.0)} for part in parts]
 
 
 # ---- texts
@@ -188,7 +187,7 @@ def notes_of(report: Mapping[str, Any]) -> Iterator[str]:
         if result["reason"]:
             yield f"{name}: {result['outcome']}: {result['reason']}"
         if result["is_interrupted"] and result["requests"]:
-            yield f"{name}: interrupted after {result['wall_s']:.0f} of {result['seconds']:.0f} s"
+            yield f"{name}: interrupted after {result['wall_ns'] / 1e9:.0f} of {result['duration_s']:.0f} s"
         if deaths_text(result):
             yield f"{name}: {deaths_text(result)}"
         if result["requests"] and result["unsent"]:
@@ -234,7 +233,11 @@ def junit_xml(report: Mapping[str, Any]) -> str:
                 counts[_PLURALS[kind]] += 1
                 ElementTree.SubElement(case, kind, message=_xml_text(text))
         conditions = report["conditions"]
-        time_of = {"time": f"{result['wall_s']:.3f}", "timestamp": conditions["date"], "hostname": conditions["host"]}
+        time_of = {
+            "time": f"{result['wall_ns'] / 1e9:.3f}",
+            "timestamp": conditions["date"],
+            "hostname": conditions["host"],
+        }
         suite.attrib |= {name: str(count) for name, count in counts.items()} | time_of
         totals += counts
     root.attrib |= {name: str(totals[name]) for name in ("tests", "failures", "errors", "skipped")}
@@ -265,7 +268,7 @@ def _properties(report: Mapping[str, Any], result: Mapping[str, Any]) -> Iterato
     if result["requests"]:
         for name in _COLUMNS:
             if supports(result["requests"], REPORTED[name] / 100):
-                yield f"{name} ms", milliseconds(result["latency_ns"][name])
+                yield f"{heading_of(name)} ms", milliseconds(result["latency_ns"][name])
         yield "missed deadlines", str(result["missed"])
 
 
@@ -277,7 +280,7 @@ def _xml_text(text: str) -> str:
 # ---- the page
 
 
-_COLUMNS = ("p50", "p99", "p99.9", "max")
+_COLUMNS = ("p50", "p99", "p99_9", "max")
 _STYLES = {PASSED: "good", FAILED: "bad", ERROR: "bad", "regression": "bad", "improvement": "good"}
 """Outcome → class of its cell."""
 
@@ -299,7 +302,7 @@ def _scenario_table(report: Mapping[str, Any]) -> Iterator[str]:
         f"<p>{load['rate']:g} requests/s, {escape(load['arrivals'])} arrivals. Latencies in ms, from the intended "
         f"start of each request; its deadline is {load['deadline_ms']:g} ms later.</p>"
     )
-    heads = ("scenario", "outcome", "requests", *_COLUMNS, "missed", "wrong")
+    heads = ("scenario", "outcome", "requests", *map(heading_of, _COLUMNS), "missed", "wrong")
     rows = [[each["scenario"], each["outcome"], *scenario_numbers(each, _COLUMNS)] for each in report["scenarios"]]
     yield html_table(heads, rows, styles=_STYLES)
 

@@ -100,7 +100,7 @@ class ScenarioRecord:
     growth_bytes: int = 0
     others_ns: int = 0
     stolen_ns: int = 0
-    wall_s: float = 0.0
+    wall_ns: int = 0
     reason: str = ""
     is_skipped: bool = False
     is_interrupted: bool = False
@@ -229,7 +229,7 @@ def _execute(
     except KeyboardInterrupt:
         record.is_interrupted = True
         record.requests = clients.stop()
-    record.wall_s = (time.monotonic_ns() - begin_ns) / 1e9
+    record.wall_ns = time.monotonic_ns() - begin_ns
     record.growth_bytes = _private_bytes(pids) - private_bytes
     record.others_ns, record.stolen_ns = others.used_ns(), _stolen_ns() - stolen_ns
 

@@ -79,7 +79,7 @@ def test_a_closed_loop_shows_a_stop_in_its_maximum_alone() -> None:
     recording = closed_loop(clock.execute, itertools.repeat(None), 10 * SECOND, None, clock.read)
     found = summary(np.array(recording.latencies, np.int64))
     assert found["max"] is not None and found["max"] >= 100 * MS
-    assert found["p99.9"] is not None and found["p99.9"] < MS
+    assert found["p99_9"] is not None and found["p99_9"] < MS
 
 
 def test_requests_of_a_closed_loop_follow_each_other() -> None:

@@ -20,11 +20,11 @@ def test_a_percentile_that_is_a_whole_rank_is_that_rank(count: int, percent: flo
 
 
 def test_one_sample_is_every_percentile() -> None:
-    assert distribution([7]) == {"p50": 7, "p90": 7, "p99": 7, "p99.9": 7, "max": 7}
+    assert distribution([7]) == {"p50": 7, "p90": 7, "p99": 7, "p99_9": 7, "max": 7}
 
 
 def test_the_distribution_does_not_depend_on_the_order() -> None:
-    assert distribution([3, 1, 2]) == {"p50": 2, "p90": 3, "p99": 3, "p99.9": 3, "max": 3}
+    assert distribution([3, 1, 2]) == {"p50": 2, "p90": 3, "p99": 3, "p99_9": 3, "max": 3}
 
 
 def test_a_summary_has_the_moments_too() -> None:
@@ -36,7 +36,7 @@ def test_a_summary_has_the_moments_too() -> None:
 @pytest.mark.parametrize(("count", "unsupported"), [(1, 5), (10, 3), (99, 2), (100, 1), (999, 1), (1000, 0)])
 def test_a_summary_has_a_percentile_only_if_a_value_may_be_above_it(count: int, unsupported: int) -> None:
     found = summary(np.arange(count, dtype=np.int64))
-    names = ["p50", "p90", "p95", "p99", "p99.9"]
+    names = ["p50", "p90", "p95", "p99", "p99_9"]
     assert [name for name in names if found[name] is None] == names[5 - unsupported :]
     assert found["max"] == count - 1
 

@@ -17,7 +17,7 @@ def result(
 ) -> dict[str, Any]:
     """Return a result of 20 blocks whose values are spread evenly around those given."""
     factors = np.linspace(1 - spread, 1 + spread, 20)
-    blocks = [{"p50": p50 * f, "p99": p99 * f, "throughput_per_s": per_second * f} for f in factors]
+    blocks = [{"p50_ns": p50 * f, "p99_ns": p99 * f, "throughput_per_s": per_second * f} for f in factors]
     conditions = {"is_stable": True, "others_cpu_share": 0.0}
     return {"runner": "burst", "clients": 1, "rate": None, **conditions, "blocks": blocks} | level
 
@@ -129,8 +129,8 @@ def test_a_baseline_that_is_no_report_is_rejected(baseline: Any) -> None:
     ("requests", "shown"), [(1, "--7"), (2, "3-7"), (99, "3-7"), (999, "3-7"), (1000, "357")], ids=str
 )
 def test_a_percentile_that_too_few_requests_support_is_not_shown(requests: int, shown: str) -> None:
-    found = {"requests": requests, "latency_ns": {"p50": 3, "p99.9": 5, "max": 7}}
-    assert "".join(shown_percentiles(found, ("p50", "p99.9", "max"), str)) == shown
+    found = {"requests": requests, "latency_ns": {"p50": 3, "p99_9": 5, "max": 7}}
+    assert "".join(shown_percentiles(found, ("p50", "p99_9", "max"), str)) == shown
 
 
 def test_runners_are_compared_with_the_first_one_of_the_same_level() -> None:

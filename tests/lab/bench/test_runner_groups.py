@@ -325,7 +325,7 @@ def test_a_closure_is_measured_in_a_process_of_its_own() -> None:
         assert len(group.pids) == 2 and os.getpid() not in group.pids
         found = group.run(Load(600.0, count=5))
     assert found.latencies.size == 5 and found.driver_cpu_ns == 0 and found.stages_ns == []
-    assert group.details["prepare_s"] >= 0
+    assert group.details["prepared_ns"] >= 0
 
 
 def test_a_plan_measures_a_closure_beside_a_mode_of_the_driver() -> None:
