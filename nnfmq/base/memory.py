@@ -132,7 +132,7 @@ class Memory(Closable):
     ) -> Self:
         """Map received memory: `size_bytes` (None = all) from `offset`. Takes ownership of `fd`, also if it raises.
 
-        `protection` is what the peer passed the memory for.
+        `protection` is what the peer passed the memory for, and what another peer gets that it is sent to.
 
         Raises:
             InvalidArgument: If the fd is not a memfd with the seals SHRINK and GROW, is hugetlb, or is too short.
@@ -143,6 +143,7 @@ class Memory(Closable):
         try:
             memory._map(_checked_size(fd, size_bytes, offset), offset, Protection.WRITE in protection)
             memory.offset, memory.is_readable = offset, Protection.READ in protection
+            memory.protection = protection
             return memory
         except BaseException:
             with suppress(OSError):  # the integer may not be an open fd at all

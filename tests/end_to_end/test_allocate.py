@@ -156,6 +156,23 @@ def test_nothing_is_copied_to_memory_that_is_read_only(resources: ExitStack) -> 
         nnfmq.copy(source, reading)
 
 
+def test_N_RQX_12_a_driver_writes_nothing_to_memory_that_was_adopted_read_only(
+    daemon: Daemon, resources: ExitStack
+) -> None:
+    client = resources.enter_context(daemon.connect())
+    model = prepared(client, resources)
+    target = resources.enter_context(Memory.create(16))
+    reading = resources.enter_context(Memory.adopt(os.dup(target.fileno()), protection=Protection.READ))
+    buffer = resources.enter_context(client.device("reference").allocate(inputs=[(model, 0)]))
+    buffer.copy_from(FOUR)
+    for copy in (lambda: buffer.copy_to(reading), lambda: nnfmq.copy(buffer, reading)):
+        with pytest.raises(nnfmq.InvalidArgument, match="read-only"):
+            copy()
+    assert bytes(target.view) == bytes(16)
+    buffer.copy_to(target)
+    assert bytes(target.view) == FOUR.tobytes()
+
+
 def test_DOM_15_shared_memory_is_validated_as_the_driver_validates_buffers(
     daemon: Daemon, resources: ExitStack
 ) -> None:
