@@ -89,8 +89,8 @@ def _print(screen: Console, trace: Trace, number: int, one: Explanation) -> None
     clock = f" at {_wall_clock(trace, one):%Y-%m-%d %H:%M:%S.%f}" if trace.epoch_ns else ""
     screen.print(
         f"\n{number}. {microseconds(request.total_ns)} µs{clock}: packet {packet_of(request.request)} of burst "
-        f"{burst_of(request.request)}, worker {worker_of(request.request)}, {_at_ms(trace, one):,.1f} ms after the "
-        "begin."
+        f"{burst_of(request.request)}, {_worker_text(trace, worker_of(request.request))}, "
+        f"{_at_ms(trace, one):,.1f} ms after the begin."
     )
     for text in _outcome(one):
         screen.print(indented(text, 3))
@@ -127,6 +127,11 @@ def _outcome(one: Explanation) -> Iterator[str]:
     yield f"{text}; nothing that was recorded explains it" if worst.excess_ns > worst.typical_ns else text
 
 
+def _worker_text(trace: Trace, pid: int) -> str:
+    """Return a worker with the program that it serves, if the trace tells."""
+    return trace.machine.name_of(pid) if pid in trace.machine.processes else f"worker {pid}"
+
+
 def _at_ms(trace: Trace, one: Explanation) -> float:
     return (one.request.begin_ns - trace.slices[0].begin_ns) / 1e6
 
@@ -143,6 +148,7 @@ def _as_json(trace: Trace, one: Explanation) -> dict[str, Any]:
     request = one.request
     return {
         "client_id": worker_of(request.request),
+        "worker": trace.machine.processes.get(worker_of(request.request)),
         "burst": burst_of(request.request),
         "packet": packet_of(request.request),
         "date": _wall_clock(trace, one).isoformat() if trace.epoch_ns else None,

@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
     slices += request(6, 100_000_000, 4_321_000)
     times = [ThreadTimes(300, 301, 99_000_000, 105_000_000, 4_000_000, 20_000)]
     uses = [CpuUse(50, 50, 100_000_000, 104_000_000, 3_900_000, (0,))]
-    machine = MachineRecord(uses, [], {50: "busy.py"}, is_sampled=True)
+    machine = MachineRecord(uses, [], {50: "busy.py", 300: "nnfmq-worker of app.py"}, is_sampled=True)
     trace = Trace(slices, {100: "application", 300: "driver"}, times, machine=machine, epoch_ns=EPOCH_NS)
     trace.sort()
     write_trace(trace, tmp_path / "in.json")
@@ -51,7 +51,8 @@ def test_OBS_7_the_abnormal_stage_of_the_slowest_request_stands_out(
     assert "The slowest 1 of 6 requests; typical is the median; * is the furthest above it." in out
     flowed, clock = " ".join(out.split()), datetime.fromtimestamp((EPOCH_NS + 100_000_000) / 1e9).astimezone()
     assert (
-        f"1. 4,334.0 µs at {clock:%Y-%m-%d %H:%M:%S.%f}: packet 6 of burst 2, worker 300, 90.0 ms after the begin."
+        f"1. 4,334.0 µs at {clock:%Y-%m-%d %H:%M:%S.%f}: packet 6 of burst 2, nnfmq-worker of "
+        "app.py (300), 90.0 ms after the begin."
     ) in flowed
     assert (
         "cpu-worker: the worker's listener thread waited 4.0 ms for a CPU (schedstat); busy.py (50) had it for 3.9 ms"
@@ -97,6 +98,7 @@ def test_the_report_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (report["requests"], slow["abnormal"], slow["packet"], slow["burst"]) == (6, "request wake-up", 6, 2)
     assert (slow["cause"], slow["causes"][0]["explained_ns"]) == ("cpu-worker", 4_000_000)
     assert datetime.fromisoformat(slow["date"]).timestamp() == pytest.approx((EPOCH_NS + 100_000_000) / 1e9)
+    assert (slow["client_id"], slow["worker"]) == (300, "nnfmq-worker of app.py")
     client, worker = slow["threads"]
     assert (client["role"], client["thread"], client["waited_ns"]) == ("client", 100, 0)
     assert (worker["role"], worker["thread"], worker["waited_ns"]) == ("worker", 301, 4_000_000)
