@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -188,14 +189,15 @@ class DroppedConnection(ClosedWhenDropped):
     def close(self) -> None:
         """Hang up. Idempotent."""
 
-    def __repr__(self) -> str:
-        return f"<Client or Connection of {'a driver' if self.end_process is None else 'an embedded driver'}>"
-
     def _is_left_open(self) -> bool:
         return self._channel.fileno() >= 0
 
     def _is_of_process(self) -> bool:
         return True
+
+    def _leave_at_exit(self) -> None:
+        if sys.is_finalizing():  # no other thread runs Python code any more
+            self._channel.close()
 
     def _close_dropped(self) -> None:
         has_started = self.has_started
@@ -334,6 +336,10 @@ class Connection(DroppedConnection):
     def start_deadline_ns(self) -> int | None:
         """The end of every wait for the driver's reply to Hello."""
         return self._driver_start.deadline_ns
+
+    def __repr__(self) -> str:
+        kind, reply = "driver" if self.end_process is None else "embedded driver", self._driver_start.reply
+        return f"<Client of {kind}>" if reply is None else f"<Client {reply.worker_pid} of {kind} {reply.driver_pid}>"
 
     @property
     def has_started(self) -> bool:

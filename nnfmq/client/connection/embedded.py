@@ -22,6 +22,14 @@ from nnfmq.base.processes import child_environment
 END_SECONDS = 2.0
 
 
+class _DriverProcess(subprocess.Popen[bytes]):
+    """A process that ends with its connection. At the interpreter's exit only that connection's finalizer warns."""
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            super().__del__()  # type: ignore[misc]  # typeshed does not declare it
+
+
 def start_embedded_driver(variables: Mapping[str, str]) -> tuple[Channel, subprocess.Popen[bytes]]:
     """Start the driver; return the client's end of the control channel and the process. The caller owns both.
 
@@ -31,7 +39,7 @@ def start_embedded_driver(variables: Mapping[str, str]) -> tuple[Channel, subpro
     try:
         with driver_end:
             # -P: the child must not import modules from the application's working directory.
-            process = subprocess.Popen(
+            process = _DriverProcess(
                 [sys.executable, "-P", "-m", "nnfmq", "--embedded", str(driver_end.fileno())],
                 pass_fds=[driver_end.fileno()],
                 stdin=subprocess.DEVNULL,

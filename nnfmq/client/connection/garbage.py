@@ -3,8 +3,8 @@
 The garbage collector may finalize an object at any instruction of any thread, which may hold any lock, and the watcher
 thread must not wait for a driver. So `__del__` only puts the object into a queue, which is reentrant, and warns, as
 that of a file does. A thread closes what is in the queue. It runs as long as a connection is open, as the watcher
-thread does, and is a daemon. When the interpreter exits nothing is closed and nobody is
-warned: the kernel hangs up, and the drivers end.
+thread does, and is a daemon. When the interpreter exits, `__del__` only warns: the kernel hangs up, and the drivers
+end.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ class ClosedWhenDropped(Uncopyable):
     def _close_dropped(self) -> None:
         """Release everything; may block. Called once, on the thread."""
         raise NotImplementedError
+
+    def _leave_at_exit(self) -> None:
+        """Have the parts not warn again when the interpreter exits. Must not block or take locks."""
 
     def __del__(self) -> None:
         try:
@@ -146,10 +149,13 @@ class _Process:
 
         Without a thread, because no connection is open, the finalizers of what the resource consists of release that.
         """
-        if self.is_exiting or not self._users or self._pid != os.getpid():
+        if not self._users or self._pid != os.getpid():
             return
         text = f"{resource!r} was never closed: call close(), or use `with`" if resource._is_of_process() else ""
-        self._dropped.put(resource)
+        if self.is_exiting:
+            resource._leave_at_exit()
+        else:
+            self._dropped.put(resource)
         if text:
             warnings.warn(text, ResourceWarning, stacklevel=3, source=resource)
 
