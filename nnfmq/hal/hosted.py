@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct, field
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import TENSOR_COMPLEX64, TENSOR_FLOAT64, TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64
+from nnfmq.hal.extensions import DTYPES, HIDL_PREFIX_BITS, extension_code
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType
 
 __all__ = [
@@ -247,8 +247,10 @@ def is_hosted(model: Model) -> bool:
 
 def call_of(model: Model) -> HostedCall:
     """Return the call of a hosted model. Raises InvalidArgument if it has another operation, or no such operand."""
+    prefixes = [entry.prefix for entry in model.extensions if entry.name == NAME]
+    codes = [extension_code(prefix, RUN, prefix_bits=HIDL_PREFIX_BITS) for prefix in prefixes]
     operations = model.main.operations
-    if len(operations) != 1 or not operations[0].inputs or model.referenced:
+    if not codes or [each.type for each in operations] != codes or not operations[0].inputs or model.referenced:
         raise InvalidArgument(f"a hosted model has one operation, {NAME}.{RUN}, with the call as its first operand")
     return decode_call(constant_bytes(model, model.main.operands[operations[0].inputs[0]]))
 
@@ -284,7 +286,6 @@ def is_file_name(name: str) -> bool:
 OPERAND_TYPES: Mapping[str, OperandType] = {
     "float32": OperandType.TENSOR_FLOAT32,
     "float16": OperandType.TENSOR_FLOAT16,
-    "float64": TENSOR_FLOAT64,
     "bfloat16": OperandType.TENSOR_QUANT16_ASYMM,
     "bool": OperandType.TENSOR_BOOL8,
     "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
@@ -292,10 +293,7 @@ OPERAND_TYPES: Mapping[str, OperandType] = {
     "int16": OperandType.TENSOR_QUANT16_SYMM,
     "uint16": OperandType.TENSOR_QUANT16_ASYMM,
     "int32": OperandType.TENSOR_INT32,
-    "uint32": TENSOR_UINT32,
-    "int64": TENSOR_INT64,
-    "uint64": TENSOR_UINT64,
-    "complex64": TENSOR_COMPLEX64,
+    **{dtype: operand_type for operand_type, dtype in DTYPES.items()},
 }
 """The operand type of each element type that crosses. Types of 8 and 16 bits that are not quantized have scale 1."""
 

@@ -30,11 +30,9 @@ from nnfmq.driver.memory.private import ConstantPool
 from nnfmq.driver.memory.quota import add_to_limit
 from nnfmq.engines.execution import PreparedProgram
 from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient
-from nnfmq.hal.extensions import extension_prefix, extension_type
 from nnfmq.hal.hosted import (
     LIBRARIES,
-    NAME,
-    RUN,
+    OPERAND_TYPES,
     HostedCall,
     HostedDescription,
     HostedTensor,
@@ -42,6 +40,7 @@ from nnfmq.hal.hosted import (
     call_of,
     constant_bytes,
     fits_declaration,
+    is_hosted,
     library_names,
     require_number_type,
 )
@@ -92,7 +91,7 @@ class HostedDevice(DescribedDevice):
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         """Return whether it is a hosted model's operation and a file of one of the formats; the file is not opened."""
-        return _is_hosted(model, operation) and _valid_call(model).format in self.formats
+        return is_hosted(model) and _valid_call(model).format in self.formats
 
     def describe_file(self, call: HostedCall, pools: Sequence[ConstantPool]) -> HostedDescription:
         """Return the description of a file, which the preparation that follows finds open. Blocks.
@@ -243,11 +242,6 @@ def _unpacked(packed: PackedConstants | None) -> bytes | None:
 # The operands of a hosted model's operation.
 
 
-def _is_hosted(model: Model, operation: Operation) -> bool:
-    prefixes = [entry.prefix for entry in model.extensions if entry.name == NAME]
-    return extension_prefix(operation.type) in prefixes and extension_type(operation.type) == RUN
-
-
 def _valid_call(model: Model) -> HostedCall:
     """Return the call of a hosted model. Raises InvalidArgument if it does not fit the operands."""
     call, main = call_of(model), model.main
@@ -260,6 +254,10 @@ def _valid_call(model: Model) -> HostedCall:
         if not len(indexes) == len(tensors) or tuple(indexes) != tuple(of_model):
             raise InvalidArgument(f"the {kind}s of a hosted model are those of its operation, {len(tensors)} tensors")
         require_number_type(kind, tensors)
+        for operand, tensor in zip((main.operands[index] for index in indexes), tensors, strict=True):
+            if (operand.type, operand.dimensions) != (OPERAND_TYPES[tensor.dtype], tensor.dimensions):
+                stated = f"{operand.type.name} {operand.dimensions}"
+                raise InvalidArgument(f"{kind} {tensor.name!r} is {tensor.dtype} {tensor.shape}, its operand {stated}")
     return call
 
 

@@ -18,7 +18,7 @@ from support.onnx_runtime import onnx
 
 import nnfmq
 from nnfmq.hal.hosted import RUNTIMES, FileParts, HostedCall, call_of
-from nnfmq.hal.types import DataLocation, Model
+from nnfmq.hal.types import DataLocation, Model, OperandType, OperationType
 from nnfmq.importers import hosted
 
 pytest.importorskip("ai_edge_litert")
@@ -57,7 +57,8 @@ NOT_THE_FILE_S: dict[str, tuple[Change, str]] = {
         "the model declares output 0 as 'z'",
     ),
     "an output of another type": (
-        lambda call: replace(call, outputs=(replace(call.outputs[0], dtype="int32"),)), "the model declares output 0",
+        lambda call: replace(call, outputs=(replace(call.outputs[0], dtype="int32"),)),
+        "output 'probabilities' is int32 (1, 10), its operand TENSOR_FLOAT32 (1, 10)",
     ),
     "strings": (
         lambda call: replace(call, inputs=(replace(call.inputs[0], dtype="string"),)), "has elements of type string",
@@ -109,6 +110,47 @@ def test_a_model_is_refused(client: nnfmq.Client, change: Change, text: str) -> 
     model = device.load(DIGITS).model
     with pytest.raises(nnfmq.InvalidArgument, match=re.escape(text)):
         device.prepare(with_call(model, change(call_of(model)).encode()))
+
+
+def with_operation(model: Model, **changes: Any) -> Model:
+    """Return a hosted model with another operation."""
+    (operation,) = model.main.operations
+    return replace(model, main=replace(model.main, operations=(replace(operation, **changes),)))
+
+
+@pytest.mark.parametrize("change", ["another operation of the extension", "no inputs"])
+def test_a_model_with_another_operation_is_refused(client: nnfmq.Client, change: str) -> None:
+    device = client.device("litert")
+    model = device.load(DIGITS).model
+    (operation,) = model.main.operations
+    other = {"inputs": ()} if change == "no inputs" else {"type": OperationType(operation.type + 1)}
+    for prepare in (device.prepare, client.prepare):
+        with pytest.raises(nnfmq.InvalidArgument, match=r"a hosted model has one operation, nnfmq\.hosted\.0"):
+            prepare(with_operation(model, **other))
+
+
+NOT_THE_TENSOR_S: dict[str, dict[str, Any]] = {
+    "smaller elements": {"type": OperandType.TENSOR_QUANT8_ASYMM, "scale": 1.0},
+    "less elements": {"dimensions": (1, 2)},
+    "more elements": {"dimensions": (1, 1000)},
+    "an unknown size": {"dimensions": (1, 0)},
+    "an unknown rank": {"dimensions": ()},
+}
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+@pytest.mark.parametrize("changes", NOT_THE_TENSOR_S.values(), ids=NOT_THE_TENSOR_S)
+def test_a_model_whose_operand_is_not_the_tensor_of_its_call_is_refused(
+    client: nnfmq.Client, kind: str, changes: dict[str, Any]
+) -> None:
+    """A runtime that has the tensor's type for an operand of another one would read or write beyond its memory."""
+    device = client.device("litert")
+    model = device.load(DIGITS).model
+    operands = list(model.main.operands)
+    (index,) = model.main.input_indexes if kind == "input" else model.main.output_indexes
+    operands[index] = replace(operands[index], **changes)
+    with pytest.raises(nnfmq.InvalidArgument, match=rf"{kind} '\w+' is float32 \(1, .*\), its operand TENSOR_"):
+        device.prepare(replace(model, main=replace(model.main, operands=tuple(operands))))
 
 
 @pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b'{"format": 1, "files": []}', b"[" * 100_000], ids=repr)
