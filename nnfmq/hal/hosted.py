@@ -139,26 +139,16 @@ class HostedTensor(Struct, frozen=True):
     stated: Shape | None = None
 
     @property
-    def is_rank_0(self) -> bool:
-        """Whether the tensor is known to have rank 0."""
-        return self.shape == ()
-
-    @property
     def is_empty(self) -> bool:
         """Whether the tensor has no elements, and its shape is known."""
-        return 0 in (self.known_shape or ())
-
-    @property
-    def known_shape(self) -> tuple[int, ...] | None:
-        """The shape, or None if a size or the rank is not known."""
-        return self.shape if is_known(self.shape) else None
+        return is_known(self.shape) and 0 in self.shape
 
     @property
     def dimensions(self) -> tuple[int, ...]:
         """The dimensions of the operand."""
         if self.shape is None:
             return ()
-        if self.is_rank_0 or self.is_empty:
+        if self.shape == () or self.is_empty:
             return (1,)
         return tuple(size if isinstance(size, int) else 0 for size in self.shape)
 

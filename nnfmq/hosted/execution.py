@@ -16,7 +16,7 @@ from nnfmq.base.deadlines import acquire
 from nnfmq.driver.execution.watchdog import WATCHDOG
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, InputSpec, RunOptions, check_inputs, copy_outputs
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
-from nnfmq.hal.hosted import HostedCall, HostedTensor, fits_declaration
+from nnfmq.hal.hosted import HostedCall, HostedTensor, fits_declaration, is_known
 from nnfmq.hal.types import Model, OutputShape
 from nnfmq.hosted.adapter import HostedModel
 from nnfmq.hosted.open_files import OpenFile, runtime_error
@@ -118,14 +118,14 @@ def _declared(array: Array, tensor: HostedTensor) -> Array:
     """Return an input as the file declares it: of rank 0, without elements, of bools."""
     if tensor.dtype == "bool":
         array = array.view(np.bool_)
-    if tensor.is_rank_0:
-        return array.reshape(())
-    return array[:0].reshape(tensor.known_shape or 0) if tensor.is_empty else array
+    if tensor.is_empty:
+        array = array[:0]
+    return array.reshape(tensor.shape) if is_known(tensor.shape) else array
 
 
 def _target(out: Any, tensor: HostedTensor) -> Array | None:
     """Return the client's memory as the output that the file declares; None if the runtime returns an array."""
-    if not isinstance(out, np.ndarray) or tensor.known_shape is None or not out.flags.c_contiguous:
+    if not isinstance(out, np.ndarray) or not is_known(tensor.shape) or not out.flags.c_contiguous:
         return None
     return None if tensor.is_empty else _declared(out, tensor)
 
@@ -144,4 +144,4 @@ def _crossing(device: str, result: Array, tensor: HostedTensor, dtype: np.dtype[
         raise GeneralFailure(text)
     if tensor.is_empty:
         return np.zeros(1, dtype)
-    return (result.reshape(1) if tensor.is_rank_0 else result).view(dtype)
+    return (result.reshape(1) if tensor.shape == () else result).view(dtype)

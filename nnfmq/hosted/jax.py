@@ -104,8 +104,8 @@ class _Model(HostedModel):
         outputs = _tensors(jax, exported.out_tree, exported.out_avals, "result{}".format)
         self.description = HostedDescription(inputs, outputs)
         self.compiled = lru_cache(_COMPILED_MAX)(self._compiled)
-        shapes = tuple(tensor.known_shape for tensor in inputs)
-        if None not in shapes:
+        shapes = tuple(tensor.shape for tensor in inputs)
+        if all(map(is_known, shapes)):
             self.compiled(shapes)
 
     def _call(self, *leaves: Any) -> list[Any]:

@@ -29,6 +29,7 @@ from nnfmq.hal.hosted import (
     HostedCall,
     HostedDescription,
     HostedTensor,
+    is_known,
     library_names,
     require_number_type,
 )
@@ -231,8 +232,8 @@ def _operand(tensor: HostedTensor, lifetime: LifeTime) -> Operand:
 def _info(tensor: HostedTensor) -> TensorInfo:
     is_bfloat16 = tensor.dtype == "bfloat16"
     dtype = "uint16" if is_bfloat16 else tensor.dtype
-    shape = tensor.known_shape if tensor.is_rank_0 or tensor.is_empty else tensor.dimensions
+    shape = tensor.shape if is_known(tensor.shape) else tensor.dimensions
     return TensorInfo(
-        tensor.name, shape or (), dtype, tensor.scale, tensor.zero_point,
-        is_scalar=tensor.is_rank_0, is_empty=tensor.is_empty, is_bfloat16=is_bfloat16,
+        tensor.name, shape, dtype, tensor.scale, tensor.zero_point,
+        is_scalar=tensor.shape == (), is_empty=tensor.is_empty, is_bfloat16=is_bfloat16,
     )  # fmt: skip

@@ -49,7 +49,7 @@ class HostedPlan:
 
     def __init__(self, share: DriverShare, model: CompiledModel, prepare: Prepare, options: SessionOptions) -> None:
         from nnfmq.client.model.prepared_model import PreparedModel  # while an embedded driver starts
-        from nnfmq.hal.hosted import call_of
+        from nnfmq.hal.hosted import call_of, is_known
 
         self.is_retired = False
         self._share, self._prepare, self._polling_window_us = share, prepare, options.polling_window_us
@@ -61,7 +61,7 @@ class HostedPlan:
         self._has_bfloat16 = any(node.dtype == BFLOAT16 for node in (*self.inputs, *self.outputs))
         dtypes = [(place, node.dtype) for place, node in enumerate(self.outputs)]
         self._views = {place: dtype for place, dtype in dtypes if dtype is not None and dtype in (np.int64, BFLOAT16)}
-        self._open = [place for place, tensor in enumerate(call.inputs) if tensor.known_shape is None]
+        self._open = [place for place, tensor in enumerate(call.inputs) if not is_known(tensor.shape)]
         self._lock = threading.Lock()  # held while `_for_empty` changes
         self._for_empty: OrderedDict[tuple[tuple[int, Shape], ...], _HostedBursts] = OrderedDict()
 
