@@ -257,6 +257,15 @@ _SCALARS = frozenset(
      OperandType.SUBGRAPH, OperandType.OEM)
 )  # fmt: skip
 
+QUANTIZED_TYPES = (
+    OperandType.TENSOR_QUANT8_ASYMM,
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    OperandType.TENSOR_QUANT8_SYMM,
+    OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
+    OperandType.TENSOR_QUANT16_ASYMM,
+    OperandType.TENSOR_QUANT16_SYMM,
+)
+
 
 class ExtensionOperandTypeInformation(Struct, frozen=True):
     """One operand type of an extension: its type within it, tensor or scalar, and the size of an element in bytes."""

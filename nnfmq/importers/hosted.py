@@ -35,6 +35,7 @@ from nnfmq.hal.hosted import (
 )
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import (
+    QUANTIZED_TYPES,
     DataLocation,
     ExtensionNameAndPrefix,
     LifeTime,
@@ -65,12 +66,6 @@ Describe: TypeAlias = Callable[
 the model shall refer to. The call has no outputs, and inputs only if the application chose their sizes, which may
 decide those of the outputs."""
 _PREFIX = TYPES_PREFIX + 1
-_SCALED = (
-    OperandType.TENSOR_QUANT8_ASYMM,
-    OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
-    OperandType.TENSOR_QUANT16_ASYMM,
-    OperandType.TENSOR_QUANT16_SYMM,
-)
 
 
 class HostedSource(Struct, frozen=True):
@@ -225,7 +220,7 @@ def _constant(size: int, lifetime: LifeTime, pool_index: int) -> Operand:
 
 def _operand(tensor: HostedTensor, lifetime: LifeTime) -> Operand:
     kind = OPERAND_TYPES[tensor.dtype]
-    scale, zero_point = (tensor.scale or 1.0, tensor.zero_point) if kind in _SCALED else (0.0, 0)
+    scale, zero_point = (tensor.scale or 1.0, tensor.zero_point) if kind in QUANTIZED_TYPES else (0.0, 0)
     return Operand(kind, tensor.dimensions, scale=scale, zero_point=zero_point, lifetime=lifetime)
 
 

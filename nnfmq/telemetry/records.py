@@ -15,6 +15,7 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.models import model_architecture_hash
 from nnfmq.hal.timing import NO_TIME
 from nnfmq.hal.types import (
+    QUANTIZED_TYPES,
     HalExecutionMode,
     LifeTime,
     Operand,
@@ -122,14 +123,7 @@ _MODES = {
 _CLASSES = {
     DataClass.FLOAT32: (OperandType.FLOAT32, OperandType.TENSOR_FLOAT32),
     DataClass.FLOAT16: (OperandType.FLOAT16, OperandType.TENSOR_FLOAT16),
-    DataClass.QUANT: (
-        OperandType.TENSOR_QUANT8_ASYMM,
-        OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
-        OperandType.TENSOR_QUANT8_SYMM,
-        OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
-        OperandType.TENSOR_QUANT16_ASYMM,
-        OperandType.TENSOR_QUANT16_SYMM,
-    ),
+    DataClass.QUANT: QUANTIZED_TYPES,
 }
 _CLASS_OF = {operand_type: found for found, types in _CLASSES.items() for operand_type in types}
 _CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
