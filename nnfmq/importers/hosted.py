@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from nnfmq.base.shared_constants import SharedConstants
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import NAME as TYPES_NAME
-from nnfmq.hal.extensions import PREFIX as TYPES_PREFIX
-from nnfmq.hal.extensions import extension_code, is_extension, named_code
+from nnfmq.hal.extensions import ExtensionCodes, named_code
 from nnfmq.hal.hosted import (
     LIBRARIES,
     MAX_PART_BYTES,
@@ -37,7 +36,6 @@ from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import (
     QUANTIZED_TYPES,
     DataLocation,
-    ExtensionNameAndPrefix,
     LifeTime,
     Model,
     Operand,
@@ -65,7 +63,6 @@ Describe: TypeAlias = Callable[
 """Returns what a device finds in a file, given a call and the parts of the files, and these parts in the memory that
 the model shall refer to. The call has no outputs, and inputs only if the application chose their sizes, which may
 decide those of the outputs."""
-_PREFIX = TYPES_PREFIX + 1
 
 
 class HostedSource(Struct, frozen=True):
@@ -191,16 +188,15 @@ def hosted_model(call: HostedCall, parts: Sequence[SharedConstants], description
     ]
     first_input, first_output = len(constants), len(constants) + len(call.inputs)
     inputs, outputs = tuple(range(first_input, first_output)), tuple(range(first_output, len(operands)))
-    code = named_code(OperationType, extension_code(_PREFIX, RUN), f"{NAME}.RUN")
+    codes = ExtensionCodes()
+    codes.prefix(TYPES_NAME)  # the first of each model, as its types have it
+    code = named_code(OperationType, codes.operation_type(NAME, RUN), f"{NAME}.RUN")
     operation = Operation(code, (*range(first_input), *inputs), outputs)
-    extensions = [ExtensionNameAndPrefix(NAME, _PREFIX)]
-    if any(is_extension(operand.type) for operand in operands):
-        extensions.append(ExtensionNameAndPrefix(TYPES_NAME, TYPES_PREFIX))
     model = Model(
         main=Subgraph(tuple(operands), (operation,), inputs, outputs),
         operand_values=data,
         pools=tuple(parts),
-        extensions=tuple(extensions),
+        extensions=codes.extensions,
     )
     count = description.states
     input_infos, output_infos = (tuple(map(_info, tensors)) for tensors in (call.inputs, call.outputs))
