@@ -19,6 +19,7 @@ from msgspec import Struct, field
 
 from nnfmq.base.memory import Memory, PrivateBytes, copy_file
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+from nnfmq.hal.summaries import nearest
 
 if TYPE_CHECKING:
     from nnfmq.base.shared_constants import SharedConstants
@@ -33,6 +34,7 @@ __all__ = [
     "checked_shapes",
     "hosted_format",
     "importer_of",
+    "indexed_shapes",
     "read_source",
 ]
 
@@ -146,7 +148,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def checked_shapes(shapes: Any) -> Shapes:
+def checked_shapes(shapes: Any) -> dict[str | int, tuple[int, ...]]:
     """Return the shapes of inputs as an application gave them. Raises InvalidArgument if they are none."""
     if not isinstance(shapes, Mapping):
         raise InvalidArgument(f"shapes are given by input, as in {{'image': (1, 224, 224, 3)}}, not as {shapes!r}")
@@ -158,6 +160,24 @@ def checked_shapes(shapes: Any) -> Shapes:
             text = f"shapes: {shape!r} is no shape for input {key!r}; give a size for each dimension, as in (1, 128)"
             raise InvalidArgument(text) from None
     return checked
+
+
+def indexed_shapes(names: Sequence[str], shapes: Any) -> dict[int, tuple[int, ...]]:
+    """Return the shapes of inputs, which an application gave by name or by index, by the index among `names`.
+
+    Raises:
+        InvalidArgument: If they are no shapes, or there is no such input.
+    """
+    return {_position(names, key): shape for key, shape in checked_shapes(shapes).items()}
+
+
+def _position(names: Sequence[str], key: str | int) -> int:
+    if isinstance(key, int) and 0 <= key < len(names):
+        return key
+    if key in names:
+        return names.index(str(key))
+    listed = ", ".join(map(repr, names))
+    raise InvalidArgument(f"shapes: there is no input {key!r}; the inputs are {listed}{nearest(key, names)}")
 
 
 def _content(file: io.BufferedReader) -> FileContent:

@@ -15,7 +15,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.base.shared_constants import SharedConstants
-from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import NAME as TYPES_NAME
 from nnfmq.hal.extensions import ExtensionCodes, named_code
 from nnfmq.hal.hosted import (
@@ -33,26 +32,9 @@ from nnfmq.hal.hosted import (
     require_number_type,
 )
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
-from nnfmq.hal.types import (
-    QUANTIZED_TYPES,
-    DataLocation,
-    LifeTime,
-    Model,
-    Operand,
-    OperandType,
-    Operation,
-    OperationType,
-    Subgraph,
-)
+from nnfmq.hal.types import QUANTIZED_TYPES, DataLocation, LifeTime, Model, Operand, Operation, OperationType, Subgraph
 from nnfmq.importers.companion_files import companion_files
-from nnfmq.importers.file_format import (
-    ModelSource,
-    Shapes,
-    SourceArgument,
-    checked_shapes,
-    hosted_format,
-    read_source,
-)
+from nnfmq.importers.file_format import ModelSource, Shapes, SourceArgument, hosted_format, indexed_shapes, read_source
 from nnfmq.importers.loaded_model import LoadedModel
 
 __all__ = ["Describe", "HostedSource", "describe_hosted", "hosted_model", "load_hosted", "read_hosted"]
@@ -104,13 +86,12 @@ def load_hosted(
         InvalidArgument: If no runtime reads the file, the device rejects it, or an argument is not valid.
         OSError: If a file cannot be read.
     """
-    sizes = checked_shapes({} if shapes is None else shapes)
     given = source if isinstance(source, HostedSource) else read_hosted(read_source(source, is_sealed=True))
     files, values = _with_libraries(given, dict(options or {}))
     call = _call_of(files, signature, values)
     description, parts = describe(call, files.parts)
-    inputs = _with_shapes(description.inputs, sizes)
-    if sizes:
+    inputs = _with_shapes(description.inputs, {} if shapes is None else shapes)
+    if inputs != description.inputs:
         description, parts = describe(replace(call, inputs=inputs), parts)
     loaded = hosted_model(replace(call, inputs=inputs, outputs=description.outputs), parts, description)
     return replace(loaded, file_name=given.file_name, data_files=tuple(name for name, _ in given.files[1:]))
@@ -155,15 +136,8 @@ def _parts(source: ModelSource) -> tuple[SharedConstants, ...]:
 
 def _with_shapes(inputs: Sequence[HostedTensor], shapes: Shapes) -> tuple[HostedTensor, ...]:
     """Return the inputs with the sizes that the caller gives."""
-    found = list(inputs)
-    for key, shape in shapes.items():
-        matches = [i for i, tensor in enumerate(inputs) if key in (tensor.name, i)]
-        if not matches:
-            names = ", ".join(repr(tensor.name) for tensor in inputs)
-            raise InvalidArgument(f"shapes: there is no input {key!r}; the inputs are {names}")
-        tensor = inputs[matches[0]]
-        found[matches[0]] = replace(tensor, shape=tuple(shape))
-    return tuple(found)
+    given = indexed_shapes([tensor.name for tensor in inputs], shapes)
+    return tuple(replace(tensor, shape=given.get(index, tensor.shape)) for index, tensor in enumerate(inputs))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -211,7 +185,7 @@ def hosted_model(call: HostedCall, parts: Sequence[SharedConstants], description
 
 def _constant(size: int, lifetime: LifeTime, pool_index: int) -> Operand:
     location = DataLocation(pool_index, 0, size)
-    return Operand(OperandType.TENSOR_QUANT8_ASYMM, (size,), scale=1.0, lifetime=lifetime, location=location)
+    return Operand(OPERAND_TYPES["uint8"], (size,), scale=1.0, lifetime=lifetime, location=location)
 
 
 def _operand(tensor: HostedTensor, lifetime: LifeTime) -> Operand:

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
-from nnfmq.hal.summaries import nearest
-from nnfmq.importers.file_format import ModelSource, Shapes
+from nnfmq.importers.file_format import ModelSource, Shapes, indexed_shapes
 from nnfmq.importers.loaded_model import DeclaredInput, UnknownShapes
 
 __all__ = [
@@ -361,7 +360,7 @@ def input_shapes(file: OnnxFile, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         InvalidArgument: If a size remains unknown; the message names all of them. Or if `shapes` contradict the file.
     """
     names = [info.name for info in file.inputs]
-    given = {_input_name(names, key): tuple(map(int, shape)) for key, shape in shapes.items()}
+    given = {names[position]: shape for position, shape in indexed_shapes(names, shapes).items()}
     symbols: dict[str, int] = {}
     for info in file.inputs:
         if info.name in given:
@@ -372,15 +371,6 @@ def input_shapes(file: OnnxFile, shapes: Shapes) -> dict[str, tuple[int, ...]]:
             [DeclaredInput(info.name, _dimensions(info), resolved[info.name] is not None) for info in file.inputs]
         )
     return {name: shape for name, shape in resolved.items() if shape is not None}
-
-
-def _input_name(names: list[str], key: str | int) -> str:
-    if isinstance(key, int) and 0 <= key < len(names):
-        return names[key]
-    if key in names:
-        return str(key)
-    listed = ", ".join(map(repr, names))
-    raise InvalidArgument(f"shapes: there is no input {key!r}; the inputs are {listed}{nearest(key, names)}")
 
 
 def _bind(info: Any, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
