@@ -29,16 +29,9 @@ from nnfmq.client.connection.prepare_arguments import (
     to_priority,
     with_time_left,
 )
-from nnfmq.hal.errors import (
-    BadState,
-    DeviceUnavailable,
-    GeneralFailure,
-    HalError,
-    InvalidArgument,
-    NnfmqError,
-    UnsupportedModel,
-)
+from nnfmq.hal.errors import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument, NnfmqError, UnsupportedModel
 from nnfmq.hal.hosted import call_of, is_hosted, is_runtime_name, runtimes_of
+from nnfmq.hal.summaries import listed
 from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
 
 if TYPE_CHECKING:
@@ -194,10 +187,6 @@ class Hosting(Struct, frozen=True):
             prepared = host.prepare(model, with_time_left(options, deadline_ns))
             prepared.planned_model = to_hal_model(model)
             prepared.is_synchronous = self.is_synchronous
-            return prepared
-
-        def prepare_loaded(host: Host, loaded: LoadedModel) -> PreparedModel:
-            prepared = prepare_hosted(host, loaded)
             _log_once(given, host.name)
             return prepared
 
@@ -210,7 +199,7 @@ class Hosting(Struct, frozen=True):
                 if given.file is None:
                     raise
                 given = replace(given, refusal=error.with_traceback(None))  # which refers to this frame
-        return self.first(given, deadline_ns, prepare_loaded)
+        return self.first(given, deadline_ns, prepare_hosted)
 
     def first(self, given: GivenModel, deadline_ns: int | None, use: Callable[[Host, LoadedModel], ResultT]) -> ResultT:
         """Return `use(host, loaded)` of the first device for which that and loading the file succeed; blocks.
@@ -286,7 +275,7 @@ _logged: dict[str, object] = {}
 
 
 def _log_once(given: GivenModel, device: str) -> None:
-    """Log, once in this process, which device executes a file that nnfmq's own engine refuses."""
+    """Log, once in this process, which device executes a file if nnfmq's own engine has refused it."""
     if given.refusal is None:
         return
     reason = f"{given.label} is executed by device {device!r}, {_reason(given.refusal)}"
@@ -300,18 +289,17 @@ def _reason(refusal: Exception) -> str:
     from nnfmq.importers.loaded_model import UnknownShapes  # imported already, with an importer
 
     if isinstance(refusal, UnknownShapes):
-        listed = "; ".join(f"input {each.name!r} is {each.text()}" for each in refusal.inputs if not each.is_known)
-        return f"because sizes are not known: {listed}; with `shapes` nnfmq's own engine may execute it"
-    operators = list(
-        dict.fromkeys(problem.operator for problem in getattr(refusal, "problems", ()) if problem.operator)
-    )
+        open_inputs = [f"input {each.name!r} is {each.text()}" for each in refusal.inputs if not each.is_known]
+        return f"because sizes are not known: {'; '.join(open_inputs)}; with `shapes` nnfmq's own engine may execute it"
+    problems = refusal.problems if isinstance(refusal, UnsupportedModel) else ()
+    operators = list(dict.fromkeys(problem.operator for problem in problems if problem.operator))
     if not operators:
         return f"because nnfmq's own engine does not: {str(refusal).splitlines()[0]}"
-    more = f" and {len(operators) - _NAMES_MAX} more" if len(operators) > _NAMES_MAX else ""
-    return f"because nnfmq's own engine does not support {', '.join(operators[:_NAMES_MAX])}{more} as it is used there"
+    names = listed(operators[:_NAMES_MAX], len(operators))
+    return f"because nnfmq's own engine does not support {names} as it is used there"
 
 
-def _with_advice(given: GivenModel, advice: str) -> HalError:
+def _with_advice(given: GivenModel, advice: str) -> InvalidArgument | GeneralFailure:
     """Return the error for a file that nothing runs: another object than its refusal, which refers to its raiser."""
     from nnfmq.importers.loaded_model import UnknownShapes  # imported already, with an importer
 
