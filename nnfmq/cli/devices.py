@@ -186,11 +186,12 @@ def _formats(info: DeviceInfo) -> list[str] | None:
     X
     """
     from nnfmq.client.connection.device import hosts_runtime
-    from nnfmq.hal.hosted import RUNTIMES
+    from nnfmq.hal.hosted import runtime_named
 
     if not hosts_runtime(info):
         return None
-    return [format for runtime in RUNTIMES if runtime.name == info.name.split("@")[0] for format in runtime.formats]
+    runtime = runtime_named(info.name.split("@")[0])
+    return list(runtime.formats) if runtime is not None else []
 
 
 def query_capabilities(client: Client, info: DeviceInfo) -> tuple[Capabilities | None, str | None]:

@@ -46,6 +46,7 @@ __all__ = [
     "is_runtime_name",
     "library_names",
     "require_number_type",
+    "runtime_named",
     "runtimes_of",
 ]
 
@@ -95,9 +96,14 @@ RUNTIMES = (
 """The runtimes of this build, in the order in which they are tried for a file that names no device."""
 
 
+def runtime_named(name: str) -> HostedRuntime | None:
+    """Return the runtime of this build that a device of this name hosts; None if there is none."""
+    return next((runtime for runtime in RUNTIMES if runtime.name == name), None)
+
+
 def is_runtime_name(name: str) -> bool:
     """Return whether a device of this name hosts a runtime of this build."""
-    return any(runtime.name == name for runtime in RUNTIMES)
+    return runtime_named(name) is not None
 
 
 def runtimes_of(format: str) -> tuple[HostedRuntime, ...]:

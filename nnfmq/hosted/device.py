@@ -43,6 +43,7 @@ from nnfmq.hal.hosted import (
     is_hosted,
     library_names,
     require_number_type,
+    runtime_named,
 )
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, Pool, Subgraph
 from nnfmq.hosted.adapter import HostedFile, HostedModel, OpenOptions
@@ -57,7 +58,7 @@ _log = logging.getLogger("nnfmq.hosted")
 
 
 class HostedDevice(DescribedDevice):
-    """A device that runs model files. Subclasses define `name`, `formats` and `open`.
+    """A device that runs model files. Subclasses define `name`, `formats` and `open`; `RUNTIMES` has some formats.
 
     Attributes:
         formats: The formats of files, as `importers.file_format` names them.
@@ -69,7 +70,7 @@ class HostedDevice(DescribedDevice):
         has_signatures: Whether its files may have signatures.
     """
 
-    formats: ClassVar[tuple[str, ...]]
+    formats: tuple[str, ...]
     reserved_bytes: ClassVar[int] = 256 << 20
     saves: ClassVar[bool] = False
     reopens: ClassVar[bool] = False
@@ -78,6 +79,8 @@ class HostedDevice(DescribedDevice):
 
     def __init__(self) -> None:
         super().__init__()
+        if runtime := runtime_named(self.name):
+            self.package, self.formats = runtime.package, runtime.formats
         self._kept: KeptFile[HostedModel] = KeptFile()
         self._has_reserved = False
 

@@ -43,8 +43,6 @@ class JaxDevice(HostedDevice):
     """A device that runs exported functions on JAX."""
 
     name = "jax"
-    package = "jax"
-    formats = ("jax",)
     reserved_bytes = 4 << 30  # stacks of 8 MiB of several pools of threads, LLVM
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:

@@ -46,8 +46,6 @@ class LiteRtDevice(HostedDevice):
     """A device that runs .tflite files on LiteRT."""
 
     name = "litert"
-    package = "ai_edge_litert"
-    formats = ("tflite",)
     has_signatures = True
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:

@@ -36,8 +36,6 @@ class OnnxRuntimeDevice(HostedDevice):
     """A device that runs ONNX files on ONNX Runtime."""
 
     name = "onnxruntime"
-    package = "onnxruntime"
-    formats = ("onnx",)
     takes_libraries = True
     saves = True
     reopens = True

@@ -50,8 +50,6 @@ class OpenVinoDevice(HostedDevice):
     """A device that runs files on OpenVINO."""
 
     name = "openvino"
-    package = "openvino"
-    formats = ("openvino", "onnx", "tflite")
     saves = True
     takes_libraries = True
     reserved_bytes = 512 << 20  # stacks and arenas of its threads

@@ -39,8 +39,6 @@ class TorchDevice(HostedDevice):
     """A device that runs exported programs on PyTorch."""
 
     name = "torch"
-    package = "torch"
-    formats = ("pt2",)
     reserved_bytes = 1 << 30  # libraries' data, stacks and arenas of the threads
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:

@@ -44,6 +44,9 @@ class DescribedDevice(DeviceBase):
 
     package: str = ""
     uses_cores = True
+    extensions = (HOSTED,)
+    cache_files_needed = NumberOfCacheFiles(1, 1)
+    """One model file, and one data file with the files of the model."""
 
     @property
     def version_string(self) -> str:
@@ -52,16 +55,6 @@ class DescribedDevice(DeviceBase):
             return super().version_string
         version = installation().runtimes.get(self.package) or version_of(self.package, InstalledPackages())
         return f"{super().version_string} {self.package}-{version}"
-
-    @property
-    def extensions(self) -> tuple[VendorExtension, ...]:
-        """The extension `nnfmq.hosted`."""
-        return (HOSTED,)
-
-    @property
-    def cache_files_needed(self) -> NumberOfCacheFiles:
-        """One model file, and one data file with the files of the model."""
-        return NumberOfCacheFiles(1, 1)
 
 
 class LazyDevice(DescribedDevice):

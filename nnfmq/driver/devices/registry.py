@@ -29,7 +29,7 @@ from nnfmq.driver.devices.configuration import (
 from nnfmq.driver.devices.device import DeviceBase
 from nnfmq.driver.devices.plugins import load_plugin_devices
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.hosted import RUNTIMES
+from nnfmq.hal.hosted import runtime_named
 from nnfmq.hal.types import DeviceStatus
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
 
 def _advice(name: str) -> str:
     """Return advice to get the device of this name, which hosts a runtime; empty if it is none of this build."""
-    runtime = next((runtime for runtime in RUNTIMES if runtime.name == name), None)
+    runtime = runtime_named(name)
     if runtime is None:
         return ""
     if find_spec(runtime.package) is None:
