@@ -13,7 +13,7 @@ bfloat16, which NumPy lacks, crosses as 16-bit words (TENSOR_QUANT16_ASYMM).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import msgspec
@@ -45,7 +45,7 @@ __all__ = [
     "is_known",
     "is_runtime_name",
     "library_names",
-    "require_number_type",
+    "require_number_types",
     "runtime_named",
     "runtimes_of",
 ]
@@ -294,15 +294,14 @@ OPERAND_TYPES: Mapping[str, OperandType] = {
 """The operand type of each element type that crosses. Types of 8 and 16 bits that are not quantized have scale 1."""
 
 
-def require_number_type(kind: str, tensors: Sequence[HostedTensor]) -> None:
-    """Check that the elements of all tensors cross; `kind` is "input" or "output".
+def require_number_types(interface: HostedCall | HostedDescription) -> None:
+    """Check that the elements of all inputs and outputs cross.
 
     Raises:
         InvalidArgument: If one has other elements: strings, sequences. The message names it.
     """
-    for tensor in tensors:
-        if tensor.dtype not in OPERAND_TYPES:
-            allowed = ", ".join(OPERAND_TYPES)
-            raise InvalidArgument(
-                f"{kind} {tensor.name!r} has elements of type {tensor.dtype}; tensors of these types cross: {allowed}"
-            )
+    for kind, tensors in (("input", interface.inputs), ("output", interface.outputs)):
+        for tensor in tensors:
+            if tensor.dtype not in OPERAND_TYPES:
+                found, allowed = f"{kind} {tensor.name!r} has elements of type {tensor.dtype}", ", ".join(OPERAND_TYPES)
+                raise InvalidArgument(f"{found}; tensors of these types cross: {allowed}")

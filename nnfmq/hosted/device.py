@@ -42,7 +42,7 @@ from nnfmq.hal.hosted import (
     fits_declaration,
     is_hosted,
     library_names,
-    require_number_type,
+    require_number_types,
     runtime_named,
 )
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, Pool, Subgraph
@@ -58,10 +58,10 @@ _log = logging.getLogger("nnfmq.hosted")
 
 
 class HostedDevice(DescribedDevice):
-    """A device that runs model files. Subclasses define `name`, `formats` and `open`; `RUNTIMES` has some formats.
+    """A device that runs model files. Subclasses define `name`, `formats` and `open`.
 
     Attributes:
-        formats: The formats of files, as `importers.file_format` names them.
+        formats: The formats of files, as `importers.file_format` names them; `RUNTIMES` has those of this build's runtimes.
         reserved_bytes: Private memory that the runtime reserves without using it (thread stacks, arenas), which the
             limit of a worker's memory must allow.
         saves: Whether the models implement `save`: then the driver's cache is looked up for each file.
@@ -169,9 +169,7 @@ class HostedDevice(DescribedDevice):
                 )
         finally:
             WATCHDOG.end(token)
-        description = opened.model.description
-        require_number_type("input", description.inputs)
-        require_number_type("output", description.outputs)
+        require_number_types(opened.model.description)
         return opened
 
     # -- caches: cache files of a client have the file, and what its runtime saves; the driver's own cache has only that
@@ -250,13 +248,13 @@ def _valid_call(model: Model) -> HostedCall:
     call, main = call_of(model), model.main
     (operation,) = main.operations
     inputs = operation.inputs[1 + sum(file.parts for file in call.files) :]
+    require_number_types(call)
     for kind, indexes, of_model, tensors in (
         ("input", inputs, main.input_indexes, call.inputs),
         ("output", operation.outputs, main.output_indexes, call.outputs),
     ):
         if not len(indexes) == len(tensors) or tuple(indexes) != tuple(of_model):
             raise InvalidArgument(f"the {kind}s of a hosted model are those of its operation, {len(tensors)} tensors")
-        require_number_type(kind, tensors)
         for operand, tensor in zip((main.operands[index] for index in indexes), tensors, strict=True):
             if (operand.type, operand.dimensions) != (OPERAND_TYPES[tensor.dtype], tensor.dimensions):
                 stated = f"{operand.type.name} {operand.dimensions}"

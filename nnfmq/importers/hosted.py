@@ -29,7 +29,7 @@ from nnfmq.hal.hosted import (
     HostedTensor,
     is_known,
     library_names,
-    require_number_type,
+    require_number_types,
 )
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import QUANTIZED_TYPES, DataLocation, LifeTime, Model, Operand, Operation, OperationType, Subgraph
@@ -150,8 +150,7 @@ def hosted_model(call: HostedCall, parts: Sequence[SharedConstants], description
     Raises:
         InvalidArgument: If elements of a tensor do not cross.
     """
-    require_number_type("input", call.inputs)
-    require_number_type("output", call.outputs)
+    require_number_types(call)
     data = call.encode()
     constants = [_constant(len(data), LifeTime.CONSTANT_COPY, 0)]
     constants += [_constant(part.size_bytes, LifeTime.CONSTANT_REFERENCE, i) for i, part in enumerate(parts)]
