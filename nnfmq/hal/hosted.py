@@ -243,8 +243,7 @@ def is_hosted(model: Model) -> bool:
 
 def call_of(model: Model) -> HostedCall:
     """Return the call of a hosted model. Raises InvalidArgument if it has another operation, or no such operand."""
-    prefixes = [entry.prefix for entry in model.extensions if entry.name == NAME]
-    codes = [extension_code(prefix, RUN, prefix_bits=HIDL_PREFIX_BITS) for prefix in prefixes]
+    codes = [extension_code(e.prefix, RUN, prefix_bits=HIDL_PREFIX_BITS) for e in model.extensions if e.name == NAME]
     operations = model.main.operations
     if not codes or [each.type for each in operations] != codes or not operations[0].inputs or model.referenced:
         raise InvalidArgument(f"a hosted model has one operation, {NAME}.{RUN}, with the call as its first operand")

@@ -61,7 +61,8 @@ class HostedDevice(DescribedDevice):
     """A device that runs model files. Subclasses define `name`, `formats` and `open`.
 
     Attributes:
-        formats: The formats of files, as `importers.file_format` names them; `RUNTIMES` has those of this build's runtimes.
+        formats: The formats of files, as `importers.file_format` names them; for a runtime of this build they,
+            and `package`, are those of `RUNTIMES`.
         reserved_bytes: Private memory that the runtime reserves without using it (thread stacks, arenas), which the
             limit of a worker's memory must allow.
         saves: Whether the models implement `save`: then the driver's cache is looked up for each file.
@@ -140,8 +141,7 @@ class HostedDevice(DescribedDevice):
         opened = self._kept.take(key)
         if opened is None:
             opened = self._open(call, parts, packed)
-            deadline_ns = current_prepare_context().deadline_ns
-            if has_passed(deadline_ns):
+            if has_passed(current_prepare_context().deadline_ns):
                 self._kept.keep(key, opened, [part.data for part in parts])  # the next attempt finds it
                 raise MissedDeadlineTransient(f"the deadline passed while {self.name} opened the file")
         _require_same(call, self._resolved(opened.model, call))
@@ -159,8 +159,7 @@ class HostedDevice(DescribedDevice):
         names = library_names(options.pop(LIBRARIES, [])) if self.takes_libraries else []
         file = _file(call, [part.data for part in parts], names)
         open_options = OpenOptions(threads, call.signature, options, _unpacked(packed))
-        deadline_ns = current_prepare_context().deadline_ns
-        limit_ns = CLOCK_MAX_NS if deadline_ns is None else deadline_ns
+        limit_ns = current_prepare_context().deadline_ns or CLOCK_MAX_NS
         token = WATCHDOG.begin(limit_ns, cannot_abort, watchdog.OPEN_GRACE_S)
         try:
             with errors_of(self.name):

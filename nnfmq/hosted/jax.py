@@ -110,8 +110,7 @@ class _Model(HostedModel):
         """Call the function with the leaves of its inputs; return those of its result."""
         tree = self.jax.tree_util
         arguments, keywords = tree.tree_unflatten(self.exported.in_tree, leaves)
-        found: list[Any] = tree.tree_leaves(self.exported.call(*arguments, **keywords))
-        return found
+        return list(tree.tree_leaves(self.exported.call(*arguments, **keywords)))
 
     def _arguments(self, shapes: Sequence[Any]) -> list[Any]:
         declared = zip(shapes, self.exported.in_avals, strict=True)

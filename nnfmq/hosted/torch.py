@@ -77,12 +77,12 @@ class _Model(HostedModel):
     def __init__(self, torch: Any, program: Any, device: str, threads: int) -> None:
         self.torch, self.device, self.threads = torch, torch.device(device), threads
         self.graph, self.ranges = program.graph_module, program.range_constraints
-        nodes = program.graph.find_nodes(op="placeholder")
+        nodes = list(program.graph.find_nodes(op="placeholder"))
         kinds = torch.export.graph_signature.InputKind
         changed = changed_inputs(program.graph_module)
         self.arguments: list[Any] = []  # of all placeholders; those of inputs are set when arrays are bound
         self.inputs: list[Place] = []
-        self.changed_inputs: set[int] = set()  # those that the program changes in place
+        self.changed_inputs = {index for index, node in enumerate(nodes) if node in changed}  # in place
         states: list[tuple[Place, int | None, bytes]] = []  # with the output that has the new value, if there is one
         new_values: dict[str, int] = {}
         outputs = self._outputs(program, new_values)
@@ -101,8 +101,6 @@ class _Model(HostedModel):
                     raise InvalidArgument(f"the program changes its constant {spec.target!r:.80}")
             else:
                 raise InvalidArgument(f"{spec.arg.name!r:.80}: no input of a program may be a {spec.kind.name}")
-            if node in changed:
-                self.changed_inputs.add(index)
             self.arguments.append(value)
         self.inputs += [place for place, _, _ in states]
         self.output_places = [*outputs, *(place for place, _, _ in states)]
@@ -110,8 +108,8 @@ class _Model(HostedModel):
         self.outputs = [place.index for place in outputs]
         self.outputs += [-1 - place.index if new is None else new for place, new, _ in states]
         self.description = HostedDescription(
-            tuple(place.described() for place in self.inputs),
-            tuple(place.described() for place in self.output_places),
+            tuple(place.described({}) for place in self.inputs),
+            tuple(place.described({}) for place in self.output_places),
             states=len(states),
             initial=tuple(value for _, _, value in states),
         )
@@ -196,8 +194,7 @@ def _held(program: Any, name: str, device: Any) -> Any:
 
     It requires a gradient if it does in the program: PyTorch chooses other matrix products where nothing does.
     """
-    for values in (program.state_dict, program.constants):
-        if name in values:
-            value = values[name]
-            return value.detach().to(device).requires_grad_(value.requires_grad)
-    raise InvalidArgument(f"the archive has no value of {name!r:.80}")
+    value = program.state_dict.get(name, program.constants.get(name))
+    if value is None:
+        raise InvalidArgument(f"the archive has no value of {name!r:.80}")
+    return value.detach().to(device).requires_grad_(value.requires_grad)

@@ -77,12 +77,10 @@ def safe_archive(data: memoryview, is_known: Callable[[str], bool]) -> io.BytesI
         raise InvalidArgument(
             "not an archive of torch.export.save, or one of an older PyTorch: save it with a newer one"
         )
-    described = [members[name] for name in _CONFIGS if name in members]
-    for config in described:
-        _check_payloads(_parsed(config))
-    written = dict(members)
-    written[_MODEL] = json.dumps(_safe_program(_parsed(members[_MODEL]), is_known)).encode()
-    written[_SAMPLE_INPUTS] = b""
+    for name in members.keys() & _CONFIGS:
+        _check_payloads(_parsed(members[name]))
+    program = _safe_program(_parsed(members[_MODEL]), is_known)
+    written = {**members, _MODEL: json.dumps(program).encode(), _SAMPLE_INPUTS: b""}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, content in written.items():
@@ -189,9 +187,8 @@ def _check_text(key: str, text: str, is_known: Callable[[str], bool]) -> None:
         raise _not_trusted(f"its graph has {key} {text!r:.80}")
 
 
-def _check_target(target: object, is_known: Callable[[str], bool]) -> None:
+def _check_target(text: str, is_known: Callable[[str], bool]) -> None:
     """Check what a node of the graph calls."""
-    text = str(target)
     if _FUNCTIONS.fullmatch(text):
         return
     match = _OPERATOR.fullmatch(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -32,7 +31,7 @@ class Place(Struct, frozen=True):
             raise InvalidArgument(f"{self.name or self.index!r} is {self.value!r:.80}: only tensors cross")
         return str(dtype).removeprefix("torch.")
 
-    def described(self, known: Mapping[Any, int] = MappingProxyType({})) -> HostedTensor:
+    def described(self, known: Mapping[Any, int]) -> HostedTensor:
         """Return the declaration, with known sizes of symbols; open sizes have the names of the program's symbols."""
         dtype = self.dtype  # there is no shape if this is no tensor
         sizes = (size if isinstance(size, int) else size.node.expr.subs(known) for size in self.value.shape)

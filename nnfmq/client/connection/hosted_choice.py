@@ -78,20 +78,18 @@ class GivenModel(Struct, frozen=True):
         Unless `is_imported`, a file is for a hosted runtime in any case. Raises as `to_model`, if no hosted runtime can
         help; or InvalidArgument if the preference or the priority is none.
         """
-        of_file = _without_file(argument, options)
-        if not is_file(argument):
-            if of_file["runtime_options"]:
-                raise InvalidArgument(f"`runtime_options` are for a model file, this is a {type(argument).__name__}")
-            return cls(to_model(argument, of_file["shapes"], of_file["signature"]), None, of_file)
-        if of_file["runtime_options"] or not is_imported:
-            return cls(None, argument, of_file)
+        of_file, file = _without_file(argument, options), argument if is_file(argument) else None
+        if file is None and of_file["runtime_options"]:
+            raise InvalidArgument(f"`runtime_options` are for a model file, this is a {type(argument).__name__}")
+        if file is not None and (of_file["runtime_options"] or not is_imported):
+            return cls(None, file, of_file)
         try:
-            return cls(to_model(argument, of_file["shapes"], of_file["signature"]), argument, of_file)
+            return cls(to_model(argument, of_file["shapes"], of_file["signature"]), file, of_file)
         except InvalidArgument as error:
-            if not _is_refusal(error):
+            if file is None or not _is_refusal(error):
                 raise
             error.__context__ = None  # it refers to the importer's frames, and these to the content of the file
-            return cls(None, argument, of_file, error.with_traceback(None))
+            return cls(None, file, of_file, error.with_traceback(None))
 
     @classmethod
     def of_read_file(
