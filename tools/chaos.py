@@ -4,6 +4,7 @@
     python tools/chaos.py --events 1000 --resume FILE      # 1,000 more of a series that FILE has; sums of all of them
     python tools/chaos.py --events 0 --resume FILE --json  # the sums again
     python tools/chaos.py --first 4711 --events 1          # one event, by its number
+    python tools/chaos.py --at 'OpenEntry is sent'         # all events at one step
     python tools/chaos.py --users several                  # a driver for several users, with clients of two; as root
     python tools/chaos.py --steps                          # the steps
 
@@ -11,7 +12,8 @@ An event: while a client runs a script, a process is killed or stopped, gets no 
 is full, or a process takes long, when a step is reached or at a random time. The seed and its number decide everything
 about it. After it the tool looks for hangs (calls that outlive their deadline, clients that do not end), processes,
 descriptors and shared mappings that were not there before, outputs that are not NumPy's, and statuses that nothing
-explains; and at a neighbour, another client of the driver: its outputs, and the times of its executions. It measures
+explains; and at a neighbour, another client of the driver: its outputs, and the times of its executions, alone, beside
+the scripts while nothing disturbs them (controls, one before every fourth event), and beside the events. It measures
 how long the other side needs to notice a death. The exit status is 0 only if nothing was found and the scripts pass
 every step. FILE is written while the events come about, so a run that is ended early counts, too; several runs may add
 to one FILE at the same time.
@@ -27,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,13 +42,16 @@ from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.lab.child_processes import BenchmarkFailed
 
 if TYPE_CHECKING:
+    from chaos_clients import Times
     from chaos_events import Event, Outcome
     from chaos_place import Place, Users
     from chaos_steps import Page
+    from rich.console import Console
 
 EVENTS_MAX = 1000
 """Of one run; `--resume` sums several."""
-ALONE_S = 2.0
+ALONE_S = 1.0
+_CONTROL_EVERY = 4
 _SAVED_EVERY = 10
 _SEEN = {"client": "a client's, by its worker", "worker": "a worker's, by its client",
     "supervisor": "a supervisor's, by its compile server and repository"}  # fmt: skip
@@ -60,17 +65,25 @@ class Series:
     """The events of one run, in a place that is replaced when an event has destroyed it."""
 
     def __init__(
-        self, seed: int, base: Path, page: Page, say: Callable[[str], None], users: Users | None = None
+        self,
+        seed: int,
+        base: Path,
+        page: Page,
+        say: Callable[[str], None],
+        users: Users | None = None,
+        at: str | None = None,
     ) -> None:
         self.seed = seed
         self.users = users
+        self._at = at
         self._base = base
         self._page = page
         self._say = say
         self._places = 0
         self.scripts_of: dict[int, list[str]] = {}
         self.seconds: dict[str, float] = {}
-        self.alone_ns: list[int] = []
+        self.alone: list[Times] = []
+        self.controls: list[Outcome] = []
         self.outcomes: list[Outcome] = []
 
     @contextmanager
@@ -96,22 +109,32 @@ class Series:
         """Measure the neighbour while it has the driver for itself."""
         place.neighbour_report()
         time.sleep(ALONE_S)
-        self.alone_ns += place.neighbour_report()[0]
+        self.alone.append(place.neighbour_report()[0])
+
+    def _scripts_at(self) -> dict[int, list[str]]:
+        """Return the scripts that pass each step at which events are wanted."""
+        from chaos_steps import steps
+
+        found = {n: scripts for n, scripts in self.scripts_of.items() if self._at in (None, steps()[n].name)}
+        if not found:
+            raise BenchmarkFailed(f"no script passes {self._at!r}; --steps shows the steps")
+        return found
 
     def run(self, numbers: range, save: Callable[[], None]) -> None:
         """Bring the events with these numbers about; call `save` after every _SAVED_EVERY of them, and at the end."""
-        from chaos_events import draw, run_event
+        from chaos_events import draw, run_control, run_event
 
         left = list(numbers)
         while True:
             with self.place() as place:
-                if not self.alone_ns:
-                    self.measure_alone(place)
                 place.new_log()
                 wanted = place.baseline()
                 is_spent = False
                 while left and not is_spent:
-                    event = draw(self.seed, left.pop(0), self.scripts_of, self.seconds)
+                    event = draw(self.seed, left.pop(0), self._scripts_at(), self.seconds)
+                    if len(self.outcomes) % _CONTROL_EVERY == 0:
+                        self.measure_alone(place)
+                        self.controls.append(run_control(place, event, wanted))
                     self._say(f"{len(numbers) - len(left)} of {len(numbers)}: {event.text}")
                     outcome, is_spent = run_event(place, event, wanted)
                     self.outcomes.append(outcome)
@@ -127,7 +150,7 @@ class Series:
         outcomes = self.outcomes
         passed = self.scripts_of.keys() | steps_of_others(self.users is not None)
         missing = [step.name for number, step in enumerate(steps()) if number not in passed]
-        during = [time for outcome in outcomes for time in outcome.neighbour_ns]
+        control, events = ([each.neighbour for each in group] for group in (self.controls, outcomes))
         return {
             "first": first, "events": len(outcomes), "users": "one" if self.users is None else "several",
             "places": self._places, "load": round(os.getloadavg()[0], 1),
@@ -138,9 +161,8 @@ class Series:
             "statuses": dict(sum((outcome.statuses for outcome in outcomes), Counter())),
             "seen_ms": {name: [round(outcome.seen_ms[name], 3) for outcome in outcomes if name in outcome.seen_ms]
                 for name in _SEEN},
-            "neighbour": {"alone_us": _percentiles(self.alone_ns), "during_us": _percentiles(during),
-                "executions": len(during)},
-            "findings": [*_findings(outcomes), *({"number": -1, "event": "none", "log": "",
+            "neighbour": {"alone": _added(self.alone), "control": _added(control), "events": _added(events)},
+            "findings": [*_findings([*outcomes, *self.controls]), *({"number": -1, "event": "none", "log": "",
                 "finding": f"step: no script passes '{name}'"} for name in missing)],
         }  # fmt: skip
 
@@ -168,11 +190,6 @@ def _count(outcomes: Sequence[Outcome], key: Callable[[Event, Outcome], str]) ->
     return dict(Counter(key(outcome.event, outcome) for outcome in outcomes if outcome.was_reached))
 
 
-def _percentiles(times_ns: Sequence[int]) -> dict[str, float]:
-    ordered = sorted(times_ns)
-    return {name: percentile(ordered, share) / 1000 for name, share in (("p50", 0.5), ("p99", 0.99))} if ordered else {}
-
-
 def percentile(ordered: Sequence[float], share: float) -> float:
     """Return a percentile of sorted values: the smallest that is not below this share of them."""
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
@@ -180,6 +197,47 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sums
+
+
+def _added(times: Iterable[Mapping[str, Mapping[Any, int]]]) -> dict[str, Counter[int]]:
+    """Return the sums of times of the neighbour, also of those that were read from JSON."""
+    found: dict[str, Counter[int]] = {}
+    for each in times:
+        for name, counts in each.items():
+            found.setdefault(name, Counter()).update({int(bucket): count for bucket, count in counts.items()})
+    return found
+
+
+def _neighbour(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the percentiles of the neighbour's times in all parts that have them, and their ratios."""
+    from chaos_clients import TIMES
+
+    known = [part["neighbour"] for part in parts if "control" in part["neighbour"]]
+    found: dict[str, Any] = {}
+    for beside in ("alone", "control", "events"):
+        times = _added(part[beside] for part in known)
+        found[beside] = {name: _percentiles(times.get(name, Counter())) for name in TIMES}
+    waits = {beside: found[beside]["client"] for beside in found}
+    found["ratios"] = {share: {beside: round(waits["events"][share] / waits[beside][share], 2)
+        for beside in ("alone", "control") if waits[beside]["count"] and waits["events"]["count"]}
+        for share in _SHARES}  # fmt: skip
+    older = [part["neighbour"] for part in parts if "during_us" in part["neighbour"]]
+    found["older_executions"] = sum(each["executions"] for each in older)
+    found["older_p99_ratios"] = [round(each["during_us"]["p99"] / each["alone_us"]["p99"], 2) for each in older
+        if each["during_us"]]  # fmt: skip
+    return found
+
+
+_SHARES = {"p50": 0.5, "p99": 0.99}
+
+
+def _percentiles(counts: Counter[int]) -> dict[str, float]:
+    """Return how many times there are, and their percentiles in us, to within 6 %."""
+    from nnfmq.observe.statistics_layout import BUCKETS, LatencyHistogram
+
+    histogram = LatencyHistogram(tuple(counts[bucket] for bucket in range(BUCKETS)))
+    found = {name: histogram.quantile_ns(share) for name, share in _SHARES.items()}
+    return {"count": histogram.total, **{name: ns / 1000 for name, ns in found.items() if ns is not None}}
 
 
 def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -196,11 +254,7 @@ def summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "actions": _summed(parts, "actions"), "victims": _summed(parts, "victims"),
         "found": {kind: kinds.get(kind, 0) for kind in _KINDS},
         "seen_ms": {name: _distribution([each for part in parts for each in part["seen_ms"][name]]) for name in _SEEN},
-        "neighbour": {
-            "executions": sum(part["neighbour"]["executions"] for part in parts),
-            "p99_ratios": [round(part["neighbour"]["during_us"]["p99"] / part["neighbour"]["alone_us"]["p99"], 2)
-                for part in parts if part["neighbour"]["during_us"]],
-        },
+        "neighbour": _neighbour(parts),
         "statuses": _summed(parts, "statuses"), "findings": findings,
     }  # fmt: skip
 
@@ -232,14 +286,31 @@ def print_sums(sums: Mapping[str, Any], no_color: bool) -> None:
         seen.add_row(text, str(found["count"]), *(f"{found[key]:.1f}" for key in ("p50", "p99", "max") if key in found))
     out.print(seen)
     for finding in sums["findings"][:40]:
-        out.print(f"[red]found[/] {finding['event']}\n  {finding['finding']}", highlight=False, soft_wrap=True)
-    ratios = ", ".join(map(str, sums["neighbour"]["p99_ratios"]))
+        out.print(f"found: {finding['event']}\n  {finding['finding']}", highlight=False, soft_wrap=True)
+    _print_neighbour(sums["neighbour"], out)
     found = ", ".join(f"{kind} {count}" for kind, count in sums["found"].items())
     out.print(
         f"{sums['events']:,} events in {sums['runs']} runs, {sums['reached']:,} brought about, at "
-        f"{sums['steps_disturbed']} of {sums['steps']} steps. Found: {found}. The neighbour executed "
-        f"{sums['neighbour']['executions']:,} times; its p99 was {ratios} times that alone."
+        f"{sums['steps_disturbed']} of {sums['steps']} steps. Found: {found}."
     )
+
+
+def _print_neighbour(sums: Mapping[str, Any], out: Console) -> None:
+    names = {"alone": "alone", "control": "beside the scripts", "events": "beside the events"}
+    times = table("the neighbour", ">times", ">p50, us", ">p99, us", ">queue's p99", ">driver's", ">engine's")
+    for beside, text in names.items():
+        client, *others = sums[beside].values()
+        cells = [client.get("p50"), client.get("p99"), *(each.get("p99") for each in others)]
+        times.add_row(text, f"{client['count']:,}", *("-" if us is None else f"{us:.0f}" for us in cells))
+    out.print(times)
+    ratios = [f"its {share} was {ratio:g} times that {names[beside]}" for share, each in sums["ratios"].items()
+        for beside, ratio in each.items()]  # fmt: skip
+    older = ", ".join(map(str, sums["older_p99_ratios"]))
+    if older:
+        ratios.append(
+            f"in older runs, of {sums['older_executions']:,} executions, its p99 was {older} times that alone"
+        )
+    out.print(f"The neighbour beside the events: {'; '.join(ratios)}.")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -306,7 +377,8 @@ def run(options: argparse.Namespace, file: SeriesFile) -> None:
     with tempfile.TemporaryDirectory(prefix="nnfmq-chaos-") as name:
         page = Page(Path(name) / "page")
         install(page, Role.CLIENT)
-        series = Series(options.seed, Path(name), page, _say, several_users() if options.users == "several" else None)
+        users = several_users() if options.users == "several" else None
+        series = Series(options.seed, Path(name), page, _say, users, options.at)
         series.run(numbers, lambda: file.save(series.report(numbers.start)))
 
 
@@ -334,6 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--events", metavar="N", type=from_zero, default=200, help=f"at most {EVENTS_MAX} (default: 200)")
     add("--first", metavar="N", type=from_zero, help="the number of the first event (default: 0, or the next one)")
     add("--seed", metavar="N", type=from_zero, default=1, help="of what the events are (default: 1)")
+    add("--at", metavar="STEP", help="only events at this step, one of those that --steps shows")
     add("--resume", metavar="FILE", type=Path, help="add this run to those of the file, and print the sums")
     add("--users", choices=("one", "several"), default="one", help="of the driver; several: as root (default: one)")
     add("--steps", action="store_true", help="print the steps")

@@ -10,11 +10,12 @@ import os
 import shutil
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -35,6 +36,8 @@ from nnfmq.hal.types import (
     RequestArgument,
     Subgraph,
 )
+from nnfmq.observe.driver_statistics import ModelCounts
+from nnfmq.observe.statistics_layout import bucket_of
 from nnfmq.serialize import messages
 
 CALL_S = 20.0
@@ -421,39 +424,59 @@ def run_script(name: str, own: ChaosClient) -> list[Call]:
 # The neighbour
 
 
+Times: TypeAlias = dict[str, Counter[int]]
+"""The neighbour's executions by what they took, in the buckets of the driver's statistics (6 %), for each of TIMES."""
+TIMES = ("client", "queue", "driver", "engine")
+"""The neighbour itself measures the first, from the call to the return; the others are the driver's statistics."""
+
+
 def run_neighbour(connection: Connection, socket: str, account: Account | None = None) -> None:
     """Execute over a burst until the tool closes its end, 1,000 times a second at most.
 
-    For each message of the tool the times of the executions since the last one are sent, in ns, and what was wrong.
+    For each message of the tool the `Times` of the executions since the last one are sent, and what was wrong.
     """
     numbers = np.random.default_rng(0)
     arrays = numbers.standard_normal((64, 2, _ELEMENTS), np.float32)
-    times: list[int] = []
-    wrong: list[str] = []
     with connected(socket, account) as client:
         device = client.device("reference", timeout=CALL_S)
         with device.prepare(sum_model(), timeout=CALL_S) as prepared, prepared.burst(timeout=CALL_S) as burst:
             connection.send(client.worker_pid)
+            found, wrong, before = Counter[int](), list[str](), ModelCounts()
             while True:
                 for a, b in arrays:
-                    _measure(burst, a, b, times, wrong)
+                    _measure(burst, a, b, found, wrong)
                     time.sleep(0.001)
                     if connection.poll():
                         connection.recv()
-                        connection.send((times, wrong))
-                        times, wrong = [], []
+                        now = _counts(client)
+                        connection.send((_times(found, now.since(before)), wrong))
+                        found, wrong, before = Counter(), [], now
 
 
-def _measure(burst: nnfmq.Burst, a: Any, b: Any, times: list[int], wrong: list[str]) -> None:
+def _measure(burst: nnfmq.Burst, a: Any, b: Any, found: Counter[int], wrong: list[str]) -> None:
     begin = time.perf_counter_ns()
     try:
-        (found,) = burst.execute(a, b, timeout=CALL_S)
+        (output,) = burst.execute(a, b, timeout=CALL_S)
     except NnfmqError as error:
         wrong.append(f"{type(error).__name__}: {error}")
         return
-    times.append(time.perf_counter_ns() - begin)
-    if not np.array_equal(found, a + b):
-        wrong.append(f"{found[:4]} instead of {(a + b)[:4]}")
+    found[bucket_of(time.perf_counter_ns() - begin)] += 1
+    if not np.array_equal(output, a + b):
+        wrong.append(f"{output[:4]} instead of {(a + b)[:4]}")
+
+
+def _counts(client: nnfmq.Client) -> ModelCounts:
+    """Return what the driver has counted of a client's executions; nothing if it does not tell."""
+    with suppress(NnfmqError):  # its supervisor may have been killed
+        of_all = client.statistics(timeout=CALL_S).clients
+        return sum((model.counts for each in of_all if each.worker_pid == client.worker_pid for model in each.models),
+            ModelCounts())  # fmt: skip
+    return ModelCounts()
+
+
+def _times(found: Counter[int], counted: ModelCounts) -> Times:
+    times = {name: Counter(dict(enumerate(getattr(counted, name).counts))) for name in TIMES[1:]}
+    return {TIMES[0]: found, **{name: +counts for name, counts in times.items()}}
 
 
 def texts(calls: Sequence[Call]) -> list[str]:

@@ -16,15 +16,15 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from bench_support import has_exited
-from chaos_clients import CALL_S, WRONG, Call, ChaosClient, run_script
+from chaos_clients import CALL_S, WRONG, Call, ChaosClient, Times, run_script
 from chaos_place import GONE, LATE_S, SETTLE_S, Place, Traces, fork
 from chaos_steps import Role, steps
 
@@ -35,6 +35,8 @@ SCRIPT_S = 240.0
 _STOPPED_S = (0.01, 0.2)
 _TICK_S = 0.001
 _LOG_CHARACTERS = 20_000
+_OF_CONTROLS = 1 << 40
+"""Above the numbers of events: a model that an event has compiled is in the cache."""
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What an event is
@@ -115,7 +117,7 @@ class Outcome:
     victim: Role | None = None
     was_reached: bool = True
     seen_ms: dict[str, float] = field(default_factory=dict)
-    neighbour_ns: list[int] = field(default_factory=list)
+    neighbour: Times = field(default_factory=dict)
     statuses: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
     log: str = ""
@@ -139,8 +141,9 @@ class _Running:
         if account is not None:
             os.chown(self.folder, account.uid, account.uid)
         own = ChaosClient(place.socket, self.folder, place.models, event.number, account)
+        place.page.spare(self.others)
         if event.step >= 0:
-            place.page.arm(event.step, self.others)
+            place.page.arm(event.step)
         uid = None if account is None else account.uid
         self.client = fork(
             lambda connection: connection.send(run_script(event.script, own)), place.page, place.log, uid
@@ -200,7 +203,7 @@ class _Running:
                 self._take_away(pid)
             else:
                 os.kill(pid, signal.SIGKILL if action is Action.KILL else signal.SIGSTOP)
-        except (ProcessLookupError, PermissionError):
+        except GONE:
             self.outcome.was_reached = False  # it had ended
         page.release()
         if action in (Action.STOP, Action.STOP_AND_KILL):
@@ -222,8 +225,9 @@ class _Running:
             Action.DESCRIPTORS: (resource.RLIMIT_NOFILE, len(os.listdir(f"/proc/{pid}/fd"))),
             Action.DISK: (resource.RLIMIT_FSIZE, 0),
         }[self.event.action]
-        before = resource.prlimit(pid, kind)
-        resource.prlimit(pid, kind, (now, before[1]))
+        with _as_user_of(pid):
+            before = resource.prlimit(pid, kind)
+            resource.prlimit(pid, kind, (now, before[1]))
         self.undo.callback(_restore, pid, kind, before)
 
     # -- what the other side sees -------------------------------------------------------------------------------------
@@ -304,7 +308,7 @@ class _Running:
         outcome, place = self.outcome, self.place
         if not is_new_driver:
             outcome.findings += [f"left behind: {text}" for text in place.settle(wanted)]
-        outcome.neighbour_ns, wrong = place.neighbour_report()
+        outcome.neighbour, wrong = place.neighbour_report()
         outcome.findings += [f"neighbour: {text}" for text in wrong[:3]]
         if outcome.findings:
             place.log_stacks()
@@ -358,8 +362,23 @@ def _address_space(pid: int) -> int:
     return pages * resource.getpagesize()
 
 
+@contextmanager
+def _as_user_of(pid: int) -> Iterator[None]:
+    """Have the real ids of a process in the block: root of a container may lack what changes the limits of others."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    uid, gid = (int(re.search(rf"^{name}:\t(\d+)", status, re.MULTILINE)[1]) for name in ("Uid", "Gid"))  # type: ignore[index]
+    uids, gids = os.getresuid(), os.getresgid()
+    os.setresgid(gid, gid, gids[2])
+    os.setresuid(uid, uid, uids[2])
+    try:
+        yield
+    finally:
+        os.setresuid(*uids)
+        os.setresgid(*gids)
+
+
 def _restore(pid: int, kind: int, limits: tuple[int, int]) -> None:
-    with suppress(ProcessLookupError):
+    with suppress(*GONE), _as_user_of(pid):
         resource.prlimit(pid, kind, limits)
 
 
@@ -391,15 +410,28 @@ def run_event(place: Place, event: Event, wanted: Traces) -> tuple[Outcome, bool
     return running.outcome, is_spent
 
 
+def run_undisturbed(place: Place, script: str, number: int) -> _Running:
+    """Run a script without an event; return what came of it. `number` decides what the script computes."""
+    running = _Running(place, Event(number, script, -1, 0.0, Action.DELAY, Role.CLIENT, 0.0))
+    try:
+        running.collect()
+    finally:
+        running.close()
+    return running
+
+
+def run_control(place: Place, event: Event, wanted: Traces) -> Outcome:
+    """Do what `run_event` does, without the event; the script has to compile as much as that of the event."""
+    running = run_undisturbed(place, event.script, _OF_CONTROLS + event.number)
+    running.look_around(wanted, False)
+    return running.outcome
+
+
 def record(place: Place, script: str) -> tuple[list[int], list[Call], float]:
     """Run a script without an event; return the numbers of the steps that it passes, its calls, and its duration."""
     before, begin = place.page.counts(), time.monotonic()
-    running = _Running(place, Event(0, script, -1, 0.0, Action.DELAY, Role.CLIENT, 0.0))
-    try:
-        running.collect()
-        seconds = time.monotonic() - begin
-    finally:
-        running.close()
+    running = run_undisturbed(place, script, 0)
+    seconds = time.monotonic() - begin
     place.baseline(0.0)
     after = place.page.counts()
     return [step for step, count in enumerate(after) if count > before[step]], running.calls, seconds

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from bench_support import has_exited
-from chaos_clients import CALL_S, SURPLUS, Account, add_version, run_neighbour
+from chaos_clients import CALL_S, SURPLUS, Account, Times, add_version, run_neighbour
 from chaos_program import PROGRAM_VARIABLE, write_program
 from chaos_steps import PAGE_VARIABLE, Page, Role
 
@@ -337,16 +337,16 @@ class Place:
                 return differences
             time.sleep(0.01)
 
-    def neighbour_report(self) -> tuple[list[int], list[str]]:
+    def neighbour_report(self) -> tuple[Times, list[str]]:
         """Return the times of the neighbour's executions since the last report, and what was wrong."""
         with suppress(BrokenPipeError):
             self.neighbour.connection.send(None)
         if not self.neighbour.connection.poll(CALL_S + LATE_S):
-            return [], ["it does not reply"]
+            return {}, ["it does not reply"]
         try:
             times, wrong = self.neighbour.connection.recv()
         except EOFError:
-            return [], ["it has ended"]
+            return {}, ["it has ended"]
         return times, wrong
 
     def new_log(self) -> str:

@@ -248,14 +248,15 @@ class Page:
 
     # -- for the tool -------------------------------------------------------------------------------------------------
 
-    def arm(self, number: int, spared: Sequence[int] = ()) -> None:
-        """Let the next process that reaches the step wait there, but none of `spared`."""
-        words = self._words
-        words[_ARMED] = 0
+    def spare(self, pids: Sequence[int]) -> None:
+        """Let no step of these processes count, and none of them wait: they are no part of the script."""
         for place in range(_SPARED_MAX):
-            words[_SPARED + place] = spared[place] if place < len(spared) else 0
-        words[_STATE] = _IDLE
-        words[_ARMED] = number + 1
+            self._words[_SPARED + place] = pids[place] if place < len(pids) else 0
+
+    def arm(self, number: int) -> None:
+        """Let the next process that reaches the step wait there."""
+        self._words[_STATE] = _IDLE
+        self._words[_ARMED] = number + 1
 
     def waiting(self) -> tuple[int, int] | None:
         """Return the pid of the process that waits at the step, and since when (monotonic clock, ns)."""
@@ -285,11 +286,11 @@ class Page:
     def report_step(self, number: int) -> None:
         """Report a step of the calling process, if it has the step's role; block if the tool wants that."""
         words, pid = self._words, os.getpid()
-        if self.role_of(pid) is not steps()[number].role:
+        is_spared = pid in words[_SPARED : _SPARED + _SPARED_MAX].tolist()
+        if is_spared or self.role_of(pid) is not steps()[number].role:
             return
         words[_COUNTS + number] += 1
-        is_awaited = words[_ARMED] == number + 1 and words[_STATE] == _IDLE
-        if is_awaited and pid not in words[_SPARED : _SPARED + _SPARED_MAX].tolist():
+        if words[_ARMED] == number + 1 and words[_STATE] == _IDLE:
             self._wait(pid)
 
     def _wait(self, pid: int) -> None:

@@ -112,9 +112,10 @@ def test_a_process_waits_at_the_chosen_step_until_it_is_released(tmp_path: Path)
     page.report_role(Role.CLIENT)
     page.report_step(number)
     assert page.waiting() is None
-    page.arm(number, [os.getpid()])
-    page.report_step(number)  # it is spared
     page.arm(number)
+    page.spare([os.getpid()])
+    page.report_step(number)  # neither waits nor counts
+    page.spare([])
     page.report_step(number + 1)  # another step
     assert page.waiting() is None
     waits = threading.Thread(target=page.report_step, args=(number,))
@@ -126,7 +127,7 @@ def test_a_process_waits_at_the_chosen_step_until_it_is_released(tmp_path: Path)
     page.release()
     waits.join()
     page.report_step(number)  # nobody waits any more
-    assert page.counts()[number] == 4
+    assert page.counts()[number] == 3
 
 
 def test_a_step_counts_only_in_the_process_whose_it_is(tmp_path: Path) -> None:
@@ -177,7 +178,9 @@ def test_what_is_left_behind_is_named() -> None:
 
 
 def part(**changed: Any) -> dict[str, Any]:
-    neighbour = {"alone_us": {"p50": 10.0, "p99": 20.0}, "during_us": {"p50": 11.0, "p99": 30.0}, "executions": 7}
+    # These buckets begin at 125 ns, 2 us and 4 us; the next ones at 250 ns, 2.25 us and 4.5 us. A file has texts.
+    neighbour = {"alone": {"client": {1: 99, 16: 1}}, "control": {"client": {"16": 10}},
+        "events": {"client": {16: 98, 24: 2}, "queue": {"8": 1}}}  # fmt: skip
     return {
         "first": 0, "events": 100, "places": 1, "load": 1.0, "reached": 90, "steps": [-1, 3, 4],
         "actions": {"kill": 90}, "victims": {"worker": 90}, "statuses": {"execute: NONE": 5},
@@ -193,7 +196,20 @@ def test_runs_are_summed() -> None:
     assert sums["seen_ms"]["client"] == {"count": 4, "p50": 1.0, "p99": 2.0, "max": 2.0}
     assert sums["seen_ms"]["worker"] == {"count": 0}
     assert (sums["found"]["hang"], sums["found"]["status"]) == (1, 0)
-    assert sums["neighbour"] == {"executions": 14, "p99_ratios": [1.5, 1.5]}
+    neighbour = sums["neighbour"]
+    assert neighbour["alone"]["client"] == {"count": 200, "p50": 0.187, "p99": 0.187}
+    assert neighbour["control"]["client"] == {"count": 20, "p50": 2.125, "p99": 2.125}
+    assert neighbour["events"]["client"] == {"count": 200, "p50": 2.125, "p99": 4.25}
+    assert (neighbour["events"]["queue"]["count"], neighbour["events"]["engine"]) == (2, {"count": 0})
+    assert neighbour["ratios"] == {"p50": {"alone": 11.36, "control": 1.0}, "p99": {"alone": 22.73, "control": 2.0}}
+
+
+def test_runs_without_controls_are_summed_beside_those_that_have_them() -> None:
+    older = {"alone_us": {"p50": 10.0, "p99": 20.0}, "during_us": {"p50": 11.0, "p99": 30.0}, "executions": 7}
+    neighbour = tool.summed([part(), part(neighbour=older), part(neighbour=older)])["neighbour"]
+    assert (neighbour["older_executions"], neighbour["older_p99_ratios"]) == (14, [1.5, 1.5])
+    assert neighbour["events"]["client"]["count"] == 100
+    assert tool.summed([part(neighbour=older)])["neighbour"]["ratios"] == {"p50": {}, "p99": {}}
 
 
 def test_the_sums_of_a_file_are_printed_and_decide_the_status(
@@ -244,7 +260,11 @@ def test_LIFE_7_events_at_steps_hang_nothing_and_leave_nothing(tmp_path: Path, u
     assert (done.returncode, sums["findings"]) == (0, [])  # also: the scripts pass every step
     assert sums["events"] == events
     assert sums["reached"] > events // 2
-    assert sums["neighbour"]["executions"] > 100
+    neighbour = sums["neighbour"]
+    for beside in ("alone", "control", "events"):
+        counts = {name: times["count"] for name, times in neighbour[beside].items()}
+        assert min(counts.values()) > 100, (beside, counts)
+    assert set(neighbour["ratios"]["p99"]) == {"alone", "control"}
 
 
 @pytest.mark.full
