@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import select
 import signal
 import site
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 __all__ = [
     "ONE_THREAD",
     "ProcessUsage",
+    "StartedProcess",
     "allowed_cores",
     "allowed_cpus",
     "child_environment",
@@ -24,7 +26,9 @@ __all__ = [
     "cpu_quota",
     "cpus_by_core",
     "descendants",
+    "exits_within",
     "is_child_stopped",
+    "kill_and_reap",
     "pid_namespace",
     "process_usage",
     "raise_in_thread",
@@ -61,6 +65,58 @@ def child_environment(variables: Mapping[str, str] = _NONE) -> dict[str, str]:
         inherited = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = root if not inherited else f"{root}{os.pathsep}{inherited}"
     return environment
+
+
+class StartedProcess(Protocol):
+    """A child process, as `subprocess.Popen` is."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return the exit status, and reap it; None if it still runs."""
+
+    def wait(self) -> int:
+        """Wait for the exit, and return the status."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+def exits_within(process: StartedProcess, wait_s: float) -> bool:
+    """Return whether a child process has exited, or does within a time, in seconds. Blocks for that at most.
+
+    `Popen.wait` with a timeout would look for it at intervals of up to 50 ms.
+    """
+    if process.poll() is not None:
+        return True
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(wait_s * 1e3))
+    finally:
+        os.close(pidfd)
+
+
+KILLED_S = 2.0
+
+
+def kill_and_reap(process: StartedProcess) -> bool:
+    """Kill a child process if it still runs, and reap it; return whether it has ended. Blocks for KILLED_S at most.
+
+    If a system call that it makes does not return, it outlives its SIGKILL: then the log says so, and `subprocess`
+    reaps it when this process starts another child.
+    """
+    process.kill()
+    if exits_within(process, KILLED_S):
+        process.wait()
+        return True
+    import logging  # this happens with a file system that does not answer
+
+    text = "process %d has been killed and does not end: a system call that it makes does not return"
+    logging.getLogger("nnfmq.processes").error(text, process.pid)
+    return False
 
 
 def is_child_stopped(kind: int, child: int) -> bool:

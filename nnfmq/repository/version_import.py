@@ -37,7 +37,12 @@ from nnfmq.base.file_memory import FileMemory
 from nnfmq.base.limits import data_bytes
 from nnfmq.base.log_records import ChildLog
 from nnfmq.base.memory import sealed_size
-from nnfmq.base.processes import child_environment, is_child_stopped, request_signal_at_parent_exit
+from nnfmq.base.processes import (
+    child_environment,
+    is_child_stopped,
+    kill_and_reap,
+    request_signal_at_parent_exit,
+)
 from nnfmq.base.sandbox import sandbox
 from nnfmq.base.scheduling import lower_priority
 from nnfmq.base.shared_constants import SharedConstants
@@ -574,7 +579,7 @@ def import_in_process(
 
 @contextmanager
 def _child(folder: Path, socket: Path | None) -> Iterator[tuple[Channel, subprocess.Popen[bytes]]]:
-    """Start the process; yield the connection to it. At the end it is killed, if it still runs, and reaped.
+    """Start the process; yield the connection to it. At the end it is killed, if it still runs, and reaped if it ends.
 
     Then what it has logged, or written to stdout and stderr, is logged, as far as it did fit into a pipe.
     """
@@ -595,8 +600,7 @@ def _child(folder: Path, socket: Path | None) -> Iterator[tuple[Channel, subproc
         try:
             yield parent_end, process
         finally:
-            process.kill()
-            process.wait()
+            kill_and_reap(process)
             _log_output(pipe, process.pid)
 
 

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from nnfmq.base.deadlines import deadline_after, has_passed, remaining_ms, remaining_s
 from nnfmq.base.ownership import Uncopyable
+from nnfmq.base.processes import kill_and_reap
 from nnfmq.base.threads import Thread
 from nnfmq.hal.errors import DeviceUnavailable, MissedDeadlineTransient
 
@@ -150,8 +151,7 @@ class DriverProcess(Uncopyable):
             return self._follow(process, pidfd)
         finally:
             os.close(pidfd)
-            process.kill()
-            process.wait()
+            kill_and_reap(process)
             assert process.stdout is not None
             process.stdout.close()
 
@@ -165,7 +165,7 @@ class DriverProcess(Uncopyable):
         elif not ready:
             return f"it did not accept clients within {_START_S:g} s"
         if self._stop_fd not in ready:
-            return _exit_text(process.wait())
+            return _exit_text(process.wait()) if self._poll([pidfd], _STOP_S) else "it closed its output and stayed"
         process.send_signal(signal.SIGTERM)
         self._poll([pidfd], _STOP_S)
         return None

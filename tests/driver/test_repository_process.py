@@ -148,16 +148,6 @@ def test_a_process_that_does_not_end_is_waited_for_with_a_limit_and_reaped_later
     assert process.is_reaped
 
 
-def test_a_process_that_cannot_be_watched_is_ended(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    def add_reader(_fd: int, _callback: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(setup.loop, "add_reader", add_reader)
-    setup.process.start()
-    assert setup.started[0].signals == [signal.SIGKILL]
-    assert setup.pauses == pytest.approx([PAUSE_S])
-
-
 def test_a_process_without_a_beat_is_killed_after_some_looks_and_gets_more_of_them_at_its_start(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:

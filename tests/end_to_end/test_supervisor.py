@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -31,13 +31,10 @@ from support.drivers import (
 )
 from support.model_folders import RepositoryPeer, add_version, adder
 from support.models import null_model
-from support.protocol import LIMIT_NS, ProtocolPeer
-from support.sessions import HELLO
 
 import nnfmq
 from nnfmq.base.channel import Channel
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.control_protocol import PeerRole
 
 FEW = 2
 
@@ -49,17 +46,23 @@ supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: li
 """
 
 
-SERVE_UNWATCHED = """
-import errno, pathlib, sys
+KILLED = """
+import sys, time, nnfmq
+client = nnfmq.connect(sys.argv[1])
+print(client.worker_pid, flush=True)
+time.sleep(60)
+"""
+
+SERVE_WITHOUT_EPOLL = """
+import errno, pathlib, select, sys, types
 from nnfmq.driver.process import event_loop, supervisor
-calls = []
-def add_reader(self, fd, callback, real=event_loop.EventLoop.add_reader):
-    if sys._getframe(1).f_code.co_name == "_watch":
-        calls.append(fd)
-        if len(calls) == int(sys.argv[2]):  # of the first client's worker
-            raise OSError(errno.ENOSPC, "No space left on device")
-    real(self, fd, callback)
-event_loop.EventLoop.add_reader = add_reader
+class Full:
+    def __init__(self):
+        self.real = select.epoll()
+        self.poll, self.unregister, self.close = self.real.poll, self.real.unregister, self.real.close
+    def register(self, fd, events):
+        raise OSError(errno.ENOSPC, "No space left on device")
+event_loop.select = types.SimpleNamespace(epoll=Full, poll=select.poll, EPOLLIN=select.EPOLLIN, POLLIN=select.POLLIN)
 supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
 """
 
@@ -91,20 +94,17 @@ def executes(client: nnfmq.Client, value: float) -> bool:
 # ---------------------------------------------------------------------------------------------------------- clients
 
 
-@pytest.mark.parametrize("failing", [1, 2, 3, 4])
-def test_a_worker_that_cannot_be_watched_is_ended_and_its_client_sees_a_hang_up(folder: Path, failing: int) -> None:
-    arguments = ["-P", "-c", SERVE_UNWATCHED, folder / "d.sock", str(failing)]
-    with running_daemon(folder / "d.sock", arguments=arguments) as daemon:
-        channel = Channel.connect(daemon.path, time.monotonic_ns() + LIMIT_NS)
-        with ProtocolPeer(channel, PeerRole.CLIENT) as raw:
-            raw.send(HELLO)
-            with suppress(nnfmq.DeadObject):
-                raw.receive(messages.HelloReply)  # the worker may have been faster; nothing else comes
-                raw.receive_any()
-                pytest.fail("a second message came")
-        until(lambda: daemon.process.children() == [], "the worker has exited")
-        with daemon.connect() as client, client.device("reference").prepare(null_model()) as model:
-            model.execute(one(1))
+def test_a_driver_for_which_epoll_has_no_memory_serves_its_clients_and_sees_them_die(folder: Path) -> None:
+    with running_daemon(folder / "d.sock", arguments=["-P", "-c", SERVE_WITHOUT_EPOLL, folder / "d.sock"]) as daemon:
+        with daemon.connect() as client:
+            assert executes(client, 1)
+            with Program.start(["-P", "-c", KILLED, folder / "d.sock"]) as other, Process(int(other.line())) as worker:
+                other.popen.kill()
+                worker.wait_for_end()
+            with Process(client.worker_pid) as own:
+                own.kill()
+                until(lambda: own.pid not in daemon.process.children(), "the supervisor has reaped the worker")
+        assert admits(daemon)
 
 
 def test_one_process_leaves_places_to_others(folder: Path) -> None:

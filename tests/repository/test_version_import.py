@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from support.model_folders import adder
 from support.tflite_files import Operator, Tensor, floats, single, writer
 
 import nnfmq
+from nnfmq.base import processes
 from nnfmq.base.channel import Channel
 from nnfmq.base.memory import CONSTANT_SEALS, Memory
 from nnfmq.engines import interpreter
@@ -291,6 +293,30 @@ def test_a_child_that_closes_its_connection_and_stays_is_killed(
     run_instead(monkeypatch, SEND + "c.close(); signal.pause()")
     with pytest.raises(ImportCrashed, match="the import process closed its connection without a result"):
         import_in_process(tmp_path)
+
+
+def test_a_killed_child_that_does_not_end_is_waited_for_with_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(version_import, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(processes, "KILLED_S", 0.1)
+    run_instead(monkeypatch, "import signal; signal.pause()")
+    start, started = version_import.subprocess.Popen, []
+
+    def unkillable(*words: Any, **options: Any) -> Any:
+        started.append(process := start(*words, **options))
+        process.kill = lambda: None  # type: ignore[method-assign]
+        return process
+
+    monkeypatch.setattr(version_import.subprocess, "Popen", unkillable)
+    with pytest.raises(ImportCrashed, match=r"the import took longer than 0\.2 s"):
+        import_in_process(tmp_path)
+    (process,) = started
+    assert process.returncode is None
+    assert f"process {process.pid} has been killed and does not end" in caplog.text
+    del process.kill
+    process.kill()
+    process.wait()
 
 
 def test_a_child_imports_nothing_for_a_parent_that_has_exited() -> None:

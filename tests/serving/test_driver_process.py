@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.drivers import LIMIT_S, Process, Program, at_least_once, opened, until
 
 import nnfmq
+from nnfmq.base import processes
 from nnfmq.hal.errors import DeviceUnavailable, MissedDeadlineTransient
+from nnfmq.serving import driver_process
 from nnfmq.serving.driver_process import DriverPhase, DriverProcess
 
 OWNER = """
@@ -121,3 +125,47 @@ def test_a_driver_exits_only_with_its_own_parent(folder: Path) -> None:
         with Program.start([*arguments, pid]) as program:
             assert program.wait() == 1
             assert message in program.errors()
+
+
+def run_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> list[subprocess.Popen[bytes]]:
+    """Let the driver be a program of the test that SIGKILL does not end; return its processes."""
+    start, started = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def unkillable(words: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        started.append(process := start([words[0], "-P", "-c", code], **options))
+        process.kill = lambda: None  # type: ignore[method-assign]
+        return process
+
+    monkeypatch.setattr(driver_process.subprocess, "Popen", unkillable)
+    monkeypatch.setattr(driver_process, "_STOP_S", 0.1)
+    monkeypatch.setattr(processes, "KILLED_S", 0.1)
+    return started
+
+
+def end(started: list[subprocess.Popen[bytes]]) -> None:
+    for process in started:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def test_a_driver_that_a_kill_does_not_end_is_waited_for_with_a_limit(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('listening', flush=True); signal.pause()"
+    )
+    started = run_instead(monkeypatch, code)
+    driver = DriverProcess(folder / "d.sock")
+    driver.wait_until_running(LIMIT_S)
+    driver.close()
+    assert started[0].returncode is None
+    assert f"process {started[0].pid} has been killed and does not end" in caplog.text
+    end(started)
+
+
+def test_a_driver_that_closes_its_output_and_stays_is_replaced(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    started = run_instead(monkeypatch, "import os, signal; os.close(1); signal.pause()")
+    with DriverProcess(folder / "d.sock") as driver:
+        until(lambda: driver.state.starts == 2, "another driver is started")
+        assert driver.state.reason == "it closed its output and stayed"
+    end(started)

@@ -8,7 +8,6 @@ script without a `__main__` guard. PR_SET_PDEATHSIG is not used: it fires when t
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from contextlib import suppress
 from nnfmq.base import settings
 from nnfmq.base.channel import Channel
 from nnfmq.base.paths import perf_map_path
-from nnfmq.base.processes import child_environment
+from nnfmq.base.processes import child_environment, exits_within, kill_and_reap
 
 END_SECONDS = 2.0
 
@@ -54,22 +53,10 @@ def start_embedded_driver(variables: Mapping[str, str]) -> tuple[Channel, subpro
 
 def end_embedded_driver(process: subprocess.Popen[bytes], has_started: bool = True) -> None:
     """Wait for a driver whose connection is closed, up to 2 s; then kill it. At once if it has not started."""
-    if not has_started or not _exits_in_time(process):
-        process.kill()  # one that has not started does not read its connection yet
+    is_slow = not has_started or not exits_within(process, END_SECONDS)
+    if is_slow and not kill_and_reap(process):  # one that has not started does not read its connection yet
+        return
     process.wait()
     if settings.PERF_MAP.value():
         with suppress(OSError):  # it has none, or has removed it
             os.unlink(perf_map_path(process.pid))
-
-
-def _exits_in_time(process: subprocess.Popen[bytes]) -> bool:
-    """Wait for the exit. `Popen.wait` with a timeout would look for it at intervals of up to 50 ms."""
-    if process.poll() is not None:
-        return True
-    pidfd = os.pidfd_open(process.pid)
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(END_SECONDS * 1e3))
-    finally:
-        os.close(pidfd)

@@ -44,6 +44,7 @@ __all__ = [
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _log = logging.getLogger("nnfmq.processes")
 _own: set[int] = set()  # children of this process that somebody here reaps
+_killed: list[int] = []  # children without a pidfd, which `fork_child` reaps when it is called again
 
 
 class ChildProcess:
@@ -54,6 +55,20 @@ class ChildProcess:
         self.uid = uid
         self._pidfd = pidfd
         _own.add(pid)
+
+    @classmethod
+    def of(cls, pid: int, uid: int | None = None) -> Self:
+        """Return a child that has just been started. If that fails, it is killed, and reaped by a later `fork_child`.
+
+        Raises:
+            OSError: If the system lacks memory or fds.
+        """
+        try:
+            return cls(pid, os.pidfd_open(pid), uid)
+        except OSError:
+            as_owner(uid, partial(os.kill, pid, signal.SIGKILL))
+            _killed.append(pid)
+            raise
 
     def fileno(self) -> int:
         """Return the pidfd, which becomes readable when the process exits; it stays owned by this object."""
@@ -112,6 +127,7 @@ def fork_child(
         GeneralFailure: If this process has several threads.
         OSError: If the system lacks processes, memory or fds.
     """
+    _reap_killed()
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise GeneralFailure(f"a process with {threads} threads starts no child processes")
@@ -124,12 +140,15 @@ def fork_child(
             _run_and_exit(run, keep_fds, mask | set(blocked), parent, at_parent_exit, enter, log_fd)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    try:
-        return ChildProcess(pid, os.pidfd_open(pid), uid)
-    except OSError:
-        as_owner(uid, partial(os.kill, pid, signal.SIGKILL))
-        os.waitpid(pid, 0)
-        raise
+    return ChildProcess.of(pid, uid)
+
+
+def _reap_killed() -> None:
+    for pid in list(_killed):
+        with suppress(ChildProcessError):  # `reap_orphans` has reaped it
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                continue
+        _killed.remove(pid)
 
 
 def start_detached(arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]) -> int:

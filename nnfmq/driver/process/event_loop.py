@@ -2,12 +2,16 @@
 
 The supervisor forks, so it must not start threads, and `nnfmq.base.watcher` is one. No callback may block.
 
+If the kernel has no memory for another registration of epoll(7), or the user has as many as it allows, the loop
+looks at that fd again and again instead: whoever is served stays served, and a child's exit is always seen.
+
 The loop also ends children that are stopped (SIGSTOP) and that nobody continues within STOP_GRACE_S: to whoever needs
 one, it would look like a child that never ends. The kernel reports a stop as it reports an exit, by SIGCHLD.
 """
 
 from __future__ import annotations
 
+import errno
 import heapq
 import itertools
 import os
@@ -20,12 +24,15 @@ from typing import Protocol
 
 from nnfmq.base.ownership import Closable
 
-__all__ = ["CLOSE_S", "STOP_GRACE_S", "Child", "EventLoop", "Timer"]
+__all__ = ["CLOSE_S", "LOOK_S", "STOP_GRACE_S", "Child", "EventLoop", "Timer"]
 
 CLOSE_S = 0.005
 """For so long a close(2) may block in a loop that limits it."""
 STOP_GRACE_S = 0.2
 """For so long a child may be stopped; a debugger that attaches stops it in another way (ptrace)."""
+LOOK_S = 0.05
+"""The pause between two looks at fds for which epoll has no memory."""
+_SHORTAGES = (errno.ENOSPC, errno.ENOMEM)
 _WAIT_S_MAX = 1_000_000.0  # epoll_wait(2) takes an int of milliseconds
 
 
@@ -55,6 +62,8 @@ class EventLoop(Closable):
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
+        self._poll = select.poll()  # for fds that epoll has rejected
+        self._rejected: set[int] = set()
         self._readers: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []  # a heap; the counter keeps the order of equal times
         self._timer_ids = itertools.count()
@@ -66,18 +75,21 @@ class EventLoop(Closable):
         self.add_reader(self._child_fd, self._on_child_change)
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever `fd` is readable or hung up. Borrows `fd`.
-
-        Raises:
-            OSError: If the system lacks memory for another registration.
-        """
-        self._epoll.register(fd, select.EPOLLIN)
+        """Call `callback` whenever `fd` is readable or hung up. Borrows `fd`."""
+        try:
+            self._epoll.register(fd, select.EPOLLIN)
+        except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise
+            self._poll.register(fd, select.POLLIN)
+            self._rejected.add(fd)
         self._readers[fd] = callback
 
     def remove_reader(self, fd: int) -> None:
         """End the registration of `fd`, before it is closed. Idempotent."""
         if self._readers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+            (self._poll if fd in self._rejected else self._epoll).unregister(fd)
+            self._rejected.discard(fd)
 
     def call_at(self, time_s: float, callback: Callable[[], None]) -> Timer:
         """Call `callback` once at a monotonic time, in seconds, or shortly after it."""
@@ -129,7 +141,10 @@ class EventLoop(Closable):
         """Wait for events, at most until a monotonic time, and handle those that are there. Blocks."""
         # An fd that a callback opens may have the number of one that another callback of this round closed: events
         # belong to the callback that was registered when they arrived.
-        ready = [(fd, self._readers[fd]) for fd, _ in self._epoll.poll(self._timeout_s(until_s))]
+        events = self._epoll.poll(self._timeout_s(until_s))
+        if self._rejected:
+            events += self._poll.poll(0)
+        ready = [(fd, self._readers[fd]) for fd, _ in events]
         limits_closes = self._previous_timer_handler is not None
         if limits_closes:
             signal.setitimer(signal.ITIMER_REAL, CLOSE_S, CLOSE_S)
@@ -152,6 +167,7 @@ class EventLoop(Closable):
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         times = [*([] if until_s is None else [until_s]), *([self._timers[0][0]] if self._timers else [])]
+        times += [time.monotonic() + LOOK_S] if self._rejected else []
         return min(max(0.0, min(times) - time.monotonic()), _WAIT_S_MAX) if times else -1
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class LogPipe(Closable):
         self._close_child_end()
 
     def watch(self) -> None:
-        """Log from now on. Raises OSError if the system lacks memory for another registration."""
+        """Log from now on."""
         self._loop.add_reader(self._fd, self._on_readable)
 
     def _on_readable(self) -> None:

@@ -124,7 +124,7 @@ class PendingClients:
         self._timer: Timer | None = None
 
     def add(self, channel: Channel) -> None:
-        """Take ownership of an accepted connection. Raises OSError if it cannot be watched."""
+        """Take ownership of an accepted connection."""
         refusal = self._served.refusal(channel)
         if refusal:
             reject(channel, ErrorStatus.DEVICE_UNAVAILABLE, refusal)
@@ -143,11 +143,7 @@ class PendingClients:
 
     def _wait_for(self, channel: Channel, credentials: Credentials) -> None:
         fd, pid = channel.fileno(), credentials.pid
-        try:
-            self._loop.add_reader(fd, lambda: self._on_readable(fd))
-        except OSError:
-            reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "the driver cannot watch another connection")
-            return
+        self._loop.add_reader(fd, lambda: self._on_readable(fd))
         self._all[fd] = pending = _Pending(channel, pid, credentials.uid, time.monotonic() + HELLO_TIMEOUT_S)
         own = self._by_pid.setdefault(pid, {})
         own[fd] = pending

@@ -96,11 +96,11 @@ class DriverRequests:
         try:
             with cache_of(self._user):
                 pid = unfinished.start(requests, pools)
+            process = None if pid is None else ChildProcess.of(pid)
         except _ERRORS as error:
             _log.warning("a compilation ends with its client: %s", error)
             return
-        if pid is not None:
-            process = ChildProcess(pid, os.pidfd_open(pid))
+        if process is not None:
             self._watch(process, partial(self._reap, process))
 
     def open_statistics(self) -> int | None:

@@ -199,7 +199,7 @@ class WorkerProcesses:
             started.is_monitor = greeting.is_monitor
             if ends_if_stopped:
                 self._loop.watch_stops(started.process, lambda: self._on_stopped(started))
-            self._watch_or_end(started)
+            self._watch(started)
 
     def _fork(
         self,
@@ -338,16 +338,6 @@ class WorkerProcesses:
         """Reject a client because the driver has as many as it may have. Takes ownership of `channel`."""
         self._statistics.add(layout.REJECTED_CLIENTS)
         reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
-
-    def _watch_or_end(self, started: _Worker) -> None:
-        """Watch a worker. If that fails, end it: its client, which may have its reply already, sees a hang-up."""
-        try:
-            self._watch(started)
-        except OSError as error:
-            text = "worker %d is ended, because it cannot be watched: %s"
-            _log.error(text, started.process.pid, error.strerror, extra=about(started.logged))
-            started.process.send(signal.SIGKILL)
-            self._on_exit(started)
 
     def _watch(self, started: _Worker) -> None:
         self._workers[started.process.pid] = started
@@ -627,8 +617,7 @@ class RepositoryProcess:
         if process.has_exited(STOP_TIMEOUT_S):
             return process.reap()
         _log.error("the model repository does not end: a system call that it makes does not return")
-        with suppress(OSError):  # then nobody reaps it
-            self._loop.add_reader(process.fileno(), lambda: self._reap_later(process))
+        self._loop.add_reader(process.fileno(), lambda: self._reap_later(process))
         return -signal.SIGKILL
 
     def _reap_later(self, process: ChildProcess) -> None:
