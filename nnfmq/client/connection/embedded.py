@@ -26,7 +26,7 @@ class _DriverProcess(subprocess.Popen[bytes]):
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            super().__del__()  # type: ignore[misc]  # typeshed does not declare it
+            super().__del__()
 
 
 def start_embedded_driver(variables: Mapping[str, str]) -> tuple[Channel, subprocess.Popen[bytes]]:
