@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from nnfmq.hal.extensions import MAX_DYNAMIC_PRODUCTS
 from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
-from nnfmq.importers.onnx.file import live_nodes, read_names
+from nnfmq.importers.onnx.file import all_read_names, live_nodes
 from nnfmq.importers.onnx.values import Array
 
 __all__ = ["DYNAMIC_CONV", "ByteWeights", "joined_products"]
@@ -110,7 +110,7 @@ class _Graph:
         counts = Counter(outputs)
         readers = {}
         for _, proto in nodes:
-            counts.update(read_names(proto))
+            counts.update(all_read_names(proto))
             readers.update(dict.fromkeys(proto.input, proto))
         single = {name: proto for name, proto in readers.items() if counts[name] == 1}
         written = [(name, number, proto) for number, proto in nodes for name in proto.output]

@@ -27,6 +27,7 @@ __all__ = [
     "FLOAT_FORMATS",
     "FloatFormat",
     "OnnxFile",
+    "all_read_names",
     "attribute_values",
     "dtype_of",
     "inference_errors",
@@ -36,7 +37,6 @@ __all__ = [
     "node_count",
     "parse",
     "read",
-    "read_names",
     "tensor_array",
 ]
 
@@ -178,7 +178,7 @@ def _replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
 def _sort_nodes(graph: Any) -> None:
     """Put the nodes of a model's graph after those whose results they read, if they are not: ONNX Runtime does so."""
     writers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    sources = [{writers[name] for name in _names_around(node) if name in writers} for node in graph.node]
+    sources = [{writers[name] for name in _outer_names(node) if name in writers} for node in graph.node]
     if all(max(indexes, default=-1) < index for index, indexes in enumerate(sources)):
         return
     with suppress(CycleError):  # the conversion says what is missing
@@ -186,13 +186,13 @@ def _sort_nodes(graph: Any) -> None:
         _replace_nodes(graph, nodes)
 
 
-def _names_around(node: Any) -> Iterator[str]:
-    """Yield the names that a node reads, and graphs in its attributes from around them."""
+def _outer_names(node: Any) -> Iterator[str]:
+    """Yield the names that a node reads, and the graphs in its attributes from outside of it."""
     yield from node.input
     for graph in (attribute.g for attribute in node.attribute if attribute.HasField("g")):
         own = {each.name for each in (*graph.input, *graph.initializer)}
         own.update(name for inner in graph.node for name in inner.output)
-        read = itertools.chain((info.name for info in graph.output), *map(_names_around, graph.node))
+        read = itertools.chain((info.name for info in graph.output), *map(_outer_names, graph.node))
         yield from (name for name in read if name not in own)
 
 
@@ -418,7 +418,7 @@ def live_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[tuple[int, 
     for index, proto in reversed(list(enumerate(nodes))):
         if not wanted.isdisjoint(proto.output):
             found.append((index, proto))
-            wanted.update(name for name in read_names(proto) if name)
+            wanted.update(name for name in all_read_names(proto) if name)
     return found[::-1]
 
 
@@ -428,14 +428,14 @@ def node_count(graph: Any) -> int:
     return len(graph.node) + sum(map(node_count, inner))
 
 
-def read_names(proto: Any) -> Iterator[str]:
-    """Yield the names that a node reads, those that the graphs in its attributes read included."""
+def all_read_names(proto: Any) -> Iterator[str]:
+    """Yield all names that are read in a node: by itself, and in the graphs of its attributes, also of values there."""
     yield from proto.input
     for attribute in proto.attribute:
         if attribute.HasField("g"):
             yield from (info.name for info in attribute.g.output)
             for inner in attribute.g.node:
-                yield from read_names(inner)
+                yield from all_read_names(inner)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

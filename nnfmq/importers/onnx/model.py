@@ -29,6 +29,7 @@ from nnfmq.importers.loaded_model import LoadedModel, Problems, UnknownShapes
 from nnfmq.importers.onnx.dynamic_products import joined_products
 from nnfmq.importers.onnx.file import (
     OnnxFile,
+    all_read_names,
     attribute_values,
     dtype_of,
     inference_errors,
@@ -36,7 +37,6 @@ from nnfmq.importers.onnx.file import (
     live_nodes,
     node_count,
     read,
-    read_names,
     tensor_array,
 )
 from nnfmq.importers.onnx.folding import FOLDED, MAX_ELEMENTS, evaluated, fold
@@ -437,7 +437,7 @@ class _Import:
         self._values.update({name: Value.of(array) for name, array in self._file.constants.items()})
         results = [info.name for info in self._file.graph.output]
         nodes = joined_products(live_nodes(self._file.graph.node, results), results, self._file.constants)
-        self._read.update(results, *(read_names(proto) for _, proto in nodes))
+        self._read.update(results, *(all_read_names(proto) for _, proto in nodes))
         indices = index_inputs(proto for _, proto in nodes)
         inputs = [self._input(info, info.name in indices) for info in self._file.inputs]
         for index, proto in nodes:
@@ -612,7 +612,7 @@ class _Import:
 
     def _read_by(self, graphs: Sequence[Any]) -> tuple[dict[str, Value | None], dict[str, Value]]:
         """Return the values around graphs that they read, and those of them that are no constants."""
-        names = dict.fromkeys(name for graph in graphs for inner in graph.node for name in read_names(inner))
+        names = dict.fromkeys(name for graph in graphs for inner in graph.node for name in all_read_names(inner))
         names.update(dict.fromkeys(info.name for graph in graphs for info in graph.output))
         known = {name: self._values[name] for name in names if name in self._values}
         return known, {name: value for name, value in known.items() if value is not None and value.array is None}
@@ -628,7 +628,7 @@ class _Import:
     def _loop(self, index: int, node: Node, proto: Any) -> None:
         """Convert the body of a Loop or Scan for each iteration if they are few, else to WHILE."""
         loop = iterations_of(node)
-        count = trip_count(loop, lambda inner: list(read_names(inner)), partial(self._evaluated, index, loop.body))
+        count = trip_count(loop, lambda inner: list(all_read_names(inner)), partial(self._evaluated, index, loop.body))
         nodes = (count or 0) * node_count(loop.body)
         fits = self._unrolled_nodes + nodes <= _MAX_UNROLLED
         if count is None or nodes > _MAX_UNROLLED_NODES or not fits:
@@ -690,7 +690,7 @@ class _Import:
         if self._evaluated_nodes > _MAX_EVALUATED:
             raise InvalidArgument(f"conditions of loops take more than {_MAX_EVALUATED} nodes to evaluate")
         outer, builder = self._values, self._builder
-        names = {name for proto in nodes for name in read_names(proto)}
+        names = {name for proto in nodes for name in all_read_names(proto)}
         self._values = {**{name: outer[name] for name in names if name in outer}, **given}
         self._values.update((each.name, self._constant(each)) for each in graph.initializer if each.name in names)
         self._builder = builder.child()
@@ -757,7 +757,7 @@ class _Import:
             if _key_of(proto) in self._functions:
                 _require_one_meaning(function, self._opset, self._file.opset)
             nodes = live_nodes(called(proto, function, self._calls[-1]), proto.output)
-            self._read.update(*(read_names(inner) for _, inner in nodes))
+            self._read.update(*(all_read_names(inner) for _, inner in nodes))
             for _, inner in nodes:
                 self._convert(index, inner)
         finally:
