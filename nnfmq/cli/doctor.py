@@ -246,10 +246,9 @@ def _by_release(name: str, since: tuple[int, ...], consequence: str) -> Finding:
 
 
 def _limits() -> Iterator[Finding]:
-    from nnfmq.driver.process.limits import few_descriptors, worker_start
+    from nnfmq.driver.process.limits import few_descriptors
 
-    several = settings.WORKER_UIDS.value() is not None
-    few = few_descriptors(worker_start(serves_several=several), serves_several=several)
+    few = few_descriptors(serves_several=settings.WORKER_UIDS.value() is not None)
     files = _limit(resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # a driver raises its own limit to that
     yield Finding("limits", "open files", files, FindingState.LIMITED if few else FindingState.OK, few)
     yield Finding("limits", "locked memory", _limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], _MIB))

@@ -62,14 +62,11 @@ def worker_start(*, serves_several: bool) -> str:
     return settings.WORKER_START.value() or ("exec" if serves_several else "fork")
 
 
-def few_descriptors(start: str, *, clients_max: int = CLIENTS_MAX, serves_several: bool = False) -> str:
-    """Return why a supervisor with this process's hard limit may lack descriptors, and the remedy; empty if it may not.
-
-    `start` tells how its workers start: `fork` or `exec`.
-    """
+def few_descriptors(*, serves_several: bool, clients_max: int = CLIENTS_MAX) -> str:
+    """Return why a supervisor with this hard limit may lack descriptors, and the remedy; empty if it may not."""
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     entries = clients_max * USER_ENTRIES_MIN if serves_several else ENTRIES_MAX
-    needed = _OWN_FDS + (clients_max + MONITORS_MAX) * CLIENT_FDS[start] + entries
+    needed = _OWN_FDS + (clients_max + MONITORS_MAX) * CLIENT_FDS[worker_start(serves_several=serves_several)] + entries
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return ""
     return (

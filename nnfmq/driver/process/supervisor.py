@@ -21,7 +21,7 @@ import platform
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -345,10 +345,15 @@ def serve(
         InvalidArgument: If a setting or the devices' configuration is not valid.
         OSError: If the devices' configuration, or the directory of models, cannot be read.
     """
-    if sandbox is not None:
-        settings.SANDBOX.export(sandbox)
-    if worker_start is not None:
-        settings.WORKER_START.export(worker_start)
+    _export_options(
+        {
+            settings.SANDBOX: sandbox,
+            settings.WORKER_START: worker_start,
+            settings.RUNTIMES: runtimes,
+            settings.EXTENSIONS: extensions,
+            settings.MEMORY_MIB: memory_mib,
+        }
+    )
     users.export()
     settings.check_all()
     with ExitStack() as stack:
@@ -373,10 +378,7 @@ def serve(
         listener, named = open_listeners(stack, path, models is not None, predecessor, passed, served.socket_mode)
         loop = stack.enter_context(EventLoop())
         loop.limit_closes()
-        repository = None
-        if named is not None and models is not None:
-            repository = RepositoryProcess(loop, named, path, models)
-        _set_environment(extensions, runtimes, memory_mib)
+        repository = None if named is None or models is None else RepositoryProcess(loop, named, path, models)
         pool = None if uids is None else UidPool(uids, Path(f"{path}.uids"))
         workers = _prepare_workers(stack, loop, status, entries, options, pool)
         told = ServiceStatus(loop, manager)
@@ -386,9 +388,7 @@ def serve(
         if parent is not None:
             _stop_with_parent(stack, loop, parent, stop_fd)
         if predecessor is not None:
-            predecessor.confirm()
-            if models is None and predecessor.models is not None:
-                predecessor.models.close()  # nobody serves models by name any more
+            _take_over(predecessor, models)
         _log.info("nnfmq %s listens on %s", installed_version("nnfmq") or "without a version", path)
         ready(path)
         told.ready()
@@ -436,14 +436,18 @@ def _stop_with_parent(stack: ExitStack, loop: EventLoop, parent: int, stop_fd: i
     loop.add_reader(pidfd, stop)
 
 
-def _set_environment(extensions: Sequence[str] | None, runtimes: Sequence[str] | None, memory_mib: int | None) -> None:
-    """Set the variables that the workers read."""
-    if runtimes is not None:
-        settings.RUNTIMES.export(",".join(runtimes))
-    if extensions is not None:
-        settings.EXTENSIONS.export(",".join(extensions))
-    if memory_mib is not None:
-        settings.MEMORY_MIB.export(str(memory_mib))
+def _take_over(predecessor: Predecessor, models: Path | None) -> None:
+    """Let the driver that is replaced end, as soon as its clients have left; all that this one needs is open."""
+    predecessor.confirm()
+    if models is None and predecessor.models is not None:
+        predecessor.models.close()  # nobody serves models by name any more
+
+
+def _export_options(values: Mapping[settings.Setting[Any], object]) -> None:
+    """Set the variables of the settings that options replace; workers read them, too."""
+    for setting, value in values.items():
+        if value is not None:
+            setting.export(",".join(value) if isinstance(value, (list, tuple)) else str(value))
 
 
 def _prepare_workers(
@@ -458,8 +462,7 @@ def _prepare_workers(
     preload(has_cache=uids is None)
     if settings.PERF_MAP.value():
         remove_left_perf_maps()
-    start = worker_start(serves_several=uids is not None)
-    is_executed = start == "exec"
+    is_executed = worker_start(serves_several=uids is not None) == "exec"
     if uids is not None:
         _check_uid(uids.first, is_executed)
     setup = WorkerSetup(entries, installed_plugins(), options, is_executed)
@@ -483,7 +486,7 @@ def _prepare_workers(
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    few = few_descriptors(start, clients_max=clients_max, serves_several=uids is not None)
+    few = few_descriptors(serves_several=uids is not None, clients_max=clients_max)
     if few:
         _log.warning("%s", few)
     trim_memory()

@@ -229,13 +229,7 @@ class WorkerProcesses:
             undo.callback(compile_link.close)
             compile_fd = compile_end.detach()
             worker_ends.callback(os.close, compile_fd)
-            slot = self._shares.take(client.uid)
-            undo.callback(self._shares.release, slot)
-            page = self._statistics.take_slot(slot - 1, client.uid).fileno()
-            undo.callback(self._statistics.release, slot - 1)
-            self._publish_class(slot, client_class)
-            if self._uids is not None:
-                self._cores.set_user(slot, client.uid)
+            slot, page = self._take_slot(client.uid, client_class, undo)
             shares, cores, traces = (each.memory.fileno() for each in (self._shares, self._cores, self._traces))
             statistics = self._statistics.of_worker(slot - 1)[0].memory
             may_trace = self._uids is None or client.uid in (os.getuid(), 0)
@@ -264,17 +258,35 @@ class WorkerProcesses:
                     log_fd=log.child_fd,
                 )
             undo.pop_all()
-        link.worker_pid = process.pid
+        logged = client.logged(program)._replace(worker=process.pid)
+        worker = _Worker(
+            process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged, log, heartbeat
+        )
+        self._begin(worker)
+        return worker
+
+    def _take_slot(self, uid: int, client_class: ClientClass, undo: ExitStack) -> tuple[int, int]:
+        """Return a slot in what all workers share, and the fd of its page of statistics; `undo` releases both."""
+        slot = self._shares.take(uid)
+        undo.callback(self._shares.release, slot)
+        page = self._statistics.take_slot(slot - 1, uid).fileno()
+        undo.callback(self._statistics.release, slot - 1)
+        self._publish_class(slot, client_class)
+        if self._uids is not None:
+            self._cores.set_user(slot, uid)
+        return slot, page
+
+    def _begin(self, worker: _Worker) -> None:
+        """Schedule and log a worker that was forked; a driver that is replaced asks it to leave."""
+        process, client_class = worker.process, worker.client_class
+        worker.cache_link.worker_pid = process.pid
         schedule_worker(process, client_class)
         if self._is_replaced:
             process.send(LEAVE)
         vlog("driver", "worker %d serves a new client", process.pid)
-        log.begin(process.pid)
-        logged = log.log.client = client.logged(program)._replace(worker=process.pid)
-        _log.info("client connected, class %s", client_class.name.lower(), extra=about(logged))
-        return _Worker(
-            process, link, compile_link, client, client_pidfd, slot, client_class, cache, logged, log, heartbeat
-        )
+        worker.log.begin(process.pid)
+        worker.log.log.client = worker.logged
+        _log.info("client connected, class %s", client_class.name.lower(), extra=about(worker.logged))
 
     def _function_of(self, hello: bytes, fds: WorkerFds, slot: int) -> Callable[[], None]:
         """Return the function that a forked worker calls."""
