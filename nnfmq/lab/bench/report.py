@@ -361,7 +361,8 @@ def compare_with_baseline(
     """Return a row for each metric of each result that the baseline has too; `outcome` is in words.
 
     A change is a "regression" or an "improvement" if its whole interval is beyond the tolerance. Of runs that were not
-    stable after the warm-up, beside other programs, or on another CPU, one cannot be told from chance: CANNOT_TELL.
+    stable after the warm-up, beside other programs, or on another CPU, one cannot be told from chance, nor that there
+    is none unless the whole interval is within the tolerance: CANNOT_TELL.
 
     Raises:
         InvalidArgument: If the baseline is no report, or that of another model, or has none of the results.
@@ -417,9 +418,9 @@ def _rows(
         if more_is_better and new["rate"] is not None:
             continue  # the throughput of an open loop is given
         interval = bootstrap_ratio(_values(new, metric), _values(old, metric))
-        outcome = outcome_of(interval, tolerance_percent / 100, more_is_better)
-        if is_uncertain and outcome != "no change":
-            outcome = CANNOT_TELL
+        outcome = outcome_of(
+            interval, tolerance_percent / 100, more_is_better=more_is_better, is_certain=not is_uncertain
+        )
         rows.append(_row(new, metric) | {**interval._asdict(), "outcome": outcome})
     return rows
 
@@ -433,8 +434,14 @@ def _row(result: Mapping[str, Any], metric: str) -> dict[str, Any]:
     return {"runner": result["runner"], "clients": result["clients"], "rate": result["rate"], "metric": metric}
 
 
-def outcome_of(interval: Interval, tolerance: float, more_is_better: bool) -> str:
-    """Return "regression" or "improvement" if the whole interval is beyond the tolerance (a share), or "no change"."""
+def outcome_of(interval: Interval, tolerance: float, *, more_is_better: bool, is_certain: bool) -> str:
+    """Return "regression" or "improvement" if the whole interval is beyond the tolerance (a share), or "no change".
+
+    `is_certain` is False if a run was disturbed, or the runs are not comparable. Then only an interval that is all
+    within the tolerance tells something, and every other one is CANNOT_TELL.
+    """
+    if not is_certain and not 1 - tolerance <= interval.low <= interval.high <= 1 + tolerance:
+        return CANNOT_TELL
     is_more, is_less = interval.low > 1 + tolerance, interval.high < 1 - tolerance
     if is_less if more_is_better else is_more:
         return "regression"

@@ -193,7 +193,5 @@ def _rows(
         values, reference = ([block[f"{metric}_ns"] for block in each["blocks"]] for each in (new, old))
         if values and reference:  # else there are too few requests
             interval = bootstrap_ratio(values, reference)
-            outcome = outcome_of(interval, tolerance, more_is_better=False)
-            if not is_certain and outcome != "no change":
-                outcome = CANNOT_TELL
+            outcome = outcome_of(interval, tolerance, more_is_better=False, is_certain=is_certain)
             yield {"scenario": new["scenario"], "metric": metric, **interval._asdict(), "outcome": outcome}

@@ -69,6 +69,13 @@ def test_a_change_within_the_noise_is_none() -> None:
     assert outcomes(result(110, spread=0.9), result(100, spread=0.9))["p50"] == "no change"
 
 
+def test_that_there_is_no_change_cannot_be_told_from_unstable_runs_that_vary_more_than_the_tolerance() -> None:
+    unstable = result(100, spread=0.9, is_stable=False)
+    assert outcomes(unstable, result(100, spread=0.9))["p50"] == CANNOT_TELL
+    assert outcomes(unstable, result(100, spread=0.9), 500)["p50"] == "no change"
+    assert outcomes(result(100, is_stable=False), result(100))["p50"] == "no change"
+
+
 @pytest.mark.parametrize("unstable", [0, 1])
 @pytest.mark.parametrize("p50", [80, 120])
 def test_a_change_between_runs_of_which_one_was_not_stable_cannot_be_told(p50: float, unstable: int) -> None:
