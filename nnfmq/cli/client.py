@@ -70,6 +70,9 @@ def _print(rows: list[ClientActivity], arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json({"clients": [row.as_json() for row in rows]})
         return
+    if not rows:
+        print("no clients")
+        return
     listing = table(*_HEADINGS)
     for row in rows:
         client = row.client

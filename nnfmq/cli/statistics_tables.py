@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import share_text, short_microseconds
 from nnfmq.cli.statistics import build_parts
+from nnfmq.hal.summaries import counted
 from nnfmq.observe.driver_statistics import TIMES
 
 if TYPE_CHECKING:
@@ -263,6 +264,6 @@ def driver_lines(sample: DriverSample) -> list[tuple[str, str]]:
         (
             "programs",
             f"{cache.programs} shared, {size_text(cache.size_bytes)} of {size_text(cache.limit_bytes)}; "
-            f"{cache.lookups:,} lookups, {cache.hits:,} found",
+            f"{cache.hits:,} found in {counted(cache.lookups, 'lookup')}",
         ),
     ]

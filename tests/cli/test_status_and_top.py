@@ -202,7 +202,7 @@ def test_status_shows_driver_clients_and_models(connect: Connect, capsys: pytest
     assert ["clients", "1", "of", "64,", "2", "rejected", "so", "far"] in lines
     assert ["workers", "1", "died", "so", "far:", "1", "killed"] in lines
     assert ["compiler", "not", "running"] in lines
-    assert ["programs", "3", "shared,", "6.0", "MiB", "of", "512", "MiB;", "10", "lookups,", "7", "found"] in lines
+    assert ["programs", "3", "shared,", "6.0", "MiB", "of", "512", "MiB;", "7", "found", "in", "10", "lookups"] in lines
     assert ["face.tflite", "compiled", "50", "50", "%", "0"] in [line[1:] for line in lines]
     assert ["face.tflite", "compiled", "camera.py", "client", "17.0", "17.0", "-", "-", "17.0"] in lines
     for name, text in {"queue": "8.5", "driver": "4.2", "engine": "2.1"}.items():
@@ -729,3 +729,9 @@ def test_an_unused_burst_has_no_share_of_polls() -> None:
     found = activity(driver(client(0, bursts=(burst(0),))))
     assert found.bursts[0].polled_share is None
     assert found.bursts[0].as_json()["polled_share"] is None
+
+
+def test_client_list_says_that_there_are_none(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
+    connect(driver())
+    assert main(["client", "list"]) == 0
+    assert capsys.readouterr().out == "no clients\n"

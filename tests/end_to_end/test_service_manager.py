@@ -163,7 +163,7 @@ def test_another_driver_does_not_take_the_path_of_the_manager(manager: Manager) 
     arguments = ["-P", "-m", "nnfmq", "serve", "--socket", manager.path]
     with Program.start(arguments) as program:  # while no driver runs
         assert program.wait() == 1
-        assert program.errors() == f"nnfmq: error: another driver already listens at {manager.path}\n"
+        assert f"nnfmq: error: another driver already listens at {manager.path}: " in program.errors()
     with driver_of(manager) as daemon, Program.start([*arguments, "--replace"]) as program:
         assert program.wait() == 1
         assert "its service manager restarts it" in program.errors()

@@ -329,7 +329,9 @@ def test_workers_outlive_a_killed_daemon_and_end_with_their_client(own: Daemon) 
 def test_a_second_daemon_at_the_same_path_is_rejected_with_one_line(daemon: Daemon, client: nnfmq.Client) -> None:
     with serve(daemon.path) as second:
         assert second.wait() == 1
-        assert second.errors() == f"nnfmq: error: another driver already listens at {daemon.path}\n"
+        (line,) = second.errors().splitlines()
+        assert line.startswith(f"nnfmq: error: another driver already listens at {daemon.path}: ")
+        assert "--replace takes its place" in line
     assert executes(client, 1)
     with daemon.connect() as another:
         assert executes(another, 2)

@@ -130,7 +130,10 @@ def open_listeners(
             stack.enter_context(named)
         stack.enter_context(predecessor)  # first to be closed: with the locks
     elif is_listening(path):  # a service manager has no lock
-        raise DeviceUnavailable(f"another driver already listens at {path}")
+        raise DeviceUnavailable(
+            f"another driver already listens at {path}: clients can use that; --replace takes its place, and --socket "
+            "names another path"
+        )
     else:
         listener, named = stack.enter_context(Listener.create(path, mode)), None
     if has_models and named is None:

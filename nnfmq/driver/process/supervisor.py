@@ -172,7 +172,7 @@ class Supervisor(Closable):
         if self._repository is not None:
             self._repository.listener.give_up()
         left = counted(len(self._workers.client_pids), "client")
-        _log.info("another driver has replaced this one, which ends when nobody is left of %s", left)
+        _log.info("another driver has replaced this one, which ends when it has no clients; it has %s", left)
         self._workers.make_all_leave()
 
     def _stop_accepting(self) -> None:
