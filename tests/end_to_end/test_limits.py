@@ -54,6 +54,9 @@ def test_a_client_beyond_a_limit_is_told_which_setting_it_is(daemon: Daemon) -> 
         stack.enter_context(models[0].burst())
         with reached(settings.CLIENT_BURSTS):
             models[1].burst()
+        stack.enter_context(models[0].create_reusable_execution())
+        with reached(settings.CLIENT_OBJECTS):
+            models[0].create_reusable_execution()
         assert models[0].execute(one(3)) == (one(3),)
         used = {(row["name"], row["of"]): row["use"] for row in limits_json(client.statistics())}
         assert (used["models", "client"], used["bursts", "client"], used["threads", "client"]) == (2, 1, 1)
