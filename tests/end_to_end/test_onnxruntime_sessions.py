@@ -617,7 +617,7 @@ def test_unknown_providers_are_reported_and_ignored() -> None:
     with pytest.warns(UserWarning, match="'CUDAExecutionProvider' is not in available provider names"):
         made = ours.InferenceSession(symbolic_model(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
     assert made.get_providers() == ["CPUExecutionProvider"]
-    for providers, options in [(3, None), ([3], None), (["CPUExecutionProvider"], []), ([("a", {})], [{}])]:
+    for providers, options in [({"a"}, None), ([3], None), (["CPUExecutionProvider"], []), ([("a", {})], [{}])]:
         with pytest.raises(ValueError, match="provider"):
             ours.InferenceSession(symbolic_model(), None, providers, options, enable_fallback=0)
 

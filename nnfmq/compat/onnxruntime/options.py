@@ -8,6 +8,7 @@ results do not depend on it (docs/how-to/move-an-onnx-runtime-script.md).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -161,7 +162,7 @@ class SessionOptions(_Typed):
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
         """Fix the size of a symbolic dimension of the model's inputs."""
-        self.free_dimensions[name] = int(size)
+        self.free_dimensions[name] = operator.index(size)
 
     def register_custom_ops_library(self, path: str) -> None:
         """Let ONNX Runtime in the driver load a library of custom operators, whose SHA-256 the driver trusts.
@@ -203,7 +204,7 @@ class SessionOptions(_Typed):
 
     def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
         """Fix the size of the model's symbolic dimensions that have a denotation, such as "DATA_BATCH"."""
-        self.free_denotations[denotation] = int(size)
+        self.free_denotations[denotation] = operator.index(size)
 
     def add_initializer(self, name: str, value: OrtValue) -> None:
         """Use a tensor in place of the initializer that the file has under this name; none: without effect.

@@ -85,9 +85,11 @@ def checked_providers(providers: Any, provider_options: Any) -> list[Provider]:
 
     Raises:
         ValueError: If an argument has another form than names, or names with options.
+        TypeError: If the providers cannot be iterated.
     """
     if providers is None:
         return []
+    iter(providers or ())  # ONNX Runtime reads all before it checks them: a number is a TypeError, without a fallback
     if not isinstance(providers, Sequence):
         raise ValueError("'providers' should be a sequence.")
     if provider_options is not None:

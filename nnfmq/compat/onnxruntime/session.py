@@ -119,18 +119,18 @@ class InferenceSession:
         instead of all, and a text printed; without `enable_fallback` that is an error.
 
         Raises:
-            TypeError: If `sess_options` are none.
+            TypeError: If `sess_options` are none, or `providers` cannot be iterated.
             RuntimeError: If no provider has one of the names.
             ValueError: If the providers or their options have another form.
             Exception: As ONNX Runtime: NoSuchFile, InvalidProtobuf; its own error if it rejects a model in the driver;
                 NotImplemented with all nodes that are not supported if the driver does not host it; EPFail if no driver
                 can be reached.
         """
-        if sess_options is not None and not isinstance(sess_options, SessionOptions):
+        if sess_options and not isinstance(sess_options, SessionOptions):
             raise TypeError(f"sess_options are SessionOptions, not {type(sess_options).__name__}")
-        self._options = sess_options if sess_options is not None else SessionOptions()
+        self._options = sess_options or SessionOptions()  # an empty dictionary stands for none in ONNX Runtime, too
         self._profile = RunProfile(self._options.profile_file_prefix) if self._options.enable_profiling else None
-        has_fallback = bool(kwargs.get("enable_fallback", True))
+        has_fallback = int(kwargs.get("enable_fallback", 1)) == 1
         wanted = self._wanted_providers(providers, provider_options, has_fallback)
         share = DriverShare(self)
         try:
@@ -347,12 +347,14 @@ class InferenceSession:
         self,
         output_names: Sequence[str] | None,
         input_feed: Mapping[str, Any],
-        callback: Callable[[list[Array], Any, str], None],
+        callback: Callable[[list[Array], Any, str], None] | None,
         user_data: Any,
         run_options: OrtRunOptions | None = None,
     ) -> None:
         """Start a run, which calls `callback(outputs, user_data, error)` on its own thread; `error` is text or ""."""
         self._require_inputs(input_feed)
+        if callback is not None and not callable(callback):
+            raise TypeError(f"run_async(): callback is a function, not {callback!r:.80}")
 
         def run_and_call() -> None:
             results, text = [], ""
@@ -360,7 +362,8 @@ class InferenceSession:
                 results = self.run(output_names, input_feed, run_options)
             except Exception as error:  # noqa: BLE001  the callback gets it
                 text = bare_message(error)
-            callback(results, user_data, text)
+            if callback is not None:
+                callback(results, user_data, text)
 
         threading.Thread(target=run_and_call, name="nnfmq-run-async", daemon=True).start()
 
@@ -450,10 +453,10 @@ class InferenceSession:
     def _places_of(self, names: Sequence[str] | None) -> Sequence[int]:
         if not names:
             return self._all_places
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        if isinstance(names, (str, Mapping, Iterator)) or not all(isinstance(name, (str, bytes)) for name in names):
             raise TypeError("run(): output_names is a list of names")
         try:
-            return [self._places[name] for name in names]
+            return [self._places[name.decode() if isinstance(name, bytes) else name] for name in names]
         except KeyError as error:
             raise ort_error("InvalidArgument", f"Invalid output name:{error.args[0]}") from None
 
@@ -613,7 +616,8 @@ def _as_array(node: NodeArg, value: Any) -> Array:
     """Return the value of an input as an array, as ONNX Runtime converts it.
 
     Raises:
-        RuntimeError: If it is neither array, list nor OrtValue, or has elements of a type that ONNX Runtime lacks.
+        RuntimeError: If it is neither array, list of numbers nor OrtValue, or has elements of a type that ONNX Runtime
+            lacks.
         Exception: InvalidArgument if it has another type.
     """
     if value is None:
@@ -621,7 +625,10 @@ def _as_array(node: NodeArg, value: Any) -> Array:
     if isinstance(value, OrtValue):
         value = value.elements
     elif isinstance(value, list) and node.dtype is not None:
-        value = np.asarray(value, node.dtype)
+        try:
+            value = np.asarray(value, node.dtype)
+        except (TypeError, ValueError) as error:
+            raise RuntimeError("Could not create tensor from given input list") from error
     elif not isinstance(value, np.ndarray):
         if isinstance(value, Sequence) and not isinstance(value, str):
             raise RuntimeError(f"Input must be a list of dictionaries or a single numpy array for input '{node.name}'.")

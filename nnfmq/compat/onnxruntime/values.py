@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
@@ -70,7 +71,10 @@ class OrtDevice:
 
 
 def require_cpu(device_type: str, device_id: int = 0, vendor_id: int = -1) -> None:
-    """Raise RuntimeError unless the device is the CPU."""
+    """Raise RuntimeError unless the device is the CPU; TypeError if a name or a number has another type."""
+    if not isinstance(device_type, str):
+        raise TypeError(f"a device is named by a str, not {device_type!r:.80}")
+    operator.index(device_id)
     if OrtDevice.make(device_type.lower(), device_id, vendor_id).device_type() != 0:
         raise RuntimeError(_NO_DEVICE_MEMORY)
 
@@ -338,6 +342,7 @@ class IOBinding:
         Raises:
             RuntimeError: If there is no such input, it is no array of NumPy, or no tensor has elements of its type.
         """
+        _require_name(name)
         if name not in {node.name for node in self.session.get_inputs()}:
             raise RuntimeError(f"Failed to find NodeArg with name: {name} in the def list")
         if not isinstance(arr_on_cpu, np.ndarray):
@@ -373,6 +378,7 @@ class IOBinding:
         buffer_ptr: int | None = None,
     ) -> None:
         """Have an output computed: into memory at an address, which the caller owns, or into a new tensor."""
+        _require_name(name)
         require_cpu(device_type, device_id)
         if buffer_ptr is None:
             self.outputs[name] = None
@@ -428,6 +434,11 @@ class IOBinding:
     def get_outputs_as_ortvaluevector(self) -> OrtValueVector:
         """Return the tensors of the last run."""
         return OrtValueVector(self.get_outputs())
+
+
+def _require_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of an input or output is a str, not {name!r:.80}")
 
 
 def _require_place(node: NodeArg, given: Array, array: Array) -> None:
