@@ -124,6 +124,8 @@ def _compare(name: str, options: argparse.Namespace, folder: Path, model: Path) 
     arena = call_in_child(_arena_bytes, model, limit_s=options.limit)
     with started_daemon(folder) as daemon:
         before = _settled(daemon, options)
+        with started_clients("connected", model, options, daemon.socket, clients=1) as clients:
+            waiting = [reading(clients, daemon) for _ in range(READINGS)]
         _say(f"{name}: {options.clients} clients of the driver, {options.executions} executions each")
         with started_clients("nnfmq", model, options, daemon.socket) as clients:
             subject = [reading(clients, daemon) for _ in range(READINGS)]
@@ -136,7 +138,10 @@ def _compare(name: str, options: argparse.Namespace, folder: Path, model: Path) 
         "model": model.name, "model_bytes": model.stat().st_size, "arena_bytes": arena,
         "nnfmq": summary(subject), "litert": summary(baseline), "idle": idle,
         "targets": [
-            _ratio_target(name, subject, baseline), _worker_target(name, subject, arena), *_idle_targets(name, idle),
+            _ratio_target(name, subject, baseline),
+            _worker_target(f"{name}: Private_Dirty of a worker without a model", waiting),
+            _worker_target(f"{name}: Private_Dirty of the largest worker less its arena", subject, arena),
+            *_idle_targets(name, idle),
         ],
     }  # fmt: skip
 
@@ -378,8 +383,7 @@ def _ratio_target(name: str, subject: Sequence[_Reading], baseline: Sequence[_Re
     return upper_limit(text, ratios, statistics.median(ratios), RATIO_LIMITS[name], "×")
 
 
-def _worker_target(name: str, readings: Sequence[_Reading], arena: int) -> dict[str, Any]:
-    text = f"{name}: Private_Dirty of the largest worker less its arena"
+def _worker_target(text: str, readings: Sequence[_Reading], arena: int = 0) -> dict[str, Any]:
     largest = [
         max((m.private_dirty for pid, m in reading.memory.items() if reading.kinds[pid] == "worker"), default=0)
         for reading in readings

@@ -1,16 +1,17 @@
 """A client process of `driver_bench.py memory` and `hosting`: execute a model, then wait for what to do.
 
+    python memory_client.py connected MODEL EXECUTIONS SOCKET
     python memory_client.py nnfmq MODEL EXECUTIONS SOCKET
     python memory_client.py litert MODEL EXECUTIONS
     python memory_client.py hosted MODEL EXECUTIONS SOCKET
     python memory_client.py onnxruntime MODEL EXECUTIONS
 
-`nnfmq` uses the device `compiled` over a burst, `litert` LiteRT with its default delegate and one thread, with the
-model's path; `hosted` the device `onnxruntime` over a burst, `onnxruntime` ONNX Runtime in this process, both with one
-thread. All import NumPy and their runtime, nothing else. The process prints a JSON object when all executions are done.
-For each empty line on stdin it executes once more and prints another object, so that the memory that an execution uses
-is present when it is measured. For the line "BEGIN_NS SECONDS" it executes from that time of the monotonic clock on for
-so long, and prints how often. It exits when stdin is closed.
+`connected` prepares no model. `nnfmq` uses the device `compiled` over a burst, `litert` LiteRT with its default
+delegate and one thread, with the model's path; `hosted` the device `onnxruntime` over a burst, `onnxruntime` ONNX
+Runtime in this process, both with one thread. All import NumPy and their runtime, nothing else. The process prints a
+JSON object when all executions are done. For each empty line on stdin it executes once more and prints another object,
+so that the memory that an execution uses is present when it is measured. For the line "BEGIN_NS SECONDS" it executes
+from that time of the monotonic clock on for so long, and prints how often. It exits when stdin is closed.
 """
 
 from __future__ import annotations
@@ -60,6 +61,13 @@ def _print(value: dict[str, Any]) -> None:
 
 def _random(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
     return (np.random.default_rng(7).random(shape) * 100).astype(dtype)
+
+
+def _start_connected(stack: ExitStack, _model: str, socket: str) -> tuple[Execute, dict[str, Any]]:
+    import nnfmq
+
+    client = stack.enter_context(nnfmq.connect(socket, timeout=_CONNECT_S))
+    return lambda: None, {"worker_pid": client.worker_pid}
 
 
 def _start_nnfmq(stack: ExitStack, model: str, socket: str) -> tuple[Execute, dict[str, Any]]:
@@ -112,7 +120,8 @@ def _start_onnxruntime(_: ExitStack, model: str) -> tuple[Execute, dict[str, Any
 
 
 START: dict[str, Callable[..., tuple[Execute, dict[str, Any]]]] = {
-    "nnfmq": _start_nnfmq, "litert": _start_litert, "hosted": _start_hosted, "onnxruntime": _start_onnxruntime,
+    "connected": _start_connected, "nnfmq": _start_nnfmq, "litert": _start_litert, "hosted": _start_hosted,
+    "onnxruntime": _start_onnxruntime,
 }  # fmt: skip
 
 

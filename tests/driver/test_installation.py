@@ -15,6 +15,7 @@ from nnfmq.base import digests, settings
 from nnfmq.data import example_path
 from nnfmq.driver.devices import installation
 from nnfmq.hal.preparation import ProgramKind
+from nnfmq.lab import placement
 
 CHILD_READS = """
 import os
@@ -36,6 +37,16 @@ model = load(files("nnfmq") / "data" / "digits.tflite").model
 device = load_devices().find("onnxruntime")
 print(device.version_string, *set(device.supported_operations(model)))
 print(*[name for name in sys.modules if name.startswith("nnfmq.hosted") or name == "onnxruntime"])
+"""
+
+PRELOADS = """
+import sys
+from msgspec.structs import replace
+from nnfmq.driver.devices import hosted_runtimes, installation
+installation.use(replace(installation.read(), runtimes={sys.argv[1]: "1.0"}))
+before = "tempfile" in sys.modules
+hosted_runtimes.preload()
+print(before, "tempfile" in sys.modules)
 """
 
 PREFETCHES = """
@@ -64,6 +75,14 @@ def test_a_device_tells_the_version_of_its_runtime_and_imports_no_adapter_for_an
     release = pytest.importorskip("onnxruntime").__version__
     output = subprocess.run([sys.executable, "-c", HOSTS], capture_output=True, text=True, check=True).stdout
     assert output.splitlines() == [f"nnfmq-{version('nnfmq')} onnxruntime-{release} False", ""]
+
+
+@pytest.mark.parametrize(("package", "preloads"), [("openvino", True), ("onnxruntime", False)])
+def test_a_supervisor_imports_what_its_workers_need_for_a_private_folder(package: str, preloads: bool) -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", PRELOADS, package], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.split() == ["False", str(preloads)]
 
 
 def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +118,14 @@ def test_a_driver_imports_what_links_a_cached_program_before_it_needs_it(
         check=True,
     ).stdout
     assert output.split() == ["0", imported]
+
+
+@pytest.mark.skipif(not digests.is_compiled, reason="OpenSSL takes 1.6 MiB of each worker here")
+def test_a_worker_without_a_model_has_at_most_8_MiB_of_its_own() -> None:
+    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon, daemon.connect() as client:
+        own = placement.memory_of(client.worker_pid)
+    assert own is not None
+    assert own.private_dirty < 8 << 20
 
 
 @pytest.mark.skipif(not digests.is_compiled, reason="OpenSSL computes the digests here")

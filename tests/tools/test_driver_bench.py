@@ -78,7 +78,7 @@ def test_a_small_run_measures_every_kind_of_process(folder: Path) -> None:
     assert set(quantized["idle"]["after the last client"]["kinds"]) <= {"supervisor", "other process of the driver"}
     assert_sums(quantized["nnfmq"])
     assert quantized["arena_bytes"] > 0
-    assert [len(section["targets"]) for section in (quantized, busy)] == [4, 2]
+    assert [len(section["targets"]) for section in (quantized, busy)] == [5, 2]
     assert all(target["value"] > 0 for target in quantized["targets"] + busy["targets"])
 
 

@@ -46,9 +46,9 @@ class InterpreterDevice(DeviceBase):
     def __init__(self, entry: DeviceEntry) -> None:
         super().__init__()
         self.name = entry.name
-        self._types = entry.types()
-        self._operations = entry.operation_types()
-        self._capabilities = entry.capabilities()
+        self._types = entry.types
+        self._operations = entry.operation_types
+        self._capabilities = entry.capabilities
 
     @property
     def capabilities(self) -> Capabilities:

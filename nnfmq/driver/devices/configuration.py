@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
@@ -131,7 +132,7 @@ class _PerformanceTable(msgspec.Struct, forbid_unknown_fields=True):
     types: dict[str, _Performance] = {}
 
 
-class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
+class DeviceEntry(msgspec.Struct, dict=True, forbid_unknown_fields=True):
     """A `[[device]]` of the file: an engine, limited to some operations and types of the first operand (None: all)."""
 
     name: str
@@ -141,20 +142,23 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     except_operations: list[str] = []
     performance: _PerformanceTable = msgspec.field(default_factory=_PerformanceTable)
 
+    @cached_property
     def types(self) -> frozenset[int] | None:
-        """Return the allowed types of an operation's first operand, or None for all."""
+        """The allowed types of an operation's first operand; None: all."""
         return _codes(OperandType, self.first_operand, self.name)
 
+    @cached_property
     def operation_types(self) -> frozenset[int] | None:
-        """Return the allowed operation types, or None for all."""
+        """The allowed operation types; None: all."""
         excluded = _codes(OperationType, self.except_operations, self.name) or frozenset()
         allowed = _codes(OperationType, self.operations, self.name)
         if allowed is None:
             return frozenset(OperationType) - excluded if excluded else None
         return allowed - excluded
 
+    @cached_property
     def capabilities(self) -> Capabilities:
-        """Return the device's performance info."""
+        """The device's performance info."""
         table = self.performance
         base = table.all.info() if table.all else CPU_PERFORMANCE
         _codes(OperandType, list(table.types), self.name)
@@ -168,7 +172,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     def check(self) -> None:
         """Raise InvalidArgument if the name is not valid, or a type or operation does not exist."""
         require_device_name(self.name)
-        self.types(), self.operation_types(), self.capabilities()
+        self.types, self.operation_types, self.capabilities  # noqa: B018  the supervisor computes them for all workers
 
 
 class _Configuration(msgspec.Struct, forbid_unknown_fields=True):

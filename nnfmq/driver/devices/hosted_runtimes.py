@@ -22,7 +22,7 @@ from nnfmq.hal.hosted import NAME, RUNTIMES, HostedCall, HostedDescription, Host
 from nnfmq.hal.types import Model, Operation, Subgraph
 from nnfmq.operations.extensions import VendorExtension
 
-__all__ = ["HOSTED", "DescribedDevice", "LazyDevice", "allowed_runtimes"]
+__all__ = ["HOSTED", "DescribedDevice", "LazyDevice", "allowed_runtimes", "preload"]
 
 HOSTED = VendorExtension(NAME, (), ())
 """The extension as a device reports it: it has no types of its own, and its operation has no declaration."""
@@ -91,6 +91,12 @@ class LazyDevice(DescribedDevice):
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
         """See `HostedDevice.restore`."""
         return self._adapter.restore(contents)
+
+
+def preload() -> None:
+    """Import, in the supervisor, what its workers import for the allowed runtimes before they serve a client."""
+    if any(_NEEDS[runtime.name].has_private_folder for runtime in allowed_runtimes() if runtime.name in _NEEDS):
+        import tempfile  # noqa: F401  for `create_private_folder`: it takes milliseconds and 1 MiB of each worker
 
 
 def allowed_runtimes() -> list[HostedRuntime]:

@@ -26,7 +26,7 @@ from nnfmq.driver.cache import shared
 from nnfmq.driver.cache.files import find_or_create_key, use_key
 from nnfmq.driver.cache.user_caches import cache_of
 from nnfmq.driver.compilation import jobs
-from nnfmq.driver.devices import installation, plugins
+from nnfmq.driver.devices import hosted_runtimes, installation, plugins
 from nnfmq.driver.devices.configuration import DeviceEntry
 from nnfmq.driver.devices.installation import DriverOptions
 from nnfmq.driver.devices.registry import make_devices
@@ -161,6 +161,7 @@ def preload(*, has_cache: bool = True) -> None:
 
         kernel_types()
     installation.read_in_child()
+    hosted_runtimes.preload()
     prepare_worker_sandbox(has_cache)
 
 
