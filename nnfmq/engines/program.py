@@ -379,7 +379,12 @@ class BoundSteps:
         try:
             if self._write_directly is not None and self._has_run:
                 self.write_outputs, self._write_directly = self._write_directly(frame), None
-            _run_steps(self._steps, frame, options, None if recorder is None else self._trace_in(recorder))
+            if recorder is None and options is DEFAULT_RUN_OPTIONS:  # what `_run_steps` does then, without its call
+                frame[-1] = options
+                for step in self._steps:
+                    step(frame)
+            else:
+                _run_steps(self._steps, frame, options, None if recorder is None else self._trace_in(recorder))
             shapes = self.write_outputs(frame)
             self._has_run = True
             return shapes

@@ -260,7 +260,8 @@ class Connection(DroppedConnection):
         self.has_left = False
         """Whether it has done so: this connection takes no new calls, and ends when those in progress have ended."""
         self._last_words = ""
-        self._close_reason: str | None = None
+        self.close_reason: str | None = None
+        """Why `raise_if_closed` raises; None while it does not."""
         self._ended, self.ended_ns = threading.Event(), 0  # at the end of `_end`
         self._is_abandoned, self._pid, self._pidfd = False, os.getpid(), -1
         self._watches: list[watcher.ReaderHandle] = []
@@ -354,7 +355,7 @@ class Connection(DroppedConnection):
     @property
     def is_open(self) -> bool:
         """False once the driver has exited or has been left, the connection is closed, or in a forked child."""
-        return self._close_reason is None
+        return self.close_reason is None
 
     @property
     def has_hung_up(self) -> bool:
@@ -371,10 +372,10 @@ class Connection(DroppedConnection):
 
         The DeadObject is a DriverEnding if the driver has asked the client to leave.
         """
-        if self._close_reason is not None:
+        if self.close_reason is not None:
             if self.has_left and not self.is_abandoned:
-                raise open_connections.DriverEnding(self._close_reason)
-            raise open_connections.closed_error(self._close_reason)
+                raise open_connections.DriverEnding(self.close_reason)
+            raise open_connections.closed_error(self.close_reason)
 
     def _raise_if_hung_up(self) -> None:
         """Raise as `raise_if_closed`, unless calls may still be in progress: the driver may ask for what they need."""
@@ -709,8 +710,8 @@ class Connection(DroppedConnection):
             self._depart()
 
     def _depart(self) -> None:
-        if self._close_reason is None:
-            self._close_reason, self.has_left = self._last_words, True
+        if self.close_reason is None:
+            self.close_reason, self.has_left = self._last_words, True
 
     def depart_without_buffers(self) -> bool:
         """Depart unless there are managed buffers, whose contents stay with the driver; return whether it has."""
@@ -757,7 +758,7 @@ class Connection(DroppedConnection):
         None also if the client does not move.
         """
         if status is ErrorStatus.DEVICE_UNAVAILABLE and self.has_left:
-            return open_connections.DriverEnding(self._close_reason or "")
+            return open_connections.DriverEnding(self.close_reason or "")
         return None
 
     def exit_error(self) -> DeadObject:
@@ -765,7 +766,7 @@ class Connection(DroppedConnection):
 
         It is the same whether the kernel has told the waiting thread or the watcher thread first.
         """
-        text = open_connections.CLOSED if self._close_reason == open_connections.CLOSED else _DRIVER_EXITED
+        text = open_connections.CLOSED if self.close_reason == open_connections.CLOSED else _DRIVER_EXITED
         return DeadObject(f"{text}: {self._last_words}" if self._last_words else text)
 
     def _on_reply(self, reply: messages.Call, frame: Frame) -> None:
@@ -816,8 +817,8 @@ class Connection(DroppedConnection):
         if reason == _DRIVER_EXITED and self._last_words:
             reason = f"{reason}: {self._last_words}"
         with self._lock:
-            if self._close_reason is None:
-                self._close_reason = reason
+            if self.close_reason is None:
+                self.close_reason = reason
             self.ended_ns = self.ended_ns or time.monotonic_ns()
             pending_calls, self._pending_calls = self._pending_calls, {}
             peers, self._peers = self._peers, []
@@ -828,9 +829,9 @@ class Connection(DroppedConnection):
             watcher.notify_peer_death(peer)
         self.close_own_bursts()
         self._driver_start.fail_with_exit(
-            self._close_reason, has_successor=self._channel.left_unread and self.end_process is None
+            self.close_reason, has_successor=self._channel.left_unread and self.end_process is None
         )
-        error = DeadObject(self._close_reason)
+        error = DeadObject(self.close_reason)
         for pending in pending_calls.values():
             pending.handler.set_exception(error)
         self._ended.set()
@@ -841,14 +842,14 @@ class Connection(DroppedConnection):
         """Send Goodbye and hang up; pending calls of other threads fail with DeadObject. Idempotent."""
         self._driver_start.fail(BadState(open_connections.CLOSED))
         with self._lock:
-            was_open = self._close_reason is None or self.has_left
-            self._close_reason = self._close_reason or open_connections.CLOSED
+            was_open = self.close_reason is None or self.has_left
+            self.close_reason = self.close_reason or open_connections.CLOSED
             self._unwatch()  # before Goodbye: the driver's hang-up in response is not a peer death
             self._is_abandoned |= was_open
         if was_open and self.has_started:
             with contextlib.suppress(NnfmqError, OSError):  # the hang-up below has the same effect
                 self._channel.send(control_protocol.encode(messages.Goodbye()), (), NO_WAIT)
-        self._end(self._close_reason)
+        self._end(self.close_reason)
         self._close_files()
 
     def _close_files(self) -> None:
@@ -870,8 +871,8 @@ class Connection(DroppedConnection):
         # A thread that does not exist in the child may have held the old locks. Nobody waits in the child either.
         self._lock, self._connection_state = threading.Lock(), ConnectionState()
         self._watches, self._bursts = [], weakref.WeakValueDictionary()
-        self._close_reason = f"this client belongs to process {os.getppid()}, which forked; connect again in the child"
-        self._driver_start.fail(DeadObject(self._close_reason))
+        self.close_reason = f"this client belongs to process {os.getppid()}, which forked; connect again in the child"
+        self._driver_start.fail(DeadObject(self.close_reason))
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.flag.set()
