@@ -562,10 +562,9 @@ class Burst(ModelBurst):
         if self._is_served and self._has_moved():
             called_ns = called_ns or monotonic_ns()
             self._move(deadline_ns)
-        channel, connection = self.channel, self.channel.connection
-        if connection.close_reason is not None:  # asked here, because each call of a function takes time
-            connection.raise_if_closed()  # in a forked child the burst looks open, but the parent uses its memory
-        trace = channel.trace
+        channel, trace = self.channel, self.channel.trace
+        if channel.connection.close_reason is not None:  # asked here, because a call of a function takes time
+            channel.connection.raise_if_closed()  # as in a forked child, because the parent uses the burst's memory
         if trace is not None:
             trace.begin()
         arrays = self._arrays

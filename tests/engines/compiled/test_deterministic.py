@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,16 +32,58 @@ def drawn(*shape: int) -> Array:
     return RANDOM.normal(size=shape).astype(np.float32)
 
 
-def loaded(operator: str, *inputs: Array, constants: int = 0, **attributes: object) -> Model:
+def drawn_bytes(*shape: int) -> Array:
+    return RANDOM.integers(0, 256, shape, np.uint8)
+
+
+def loaded(operator: str, *inputs: Array | None, constants: int = 0, opset: int = 17, **attributes: object) -> Model:
     """Return a model of one ONNX operator; the last `constants` inputs are constants."""
     places = frozenset(range(len(inputs) - constants, len(inputs)))
-    return nnfmq.load(OnnxCase(operator, inputs, attributes, places).content()).model
+    return nnfmq.load(OnnxCase(operator, inputs, attributes, places, opset=opset).content()).model
+
+
+def by_blocks(**attributes: Any) -> Model:
+    """Return a product with weights of 4 bits, each 32 of which have a scale."""
+    options: dict[str, Any] = {"K": 512, "N": 768, "bits": 4, "block_size": 32, "domain": "com.microsoft", **attributes}
+    return loaded("MatMulNBits", drawn(4, 512), drawn_bytes(768, 16, 16), drawn(768, 16), constants=2, **options)
+
+
+def quantized_lstm() -> Model:
+    """Return an LSTM that quantizes its inputs and hidden states when it runs."""
+    weights, parameters = drawn_bytes(1, 64, 256), (np.full(1, 0.01, np.float32), np.full(1, 128, np.uint8))
+    arguments = (weights, weights, None, None, None, None, None, *parameters, *parameters)
+    options: dict[str, Any] = {"hidden_size": 64, "domain": "com.microsoft"}
+    return loaded("DynamicQuantizeLSTM", drawn(9, 12, 64), *arguments, constants=11, **options)
 
 
 LARGE: dict[str, Callable[[], Model]] = {
     "convolution": lambda: loaded("Conv", drawn(1, 24, 40, 40), drawn(48, 24, 3, 3), drawn(48), constants=2),
+    "grouped convolution": lambda: loaded("Conv", drawn(1, 24, 40, 40), drawn(48, 6, 3, 3), constants=1, group=4),
+    "transposed convolution": lambda: loaded(
+        "ConvTranspose", drawn(1, 24, 40, 40), drawn(24, 16, 3, 3), constants=1, strides=[2, 2]
+    ),
     "depthwise convolution": lambda: loaded("Conv", drawn(1, 96, 40, 40), drawn(96, 1, 3, 3), constants=1, group=96),
     "streamed weights": lambda: loaded("MatMul", drawn(40, 512), drawn(512, 768), constants=1),
+    "weights that float16 holds": lambda: loaded(
+        "MatMul", drawn(2, 512), drawn(512, 768).astype(np.float16).astype(np.float32), constants=1
+    ),
+    "weights of 4 bits": by_blocks,
+    "weights of 4 bits, rounded input": lambda: by_blocks(accuracy_level=4),
+    "quantized at run time": lambda: loaded(
+        "DynamicQuantizeMatMul",
+        drawn(40, 512),
+        drawn_bytes(512, 768),
+        np.full((), 0.01, np.float32),
+        constants=2,
+        domain="com.microsoft",
+    ),
+    "batch of products": lambda: loaded("MatMul", drawn(8, 100, 64), drawn(8, 64, 100)),
+    "attention": lambda: loaded("Attention", *(drawn(1, 8, 200, 64) for _ in range(3)), opset=23),
+    "LSTM": lambda: loaded("LSTM", drawn(9, 12, 64), drawn(1, 256, 64), drawn(1, 256, 64), constants=2, hidden_size=64),
+    "LSTM quantized at run time": quantized_lstm,
+    "resize": lambda: loaded(
+        "Resize", drawn(1, 16, 60, 60), None, np.array([1, 1, 2, 2], np.float32), constants=2, mode="linear"
+    ),
     "softmax": lambda: loaded("Softmax", drawn(300, 301), axis=1),
     "mean": lambda: loaded("ReduceMean", drawn(300, 301), axes=[1]),
     "mean of columns": lambda: loaded("ReduceMean", drawn(60, 30, 301), axes=[1]),
