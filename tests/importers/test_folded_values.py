@@ -39,6 +39,10 @@ def cases(dtype: Any) -> list[OnnxCase]:
         of("TopK", rows, np.array([8]), constants=(1,), outputs=2),
         *(of("CumSum", array, np.array(1), constants=(1,)) for array in (rows, ONES)),
         of("ReduceSum", ONES, ALONG, constants=(1,)),
+        # forms that ONNX Runtime computes, and ONNX's evaluator rejects
+        of("CumSum", rows, ALONG, constants=(1,), exclusive=1),
+        of("OneHot", np.array([0, -1, 5]), np.array([3]), np.array([0.5, 1.0]), constants=(1, 2)),
+        of("GatherElements", rows[:, :2], np.array([[1], [0]]), axis=1),
     ]
 
 

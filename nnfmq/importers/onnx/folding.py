@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.onnx.file import integer_limits
+from nnfmq.importers.onnx.operators import CONVERTERS
 from nnfmq.importers.onnx.operators.indexing import slice_ranges
 from nnfmq.importers.onnx.values import Node
 
@@ -37,23 +38,35 @@ _BROADCASTING = frozenset(
 )  # fmt: skip
 
 
+_SCALARS = {"CumSum": 1, "OneHot": 1}
+"""Inputs that may be a vector of one number, which the evaluator rejects."""
 _ROUNDED = frozenset(("Add", "CumSum", "Div", "Mod", "Mul", "Pow", "ReduceProd", "ReduceSum", "Sqrt", "Sub"))
 """Arithmetic that engines compute in float32 for float16, and round once; all others have exact results."""
+
+
+class _Rejected(InvalidArgument):
+    """The evaluator does not compute a node."""
 
 
 def fold(node: Node, proto: Any) -> list[Array] | None:
     """Return the outputs of a node whose inputs are all constants; None if the node is to be converted.
 
     Raises:
-        InvalidArgument: If the evaluator rejects the node, or its result would be too large.
+        InvalidArgument: If the evaluator rejects a node that cannot be converted, or its result would be too large.
     """
     arrays = [None if value is None else value.array for value in node.inputs]
     is_constant = all(array is not None for array, value in zip(arrays, node.inputs, strict=True) if value is not None)
     if node.operator not in FOLDED or not is_constant or not any(value is not None for value in node.inputs):
         return None
     given = [array for array in arrays if array is not None]
-    is_open = _exceeds_integers(node, given) or _has_integer_powers(node, given) or _has_default_bounds(node, given)
-    return None if is_open else evaluated(node, proto, given)
+    if _exceeds_integers(node, given) or _has_integer_powers(node, given) or _has_default_bounds(node, given):
+        return None
+    try:
+        return evaluated(node, proto, given)
+    except _Rejected:
+        if node.operator in CONVERTERS:  # which also says what is wrong, if it is the node
+            return None
+        raise
 
 
 def _has_integer_powers(node: Node, arrays: list[Array]) -> bool:
@@ -89,6 +102,9 @@ def evaluated(node: Node, proto: Any, arrays: list[Array]) -> list[Array]:
         raise InvalidArgument(f"its constant result would have {_elements(node)} elements")
     if node.operator == "Unique" and (not node.attribute("sorted", 1) or any(np.isnan(arrays[0].ravel()))):
         raise InvalidArgument("it is supported for sorted elements without NaN")
+    if _SCALARS.get(node.operator, len(arrays)) < len(arrays):
+        at = _SCALARS[node.operator]
+        arrays = [array.reshape(()) if i == at and array.size == 1 else array for i, array in enumerate(arrays)]
     if node.operator == "Slice":  # the evaluator's is NumPy's, which clamps starts differently
         return [arrays[0][np.ix_(*slice_ranges(node))]]
     if node.operator not in _ROUNDED or not any(array.dtype == np.float16 for array in arrays):
@@ -147,5 +163,5 @@ def _evaluate(proto: Any, opset: int, arrays: list[Array]) -> list[Array]:
         with np.errstate(all="ignore"):
             results = ReferenceEvaluator(model).run(None, dict(zip(names, arrays, strict=True)))
     except Exception as error:  # noqa: BLE001 - the evaluator raises errors of any type for what it rejects
-        raise InvalidArgument(f"its constant inputs are rejected: {error}") from None
+        raise _Rejected(f"its constant inputs are rejected: {error}") from None
     return [np.asarray(result) for result in results]

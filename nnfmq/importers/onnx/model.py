@@ -361,6 +361,7 @@ _MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, Attrib
 _WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "cubic_coeff_a": ("Resize",),  # of the modes that do not read it
     "extrapolation_value": ("Resize",),
+    "keep_aspect_ratio_policy": ("Resize",),  # of scales
     "kernel_shape": (  # that of the weights
         "Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "com.microsoft.FusedConv", "com.microsoft.QLinearConv",
     ),

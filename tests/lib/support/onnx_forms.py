@@ -174,6 +174,10 @@ _SELECTIONS = [
     _case("TensorScatter", _real(2, 1, 4, 5), _real(2, 1, 2, 5), _ints(1, 3), c=(2,), opset=24, mode="circular"),
     _case("TensorScatter", _real(3, 4, 5), _real(3, 2, 5), opset=24, axis=1),
     _case("TensorScatter", _of("?", 2, 4, 5), _of("?", 2, 2, 5), _ints(1, 3), opset=24, mode="circular"),
+    _case("Resize", _real(1, 2, 3, 4), None, _floats(1, 1, 2, 1.5), c=(2,), opset=18, mode="linear",
+          keep_aspect_ratio_policy="stretch"),
+    _case("Cast", _real(2, 3), to=6, opset=24, round_mode="up"),
+    _case("CastLike", _real(2, 3), _ints(1), opset=24, round_mode="up"),
     *(_case("ReduceL2", _of("i4", 2, 3, 4), _ints(2, 0), c=(1,), keepdims=keepdims) for keepdims in (0, 1)),
     *(_case("ReduceL2", _of(kind, 2, 3), opset=13, axes=[1]) for kind in ("i4", "i8")),
     *(_case("BitShift", _of(kind, 8), np.array([0, 1, 7, 8, 31, 64, -1, -64], kind), c=c, opset=28, direction=direction)

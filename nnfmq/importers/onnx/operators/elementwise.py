@@ -284,11 +284,18 @@ def _where(node: Node) -> None:
 def _cast(node: Node) -> None:
     from nnfmq.importers.onnx.file import dtype_of
 
+    _require_rounding_up(node)
     _cast_to(node, dtype_of(node.attribute("to", 0)))
 
 
 def _cast_like(node: Node) -> None:
+    _require_rounding_up(node)
     _cast_to(node, node.value(1).dtype)
+
+
+def _require_rounding_up(node: Node) -> None:
+    if node.attribute("round_mode", "up") != "up":
+        raise InvalidArgument("attribute round_mode is not supported: it must be up")
 
 
 def _cast_to(node: Node, dtype: np.dtype[Any]) -> None:
