@@ -71,8 +71,7 @@ def file_of(
     initializers = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
     graph = helper.make_graph(list(nodes), "graph", described, results, initializers)
     opsets = [helper.make_opsetid("", opset)]
-    if any(node.domain == "com.microsoft" for node in nodes):
-        opsets.append(helper.make_opsetid("com.microsoft", 1))
+    opsets += [helper.make_opsetid(domain, 1) for domain in sorted({node.domain for node in nodes} - {""})]
     model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
     content: bytes = model.SerializeToString()
     return content

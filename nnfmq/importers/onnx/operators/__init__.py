@@ -23,6 +23,7 @@ _MODULES = (
     "fused",
     "indexing",
     "integers",
+    "machine_learning",
     "movement",
     "normalization",
     "pooling",
