@@ -34,6 +34,7 @@ __all__ = [
     "can_change_uids",
     "closed_part",
     "give_up_capabilities",
+    "pass_capabilities",
     "take_account",
 ]
 
@@ -221,6 +222,12 @@ def give_up_capabilities() -> None:
         kernel.drop_capabilities()
         kernel.show_memory()  # until it enters its sandbox, for which it writes to its folder of /proc
         _keeps_capabilities.clear()
+
+
+def pass_capabilities() -> None:
+    """Let the program that a child of a supervisor executes give workers uids, as the supervisor. Raises OSError."""
+    if _keeps_capabilities:
+        kernel.pass_capabilities(_SET_IDS)
 
 
 def become(uid: int) -> None:

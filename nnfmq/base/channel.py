@@ -641,10 +641,9 @@ class Listener(Closable):
         name = self._socket.getsockname()
         return Path(name) if isinstance(name, str) and name else None
 
-    def fds(self) -> tuple[int, int]:
-        """Return the fds of the socket and of the lock, which stay owned by this object, for its successor."""
-        assert self._lock is not None  # what has adopted a socket cannot hand it over
-        return self._socket.fileno(), self._lock.fileno()
+    def fds(self) -> list[int]:
+        """Return the fds of the socket and, if it is this object's, of the lock; they stay owned by this object."""
+        return [part.fileno() for part in (self._socket, self._lock) if part is not None]
 
     def own(self, path: Path, lock_fd: int) -> None:
         """Own the path of an adopted socket, and its lock, which come from the process that listened there before.

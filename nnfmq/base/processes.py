@@ -26,6 +26,7 @@ __all__ = [
     "cpu_quota",
     "cpus_by_core",
     "descendants",
+    "environment",
     "exits_within",
     "is_child_stopped",
     "kill_and_reap",
@@ -54,12 +55,17 @@ def set_default_variables(variables: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def child_environment(variables: Mapping[str, str] = _NONE) -> dict[str, str]:
-    """Return the environment of this process with what a child needs, and with `variables`.
+def environment() -> dict[str, str]:
+    """Return the environment of this process, as it is now."""
+    return dict(os.environ)
+
+
+def child_environment(variables: Mapping[str, str] = _NONE, *, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of this process, or `base`, with what a child needs, and with `variables`.
 
     The child is started with -P, so that it imports nothing from the working directory.
     """
-    environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), **variables}
+    environment = {**(os.environ if base is None else base), **dict.fromkeys(ONE_THREAD, "1"), **variables}
     root = str(Path(__file__).parents[2])
     if root not in (*site.getsitepackages(), site.getusersitepackages()):
         inherited = environment.get("PYTHONPATH")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 from pathlib import Path
 
 from nnfmq.base import settings
@@ -21,6 +22,7 @@ examples:
   nnfmq serve --print-unit service > ~/.config/systemd/user/nnfmq.service
 
 SIGTERM and Ctrl-C let what is in progress end; a second one does not wait.
+SIGUSR2 starts this command again, in a driver that replaces this one.
 """
 
 
@@ -151,9 +153,10 @@ def execute(arguments: argparse.Namespace) -> int:
         print(unit_text(arguments.print_unit, arguments), end="")
         return 0
     from nnfmq.base import logs
-    from nnfmq.base.processes import set_name, use_one_blas_thread
+    from nnfmq.base.processes import environment, set_name, use_one_blas_thread
     from nnfmq.base.upgrades import watch_package
 
+    started_in = environment()
     set_name("nnfmq-driver")
     watch_package()
     _export_log_settings(arguments.log_level, arguments.log_format)
@@ -161,6 +164,7 @@ def execute(arguments: argparse.Namespace) -> int:
     use_one_blas_thread()  # the supervisor forks, and a process with threads does not
     gc.disable()  # until workers can be forked: collections take a tenth of the imports' time, and find nothing
     try:
+        from nnfmq.driver.process.hand_over import SuccessorCommand
         from nnfmq.driver.process.supervisor import UserOptions, serve
 
         return serve(
@@ -176,6 +180,7 @@ def execute(arguments: argparse.Namespace) -> int:
             replace=arguments.replace,
             users=UserOptions(arguments.user, arguments.worker_uids, arguments.allow_user, arguments.allow_group),
             parent=arguments.exit_with,
+            command=SuccessorCommand(sys.argv[1:], started_in),
             ready=_announce,
         )
     finally:

@@ -48,7 +48,8 @@ After=nnfmq.socket
 [Service]
 Type=notify
 ExecStart={command}
-ExecReload=/bin/kill -HUP $MAINPID
+# The driver starts its successor, which reads the whole configuration, and hands over to it.
+ExecReload=/bin/kill -USR2 $MAINPID
 Restart=on-failure
 # A supervisor whose loop has not turned for so long is ended, and started again.
 WatchdogSec=30

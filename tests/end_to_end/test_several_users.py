@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -361,6 +362,29 @@ def test_a_client_moves_to_the_driver_that_replaces_its_own(users: dict[int, Use
                 assert process.run("c.worker_pid") in second.process.children()
                 first.process.wait_for_end()
                 process.run("c.close()")
+
+
+def test_the_successor_that_a_driver_starts_serves_several_users_too(users: dict[int, UserProcess]) -> None:
+    del users
+    with short_folder() as folder:
+        place = Place(folder)
+        with (
+            user(place, ANN) as process,
+            as_system_driver(place.run, options=OPTIONS, environment=place.environment) as first,
+        ):
+            process.receive()
+            process.run("c = nnfmq.connect(embedded=False)")
+            first.process.send(signal.SIGUSR2)
+            assert first.program.line() == "nnfmq: listening on /run/nnfmq/nnfmq.sock"
+            until(lambda: process.run("c.devices() and c.driver_pid") != first.process.pid, "the client moves")
+            with Process(process.run("c.driver_pid")) as second:
+                assert capabilities(second.pid) == [SET_IDS, SET_IDS, 0, 0]
+                assert int(words_of(process.run("c.worker_pid"))["Uid"][0]) in WORKERS
+                assert capabilities(process.run("c.worker_pid")) == [0, 0, 0, 0]
+                first.process.wait_for_end()
+                process.run("c.close()")
+                second.send(signal.SIGTERM)
+                second.wait_for_end()
 
 
 def test_the_private_folder_of_a_worker_is_its_own_and_is_removed(place: Place, users: dict[int, UserProcess]) -> None:

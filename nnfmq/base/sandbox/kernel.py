@@ -43,7 +43,7 @@ _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 8, 24, 38, 47
-_AMBIENT_CLEAR_ALL = 4
+_AMBIENT_RAISE, _AMBIENT_CLEAR_ALL = 2, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAPABILITIES_MAX = 64
 
@@ -108,6 +108,19 @@ def limit_capabilities(kept: int) -> None:
     _clear_ambient()
     low, high = kept & 0xFFFFFFFF, kept >> 32
     _set_capabilities(struct.pack("=6I", low, low, 0, high, high, 0))
+
+
+def pass_capabilities(kept: int) -> None:
+    """Let programs that this process starts have the capabilities `kept`, as bits, which it has itself.
+
+    Raises:
+        OSError: If it does not have them.
+    """
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    _set_capabilities(struct.pack("=6I", low, low, low, high, high, high))
+    for number in range(kept.bit_length()):
+        if kept >> number & 1:
+            _prctl("ambient capabilities", _PR_CAP_AMBIENT, _AMBIENT_RAISE, number)
 
 
 def drop_capabilities() -> None:

@@ -36,12 +36,13 @@ __all__ = [
     "ChildProcess",
     "ClientProcess",
     "fork_child",
+    "fork_orphan",
     "reap_later",
     "reap_orphans",
     "start_detached",
 ]
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 _log = logging.getLogger("nnfmq.processes")
 _own: set[int] = set()  # children of this process that somebody here reaps
 _killed: list[int] = []  # children without a pidfd, which `fork_child` reaps when it is called again
@@ -151,6 +152,38 @@ def _reap_killed() -> None:
         _killed.remove(pid)
 
 
+def fork_orphan(run: Callable[[], None], name: str) -> int:
+    """Fork a process that calls `run`, as `fork_child`, and is no child of this one; return its pid. Blocks shortly.
+
+    Its parent is whoever gets orphans: a service manager, or process 1. It keeps no fds, and what a supervisor has.
+
+    Raises:
+        GeneralFailure: If this process has several threads.
+        OSError: If the system lacks processes, memory or fds.
+    """
+    receiving, sending = os.pipe2(os.O_CLOEXEC)
+    with open(receiving, "rb") as pipe:
+        try:
+            child = fork_child(partial(_fork_again, run, sending), (sending,), name, enter=lambda: None)
+        finally:
+            os.close(sending)
+        told = pipe.read()
+    status = child.reap()
+    if not told:
+        raise OSError(status, "no process could be forked")
+    return int(told)
+
+
+def _fork_again(run: Callable[[], None], fd: int) -> None:
+    """Call `run` in a child of this process, and write its pid to `fd`."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(fd)
+        run()
+    else:
+        os.write(fd, str(pid).encode())
+
+
 def start_detached(arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]) -> int:
     """Start `python -m nnfmq` in a session of its own, with `fds` and without the standard streams; return the pid.
 
@@ -199,6 +232,7 @@ def _run_and_exit(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,38 +1,50 @@
-"""A running driver hands its listening sockets over to its successor: `nnfmq serve --replace`.
+"""A running driver hands its listening sockets over to its successor: `nnfmq serve --replace`, or SIGUSR2.
 
-    successor -> driver   REQUEST               instead of a Hello, on a connection to the driver's socket
-    driver -> successor   LISTENING, 2 or 4 fds the socket and its lock; those of the model repository, if it has one
-    successor -> driver   TAKEN                 the successor accepts all clients from now on
+    successor -> driver   REQUEST         instead of a Hello, on a connection to the driver's socket
+    driver -> successor   LISTENING, fds  the socket, and the model repository's if it has one; each with its lock,
+                                          unless it is the service manager's: then there is none
+    successor -> driver   TAKEN           the successor accepts all clients from now on
+    driver -> successor   (hangs up)      the service manager has been told
 
 Until TAKEN both processes have the sockets, and the driver goes on accepting: if the successor exits before, nothing
 has changed. Connections that wait in the sockets' backlogs pass to the successor with them, so none is rejected. After
 it the driver owns neither path nor lock, asks its clients to leave, and exits when none is left.
 
-Only the driver's user and root get this far: `pending_clients` checks the uid of each connection.
+Only the driver's user and root get this far: `pending_clients` checks the uid of each connection. On SIGUSR2 a driver
+starts its own command again, in a process that replaces it (`SuccessorCommand`): the only successor of a driver that a
+service manager has started, because the manager must learn from that driver which process the service is now.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, NoReturn, Self
 
+from nnfmq.base.accounts import pass_capabilities
 from nnfmq.base.channel import NO_WAIT, Channel, Frame, Listener, close_all
 from nnfmq.base.ownership import Closable
 from nnfmq.base.paths import models_socket
+from nnfmq.base.processes import child_environment, environment
+from nnfmq.driver.process.children import fork_orphan
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, MissedDeadlineTransient, ProtocolError, TransportError
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
 
-__all__ = ["REQUEST", "Predecessor", "Successor"]
+__all__ = ["REQUEST", "Predecessor", "Successor", "SuccessorCommand", "SuccessorProcess"]
 
-REQUEST, LISTENING, TAKEN = b"nnfmq: hand over", b"nnfmq: listening", b"nnfmq: taken"
+REQUEST, LISTENING, TAKEN = b"nnfmq: hand over", b"nnfmq: listening ", b"nnfmq: taken"
+_LOCKED, _UNLOCKED = b"L", b"-"
+"""After LISTENING, for each socket: whether the fd of its lock follows its own."""
 _REPLY_TIMEOUT_NS = 10_000_000_000
-_PER_SOCKET = 2  # fds: the socket and its lock
+_TOLD_TIMEOUT_NS = 1_000_000_000
 
 
 class Successor(Closable):
@@ -49,8 +61,9 @@ class Successor(Closable):
 
     def send(self, *listeners: Listener) -> None:
         """Send the sockets and their locks. Does not block; if it fails, the successor sees the connection's end."""
+        marks = b"".join(_LOCKED if listener.is_owner else _UNLOCKED for listener in listeners)
         try:
-            self._channel.send(LISTENING, [fd for listener in listeners for fd in listener.fds()], NO_WAIT)
+            self._channel.send(LISTENING + marks, [fd for listener in listeners for fd in listener.fds()], NO_WAIT)
         except (DeadObject, MissedDeadlineTransient, OSError):
             self.close()
 
@@ -62,9 +75,9 @@ class Successor(Closable):
             return
         except (TransportError, OSError):
             has_taken = False
-        self.close()
         if has_taken:
             self._on_taken()
+        self.close()  # the successor waits for that
 
     @property
     def is_open(self) -> bool:
@@ -85,13 +98,14 @@ class Predecessor(Closable):
     caller closes both; they own neither the path nor the lock before `confirm`.
     """
 
-    def __init__(self, channel: Channel, path: Path, fds: list[int]) -> None:
+    def __init__(self, channel: Channel, path: Path, has_lock: Sequence[bool], fds: list[int]) -> None:
         self._channel = channel
         self._path = path
-        self._locks = fds[1::_PER_SOCKET]
-        found = [Listener.adopt(fd) for fd in fds[::_PER_SOCKET]]
-        self.listener = found[0]
-        self.models = found[1] if len(found) > 1 else None
+        left = iter(fds)
+        found = [(Listener.adopt(next(left)), next(left) if locked else None) for locked in has_lock]
+        self._locks = [lock for _, lock in found]
+        self.listener = found[0][0]
+        self.models = found[1][0] if len(found) > 1 else None
 
     @classmethod
     def request(cls, path: Path) -> Self | None:
@@ -112,7 +126,8 @@ class Predecessor(Closable):
             try:
                 channel.send(REQUEST, (), deadline_ns)
                 with channel.receive(deadline_ns, body_bytes_max=0) as frame:
-                    predecessor = cls(channel, path, _listening_fds(frame, path))
+                    has_lock = _checked_reply(frame, path)
+                    predecessor = cls(channel, path, has_lock, frame.detach_fds())
             except (TransportError, MissedDeadlineTransient) as error:
                 raise DeviceUnavailable(
                     f"the driver at {path} does not hand over its socket: {error}; stop it (SIGTERM), and start another"
@@ -121,37 +136,103 @@ class Predecessor(Closable):
         return predecessor
 
     def confirm(self) -> None:
-        """Own the paths and their locks, and let the driver accept no more clients. Call it when this process does."""
+        """Own the paths and their locks, and let the driver accept no more clients. Call it when this process does.
+
+        Blocks until the driver has told its service manager; for a second at most.
+        """
         paths = (self._path, models_socket(self._path))
         locks, self._locks = self._locks, []
         for listener, path, lock in zip((self.listener, self.models), paths, locks, strict=False):
-            assert listener is not None  # each came with its lock
-            listener.own(path, lock)
-        try:
+            if listener is not None and lock is not None:
+                listener.own(path, lock)
+        with suppress(DeadObject, MissedDeadlineTransient):  # it has just exited: nobody else listens
             self._channel.send(TAKEN, (), NO_WAIT)
-        except (DeadObject, MissedDeadlineTransient):
-            pass  # it has just exited: nobody else listens
+            self._channel.receive(time.monotonic_ns() + _TOLD_TIMEOUT_NS, body_bytes_max=0).close()
         self.close()
 
     def close(self) -> None:
         """Close the connection and the locks. Idempotent."""
         self._channel.close()
-        close_all(self._locks)
+        close_all([lock for lock in self._locks if lock is not None])
         self._locks = []
 
 
-def _listening_fds(frame: Frame, path: Path) -> list[int]:
-    """Return the fds of a driver's reply, which the caller owns.
+def _checked_reply(frame: Frame, path: Path) -> list[bool]:
+    """Return for each socket in a driver's reply whether its lock follows.
 
     Raises:
         DeviceUnavailable: If the driver refuses.
         ProtocolError: If it is another message.
     """
-    if frame.data != LISTENING:
+    if not frame.data.startswith(LISTENING):
         reply = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=frame.fd_count)
         if isinstance(reply, messages.Refused):
             raise DeviceUnavailable(f"the driver at {path} does not hand over its socket: {reply.message}")
         raise ProtocolError(f"it replied with {type(reply).__name__}")
-    if len(frame.fds) not in (_PER_SOCKET, 2 * _PER_SOCKET):
-        raise ProtocolError(f"{len(frame.fds)} fds came instead of those of one or two sockets")
-    return frame.detach_fds()
+    marks = frame.data.removeprefix(LISTENING)
+    if len(marks) not in (1, 2) or set(marks) - set(_LOCKED + _UNLOCKED):
+        raise ProtocolError("it replied with a list of sockets that is not valid")
+    has_lock = [mark == _LOCKED[0] for mark in marks]
+    if len(frame.fds) != len(has_lock) + sum(has_lock):
+        raise ProtocolError(f"{len(frame.fds)} fds came for {len(has_lock)} sockets with {sum(has_lock)} locks")
+    return has_lock
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The successor that a driver starts itself.
+
+
+_OF_THE_ACCOUNT = ("HOME", "USER", "LOGNAME")  # which a driver of root's has changed to another one
+_OF_ONE_PROCESS = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID")  # it hands its sockets over itself
+
+
+class SuccessorCommand(NamedTuple):
+    """How this driver was started: the arguments of `nnfmq`, and the environment before anything has changed it."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+    def execute(self, path: Path) -> NoReturn:
+        """Become an interpreter that runs this command, to replace the driver at `path`. Raises OSError."""
+        base = {name: value for name, value in self.environment.items() if name not in _OF_ONE_PROCESS}
+        now = environment()
+        base |= {name: now[name] for name in _OF_THE_ACCOUNT if name in now}
+        words = [*self.arguments, "--replace", "--socket", str(path)]
+        pass_capabilities()
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "nnfmq", *words], child_environment(base=base))
+
+
+class SuccessorProcess(Closable):
+    """The process of the successor that this driver has started. Used by one thread. Close it.
+
+    Its parent is the service manager, or whoever gets orphans, which learns of its exit also after this driver's.
+    `on_exit` is called once if it exits before `close`.
+    """
+
+    def __init__(self, loop: EventLoop, command: SuccessorCommand, path: Path, on_exit: Callable[[], None]) -> None:
+        """Start the process; blocks for some milliseconds. Main thread only.
+
+        Raises:
+            OSError: If the system lacks processes, memory or fds.
+        """
+        self._loop, self._on_exit = loop, on_exit
+        self.pid = fork_orphan(partial(command.execute, path), "nnfmq-driver")
+        self._pidfd = os.pidfd_open(self.pid)
+        loop.add_reader(self._pidfd, self._exited)
+
+    def _exited(self) -> None:
+        self.close()
+        self._on_exit()
+
+    def end(self) -> None:
+        """End the process, unless it has replaced this driver, or has exited."""
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def close(self) -> None:
+        """Watch the process no more; it goes on. Idempotent."""
+        fd, self._pidfd = self._pidfd, -1
+        if fd >= 0:
+            self._loop.remove_reader(fd)
+            os.close(fd)

@@ -39,16 +39,23 @@ class ServiceStatus:
             self._show_life()
 
     def _show_life(self) -> None:
+        if not self.is_managed:
+            return
         self._manager.tell(WATCHDOG=1)
         self._loop.call_at(time.monotonic() + self._manager.watchdog_us / 2e6, self._show_life)
 
     def reloads(self) -> None:
-        """Tell that the configuration is being read again, until `reloaded` is called."""
+        """Tell that the configuration is being read again, also by a successor, until `reloaded` is called."""
         self._manager.tell(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000)
 
     def reloaded(self) -> None:
-        """Tell that the configuration has been read."""
+        """Tell that the configuration has been read, or that it stays as it was."""
         self._manager.tell(READY=1)
+
+    def moves_to(self, pid: int) -> None:
+        """Tell that process `pid` is the service now; from then on it tells, and this process does not."""
+        self._manager.tell(MAINPID=pid)
+        self._manager = ServiceManager()
 
     def ends(self, drain_s: float) -> None:
         """Tell that the driver ends, and how long that may take: it waits `drain_s` for its clients, at most."""

@@ -7,8 +7,8 @@ before the first fork, so that workers share it.
 
 A worker depends on its client alone: workers outlive a supervisor that is killed, and a new supervisor can start beside
 them. On SIGTERM or SIGINT the supervisor closes its socket, so that another driver may start, lets its workers drain,
-and returns; a second signal ends them at once. A successor can also get the socket (`hand_over`): then the
-supervisor serves the clients that it has until they leave.
+and returns; a second signal ends them at once. A successor can also get the socket (`hand_over`), for instance one that
+the supervisor starts on SIGUSR2: then it serves the clients that it has until they leave.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from nnfmq.driver.process import executed_worker
 from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, AdmittedClient, user_clients, why_full
 from nnfmq.driver.process.children import reap_orphans
 from nnfmq.driver.process.event_loop import EventLoop
-from nnfmq.driver.process.hand_over import Predecessor, Successor
+from nnfmq.driver.process.hand_over import Predecessor, Successor, SuccessorCommand, SuccessorProcess
 from nnfmq.driver.process.limits import few_descriptors, worker_start
 from nnfmq.driver.process.listening import checked_path, open_listeners, take_passed_sockets
 from nnfmq.driver.process.pending_clients import PendingClients, decode_greeting, reject
@@ -69,12 +69,26 @@ _ACCEPT_PAUSE_S = 0.1
 _log = rate_limited("nnfmq.supervisor")
 
 
+class SignalFds(NamedTuple):
+    """Eventfds that become readable when signals arrive.
+
+    Attributes:
+        stop: SIGTERM or SIGINT: the driver drains, and ends at once when it becomes readable again.
+        reload: SIGHUP: it reads its configuration again.
+        succeed: SIGUSR2: it starts its successor.
+    """
+
+    stop: int
+    reload: int
+    succeed: int
+
+
 class Supervisor(Closable):
     """A listening driver. Close it.
 
-    Borrows its arguments. `stop_fd` is an eventfd: the driver drains when it becomes readable, and ends at once when it
-    does so again. `reload_fd` is one that lets it read its configuration again. `repository` is None if no
-    models are served by name. `served` are the users whose clients it serves. `status` tells the service manager.
+    Borrows its arguments. `signals` tell it what to do. `repository` is None if no models are served by name. `served`
+    are the users whose clients it serves. `status` tells the service manager. `command` starts its successor; None: it
+    starts none.
     """
 
     def __init__(
@@ -82,25 +96,30 @@ class Supervisor(Closable):
         loop: EventLoop,
         listener: Listener,
         workers: WorkerProcesses,
-        stop_fd: int,
-        reload_fd: int,
+        signals: SignalFds,
         status: ServiceStatus,
-        repository: RepositoryProcess | None = None,
-        served: ServedUsers = ServedUsers(),  # noqa: B008  it is immutable
+        repository: RepositoryProcess | None,
+        served: ServedUsers,
+        command: SuccessorCommand | None,
     ) -> None:
         self._status = status
         self._listener = listener
-        self._stop_fd = stop_fd
+        self._signals = signals
+        self._command = command
         self._is_listening = True  # False: it has no socket any more
         self._is_draining = self._ends_now = self._was_upgraded = False
         self._successor: Successor | None = None
+        self._next: SuccessorProcess | None = None
         self._loop = loop
         self._workers = workers
         self._repository = repository
         self._pending = PendingClients(self._loop, self._on_hello, self._on_successor, served)
-        self._spare_fd = os.dup(stop_fd)  # closed to accept clients that are rejected because no fd is left; -1: none
-        self._loop.add_reader(stop_fd, self._on_stop)
-        self._loop.add_reader(reload_fd, lambda: self._reload(reload_fd))
+        self._spare_fd = os.dup(
+            signals.stop
+        )  # closed to accept clients that are rejected because no fd is left; -1: none
+        self._loop.add_reader(signals.stop, self._on_stop)
+        self._loop.add_reader(signals.reload, self._reload)
+        self._loop.add_reader(signals.succeed, self._start_successor)
         self._loop.add_reader(listener.fileno(), self._accept)
         self._is_accepting = True
         if os.getpid() == 1:  # of a container: it gets the children of processes that exit before them
@@ -124,7 +143,7 @@ class Supervisor(Closable):
 
     def _on_stop(self) -> None:
         """Let the workers drain, for $NNFMQ_DRAIN_S at most; the second time end them."""
-        os.eventfd_read(self._stop_fd)
+        os.eventfd_read(self._signals.stop)
         if self._is_draining:
             self._end_now()
             return
@@ -132,6 +151,8 @@ class Supervisor(Closable):
         drain_s = settings.DRAIN_S.value()
         self._status.ends(drain_s)
         self._stop_accepting()
+        if self._next is not None:
+            self._next.end()
         self._listener.close()  # another driver may start from now on
         self._end_repository()
         if self._repository is not None:
@@ -148,11 +169,35 @@ class Supervisor(Closable):
         if self._repository is not None:
             self._repository.end()  # before its worker
 
+    def _start_successor(self) -> None:
+        """Start the command of this driver again, in a process that replaces it; if that fails, this one goes on."""
+        os.eventfd_read(self._signals.succeed)
+        if self._command is None:
+            _log.warning("no successor is started: this driver ends with its parent, or is process 1 of a container")
+            return
+        path = self._listener.path() if self._is_listening and self._next is None else None
+        if path is None:
+            _log.warning("no successor is started: this driver has one already, or ends")
+            return
+        self._status.reloads()
+        try:
+            self._next = SuccessorProcess(self._loop, self._command, path, self._on_successor_exit)
+            _log.info("process %d is started to replace this driver", self._next.pid)
+        except OSError as error:
+            self._on_successor_exit(f": {error}")
+
+    def _on_successor_exit(self, reason: str = "; the log has its reason") -> None:
+        """Go on without the successor that this driver has started, and that has not taken the sockets."""
+        _log.error("the successor did not start, and this driver goes on%s", reason)
+        self._next = None
+        self._status.reloaded()
+
     def _on_successor(self, channel: Channel) -> None:
         """Send the sockets to another driver that asks for them. Takes ownership of `channel`."""
-        if self._status.is_managed or not self._listener.is_owner:
+        is_own = self._next is not None and self._next.pid == channel.peer().pid
+        if (self._status.is_managed or not self._listener.is_owner) and not is_own:
             # The manager has the socket, or would take the end of this process for that of the service.
-            text = "its service manager restarts it, for instance by `systemctl restart`, and no request is lost"
+            text = "its service manager restarts it, for instance by `systemctl reload`, and no request is lost"
             reject(channel, ErrorStatus.DEVICE_UNAVAILABLE, text)
             return
         if not self._is_listening or (self._successor is not None and self._successor.is_open):
@@ -166,6 +211,9 @@ class Supervisor(Closable):
         """Accept no more clients, because the successor does; serve those that are here until they leave."""
         if not self._is_listening:  # it has been stopped meanwhile
             return
+        if self._next is not None:
+            self._status.moves_to(self._next.pid)
+            self._next.close()
         self._stop_accepting()
         self._listener.give_up()
         self._end_repository()
@@ -215,7 +263,7 @@ class Supervisor(Closable):
             return False
         finally:
             with contextlib.suppress(OSError):
-                self._spare_fd = os.dup(self._stop_fd)
+                self._spare_fd = os.dup(self._signals.stop)
 
     def _pause_accepting(self) -> None:
         """Do not poll the listening socket for a while: the waiting client would end every poll immediately."""
@@ -233,9 +281,10 @@ class Supervisor(Closable):
         if fd >= 0:
             os.close(fd)
 
-    def _reload(self, reload_fd: int) -> None:
+    def _reload(self) -> None:
+        os.eventfd_read(self._signals.reload)
         self._status.reloads()
-        _reload(reload_fd)
+        _reload()
         self._workers.publish_limits()
         self._status.reloaded()
 
@@ -269,8 +318,9 @@ class Supervisor(Closable):
 
     def close(self) -> None:
         """Close the supervisor's own fds. Idempotent."""
-        if self._successor is not None:
-            self._successor.close()
+        for part in (self._successor, self._next):
+            if part is not None:
+                part.close()
         self._close_spare_fd()
 
 
@@ -316,11 +366,13 @@ def serve(
     replace: bool = False,
     users: UserOptions = UserOptions(),  # noqa: B008  it is immutable
     parent: int | None = None,
+    command: SuccessorCommand | None = None,
     ready: Callable[[Path], None] = lambda _path: None,
 ) -> int:
     """Run a driver that listens at `path` until it is stopped or replaced. Return 0, the exit status. Blocks.
 
-    Main thread only. SIGTERM and SIGINT let it drain, and end it at once the second time.
+    Main thread only. SIGTERM and SIGINT let it drain, and end it at once the second time; SIGHUP lets it read its
+    configuration again, and SIGUSR2 start its successor.
 
     Args:
         path: The socket; by default in the user's runtime directory.
@@ -336,6 +388,7 @@ def serve(
         replace: Whether to replace a driver that listens at `path`; without one this one starts all the same.
         users: The options that concern users.
         parent: The parent process, with which the driver exits; None = it does not.
+        command: Starts the driver's successor on SIGUSR2; None, or with `parent`, or as process 1: it has none.
         ready: Called with the path as soon as clients can connect.
 
     Raises:
@@ -369,7 +422,7 @@ def serve(
         path = checked_path(path, models is not None, is_system=uids is not None)
         options = DriverOptions(os.getpid(), allow_device_status)
         # A signal during the rest of the setup must not leave files behind.
-        stop_fd, reload_fd = stack.enter_context(_signals())
+        signals = stack.enter_context(_signals())
         status = stack.enter_context(
             Memory.create(STATUS_PAGE_BYTES, "nnfmq-status", one_writer=not allow_device_status)
         )
@@ -382,11 +435,13 @@ def serve(
         pool = None if uids is None else UidPool(uids, Path(f"{path}.uids"))
         workers = _prepare_workers(stack, loop, status, entries, options, pool)
         told = ServiceStatus(loop, manager)
+        if parent is not None or os.getpid() == 1:
+            command = None
         supervisor = stack.enter_context(
-            Supervisor(loop, listener, workers, stop_fd, reload_fd, told, repository, served)
+            Supervisor(loop, listener, workers, signals, told, repository, served, command)
         )
         if parent is not None:
-            _stop_with_parent(stack, loop, parent, stop_fd)
+            _stop_with_parent(stack, loop, parent, signals.stop)
         if predecessor is not None:
             _take_over(predecessor, models)
         _log.info("nnfmq %s listens on %s", installed_version("nnfmq") or "without a version", path)
@@ -522,13 +577,15 @@ def _build() -> str:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[tuple[int, int]]:
-    """Yield an eventfd that becomes readable on SIGTERM or SIGINT, and one for SIGHUP. Restores the previous handlers.
+def _signals() -> Iterator[SignalFds]:
+    """Yield the eventfds of signals that are handled in the block. Restores the previous handlers.
 
     SIGCHLD gets its default: if a parent had it ignored, the exit statuses of workers would be lost.
     """
-    fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2)]
-    by_signal = {signal.SIGTERM: fds[0], signal.SIGINT: fds[0], signal.SIGHUP: fds[1]}
+    fds = SignalFds(*(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in SignalFds._fields))
+    by_signal = {
+        signal.SIGTERM: fds.stop, signal.SIGINT: fds.stop, signal.SIGHUP: fds.reload, signal.SIGUSR2: fds.succeed,
+    }  # fmt: skip
 
     def notify(number: int, _frame: FrameType | None) -> None:
         os.eventfd_write(by_signal[signal.Signals(number)], 1)
@@ -536,7 +593,7 @@ def _signals() -> Iterator[tuple[int, int]]:
     previous = {number: signal.signal(number, notify) for number in by_signal}
     previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        yield fds[0], fds[1]
+        yield fds
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -544,9 +601,8 @@ def _signals() -> Iterator[tuple[int, int]]:
             os.close(fd)
 
 
-def _reload(reload_fd: int) -> None:
+def _reload() -> None:
     """Read the configuration again after SIGHUP; an invalid one changes nothing. Logs what has become of it."""
-    os.eventfd_read(reload_fd)
     try:
         changes = settings.reload()
     except InvalidArgument as error:
