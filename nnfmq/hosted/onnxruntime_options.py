@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.hosted import LIBRARIES
 from nnfmq.hosted.adapter import OpenOptions
 from nnfmq.hosted.options import require_one_of, settings_by_name
 
@@ -51,7 +52,7 @@ def new_session_options(onnxruntime: Any, options: OpenOptions) -> Any:
     # A pool spins within a run only. 12 products on 2 threads take 0.34 ms as by default, 0.37 ms without spinning; a
     # run and 20 idle ms after it take 0.7 ms of CPU, 9 ms by default.
     made.add_session_config_entry("session.force_spinning_stop", "1")
-    options.require_known("providers", "provider_options", *_ENUMS, *_FLAGS, _ENTRIES)
+    options.require_known("providers", "provider_options", *_ENUMS, *_FLAGS, _ENTRIES, LIBRARIES)
     for key, value in options.options.items():
         if key in _ENUMS:
             members = getattr(onnxruntime, _ENUMS[key]).__members__

@@ -24,7 +24,7 @@ import numpy as np
 
 from nnfmq.base.onnx_fields import require_files, with_external_data
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.hosted import HostedDescription, HostedTensor, Shape
+from nnfmq.hal.hosted import LIBRARIES, HostedDescription, HostedTensor, Shape
 from nnfmq.hosted.adapter import HostedFile, HostedModel, HostedRun, OpenOptions
 from nnfmq.hosted.device import HostedDevice
 from nnfmq.hosted.options import require_one_of, settings_by_name
@@ -56,7 +56,7 @@ class OpenVinoDevice(HostedDevice):
 
     def open(self, file: HostedFile, options: OpenOptions) -> HostedModel:
         """See `HostedDevice.open`."""
-        options.require_known("device", "config")
+        options.require_known("device", "config", LIBRARIES)
         device = options.options.get("device", "CPU")
         config = _config(options.options.get("config", {}))
         openvino = _imported()

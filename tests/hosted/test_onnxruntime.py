@@ -257,7 +257,7 @@ ADD = file_of([node("Add", ["x", "x"], ["y"])], [info("x", [2])], [info("y", [2]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"extension": "a.so"}, "runtime option 'extension': allowed are threads, providers, .*"),
+        ({"extension": "a.so"}, "runtime option 'extension': allowed are threads, providers, .*, custom_op_libraries$"),
         ({"optimized_model_filepath": "/tmp/x"}, "'optimized_model_filepath': allowed"),
         ({"register_custom_ops_library": "a.so"}, "'register_custom_ops_library': allowed"),
         ({"enable_profiling": True}, "'enable_profiling': allowed"),

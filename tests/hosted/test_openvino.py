@@ -124,7 +124,7 @@ def test_two_clients_of_a_daemon_run_the_same_file(shared_daemon: Daemon, files:
         ({"config": {"EXECUTION_MODE_HINT": ["x"]}}, "EXECUTION_MODE_HINT ..x.. is no string"),
         ({"config": "LATENCY"}, "'config' has settings by name, not 'LATENCY'"),
         ({"device": "NO_SUCH"}, "openvino: .*NO_SUCH"),
-        ({"extension": "a.so"}, "runtime option 'extension': allowed are threads, device, config"),
+        ({"extension": "a.so"}, "runtime option 'extension': allowed are threads, device, config, custom_op_libraries"),
     ],
 )
 def test_an_option_that_is_not_allowed_is_refused(
