@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.onnx_files import expected, file_of, results
+from support.onnx_files import OnnxCase, expected, file_of, results
 from support.onnx_runtime import onnx
 
 import nnfmq
 from nnfmq.compat import onnxruntime as compatible
+from nnfmq.engines.compiled import partition
 from nnfmq.hal.errors import UnsupportedModel
 
 quantization: Any = pytest.importorskip("onnxruntime.quantization")
@@ -257,6 +258,47 @@ def test_weights_of_products_stay_bytes(tmp_path: Path) -> None:
     assert len(products) == len(PRODUCTS)
     types = {model.main.operands[operation.inputs[1]].type.name for operation in products}
     assert types == {"TENSOR_QUANT8_ASYMM"}
+
+
+def trained(*shape: int) -> Any:
+    """Return weights as trained ones are: most of them are small."""
+    return (np.random.default_rng(9).normal(size=shape) * 28).clip(-127, 127).round().astype(np.int8)
+
+
+def with_many_weights() -> list[OnnxCase]:
+    """Return a case of each operator with weights of 4 or 8 bits, nearly all of whose file are weights."""
+    scale, zero, ours = np.full(1, 0.01, F32), np.zeros(1, np.int8), {"domain": "com.microsoft"}
+    blocks = {"K": 1024, "N": 512, "block_size": 32, **ours}
+    lstm = [
+        np.zeros((4, 1, 256), F32),
+        trained(1, 256, 1024),
+        trained(1, 256, 1024),
+        *[None] * 5,
+        scale,
+        zero,
+        scale,
+        zero,
+    ]
+    product, scales = [trained(1024, 512), scale[0], zero[0]], np.ones((512, 32), F32)
+    return [
+        OnnxCase("MatMulInteger", [np.zeros((1, 1024), np.uint8), trained(1024, 512)], {}, frozenset((1,))),
+        OnnxCase("ConvInteger", [np.zeros((1, 128, 9, 9), np.uint8), trained(256, 128, 3, 3)], {}, frozenset((1,))),
+        OnnxCase("DynamicQuantizeMatMul", [np.zeros((1, 1024), F32), *product], ours, frozenset((1, 2, 3))),
+        OnnxCase("DynamicQuantizeLSTM", lstm, {"hidden_size": 256, **ours}, frozenset(range(1, 12))),
+        *(
+            OnnxCase("MatMulNBits", [np.zeros((1, 1024), F32), trained(512, 32, 4 * bits).view(np.uint8), scales],
+                {"bits": bits, **blocks}, frozenset((1, 2)))
+            for bits in (4, 8)
+        ),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", with_many_weights(), ids=str)
+def test_a_program_takes_hardly_more_memory_than_the_file(case: OnnxCase) -> None:
+    pytest.importorskip("llvmlite")
+    content = case.content()
+    program = partition.prepare(nnfmq.load(content).model)
+    assert sum(array.nbytes for arrays in program.prepacked for array in arrays) <= 1.1 * len(content)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16])
