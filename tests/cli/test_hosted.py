@@ -198,7 +198,7 @@ def test_doctor_lists_the_runtimes_and_how_to_install_them(
     found = {entry["name"]: entry for entry in report(capsys)["findings"] if entry["part"] == "runtimes"}
     assert found["litert"]["value"] == "1.0" and found["onnxruntime"]["value"] == "1.0, not hosted"
     assert found["openvino"]["value"] == "not installed"
-    assert found["openvino"]["remedy"].endswith("pip install 'nnfmq[openvino]'")
+    assert found["openvino"]["remedy"].endswith(": `pip install 'nnfmq[openvino]'`")
 
 
 @pytest.mark.parametrize("options", [(), ("--device", "onnxruntime", "--runtime-option", "threads=1")])
