@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nnfmq.base import settings
+from nnfmq.base.channel import is_listening
+from nnfmq.base.paths import client_socket
 from nnfmq.cli.console import add_socket_argument
+from nnfmq.hal.errors import DeviceUnavailable
 
 if TYPE_CHECKING:
     from nnfmq.serving.inference_protocol.access import BearerTokens
@@ -29,8 +32,8 @@ examples:
   nnfmq gateway --http 0.0.0.0:8000 --grpc none --token-file tokens
   nnfmq gateway --tls-certificate server.pem --tls-key server.key
 
-The driver must serve models by name: nnfmq serve --models DIR. Needs uvicorn
-and grpcio: pip install 'nnfmq[serving]'. Exit status 0 after SIGTERM or Ctrl-C.
+The driver may start later. It must serve models by name: nnfmq serve --models
+DIR. Needs uvicorn and grpcio: pip install 'nnfmq[serving]'. Exit status 0 after SIGTERM or Ctrl-C.
 """
 _NONE = "none"
 
@@ -142,11 +145,26 @@ async def _serve(arguments: argparse.Namespace, tls: TlsFiles | None, tokens: Be
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     async with open_server(arguments.connect) as service:
-        models = await service.model_index()
+        models = await _models(service, arguments.connect)
         async with _listening(service, arguments, tls, tokens) as addresses:
-            for line in (*addresses, f"serving {', '.join(entry.name for entry in models) or 'no model yet'}"):
+            for line in (*addresses, models):
                 print(f"nnfmq: {line}", flush=True)
             await ended.wait()
+
+
+async def _models(service: ModelServer, path: str | None) -> str:
+    """Return which models are served, or that a driver has to start, as a line.
+
+    Raises:
+        NnfmqError: If a driver listens, but does not serve this process.
+    """
+    try:
+        models = await service.model_index()
+    except DeviceUnavailable as error:
+        if not is_listening(client_socket() if path is None else Path(path)):
+            return f"requests are refused until a driver listens: {error}"
+        models = await service.model_index()  # it listens now, or it does not serve this process
+    return f"serving {', '.join(entry.name for entry in models) or 'no model yet'}"
 
 
 @asynccontextmanager

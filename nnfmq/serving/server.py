@@ -6,8 +6,9 @@ still preparing delays no other one.
 
 A request is executed once or not at all. If the driver dies, requests in flight raise DeadObject, because nobody knows
 how far they came. The client then connects to the driver's successor, and later requests are executed there; while no
-driver listens they raise DeviceUnavailable at once. Whether the driver lives is the kernel's word: its connection hangs
-up; no execution probes it. Health and metadata come from what the server knows, and wait for no driver.
+driver listens, also before the first one, they raise DeviceUnavailable at once. Whether the driver lives is the
+kernel's word: its connection hangs up; no execution probes it. Health and metadata come from what the server knows, and
+wait for no driver.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class ModelServer:
         """Return whether the driver lives, as the kernel says. If it has died, begin to connect to its successor."""
         if self._is_closed:
             return False
-        if self._client.connection.is_open:
+        if self._client.is_connected:
             return True
         self._begin_to_reconnect()
         return False
@@ -137,7 +138,7 @@ class ModelServer:
             MissedDeadlineTransient: If the deadline passes first.
             DeadObject: If the client does not recover.
         """
-        if self._client.connection.is_open:
+        if self._client.is_connected:
             return
         try:
             async with asyncio.timeout(remaining_s(deadline_ns)) as limit:
@@ -173,7 +174,7 @@ class ModelServer:
 
     async def _current_version(self, model: str) -> int:
         """Return the version of a model that is served, or that was when a driver lived; 0 if there is none."""
-        if self._client.connection.is_open:
+        if self._client.is_connected:
             await self.model_index()
         return self._versions.get(model, _CURRENT)
 
@@ -440,12 +441,10 @@ async def open_server(
 ) -> AsyncIterator[ModelServer]:
     """Serve the models of the driver at `path`, by default the user's, over a client that recovers.
 
-    The driver must have a model repository. For a network server: `InferenceApp.opened_by(open_server)`.
-
-    Raises:
-        DeviceUnavailable: If no driver listens there.
+    The driver must have a model repository, and may start later: until then the server is live and not ready, and
+    requests raise DeviceUnavailable. For a network server: `InferenceApp.opened_by(open_server)`.
     """
-    client = await asyncio.to_thread(connect, path, embedded=False)
+    client = connect(path, embedded=False, wait=True, timeout=None)  # with an event loop this does not block
     try:
         async with ModelServer(client, RepositoryModels(client), options) as server:
             yield server

@@ -232,6 +232,11 @@ class Client(Closable):
         return self._connection
 
     @property
+    def is_connected(self) -> bool:
+        """Whether the driver lives, as the kernel says. Does not block."""
+        return self._connection.is_open
+
+    @property
     def interface(self) -> str:
         """The HAL version of this connection, as passed to `connect`."""
         return self._connection.interface

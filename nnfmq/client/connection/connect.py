@@ -104,7 +104,7 @@ def connect(
     if wait and _has_event_loop():
         from nnfmq.client.connection.late_client import LateClient  # few applications
 
-        return LateClient(partial(_connect_when_listening, socket_path, options, deadline_ns))
+        return LateClient(partial(_connect_when_listening, socket_path, options), deadline_ns)
     if wait:
         return _following(_connect_when_listening(socket_path, options, deadline_ns))
     may_embed = path is None and embedded is None
@@ -209,10 +209,13 @@ def _following(client: Client) -> Client:
 
 
 def _connect_when_listening(
-    path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed | None = None
+    path: Path, options: _Options, deadline_ns: int | None, is_closed: IsClosed | None = None, waits: bool = True
 ) -> Client:
-    """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes."""
-    return _repeatedly(partial(_connect_to, path, options, deadline_ns), deadline_ns, is_closed, lambda _error: True)
+    """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes.
+
+    Unless it `waits`, there is one attempt.
+    """
+    return _repeatedly(partial(_connect_to, path, options, deadline_ns), deadline_ns, is_closed, lambda _error: waits)
 
 
 def _repeatedly(
