@@ -101,8 +101,5 @@ def preload() -> None:
 
 def allowed_runtimes() -> list[HostedRuntime]:
     """Return the runtimes of this build that are installed and allowed."""
-    allowed = settings.RUNTIMES.value()
-    installed = installation().runtimes
-    return [
-        runtime for runtime in RUNTIMES if (allowed is None or runtime.name in allowed) and runtime.package in installed
-    ]
+    allowed, installed = settings.RUNTIMES.value(), installation().runtimes
+    return [each for each in RUNTIMES if (allowed is None or each.name in allowed) and each.package in installed]
