@@ -34,6 +34,7 @@ __all__ = [
     "can_change_uids",
     "closed_part",
     "give_up_capabilities",
+    "note_holder",
     "pass_capabilities",
     "take_account",
 ]
@@ -283,7 +284,8 @@ class UidPool:
     """Gives each worker a uid that no process has. Used by one thread.
 
     A worker outlives a killed supervisor. So it holds a lock on a file for its uid, in `folder`, as long as it lives,
-    and the next driver there does not give the uid to another worker.
+    and the next driver there does not give the uid to another worker. A compromised worker may give up the lock, but
+    not change what the file says: which process has the uid.
     """
 
     def __init__(self, uids: Sequence[int], folder: Path) -> None:
@@ -315,6 +317,32 @@ def _lock(path: Path) -> int | None:
     fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with suppress(BlockingIOError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return fd
+        pid, _, start = os.pread(fd, _HOLDER_BYTES_MAX, 0).partition(b" ")
+        if not start or _start_of(pid) != start:
+            return fd
     os.close(fd)
     return None
+
+
+_HOLDER_BYTES_MAX = 64
+
+
+def note_holder(lock_fd: int) -> None:
+    """Write to the file of a uid that this process has it: a child that is about to change to the uid."""
+    pid = b"%d" % os.getpid()
+    try:
+        with open(f"/proc/self/fd/{lock_fd}", "wb", buffering=0) as file:
+            file.write(b"%b %b" % (pid, _start_of(pid)))
+    except OSError as error:  # the disk is full
+        _log.warning("only a lock says which uid of workers process %d has: %s", os.getpid(), error)
+
+
+def _start_of(pid: bytes) -> bytes:
+    """Return when a process was started, in ticks; empty if it has ended. Its first thread may end before it."""
+    try:
+        with open(b"/proc/%b/stat" % pid, "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+    except OSError:  # it has ended, or /proc is mounted so that others are not seen (hidepid)
+        return b""
+    has_exited = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1  # its threads
+    return b"" if has_exited else fields[19]

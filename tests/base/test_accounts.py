@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import pwd
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support.drivers import until
 
 from nnfmq.base import accounts, settings
 from nnfmq.base.accounts import ServedUsers, UidPool, take_account
@@ -91,6 +95,24 @@ def test_a_driver_of_one_user_serves_that_one_at_a_socket_that_is_its_own() -> N
         assert ours.peer_groups() >= {os.getgid(), *os.getgroups()}
     assert ServedUsers().socket_mode == 0o600
     assert ServedUsers(is_open=True).socket_mode == 0o666
+
+
+def test_a_uid_stays_with_its_process_until_that_exits_also_if_it_gives_up_the_lock(tmp_path: Path) -> None:
+    pool = UidPool([100], tmp_path / "uids")
+    script = "import sys; from nnfmq.base.accounts import note_holder; note_holder(int(sys.argv[1])); input()"
+    uid, lock = pool.take()
+    words = [sys.executable, "-P", "-c", script, str(lock)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=[lock]) as holder:
+        until(lambda: bool((tmp_path / "uids" / "100").read_bytes()), "the process has noted that it has the uid")
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
+        pool.release(uid)
+        with pytest.raises(OSError, match="are in use"):
+            pool.take()
+        holder.communicate(b"\n")
+    uid, lock = pool.take()
+    os.close(lock)
+    assert uid == 100
 
 
 def test_a_uid_is_given_again_only_when_nobody_holds_its_lock(tmp_path: Path) -> None:

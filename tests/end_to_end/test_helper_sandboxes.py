@@ -1,4 +1,4 @@
-"""What compile processes and imports may not do, tried inside real ones; and drivers of kernels that lack a part."""
+"""What is refused in compile processes, imports and operations of plug-ins; drivers of kernels that lack a part."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.drivers import LIMIT_S, Program, running_daemon, short_folder, until
 from support.models import add_model
-from support.plugins import path_with
+from support.plugins import FLOAT_N, FLOATS, Fibonacci, add_fibonacci, path_with
 from support.sandbox_probe import REFUSED, add_probe, write_arguments
 
 import nnfmq
@@ -56,6 +57,13 @@ def try_acts(_description):
 
 process.compile_description = try_acts
 supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
+"""
+OPERATION = """
+    from nnfmq_attempts import attempts
+    from nnfmq.hal.errors import GeneralFailure
+    def run():
+        raise GeneralFailure(attempts())
+    return run
 """
 IMPORT = """
 import sys
@@ -129,6 +137,22 @@ def test_a_compile_process_is_refused_what_a_worker_is(site: Path) -> None:
 @complete
 def test_ptrace_ends_a_compile_process_and_the_client_knows_why(site: Path) -> None:
     assert "SIGSYS" in str(compile_with(site, "ptrace"))
+
+
+@complete
+def test_an_operation_of_a_plug_in_is_refused_the_same_while_it_executes(site: Path) -> None:
+    add_fibonacci(site)
+    (plugin,) = site.glob("*fibonacci.py")
+    plugin.write_text(plugin.read_text().replace("    return lambda: numbers\n", OPERATION))
+    with (
+        short_folder() as folder,
+        running_daemon(folder / "d.sock", environment={**path_with(site), "NNFMQ_RUNTIMES": ""}) as driver,
+        driver.connect() as client,
+        client.device("reference").prepare(Fibonacci().model(FLOAT_N, FLOATS)) as model,
+        pytest.raises(nnfmq.GeneralFailure) as error,
+    ):
+        model.execute(np.float32([5]))
+    assert not_refused(error.value) == {}
 
 
 @complete

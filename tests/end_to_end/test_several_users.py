@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import pwd
 import signal
@@ -36,6 +38,7 @@ PREPARE = "c.device('compiled').prepare(add_model())"
 ADDED = "[x.tolist() for x in m.execute(np.ones(4, np.float32), np.ones(4, np.float32))]"
 PLACES, MODELS, THREADS = 4, 12, 8  # of each user
 SET_IDS = 1 << 6 | 1 << 7
+PIDFD_GETFD = 438
 
 
 class Place:
@@ -283,6 +286,7 @@ def test_the_worker_of_a_killed_driver_keeps_its_uid_and_a_driver_leaves_nothing
                 process.run(f"c = {CONNECT}")
                 with Process(process.run("c.worker_pid")) as worker:
                     first.kill()
+                    give_up_lock(worker.pid)  # as a compromised worker may
                     uid = pwd.getpwnam(ACCOUNT).pw_uid  # as systemd starts a driver
                     with as_system_driver(
                         place.run,
@@ -299,6 +303,18 @@ def test_the_worker_of_a_killed_driver_keeps_its_uid_and_a_driver_leaves_nothing
                         worker.wait_for_end()
                         assert process.run(f"{CONNECT}.close()") is None
             assert sorted(path.name for path in place.run.iterdir()) == ["nnfmq.sock.lock", "nnfmq.sock.uids"]
+
+
+def give_up_lock(worker: int) -> None:
+    """Let a worker give up the lock of its uid, whose file is the only one of the folder that it has open."""
+    folder = Path(f"/proc/{worker}/fd")
+    (found,) = (entry for entry in folder.iterdir() if ".uids/" in os.readlink(entry))
+    libc, pidfd = ctypes.CDLL(None, use_errno=True), os.pidfd_open(worker)
+    fd = libc.syscall(PIDFD_GETFD, pidfd, int(found.name), 0)
+    os.close(pidfd)
+    assert fd >= 0, os.strerror(ctypes.get_errno())
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 def test_a_worker_that_is_an_interpreter_of_its_own_has_its_uid_and_key_and_no_capability() -> None:

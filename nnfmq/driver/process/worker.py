@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from nnfmq.base.accounts import become
+from nnfmq.base.accounts import become, note_holder
 from nnfmq.base.channel import Channel
 from nnfmq.base.memory import Memory
 from nnfmq.base.sandbox.sandbox import enter
@@ -165,8 +165,9 @@ def preload(*, has_cache: bool = True) -> None:
     prepare_worker_sandbox(has_cache)
 
 
-def enter_account(uid: int, client_uid: int) -> None:
+def enter_account(uid: int, uid_lock: int, client_uid: int) -> None:
     """Run under a uid of workers from now on, with the key of the cache of the client's user. Raises OSError."""
+    note_holder(uid_lock)
     try:
         with cache_of(client_uid):
             use_key(find_or_create_key())

@@ -305,7 +305,7 @@ class WorkerProcesses:
         uid, lock = self._uids.take()
         undo.callback(self._uids.release, uid)
         worker_ends.callback(os.close, lock)
-        return uid, lock, partial(worker.enter_account, uid, client_uid)
+        return uid, lock, partial(worker.enter_account, uid, lock, client_uid)
 
     def _publish_class(self, slot: int, client_class: ClientClass) -> None:
         self._cores.set_class(slot, client_class)
