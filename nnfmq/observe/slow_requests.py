@@ -33,7 +33,7 @@ from nnfmq.observe.causes import (
 )
 from nnfmq.observe.machine_record import CpuHolder, Stop
 from nnfmq.observe.trace_files import Slice, Trace
-from nnfmq.observe.trace_layout import PAUSED, STANDARD_NAMES, TURN, WAKE_UP
+from nnfmq.observe.trace_layout import PAUSED, STANDARD_NAMES, TURN, WAKE_UP, worker_of
 
 __all__ = ["STAGES", "Explanation", "RequestStages", "Stage", "ThreadEvidence", "explain", "requests_of"]
 
@@ -182,7 +182,10 @@ class Explanation:
 
 
 def requests_of(trace: Trace) -> list[RequestStages]:
-    """Return the stages of each request that the trace has completely, on at least one side."""
+    """Return the stages of each request that the trace has completely, on at least one side.
+
+    The client may begin to record before the worker does: what it sent until then has no stages that explain anything.
+    """
     slices: dict[int, dict[str, Slice]] = defaultdict(dict)
     turns: dict[Thread, list[Slice]] = defaultdict(list)
     for one in trace.slices:
@@ -191,7 +194,17 @@ def requests_of(trace: Trace) -> list[RequestStages]:
         elif one.name == TURN:
             turns[one.pid, one.thread].append(one)
     found = (_stages(request, by_name, turns) for request, by_name in slices.items())
-    return [request for request in found if request is not None]
+    requests = [request for request in found if request is not None]
+    first_ns: dict[int, int] = {}  # by worker
+    for request in requests:
+        if request.driver is not None:
+            worker, begin_ns = worker_of(request.request), request.driver.begin_ns
+            first_ns[worker] = min(begin_ns, first_ns.get(worker, begin_ns))
+    return [
+        request
+        for request in requests
+        if request.driver is not None or request.begin_ns >= first_ns.get(worker_of(request.request), 0)
+    ]
 
 
 def _stages(request: int, by_name: Mapping[str, Slice], turns: Mapping[Thread, list[Slice]]) -> RequestStages | None:

@@ -234,6 +234,12 @@ def test_a_trace_of_the_driver_alone_has_its_stages() -> None:
     assert found.total_ns == 69
 
 
+def test_requests_from_before_the_worker_recorded_are_left_out() -> None:
+    early, lost = ([one for one in request(n, at) if (one.pid, one.thread) == CLIENT] for n, at in ((1, 0), (3, 2000)))
+    found = requests_of(trace_of(early, request(2, 1000), lost))
+    assert [packet_of(one.request) for one in found] == [2, 3]
+
+
 def test_a_trace_of_the_client_alone_has_the_driver_as_one_stage() -> None:
     slices = [one for one in request(1, 0) if (one.pid, one.thread) == CLIENT]
     (found,) = requests_of(trace_of(slices))
