@@ -103,7 +103,7 @@ def lower_a_limit(after: ExitStack) -> None:
 
 
 def ignore_a_signal(after: ExitStack) -> None:
-    after.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    after.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, signal.SIG_IGN))
 
 
 def replace_a_handler(after: ExitStack) -> None:
@@ -199,7 +199,7 @@ def end_a_shared_thread(after: ExitStack) -> None:
         (stay_on_one_cpu, r"setting CPUs of the thread: \{\d+\}\n.*no setting CPUs of the thread: \{\d+, "),
         (block_a_signal, r"setting blocked signals: \{<Signals.SIGHUP: 1>\}"),
         (handle_a_signal, r"setting handler of signal 1: handle_a_signal"),
-        (ignore_a_signal, r"setting handler of signal 1: "),
+        (ignore_a_signal, r"setting handler of signal 10: "),
         (replace_a_handler, r"setting handler of signal 2: replace_a_handler.*\n.*no setting handler of signal 2: "),
         (lengthen_the_timer_slack, r"setting timer slack of the thread: "),
         (go_elsewhere, r"setting working directory: /\n"),
