@@ -16,7 +16,6 @@ from nnfmq.cli.service_units import UNITS, unit_text
 
 EXAMPLES = """\
 examples:
-  nnfmq serve --runtimes onnxruntime    # and no other runtime
   nnfmq serve --models ~/models         # NAME/VERSION/model.tflite, by name
   nnfmq serve --user nnfmq --worker-uids 60000-60063 --allow-group video
   nnfmq serve --print-unit service > ~/.config/systemd/user/nnfmq.service
