@@ -18,11 +18,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bench_support import parser_for, positive
+from forked_peers import stop_process
 from queue_candidates import null_model
 
 import nnfmq
@@ -96,7 +96,7 @@ def client_times(calls: int) -> tuple[Times, bytes, bytes]:
             assert results.write(reply)
 
         try:
-            _stop(client.worker_pid)
+            stop_process(client.worker_pid)
             times = {
                 "client: execute(out=outputs)": _times(lambda: execute(out=outputs), answer, calls),
                 "client: execute(array)": _times(lambda: execute(array), answer, calls),
@@ -109,17 +109,6 @@ def client_times(calls: int) -> tuple[Times, bytes, bytes]:
         finally:
             os.kill(client.worker_pid, signal.SIGCONT)
     return times, packet, reply
-
-
-def _stop(pid: int) -> None:
-    """Stop all threads of a process: one that runs on another CPU would answer the first request."""
-    os.kill(pid, signal.SIGSTOP)
-    while any(_state_of(task) not in "Tt" for task in Path(f"/proc/{pid}/task").iterdir()):
-        os.sched_yield()
-
-
-def _state_of(task: Path) -> str:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class _NullExecutor(CachingBurstExecutor):

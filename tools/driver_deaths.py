@@ -39,7 +39,7 @@ from bench_support import (
     targets_table,
     upper_limit,
 )
-from forked_peers import forked, iceoryx2_service
+from forked_peers import forked, iceoryx2_service, stop_process
 from queue_candidates import null_model
 
 import nnfmq
@@ -107,7 +107,7 @@ def _waiting_call(stack: ExitStack, address: str) -> tuple[int, Wait]:
     burst = stack.enter_context(model.burst())
     burst.execute([1.0])
     worker = client.worker_pid
-    os.kill(worker, signal.SIGSTOP)
+    stop_process(worker)
 
     def wait(end: float) -> bool:
         try:

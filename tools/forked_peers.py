@@ -1,6 +1,6 @@
-"""A forked process as the other end of a measurement: it inherits what both ends share.
+"""A forked process as the other end of a measurement: it inherits what both ends share; and a process that is stopped.
 
-It is killed when the measurement is over, when the process that forked it exits, and at its time limit.
+The forked one is killed when the measurement is over, when the process that forked it exits, and at its time limit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from nnfmq.base.processes import request_signal_at_parent_exit
@@ -20,6 +21,17 @@ from nnfmq.lab.child_processes import BenchmarkFailed, set_time_limit
 
 Serve = Callable[[Callable[[], None], Connection], object]
 """What the peer does; arguments: a function to call when it is ready, and the connection to its parent."""
+
+
+def stop_process(pid: int) -> None:
+    """Stop all threads of a process (SIGSTOP): one that runs on another CPU meanwhile would answer the next request."""
+    os.kill(pid, signal.SIGSTOP)
+    while any(_state_of(task) not in "Tt" for task in Path(f"/proc/{pid}/task").iterdir()):
+        os.sched_yield()
+
+
+def _state_of(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def test_CAP_7_a_driver_reads_the_toml(tool: Any, tmp_path: Path) -> None:
     path = tmp_path / "devices.toml"
     path.write_text(f'[[device]]\nname = "test-measured"\n{text}\n')
     (entry,) = read_configuration(path)
-    capabilities = entry.capabilities()
+    capabilities = entry.capabilities
     assert (
         performance_of(capabilities, OperandType.TENSOR_FLOAT32)
         == performance_of(capabilities, OperandType.FLOAT32)
