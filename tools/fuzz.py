@@ -133,7 +133,7 @@ def run(
         folder = Path(made)
         known, found = folder / "corpus", kept_in or folder / "found"
         for each in (known, found):
-            each.mkdir(exist_ok=True)
+            each.mkdir(parents=True, exist_ok=True)
         before = len(list(found.iterdir()))
         inputs = _beginning(target)
         for data in inputs:
@@ -299,7 +299,6 @@ def _run_one(target: str, options: argparse.Namespace) -> Campaign:
     folder: Path | None = options.corpus
     if folder is not None and options.target == ALL_DECODERS:
         folder = folder / target
-        folder.mkdir(exist_ok=True)
     campaign = run(target, limits, keep=options.keep, show=sys.stderr.isatty(), kept_in=folder)
     if options.resume is not None:
         add_to(options.resume, campaign)
