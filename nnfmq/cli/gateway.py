@@ -33,7 +33,8 @@ examples:
   nnfmq gateway --tls-certificate server.pem --tls-key server.key
 
 The driver may start later. It must serve models by name: nnfmq serve --models
-DIR. Needs uvicorn and grpcio: pip install 'nnfmq[serving]'. Exit status 0 after SIGTERM or Ctrl-C.
+DIR. Needs uvicorn and grpcio: pip install 'nnfmq[serving]'. Exit status 0 after
+SIGTERM or Ctrl-C.
 """
 _NONE = "none"
 

@@ -21,7 +21,7 @@ from msgspec import Struct, msgpack
 
 from nnfmq.base.digests import Sha256
 from nnfmq.base.packages import InstalledPackages, entry_points_of
-from nnfmq.driver.process.children import fork_child
+from nnfmq.driver.process.children import read_from_child
 from nnfmq.hal.hosted import RUNTIMES
 
 if TYPE_CHECKING:
@@ -110,17 +110,8 @@ def read_in_child() -> None:
         OSError: If the system lacks processes, memory or fds.
     """
     global _current  # noqa: PLW0603  see `installation`
-    receiving, sending = os.pipe2(os.O_CLOEXEC)
-    try:
-        child = fork_child(lambda: _write(sending), (sending,), "nnfmq-plugins")
-    except BaseException:
-        os.close(receiving)
-        raise
-    finally:
-        os.close(sending)
-    with open(receiving, "rb") as pipe:
-        data = pipe.read()
-    if child.reap() == 0:  # otherwise `installation` reads it in this process
+    data, status = read_from_child(_write, "nnfmq-plugins")
+    if status == 0:  # otherwise `installation` reads it in this process
         _current = msgpack.decode(data, type=Installation)
 
 

@@ -10,6 +10,7 @@ which lives as long as the process.
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -37,6 +38,7 @@ __all__ = [
     "ClientProcess",
     "fork_child",
     "fork_orphan",
+    "read_from_child",
     "reap_later",
     "reap_orphans",
     "start_detached",
@@ -152,6 +154,27 @@ def _reap_killed() -> None:
         _killed.remove(pid)
 
 
+def read_from_child(
+    write: Callable[[int], None],
+    name: str,
+    *,
+    uid: int | None = None,
+    enter: Callable[[], None] = give_up_capabilities,
+) -> tuple[bytes, int]:
+    """Return what a child process has written to a pipe, and its exit status. Blocks until it has exited.
+
+    The child calls `write` with the pipe's fd. The rest, and the errors, are those of `fork_child`.
+    """
+    receiving, sending = os.pipe2(os.O_CLOEXEC)
+    with open(receiving, "rb") as pipe:
+        try:
+            child = fork_child(partial(write, sending), (sending,), name, uid=uid, enter=enter)
+        finally:
+            os.close(sending)
+        data = pipe.read()
+    return data, child.reap()
+
+
 def fork_orphan(run: Callable[[], None], name: str) -> int:
     """Fork a process that calls `run`, as `fork_child`, and is no child of this one; return its pid. Blocks shortly.
 
@@ -161,16 +184,9 @@ def fork_orphan(run: Callable[[], None], name: str) -> int:
         GeneralFailure: If this process has several threads.
         OSError: If the system lacks processes, memory or fds.
     """
-    receiving, sending = os.pipe2(os.O_CLOEXEC)
-    with open(receiving, "rb") as pipe:
-        try:
-            child = fork_child(partial(_fork_again, run, sending), (sending,), name, enter=lambda: None)
-        finally:
-            os.close(sending)
-        told = pipe.read()
-    status = child.reap()
+    told, _ = read_from_child(partial(_fork_again, run), name, enter=lambda: None)
     if not told:
-        raise OSError(status, "no process could be forked")
+        raise OSError(errno.EAGAIN, "no process could be forked")
     return int(told)
 
 

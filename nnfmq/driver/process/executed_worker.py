@@ -32,7 +32,7 @@ from nnfmq.driver.devices import installation
 from nnfmq.driver.devices.configuration import DeviceEntry
 from nnfmq.driver.devices.installation import DriverOptions, Installation
 from nnfmq.driver.process import worker
-from nnfmq.driver.process.children import fork_child
+from nnfmq.driver.process.children import read_from_child
 from nnfmq.driver.process.pending_clients import reject
 from nnfmq.driver.process.worker import WorkerFds, WorkerSetup
 from nnfmq.hal.errors import ErrorStatus
@@ -103,15 +103,7 @@ def why_not_executable(uid: int) -> str:
         OSError: If the system lacks processes, memory or fds.
     """
     files = [each for module in list(sys.modules.values()) if (each := getattr(module, "__file__", None))]
-    receiving, sending = os.pipe2(os.O_CLOEXEC)
-    with open(receiving, "rb") as pipe:
-        try:
-            run = partial(_write_first_closed, files, sending)
-            child = fork_child(run, (sending,), "nnfmq-access", uid=uid, enter=partial(become, uid))
-        finally:
-            os.close(sending)
-        found = pipe.read()
-    child.reap()
+    found, _ = read_from_child(partial(_write_first_closed, files), "nnfmq-access", uid=uid, enter=partial(become, uid))
     return os.fsdecode(found)
 
 

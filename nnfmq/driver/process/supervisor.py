@@ -114,9 +114,8 @@ class Supervisor(Closable):
         self._workers = workers
         self._repository = repository
         self._pending = PendingClients(self._loop, self._on_hello, self._on_successor, served)
-        self._spare_fd = os.dup(
-            signals.stop
-        )  # closed to accept clients that are rejected because no fd is left; -1: none
+        # Closed to accept clients that are rejected because no fd is left; -1: none.
+        self._spare_fd = os.dup(signals.stop)
         self._loop.add_reader(signals.stop, self._on_stop)
         self._loop.add_reader(signals.reload, self._reload)
         self._loop.add_reader(signals.succeed, self._start_successor)
@@ -339,18 +338,6 @@ class UserOptions(NamedTuple):
     allowed: Sequence[str] | None = None
     allowed_groups: Sequence[str] | None = None
 
-    def export(self) -> None:
-        """Set the settings of this process."""
-        those: tuple[settings.Setting[Any], ...] = (
-            settings.USER,
-            settings.WORKER_UIDS,
-            settings.ALLOW_USERS,
-            settings.ALLOW_GROUPS,
-        )
-        for setting, given in zip(those, self, strict=True):
-            if given is not None:
-                setting.export(given if isinstance(given, str) else ",".join(given))
-
 
 def serve(
     path: Path | None = None,
@@ -405,9 +392,12 @@ def serve(
             settings.RUNTIMES: runtimes,
             settings.EXTENSIONS: extensions,
             settings.MEMORY_MIB: memory_mib,
+            settings.USER: users.account,
+            settings.WORKER_UIDS: users.worker_uids,
+            settings.ALLOW_USERS: users.allowed,
+            settings.ALLOW_GROUPS: users.allowed_groups,
         }
     )
-    users.export()
     settings.check_all()
     with ExitStack() as stack:
         manager = ServiceManager.take()
