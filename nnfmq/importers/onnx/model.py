@@ -32,6 +32,7 @@ from nnfmq.importers.onnx.file import (
     all_read_names,
     attribute_values,
     dtype_of,
+    element_name,
     inference_errors,
     input_shapes,
     live_nodes,
@@ -480,9 +481,9 @@ class _Import:
 
     def _input(self, info: Any, is_index: bool) -> int:
         dtype, kind = None, OperandType.TENSOR_FLOAT32
-        with self._problems.collect():
+        with self._problems.collect(f"input {info.name[:80]!r}: "):
             if info.type.WhichOneof("value") != "tensor_type":
-                raise InvalidArgument(f"input {info.name!r} is no tensor")
+                raise InvalidArgument("it is no tensor")
             dtype = dtype_of(info.type.tensor_type.elem_type)
             kind = operand_type_of(dtype)
             kind = OperandType.TENSOR_INT32 if is_index and kind == TENSOR_INT64 else kind
@@ -775,7 +776,7 @@ class _Import:
 
     def _types(self, names: Iterable[str]) -> str:
         values = [self._values.get(name) for name in names if name]
-        return ", ".join("?" if value is None else value.dtype.name for value in values) or "nothing"
+        return ", ".join("?" if value is None else element_name(value.dtype) for value in values) or "nothing"
 
     def _output(self, name: str) -> int:
         """Return the operand of an output: a copy if it is an input, a constant, or another output, too.

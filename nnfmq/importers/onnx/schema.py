@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import counted
-from nnfmq.importers.onnx.file import inference_errors
+from nnfmq.importers.onnx.file import element_name, inference_errors
 from nnfmq.importers.onnx.values import Value
 
 __all__ = ["require_legal"]
@@ -144,10 +144,12 @@ def _require_types(definition: _Definition, values: Sequence[Value | None]) -> N
             continue
         kind = _type_name(value.dtype)
         if kind not in parameter.types:
-            raise InvalidArgument(f"input {position} ({parameter.name}) has elements of {value.dtype.name}")
+            raise InvalidArgument(f"input {position} ({parameter.name}) has elements of {element_name(value.dtype)}")
         if parameter.variable and found.setdefault(parameter.variable, kind) != kind:
             others = found[parameter.variable].removeprefix("tensor(").removesuffix(")")
-            raise InvalidArgument(f"input {position} has elements of {value.dtype.name}, and others those of {others}")
+            raise InvalidArgument(
+                f"input {position} has elements of {element_name(value.dtype)}, and others those of {others}"
+            )
 
 
 @cache

@@ -32,7 +32,7 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.summaries import tensor_text
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
-from nnfmq.importers.onnx.file import FLOAT_FORMATS, integer_limits
+from nnfmq.importers.onnx.file import FLOAT_FORMATS, element_name, integer_limits
 
 __all__ = [
     "ARITHMETIC",
@@ -167,7 +167,7 @@ def operand_type_of(dtype: np.dtype[Any]) -> OperandType:
     try:
         return _OPERAND_TYPES[dtype.name]
     except KeyError:
-        raise InvalidArgument(f"tensors of {dtype.name} are not supported") from None
+        raise InvalidArgument(f"tensors of {element_name(dtype)} are not supported") from None
 
 
 def nothing(shape: Shape, dtype: np.dtype[Any]) -> Array:
