@@ -224,7 +224,7 @@ def _measured(options: argparse.Namespace, measure: Callable[[argparse.Namespace
 
 
 def _machine() -> Report:
-    from nnfmq.lab.bench.report import cpu_model  # imports NumPy
+    from nnfmq.base.conditions import cpu_model
 
     return {
         "cpu": cpu_model(), "cpus_allowed": sorted(ALLOWED), "kernel": platform.release(),

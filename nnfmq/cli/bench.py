@@ -216,13 +216,13 @@ def execute(arguments: argparse.Namespace) -> int:
     result may differ from the baseline, but one of the runs was not stable, beside other programs, or on another CPU.
     """
     from nnfmq.lab.bench.report import (
+        CLOCK,
         build_report,
         compare_runners,
         compare_with_baseline,
-        machine,
-        model_identity,
         require_same_model,
     )
+    from nnfmq.lab.conditions import machine, model_identity
 
     if arguments.enable_op_profiling and arguments.device not in (None, *_PROFILED):
         allowed = " and ".join(_PROFILED)
@@ -235,7 +235,8 @@ def execute(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments, model, device, hosted)
     if arguments.enable_op_profiling and plan.hosted is not None:
         raise InvalidArgument(f"--enable_op_profiling: {device} executes the model, and does not tell its operations")
-    conditions = machine() | {"threads": arguments.threads, "inputs": arguments.input_data or ["random"]}
+    options = {"threads": arguments.threads, "inputs": arguments.input_data or ["random"]}
+    conditions = machine() | {"clock": CLOCK} | options
     found = _measured(plan, arguments.no_color)
     report = identity | build_report(plan, found, conditions)
     report["ratios"] = compare_runners(report["results"])

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +116,7 @@ def _seeds(text: str) -> tuple[int, int]:
 def execute(arguments: argparse.Namespace) -> int:
     """Run the tests, write and print the results; return 0 if all passed, 1 if not, 2 for wrong usage."""
     from nnfmq.driver.cache.programs import cache_disabled
+    from nnfmq.lab.conditions import machine
     from nnfmq.lab.conformance.runner import Settings
     from nnfmq.lab.conformance.testmodels import FormatError
 
@@ -129,7 +130,7 @@ def execute(arguments: argparse.Namespace) -> int:
     settings = Settings(
         arguments.path, arguments.device, arguments.connect, arguments.filter, partition=arguments.partition
     )
-    began_ns = time.monotonic_ns()
+    conditions, began_ns = machine(), time.monotonic_ns()
     try:
         # Test what an embedded driver compiles now, not what an earlier one left in its cache.
         with cache_disabled(), _dump_folder(arguments) as folder:
@@ -138,7 +139,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"nnfmq: error: {error}", file=sys.stderr)
         return 2
     duration_ns = time.monotonic_ns() - began_ns
-    _write(arguments, summary, duration_ns)
+    _write(arguments, summary, duration_ns, conditions)
     _print(console(arguments.no_color), summary, duration_ns, arguments.verbose)
     return 0 if summary.has_passed else 1
 
@@ -261,10 +262,11 @@ def _subject(arguments: argparse.Namespace) -> str:
     return f"{_sources_text(arguments)} on {where}"
 
 
-def _write(arguments: argparse.Namespace, summary: Summary, duration_ns: int) -> None:
+def _write(arguments: argparse.Namespace, summary: Summary, duration_ns: int, conditions: Mapping[str, Any]) -> None:
     if arguments.json is not None:
         known = {"path": arguments.path, "device": arguments.device, "duration_ns": duration_ns}
         known |= {"partition": arguments.partition} if arguments.partition else {}
+        known |= {"conditions": conditions}
         arguments.json.write_text(json.dumps({**known, **summary.as_json()}, indent=2) + "\n", encoding="utf-8")
     if arguments.html is not None:
         from nnfmq.lab.conformance.results import render

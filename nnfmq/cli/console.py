@@ -267,10 +267,22 @@ def table(*headings: str, title: str | None = None) -> Table:
     return result
 
 
-def print_json(value: dict[str, Any]) -> None:
-    """Print `value` on stdout as JSON; numbers that it does not have as the strings "NaN", "Infinity", "-Infinity"."""
+def print_json(value: dict[str, Any], model: Path | None = None) -> None:
+    """Print a report on stdout as JSON, with the conditions of now if it has none, and the digest of the file `model`.
+
+    What JSON has no numbers for is a string: "NaN", "Infinity", "-Infinity".
+    """
     import json
 
+    from nnfmq.base.conditions import conditions
+    from nnfmq.queue.core import core_name
+
+    if model is not None:
+        from nnfmq.lab.conditions import model_identity
+
+        value = model_identity(model) | value
+    if "conditions" not in value:
+        value = value | {"conditions": conditions(core_name)}
     print(json.dumps(_with_finite_numbers(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 

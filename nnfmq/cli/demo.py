@@ -65,13 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Classify every digit and print the result; return the exit status."""
+    from nnfmq.lab.conditions import machine
+
     images, labels = load_digits()
+    conditions = machine()
     screen = console(arguments.no_color)
     result = classify(images, _FLOAT_MODEL, arguments.no_color)
-    report = {"digits": len(labels), **_metrics(result, labels)}
+    report = {"digits": len(labels), **_metrics(_FLOAT_MODEL, result, labels), "conditions": conditions}
     report |= {"predictions": result.predictions, "labels": labels.tolist()}
     if arguments.quantized:
-        report["quantized"] = _metrics(classify(images, _QUANTIZED_MODEL, arguments.no_color), labels)
+        quantized = classify(images, _QUANTIZED_MODEL, arguments.no_color)
+        report["quantized"] = _metrics(_QUANTIZED_MODEL, quantized, labels)
     if arguments.json:
         print_json(report)
     else:
@@ -141,11 +145,14 @@ def _with_progress(inputs: Array, no_color: bool) -> Iterator[Array]:
                 show(done, len(inputs))
 
 
-def _metrics(result: Classification, labels: Array) -> dict[str, Any]:
+def _metrics(model: str, result: Classification, labels: Array) -> dict[str, Any]:
+    from nnfmq import example_path
+    from nnfmq.lab.conditions import model_identity
     from nnfmq.lab.statistics import distribution
 
     correct = sum(a == b for a, b in zip(result.predictions, labels.tolist(), strict=True))
     return {
+        **model_identity(example_path(model)),
         "correct": correct,
         "accuracy": correct / len(labels),
         "ran": result.ran,

@@ -7,17 +7,14 @@ results. Exit status 1 means that a limit is exceeded, or that a crash test has 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nnfmq.base import settings
-from nnfmq.base.packages import installed_version
 from nnfmq.cli.console import (
     at_least_one,
     console,
@@ -148,15 +145,6 @@ _ACTIONS = {
 # ---- what both actions use
 
 
-def _describe_run() -> str:
-    """Return the time, nnfmq's version and the machine, for reports."""
-    import platform
-
-    version = installed_version("nnfmq") or "from a source tree"
-    now = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    return f"{now}; nnfmq {version}; {platform.machine()}, {len(os.sched_getaffinity(0))} CPUs; {platform.platform()}"
-
-
 @contextmanager
 def _progress_of_tests(no_color: bool) -> Iterator[Callable[[int, int, str], None]]:
     """Yield a function that draws on stderr how many of all tests are done, and which runs; only on a terminal."""
@@ -187,6 +175,7 @@ _METRIC_NAMES = {
 def _run_bench(arguments: argparse.Namespace) -> int:
     """Run the benchmark; return 1 if a test failed or exceeds a limit, 2 for wrong usage, else 0."""
     from nnfmq.driver.cache.programs import cache_disabled
+    from nnfmq.lab.conditions import machine
     from nnfmq.lab.mlts.models import MODELS
     from nnfmq.lab.mlts.scoring import ScoringOptions, run_benchmark
 
@@ -195,6 +184,7 @@ def _run_bench(arguments: argparse.Namespace) -> int:
         print(f"nnfmq: error: {problem}", file=sys.stderr)
         return 2
     options = ScoringOptions(arguments.warm_up, arguments.duration, arguments.photos)
+    conditions = machine()
     results: list[list[ScoringResult]] = []
     with ExitStack() as stack:
         stack.enter_context(
@@ -208,7 +198,7 @@ def _run_bench(arguments: argparse.Namespace) -> int:
 
         for found in run_benchmark(models, backends, arguments.data, options, started):
             results.append(found)
-    _write_bench(arguments, results, missing)
+    _write_bench(arguments, results, missing, conditions)
     return 1 if any(result.has_failed for test in results for result in test) else 0
 
 
@@ -235,8 +225,15 @@ def _backends(arguments: argparse.Namespace) -> tuple[list[Backend], str]:
     return [litert, *devices], ""
 
 
-def _write_bench(arguments: argparse.Namespace, results: Sequence[Sequence[ScoringResult]], missing: str) -> None:
-    subject = _describe_run()
+def _write_bench(
+    arguments: argparse.Namespace,
+    results: Sequence[Sequence[ScoringResult]],
+    missing: str,
+    conditions: Mapping[str, Any],
+) -> None:
+    from nnfmq.lab.conditions import machine_text
+
+    subject = machine_text(conditions)
     if arguments.csv is not None:
         from nnfmq.lab.mlts.reports import scoring_csv
 
@@ -249,7 +246,7 @@ def _write_bench(arguments: argparse.Namespace, results: Sequence[Sequence[Scori
     if arguments.json:
         print_json(
             {
-                "run": subject,
+                "conditions": conditions,
                 "litert_missing": missing or None,
                 "results": [result.as_json() for test in results for result in test],
             }
@@ -328,6 +325,7 @@ _SELF_TEST_GRACE_S = 5.0
 
 def _run_crash(arguments: argparse.Namespace) -> int:
     """Run the tests; return 1 if one has another outcome than expected, 2 for wrong usage, else 0."""
+    from nnfmq.lab.conditions import machine
     from nnfmq.lab.mlts.crash_tests import SELF_TESTS, chosen_tests
 
     tests = list(SELF_TESTS) if arguments.self_test else chosen_tests(arguments.only)
@@ -337,8 +335,8 @@ def _run_crash(arguments: argparse.Namespace) -> int:
     if arguments.list:
         _print_tests(console(arguments.no_color), tests)
         return 0
-    results = _run_tests(arguments, tests)
-    _write_crash(arguments, results)
+    conditions, results = machine(), _run_tests(arguments, tests)
+    _write_crash(arguments, results, conditions)
     return 1 if any(result.has_failed for result in results) else 0
 
 
@@ -393,8 +391,10 @@ def _crash_options(arguments: argparse.Namespace) -> CrashOptions:
     return options
 
 
-def _write_crash(arguments: argparse.Namespace, results: Sequence[CrashResult]) -> None:
-    subject = _describe_run()
+def _write_crash(arguments: argparse.Namespace, results: Sequence[CrashResult], conditions: Mapping[str, Any]) -> None:
+    from nnfmq.lab.conditions import machine_text
+
+    subject = machine_text(conditions)
     if arguments.csv is not None:
         from nnfmq.lab.mlts.reports import crash_csv
 
@@ -405,7 +405,8 @@ def _write_crash(arguments: argparse.Namespace, results: Sequence[CrashResult]) 
         arguments.html.write_text(crash_page(results, subject), encoding="utf-8")
     if arguments.json:
         failed = sum(result.has_failed for result in results)
-        print_json({"run": subject, "failed": failed, "results": [result.as_json() for result in results]})
+        found = [result.as_json() for result in results]
+        print_json({"conditions": conditions, "failed": failed, "results": found})
     else:
         _print_crash(console(arguments.no_color), results)
 

@@ -105,6 +105,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if "numpy" not in sys.modules:
         use_one_blas_thread()  # as in the driver
     from nnfmq.client.model.handle import initial_values
+    from nnfmq.lab.conditions import subject_of
     from nnfmq.validation import validate_model
 
     file = ModelFile.read(arguments)
@@ -114,7 +115,7 @@ def execute(arguments: argparse.Namespace) -> int:
     arguments.device = arguments.device or DEVICES[0]
     validate_model(model.model)
     inputs = [*_inputs(arguments, model.inputs), *initial_values(model.states)]
-    report = profile_report(arguments, model, inputs)
+    report = subject_of(arguments.model) | profile_report(arguments, model, inputs)
     if arguments.html is not None:
         from nnfmq.cli.profile_page import render
 
@@ -130,11 +131,13 @@ def _execute_hosted(arguments: argparse.Namespace, file: ModelFile) -> int:
     """Do the same with a model that a hosted runtime runs."""
     from nnfmq.cli.profile_hosted import print_report, profile_hosted
     from nnfmq.importers.loaded_model import UnknownShapes
+    from nnfmq.lab.conditions import subject_of
 
     if isinstance(file.refusal, UnknownShapes):
         raise SizesNeeded(file.refusal)
     device, model = file.hosted(arguments)
-    print_report(arguments, profile_hosted(arguments, device, model, _inputs(arguments, model.inputs)))
+    subject = subject_of(arguments.model)
+    print_report(arguments, subject | profile_hosted(arguments, device, model, _inputs(arguments, model.inputs)))
     return 0
 
 

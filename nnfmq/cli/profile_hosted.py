@@ -83,6 +83,8 @@ def print_report(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
     if arguments.json:
         print_json(report)
         return
+    from nnfmq.lab.conditions import machine_text
+
     screen = console(arguments.no_color)
     rows = table(">", "operation", ">p50 µs", ">min µs", "files")
     for one in report["operations"]:
@@ -96,3 +98,4 @@ def print_report(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
     screen.print(
         f"The model is one operation on the device {report['device']}: its runtime does not tell the time of operators."
     )
+    screen.print(machine_text(report["conditions"]))

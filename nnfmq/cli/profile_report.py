@@ -20,6 +20,7 @@ from nnfmq.engines.compiled.kernels import symbol_name
 from nnfmq.engines.profiling import Profile, Timings
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, Subgraph, is_scalar
+from nnfmq.lab.conditions import machine_text
 from nnfmq.lab.roofline import OpCost, compute_op_cost
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
@@ -28,7 +29,8 @@ from nnfmq.operations.declaration import NUMPY_TYPES, Shape, match
 if TYPE_CHECKING:
     from nnfmq.engines.compiled.memory_plan import Allocation, PartitionLaunch
     from nnfmq.engines.program import Program
-    from nnfmq.lab.roofline import Ceiling
+    from nnfmq.lab.conditions import machine_text
+from nnfmq.lab.roofline import Ceiling
 
 __all__ = [
     "arena_table",
@@ -362,8 +364,9 @@ def value_name(value: Mapping[str, Any]) -> str:
 
 
 def summary(report: Mapping[str, Any]) -> list[str]:
-    """Return the lines below the table."""
-    return [_conditions(report), _comparison(report), *_ceiling_lines(report), *_arena_lines(report)]
+    """Return the lines below the table, which the page has, too."""
+    lines = [_conditions(report), _comparison(report), *_ceiling_lines(report), *_arena_lines(report)]
+    return [*lines, machine_text(report["conditions"])]
 
 
 def _conditions(report: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from nnfmq.cli.console import console, microseconds, print_json, progress_bar, table
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
-from nnfmq.queue import MessageQueue, PollingWindow, core_name, create_named, open_named, remove_named
+from nnfmq.queue import MessageQueue, PollingWindow, create_named, open_named, remove_named
 
 _COUNT = 256
 _WARM_UP = 500
@@ -30,6 +30,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
     name = arguments.name or f"/nnfmq-bench-{os.getpid()}"
     window_ns = PollingWindow.controller(arguments.window).ns
+    conditions = _conditions(arguments, window_ns)  # before this process gives up CPUs
     with ExitStack() as stack:
         requests, results = (
             stack.enter_context(_temporary(f"{name}-{which}", arguments.record_bytes))
@@ -44,7 +45,7 @@ def bench(arguments: argparse.Namespace) -> int:
                 progress(0, arguments.messages)  # before the clock starts; a redraw would slow the stream
             stream_ns = _stream(requests, results, arguments.messages, window_ns)
     report = {
-        "conditions": _conditions(arguments, window_ns, own_cpu, peer_cpu),
+        "conditions": conditions | {"cpus": [own_cpu, peer_cpu]},
         "round_trip_ns": distribution(latencies_ns),
         "messages_per_s": round(arguments.messages * 1e9 / stream_ns),
     }
@@ -154,17 +155,15 @@ def _check(reply: bytes | None, expected: bytes) -> None:
         raise DeadObject("unexpected reply: another program uses these queues")
 
 
-def _conditions(
-    arguments: argparse.Namespace, window_ns: int, own_cpu: int | None, peer_cpu: int | None
-) -> dict[str, Any]:  # fmt: skip
-    return {
-        "core": core_name,
+def _conditions(arguments: argparse.Namespace, window_ns: int) -> dict[str, Any]:
+    from nnfmq.lab.conditions import machine  # which the second process does not need
+
+    return machine() | {
         "record_bytes": arguments.record_bytes,
         "round_trips": arguments.round_trips,
         "messages": arguments.messages,
         "window_us": window_ns / 1000,
         "placement": arguments.placement,
-        "cpus": [own_cpu, peer_cpu],
     }
 
 

@@ -93,6 +93,7 @@ def _rate(text: str) -> Any:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Replay, print the report, and return the exit status."""
+    from nnfmq.lab.conditions import file_sha256, machine
     from nnfmq.lab.replay import replay, replayable
     from nnfmq.recording.reader import RecordingFile
 
@@ -101,9 +102,10 @@ def execute(arguments: argparse.Namespace) -> int:
         if not replayable(recording):
             count = len(recording.executions)
             raise InvalidArgument(f"{recording.path}: none of its {count} executions can be replayed")
+        conditions, digest = machine(), file_sha256(recording.path)
         with open_client(arguments.connect) as client, progress_bar("replaying", arguments.no_color) as progress:
             outcome = replay(client, recording, options, progress)
-        report = _report(recording, outcome)
+        report = _report(recording, outcome) | {"recording_sha256": digest, "conditions": conditions}
     if arguments.json:
         print_json(report)
     else:

@@ -123,17 +123,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Read the files, execute the model, print the result; return the exit status."""
+    from nnfmq.lab.conditions import subject_of
     from nnfmq.media.class_scores import metadata_labels, read_labels
 
     file = ModelFile.read(arguments)
     steps = None if file.loaded is None else _steps(arguments, file.loaded)
     labels = None if arguments.labels is None else read_labels(arguments.labels)
+    subject = subject_of(arguments.model)
     ran, model, outputs, times = _burst(arguments, file, steps)
     results = list(zip(outputs, model.outputs, strict=True))
     if arguments.output is not None:
         _save(arguments.output, outputs)
     report = {
-        "model": str(arguments.model),
+        **subject,
         **ran,
         "outputs": [
             _output(array, info, metadata_labels(model, index) if labels is None else labels, arguments.top)

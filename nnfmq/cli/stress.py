@@ -162,7 +162,8 @@ def _job(arguments: argparse.Namespace) -> RunnerJob:
 
 
 def _stress(arguments: argparse.Namespace) -> int:
-    from nnfmq.lab.bench.report import machine, model_identity
+    from nnfmq.lab.bench.report import CLOCK
+    from nnfmq.lab.conditions import subject_of
     from nnfmq.lab.stress.attribution import Thresholds
     from nnfmq.lab.stress.report import scenario_report
     from nnfmq.lab.stress.trial import ScenarioPlan, run_scenarios
@@ -171,17 +172,17 @@ def _stress(arguments: argparse.Namespace) -> int:
         _job(arguments), arguments.mode, arguments.clients, arguments.window, arguments.cpus, arguments.load,
         arguments.duration, arguments.seed, arguments.rate,
     )  # fmt: skip
-    conditions = machine() | {
-        "duration_s": plan.seconds, "rate": plan.rate, "slow_ms": arguments.slow, "seed": plan.seed,
+    subject = subject_of(arguments.model)
+    subject["conditions"] |= {
+        "clock": CLOCK, "duration_s": plan.seconds, "rate": plan.rate, "slow_ms": arguments.slow, "seed": plan.seed,
     }  # fmt: skip
-    identity = model_identity(arguments.model)
     thresholds = Thresholds(excess=round(arguments.slow * 1e6))
     with shown_progress(arguments.no_color) as progress:
         scenarios = [
             scenario_report(scenario, found, arguments.worst, thresholds)
             for scenario, found in run_scenarios(plan, progress)
         ]
-    report = identity | {"conditions": conditions, "scenarios": scenarios}
+    report = subject | {"scenarios": scenarios}
     _write(arguments, report)
     if arguments.json:
         print_json(report)
@@ -204,14 +205,11 @@ def _write(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
 
 def _self_test(arguments: argparse.Namespace) -> int:
     import nnfmq
-    from nnfmq.lab.bench.report import machine, model_identity
+    from nnfmq.lab.conditions import subject_of
 
     arguments.model = arguments.model or nnfmq.example_path("digits.tflite")
-    conditions, matrix = machine(), _tested(arguments)
-    report = {
-        **model_identity(arguments.model), "conditions": conditions, **matrix.report(),
-        "seed": arguments.seed, "runs_of_each": arguments.runs,
-    }  # fmt: skip
+    subject, matrix = subject_of(arguments.model), _tested(arguments)
+    report = {**subject, **matrix.report(), "seed": arguments.seed, "runs_of_each": arguments.runs}
     if arguments.json:
         print_json(report)
     else:

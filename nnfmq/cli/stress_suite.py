@@ -216,6 +216,7 @@ def _shown_progress(plan: SuitePlan, no_color: bool) -> Iterator[SuiteProgress]:
 
 def print_suite(screen: Console, report: Mapping[str, Any]) -> None:
     """Print the scenarios, the thresholds that were not kept, the comparison with a baseline, and the outcome."""
+    from nnfmq.lab.conditions import machine_text
     from nnfmq.lab.suite.report import baseline_rows, notes_of
 
     screen.print(_scenario_table(report["scenarios"], _PERCENTILES if screen.width >= _WIDE else _FEW_PERCENTILES))
@@ -230,8 +231,9 @@ def print_suite(screen: Console, report: Mapping[str, Any]) -> None:
     load = report["load"]
     screen.print(
         f"Latencies in ms from the intended start; {load['rate']:g} requests/s, {load['arrivals']} arrivals, deadline "
-        f"{load['deadline_ms']:g} ms; {report['conditions']['cpu']}."
+        f"{load['deadline_ms']:g} ms."
     )
+    screen.print(machine_text(report["conditions"]))
     screen.print(f"The machine: {report['outcome']}.")
 
 

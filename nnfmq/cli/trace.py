@@ -99,9 +99,10 @@ def _print_table(arguments: argparse.Namespace) -> int:
     from nnfmq.cli.trace_collection import read_file
     from nnfmq.observe.phase_table import phase_table
 
-    found = phase_table(read_file(arguments.table))
+    trace = read_file(arguments.table)
+    found = phase_table(trace)
     if arguments.json:
-        print_json({"unit": "ns", "rows": _rows(found)})
+        print_json({"unit": "ns", "rows": _rows(found), "conditions": trace.conditions})
         return 0
     if not found.counts:
         print(f"nnfmq: error: {arguments.table} has no slices with NNAPI's tags", file=sys.stderr)

@@ -23,6 +23,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.cli.record import exit_status, signals_passed_to, start
 from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.types import Protection
+from nnfmq.lab.conditions import machine
 from nnfmq.lab.machine_sampler import MachineSampler
 from nnfmq.observe.trace_files import RingReader, Trace, current_epoch_ns, merged
 
@@ -63,6 +64,7 @@ def trace_command(command: Sequence[str]) -> tuple[Trace, int]:
     """
     from nnfmq.client.connection.trace import SOCKET_PREFIX
 
+    recorded_at = machine()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnfmq-trace-"))
         path = Path(folder, "s")
@@ -78,6 +80,7 @@ def trace_command(command: Sequence[str]) -> tuple[Trace, int]:
         trace = collector.trace()
         if trace.slices:
             trace.machine, trace.epoch_ns = sampler.record, current_epoch_ns()
+            trace.conditions = recorded_at
         return trace, exit_status(status)
 
 
@@ -176,7 +179,7 @@ def trace_driver(client: Client, seconds: float) -> Trace:
 
     Raises what `traced_driver` raises.
     """
-    begin_ns = time.monotonic_ns()
+    recorded_at, begin_ns = machine(), time.monotonic_ns()
     with traced_driver(client) as rings, MachineSampler() as sampler:
         with suppress(KeyboardInterrupt):
             while client.connection.is_open and time.monotonic_ns() < begin_ns + seconds * 1e9:
@@ -187,6 +190,7 @@ def trace_driver(client: Client, seconds: float) -> Trace:
         sampler.stop()
         trace = rings.trace()
         trace.machine, trace.epoch_ns = sampler.record, current_epoch_ns()
+        trace.conditions = recorded_at
         _name_clients(trace, client)
         return trace
 

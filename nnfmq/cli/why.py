@@ -64,7 +64,8 @@ def execute(arguments: argparse.Namespace) -> int:
         print("nnfmq: error: the trace has no burst requests; only these have stages", file=sys.stderr)
         return 1
     if arguments.json:
-        print_json({"unit": "ns", "requests": count, "slowest": [_as_json(trace, one) for one in found]})
+        slowest = [_as_json(trace, one) for one in found]
+        print_json({"unit": "ns", "requests": count, "slowest": slowest, "conditions": trace.conditions})
         return 0
     screen = console(arguments.no_color)
     screen.print(f"The slowest {len(found)} of {count:,} requests; typical is the median; * is the furthest above it.")

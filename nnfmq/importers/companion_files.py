@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from nnfmq.base.onnx_fields import external_files, with_external_data
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.hosted import is_file_name
 from nnfmq.importers.file_format import ModelSource, read_source
 
-__all__ = ["companion_files", "external_names", "in_one_file"]
+__all__ = ["companion_files", "companion_paths", "external_names", "in_one_file"]
 
 
 def companion_files(format: str, file: ModelSource) -> Mapping[str, ModelSource]:
@@ -19,10 +20,19 @@ def companion_files(format: str, file: ModelSource) -> Mapping[str, ModelSource]
         InvalidArgument: If it names one outside its folder, or is given as bytes.
         OSError: If one cannot be read.
     """
-    if format == "openvino" and file.path is not None:
-        weights = file.path.with_suffix(".bin")
-        return {weights.name: read_source(weights, is_sealed=True)} if weights.exists() else {}
-    return _external_data(file, is_sealed=True) if format == "onnx" else {}
+    return {path.name: read_source(path, is_sealed=True) for path in companion_paths(format, file)}
+
+
+def companion_paths(format: str, file: ModelSource) -> list[Path]:
+    """Return the paths of the files beside a model file that it needs, in the order in which it names them.
+
+    Raises:
+        InvalidArgument: If it names one outside its folder, or is given as bytes.
+    """
+    if format == "onnx":
+        return _external_paths(file)
+    weights = [file.path.with_suffix(".bin")] if format == "openvino" and file.path is not None else []
+    return [path for path in weights if path.exists()]
 
 
 def external_names(file: ModelSource) -> tuple[str, ...]:
@@ -37,15 +47,15 @@ def in_one_file(file: ModelSource) -> bytes | memoryview:
         InvalidArgument: If it is corrupt, or names a file outside its folder.
         OSError: If a file cannot be read.
     """
-    files = {name: memoryview(source.data).cast("B") for name, source in _external_data(file, is_sealed=False).items()}
+    files = {path.name: memoryview(read_source(path).data).cast("B") for path in _external_paths(file)}
     return with_external_data(memoryview(file.data).cast("B"), files)
 
 
-def _external_data(file: ModelSource, *, is_sealed: bool) -> Mapping[str, ModelSource]:
+def _external_paths(file: ModelSource) -> list[Path]:
     names = external_names(file)
     for name in names:
         if not is_file_name(name):
             raise InvalidArgument(f"the model has tensors in {name!r:.80}: only files of its own folder are read")
     if names and file.path is None:
         raise InvalidArgument(f"the model has tensors in {names[0]!r}: give its path instead of its content")
-    return {name: read_source(file.path.parent / name, is_sealed=is_sealed) for name in names if file.path is not None}
+    return [file.path.parent / name for name in names if file.path is not None]

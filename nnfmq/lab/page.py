@@ -83,8 +83,9 @@ def html_table(
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def conditions_list(named: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the conditions of a measurement as a list."""
+def conditions_list(report: Mapping[str, Any], others: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
+    """Yield which model a report is about, and under which conditions and `others` that was measured, as a list."""
+    named = {"model": report["model"], "SHA-256": report["model_sha256"], **others, **report["conditions"]}
     yield "<h2>Conditions</h2>"
     rows = (
         f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_value(value))}</dd>" for name, value in named.items()

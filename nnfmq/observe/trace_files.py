@@ -82,6 +82,8 @@ class Trace:
         lost: How many slices were lost.
         machine: What the machine did beside them.
         epoch_ns: When the clock of all times was 0, on that of time.time_ns; 0 if it is not known.
+        conditions: By which build, on which machine and when it was recorded (`base.conditions`); None if that is not
+            known.
     """
 
     slices: list[Slice] = field(default_factory=list)
@@ -90,6 +92,7 @@ class Trace:
     lost: int = 0
     machine: MachineRecord = field(default_factory=MachineRecord)
     epoch_ns: int = 0
+    conditions: dict[str, Any] | None = None
 
     def sort(self) -> None:
         """Restore the order."""
@@ -225,6 +228,7 @@ def write_trace(trace: Trace, path: Path) -> None:
                     "lost_slices": trace.lost,
                     "epoch_ns": trace.epoch_ns,
                     "is_sampled": trace.machine.is_sampled,
+                    "conditions": trace.conditions,
                 }
             )
         )
@@ -346,6 +350,7 @@ def _from_json(path: Path, text: str) -> Trace:
         other = root.get("otherData", {}) if isinstance(root, dict) else {}
         trace = Trace(lost=int(other.get("lost_slices", 0)), epoch_ns=int(other.get("epoch_ns", 0)))
         trace.machine.is_sampled = bool(other.get("is_sampled", False))
+        trace.conditions = _conditions(other)
         open_slices: dict[tuple[int, int], list[tuple[str, int]]] = {}
         for event in found:
             _add_event(trace, event, open_slices)
@@ -353,6 +358,12 @@ def _from_json(path: Path, text: str) -> Trace:
         what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} {_NOT_A_TRACE}: {what}") from error
     return trace
+
+
+def _conditions(other: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the conditions that `write_trace` wrote; other programs write none, or something else."""
+    found = other.get("conditions")
+    return found if isinstance(found, dict) else None
 
 
 def _add_event(trace: Trace, event: dict[str, Any], open_slices: dict[tuple[int, int], list[tuple[str, int]]]) -> None:

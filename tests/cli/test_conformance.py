@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import signal
 import time
 from html.parser import HTMLParser
@@ -52,6 +53,7 @@ def test_the_json_distinguishes_the_data_s_models_from_their_variants(folder: Pa
     report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
 
     assert (report["total"], report["passed"], report["skipped"]) == (2, 1, [])
+    assert report["conditions"]["host"] == platform.node()
     difference = {"operand": "operand 3 (c)", "index": [2], "expected": "34.0", "actual": "33.0"}
     assert report["failed"] == [{"name": "add_<wrong>", "reason": WRONG, "differences": [difference]}]
     counted = {

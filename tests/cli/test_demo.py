@@ -38,7 +38,6 @@ def one_seven(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.results = (np.eye(10, dtype=np.float32)[None, 7],)
     images = np.random.default_rng(1).random((4, 8, 8)).astype(np.float32)
     monkeypatch.setattr(demo, "load_digits", lambda: (images, np.int64([7, 7, 1, 7])))
-    monkeypatch.setattr(nnfmq, "example_path", lambda name: name, raising=False)
 
 
 @pytest.mark.usefixtures("one_seven")

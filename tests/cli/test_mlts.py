@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -42,6 +43,7 @@ def test_TST_10_the_reference_device_computes_the_golden_outputs(
     assert (result["name"], result["backend"], result["status"]) == ("mobilenet_v1_0.25_128_quant", "reference", "ok")
     assert result["accuracy"]["max_error"] == result["accuracy"]["mse"] == 0.0
     assert result["data_count"] == 2 and result["start"]["iterations"] >= 1
+    assert (len(result["model_sha256"]), report["conditions"]["host"]) == (64, platform.node())
     assert report["litert_missing"] == "LiteRT is not measured: --litert none"
     assert ",reference,ok," in files[0].read_text() and "MLTS: no errors" in files[1].read_text()
 
@@ -175,7 +177,9 @@ def test_TST_11_a_running_driver_is_tested_with_its_log(tmp_path: Path, capsys: 
     with short_folder() as folder, running_daemon(folder / "d.sock") as daemon:
         options = ["--connect", daemon.path, "--log", log, "--data", tmp_path, "--device", "sample-quant"]
         assert run("crash", *options, "--only", "^inference-stress", "--duration", 1, "--json") == 0
-    (result,) = json.loads(capsys.readouterr().out)["results"]
+    report = json.loads(capsys.readouterr().out)
+    (result,) = report["results"]
+    assert report["conditions"]["host"] == platform.node()
     assert (result["test"], result["device"], result["outcome"]) == ("inference-stress", "sample-quant", "SUCCESS")
     assert result["codes"]["executed"] > 0
 

@@ -187,7 +187,7 @@ def test_with_one_thread_every_launch_uses_one(report: Any) -> None:
 
 def test_control_flow_is_one_row_without_work(given: Any, report: Any) -> None:
     given(branching())
-    (row,) = report("any.tflite")["operations"]
+    (row,) = report(DIGITS)["operations"]
 
     assert (row["operation"], row["computed_by"], row["multiply_adds"]) == ("IF", "reference", None)
     assert (row["elements"], row["shapes"]) == (2, [[2]])
@@ -207,7 +207,7 @@ def test_a_fused_operation_names_the_one_whose_kernels_compute_it(report: Any, g
     add = Operation(OperationType.ADD, (0, 0, 3), (1,))
     given(graph([*operands, none], [add, Operation(OperationType.RELU, (1,), (2,))], {3: none_bytes}))
 
-    first, second = report("any.tflite")["operations"]
+    first, second = report(DIGITS)["operations"]
 
     assert (first["computed_by"], first["fused_into"]) == ("kernel", None)
     assert (second["computed_by"], second["fused_into"], second["kernels"]) == ("fused", 0, [])
@@ -229,7 +229,7 @@ def test_an_operation_whose_epilogue_waits_for_a_later_one_is_drawn_after_it(rep
     ]
     given(graph(operands, operations, constants))
 
-    found = report("any.tflite")
+    found = report(DIGITS)
     (arena,) = found["arenas"]
 
     assert [row["computed_by"] for row in found["operations"]] == ["kernel", "kernel", "fused"]
@@ -243,7 +243,7 @@ def test_shapes_that_are_given_with_the_request_are_used(given: Any, report: Any
     np.save(tmp_path / "shape.npy", np.int32([3, 2]))
 
     words = ["--input", tmp_path / "values.npy", "--input", tmp_path / "shape.npy"]
-    (row,) = report("any.tflite", *words)["operations"]
+    (row,) = report(DIGITS, *words)["operations"]
 
     assert (row["shapes"], row["elements"], row["computed_by"]) == ([[3, 2]], 6, "reference")
 

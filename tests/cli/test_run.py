@@ -18,10 +18,11 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def run(fake: Any, tmp_path: Path) -> Run:
-    """Run the command on an input that fits, with more options."""
-    path = tmp_path / "input.npy"
+    """Run the command on a file, which the fake does not read, and an input that fits, with more options."""
+    path, model = tmp_path / "input.npy", tmp_path / "model.tflite"
     np.save(path, np.zeros((1, 2, 2, 3), np.float32))
-    return lambda *more: main(["run", "model.tflite", "--input", str(path), *more])
+    model.write_bytes(b"a model")
+    return lambda *more: main(["run", str(model), "--input", str(path), *more])
 
 
 def report(capsys: pytest.CaptureFixture[str]) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from support.conditions import CONDITIONS
 from support.drivers import opened, short_folder, until
 
 import nnfmq
@@ -166,7 +167,7 @@ def test_a_threshold_that_is_not_kept_is_printed_and_the_status_is_1(
 def test_a_baseline_of_another_load_is_rejected_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nnfmq.lab.bench.report import model_identity
+    from nnfmq.lab.conditions import model_identity
 
     load = {"rate": 50.0, "arrivals": "poisson", "deadline_ms": 50, "clients": 8}
     baseline = {**model_identity(DIGITS), "client": "burst", "load": load, "scenarios": [], "stability": {}}
@@ -290,7 +291,7 @@ REPORT: dict[str, Any] = {
         {"scenario": "busy-cores", "outcome": "error", "reason": "a measured client: its driver has died",
          "requests": 0, "is_interrupted": False, "deaths_ns": None, "checks": []},
     ],
-    "load": {"rate": 100, "arrivals": "poisson", "deadline_ms": 50}, "conditions": {"cpu": "AMD EPYC 9B14"},
+    "load": {"rate": 100, "arrivals": "poisson", "deadline_ms": 50}, "conditions": CONDITIONS,
     "stability": {"is_stable": False, "reasons": ["other programs used 31 % of a CPU during the scenario idle"]},
     "baseline": {
         "date": "2026-01-01T00:00:00+00:00", "host": "here",

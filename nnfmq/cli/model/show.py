@@ -135,7 +135,7 @@ def show(arguments: argparse.Namespace) -> int:
         report = describe_model(inspected, supported) | {"hosts": hosts}
         plan = plan_of(arguments, model)
         if arguments.json:
-            print_json(report | _planned(plan))
+            print_json(report | _planned(plan), arguments.model)
         else:
             _print(console(arguments.no_color), report, plan)
     return 0
@@ -155,7 +155,7 @@ def _print_hosted(arguments: argparse.Namespace, refusal: InvalidArgument, devic
         "device": device,
     }
     if arguments.json:
-        print_json(report)
+        print_json(report, arguments.model)
         return
     screen = console(arguments.no_color)
     screen.print(_tensors(report))
@@ -170,7 +170,7 @@ def _print_hosted(arguments: argparse.Namespace, refusal: InvalidArgument, devic
 def _print_declared(arguments: argparse.Namespace, declared: dict[str, Any]) -> None:
     """Print inputs and outputs of a model whose operations are not known before its inputs have sizes."""
     if arguments.json:
-        print_json(declared)
+        print_json(declared, arguments.model)
         return
     screen = console(arguments.no_color)
     rows = table("", "name", "type", "shape", title=declared["model"])

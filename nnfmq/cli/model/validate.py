@@ -24,7 +24,7 @@ def validate(arguments: argparse.Namespace) -> int:
     reports = list(_reports(arguments))
     is_valid = not any(report["problems"] for report in reports)
     if arguments.json:
-        print_json({"is_valid": is_valid, "models": reports})
+        print_json({"is_valid": is_valid, "models": reports}, arguments.model)
     else:
         _print(arguments.no_color, reports)
     return 0 if is_valid else 1

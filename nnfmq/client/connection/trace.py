@@ -25,6 +25,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.observe.trace_layout import RING_BYTES, request_base
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
+from nnfmq.queue.core import core_name
 from nnfmq.serialize import messages
 
 __all__ = [
@@ -78,6 +79,7 @@ class _Application:
         """Write the file, if there is to be one."""
         if self.file is None:
             return
+        from nnfmq.base.conditions import conditions  # at the exit of few processes, as the next
         from nnfmq.observe.trace_files import (
             RingReader,
             current_epoch_ns,
@@ -89,7 +91,7 @@ class _Application:
         for reader in readers:
             reader.poll()
         trace = merged(reader.trace() for reader in readers)
-        trace.epoch_ns = current_epoch_ns()
+        trace.epoch_ns, trace.conditions = current_epoch_ns(), conditions(core_name)
         write_trace(trace, self.file)
 
     def close(self) -> None:

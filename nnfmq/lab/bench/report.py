@@ -6,14 +6,10 @@ intervals are computed. Times are in ns.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import os
-import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -21,12 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnfmq.base.packages import installed_version
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.lab import placement
 from nnfmq.lab.bench.measurement import LoadLevel, LoadMeasurements, LoadPlan, MeasuredLoad
 from nnfmq.lab.bench.runner import LoadResult
 from nnfmq.lab.bench.steps import STAGES
+from nnfmq.lab.conditions import machine_text
 from nnfmq.lab.page import (
     TIME_LINES,
     conditions_list,
@@ -37,11 +32,11 @@ from nnfmq.lab.page import (
     time_chart,
 )
 from nnfmq.lab.statistics import heading_of, percentile, percentile_steps, shown_percentiles, summary
-from nnfmq.queue.core import core_name
 
 __all__ = [
     "BLOCKS",
     "CANNOT_TELL",
+    "CLOCK",
     "METRICS",
     "OTHERS_MAX",
     "Interval",
@@ -49,11 +44,8 @@ __all__ = [
     "build_report",
     "compare_runners",
     "compare_with_baseline",
-    "cpu_model",
     "csv_text",
     "hgrm_text",
-    "machine",
-    "model_identity",
     "named_parts",
     "notes",
     "outcome_of",
@@ -69,40 +61,13 @@ __all__ = [
 
 BLOCKS = 20  # of a result
 _POINTS = 100  # of a time line
+CLOCK = "time.monotonic_ns, around the call; in an open loop from the intended start"
+"""What a latency is the difference of."""
 _BLOCK_PERCENTS = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
 
 
-def cpu_model() -> str:
-    """Return the model name of the CPU; if /proc/cpuinfo has none (as on arm64), the machine type."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def machine() -> dict[str, Any]:
-    """Return the conditions that do not depend on what is measured."""
-    packages = ("nnfmq", "numpy", "llvmlite", "ai-edge-litert", "onnxruntime", "openvino")
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": platform.node(),
-        "cpu": cpu_model(),
-        "cpus_allowed": sorted(placement.ALLOWED),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "packages": {name: version for name in packages if (version := installed_version(name)) is not None},
-        "core": core_name,
-        "load_before": [round(value, 2) for value in os.getloadavg()],
-        "clock": "time.monotonic_ns, around the call; in an open loop from the intended start",
-    }
-
-
-def model_identity(model: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the path and the SHA-256 of a model file. Raises OSError."""
-    return {"model": str(model), "model_sha256": hashlib.sha256(Path(model).read_bytes()).hexdigest()}
-
-
 def build_report(plan: LoadPlan, found: LoadMeasurements, conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report; `conditions` are those of `machine` and of the command."""
+    """Return the report; `conditions` are those of `lab.conditions` and of the command."""
     return {
         "model": str(plan.model),
         "conditions": dict(conditions),
@@ -489,7 +454,8 @@ def notes(report: Mapping[str, Any]) -> Iterator[str]:
         )
     if report["threshold"] is not None:
         yield _threshold_text(report["threshold"])
-    yield f"{_load_text(report)}; {report['conditions']['core']} core; {report['conditions']['cpu']}."
+    yield f"{_load_text(report)}."
+    yield machine_text(report["conditions"])
 
 
 def _load_text(report: Mapping[str, Any]) -> str:
@@ -527,9 +493,7 @@ def render_page(report: Mapping[str, Any]) -> str:
     title = f"Latency of {report['model'].rsplit('/', 1)[-1]}"
     results, paragraphs = report["results"], (f"<p>{escape(line)}</p>" for line in notes(report))
     parts = [*_result_table(results), *_ratio_tables(report), *paragraphs, *_charts(results)]
-    parts += conditions_list(
-        {**report["conditions"], **{f"load: {key}": value for key, value in report["load"].items()}}
-    )
+    parts += conditions_list(report, {f"load: {key}": value for key, value in report["load"].items()})
     return latency_page(title, parts)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.importers import load
+from nnfmq.lab.conditions import model_identity
 from nnfmq.lab.mlts.backends import FROM_CACHE, SAVING, Backend, ModelRunner
 from nnfmq.lab.mlts.models import Array, DataMissing, DataSet, ScoringModel, load_data, model_path
 from nnfmq.lab.statistics import LatencyBlock, summarize
@@ -225,6 +226,7 @@ class ScoringResult:
     backend: str
     status: str = OK
     reason: str = ""
+    model_sha256: str = ""
     data_count: int = 0
     latency: LatencyBlock | None = None
     accuracy: Accuracy = field(default_factory=Accuracy)
@@ -270,12 +272,12 @@ def run_benchmark(
         except NnfmqError as error:
             yield [ScoringResult(model, backend.name, FAILED, str(error)) for backend in backends]
             continue
-        compiles = model.file not in compiled
+        compiles, digest = model.file not in compiled, model_identity(path)["model_sha256"]
         compiled.add(model.file)
         results = []
         for backend in backends:
             started(model, backend.name)
-            results.append(_run_model(model, backend, path, data, options, compiles))
+            results.append(replace(_run_model(model, backend, path, data, options, compiles), model_sha256=digest))
         yield [results[0], *(compare(result, results[0]) for result in results[1:])]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from nnfmq.lab.conditions import machine_text
 from nnfmq.lab.page import conditions_list, html_table, latency_page
 from nnfmq.lab.statistics import heading_of, shown_percentiles, summary
 from nnfmq.lab.stress.attribution import SlowRequest, Thresholds, named_causes, worst_requests
@@ -67,7 +68,7 @@ def _request_dict(request: SlowRequest, begin_ns: int) -> dict[str, Any]:
 
 def _counter_key(name: str) -> str:
     """Return the key of a counter: the times of a record are in ns, which its fields do not say."""
-    return f"{name}_ns" if name.endswith(("_cpu", "_system", "_delay")) else name
+    return f"{name}_ns" if name.endswith(("_cpu", "_system", "_delay", "gc")) else name
 
 
 def _stages(record: RequestRecord) -> dict[str, int] | None:
@@ -107,15 +108,11 @@ def request_lines(request: Mapping[str, Any]) -> list[str]:
 def condition_lines(report: Mapping[str, Any]) -> list[str]:
     """Return under what conditions a report of scenarios, or of the self-test, was measured."""
     of = report["conditions"]
-    cpus = ", ".join(map(str, of["cpus_allowed"]))
-    machine = (
-        f"{of['core']} core; {of['cpu']}, CPUs {cpus}; load {of['load_before'][0]:g} before; {of['date']}, {of['host']}"
-    )
     if "duration_s" not in of:
-        return [machine]
+        return [machine_text(of)]
     rate = "a closed loop" if of["rate"] is None else f"{of['rate']:g} requests/s"
     load = f"{of['duration_s']:g} s of each scenario, {rate}, seed {of['seed']}"
-    return [f"{load}; slow: {of['slow_ms']:g} ms above the usual latency", machine]
+    return [f"{load}; slow: {of['slow_ms']:g} ms above the usual latency", machine_text(of)]
 
 
 def chrome_trace(scenarios: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -197,4 +194,4 @@ def _request(request: Mapping[str, Any]) -> str:
 
 
 def _conditions(report: Mapping[str, Any]) -> Iterator[str]:
-    yield from conditions_list(report["conditions"])
+    yield from conditions_list(report)

@@ -13,8 +13,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from nnfmq.lab.bench.report import CANNOT_TELL, model_identity, ratio_text, timeline_of
+from nnfmq.lab.bench.report import CANNOT_TELL, CLOCK, ratio_text, timeline_of
 from nnfmq.lab.bench.runner import LoadResult
+from nnfmq.lab.conditions import model_identity
 from nnfmq.lab.page import (
     TIME_LINES,
     conditions_list,
@@ -88,7 +89,13 @@ def suite_report(run: SuiteRun) -> dict[str, Any]:
 
 
 def _options(plan: SuitePlan) -> dict[str, Any]:
-    return {"minutes": plan.minutes, "class": plan.client_class, "connect": plan.connect, "seed": plan.seed}
+    return {
+        "clock": CLOCK,
+        "minutes": plan.minutes,
+        "class": plan.client_class,
+        "connect": plan.connect,
+        "seed": plan.seed,
+    }
 
 
 def scenario_result(plan: SuitePlan, record: ScenarioRecord) -> dict[str, Any]:
@@ -292,7 +299,7 @@ def render_suite_page(report: Mapping[str, Any]) -> str:
     parts = [*_scenario_table(report), *_notes(report), *_baseline_table(report), *_charts(measured)]
     parts += [*_threshold_table(report), *_meanings(report)]
     load = {f"load: {name}": value for name, value in report["load"].items()}
-    parts += conditions_list({"client": report["client"], **load, **report["conditions"]})
+    parts += conditions_list(report, {"client": report["client"], **load})
     return latency_page(title, parts)
 
 

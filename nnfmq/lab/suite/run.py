@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from nnfmq.lab import placement
-from nnfmq.lab.bench.report import machine
 from nnfmq.lab.bench.runner import Load, OpenedFile, RunnerJob
 from nnfmq.lab.bench.steps import Array
 from nnfmq.lab.child_processes import BenchmarkFailed, RunnerUnavailable
+from nnfmq.lab.conditions import machine
 from nnfmq.lab.listening_driver import kept_daemon
 from nnfmq.lab.stress.counters import OtherProcesses
 from nnfmq.lab.stress.machine_load import started_loads

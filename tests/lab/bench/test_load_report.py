@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from support.conditions import CONDITIONS, LINE, SUBJECT
 
 from nnfmq.cli.bench import print_report
 from nnfmq.lab.bench.measurement import LoadLevel, LoadMeasurements, LoadPlan, MeasuredLoad
@@ -52,12 +53,11 @@ def measured(*trials: LoadResult, runner: str = "burst", level: LoadLevel = Load
 
 
 PLAN = LoadPlan(Path("folder/net.tflite"), [[]], ("burst",), seconds=1.0)
-CONDITIONS = {"cpu": "a CPU", "core": "compiled", "packages": {"nnfmq": "0.1"}, "cpus_allowed": [0, 1]}
 
 
 def report(*loads: MeasuredLoad, plan: LoadPlan = PLAN, **more: Any) -> dict[str, Any]:
     found = LoadMeasurements(list(loads or (measured(),)), {"LiteRT": "not installed"})
-    made = build_report(plan, found, CONDITIONS)
+    made = SUBJECT | build_report(plan, found, CONDITIONS)
     return made | {"ratios": compare_runners(made["results"])} | more
 
 
@@ -198,7 +198,7 @@ def test_the_page_is_closed_and_loads_nothing() -> None:
     page = Page(text)
     assert (page.open, page.loads) == ([], [])
     assert "http" not in text and "@import" not in text
-    for expected in ("Latency of net.tflite", "burst: p50", "regression", "LiteRT is missing: not installed", "a CPU"):
+    for expected in ("Latency of net.tflite", "burst: p50", "regression", "LiteRT is missing: not installed", LINE):
         assert any(expected in found for found in page.texts), expected
 
 

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from support.conditions import SUBJECT
 from support.trace_event_rules import violations
 
 from nnfmq.lab.stress.records import RequestRecord, StressSample
@@ -79,7 +80,7 @@ def test_the_trace_has_each_worst_request_with_its_stages_one_after_the_other(re
     assert sum(span["dur"] for span in spans[1:5]) == pytest.approx(40_000)
     assert spans[2]["ts"] == pytest.approx(spans[1]["ts"] + spans[1]["dur"])
     assert spans[0]["args"]["evidence"] == {"gc": "38.0 ms in the client's garbage collector (gc.callbacks)"}
-    assert spans[0]["args"]["gc"] == 38 * MS
+    assert spans[0]["args"]["gc_ns"] == 38 * MS
 
 
 class Cells(HTMLParser):
@@ -101,7 +102,7 @@ class Cells(HTMLParser):
 
 def test_the_page_has_the_scenarios_and_the_evidence(report: dict[str, Any]) -> None:
     missing = scenario_report(Scenario("sync", 1, None, "apart", "throttle"), "no <root>", worst=5)
-    page = render_stress_page({"model": "a/b<c.tflite", "conditions": {"seed": 0}, "scenarios": [report, missing]})
+    page = render_stress_page(SUBJECT | {"model": "a/b<c.tflite", "scenarios": [report, missing]})
     assert "<title>Worst cases of b&lt;c.tflite</title>" in page
     cells = Cells(page).found
     assert "gc 38 ms" in cells
@@ -115,4 +116,4 @@ def test_the_page_has_the_scenarios_and_the_evidence(report: dict[str, Any]) -> 
 def test_a_page_without_slow_requests_has_no_table_of_them() -> None:
     samples = [StressSample(BEGIN, BEGIN)]
     quiet = scenario_report(SCENARIO, TrialRecords(BEGIN, [usual(10)], [samples]), worst=5)
-    assert "Worst requests" not in render_stress_page({"model": "m", "conditions": {}, "scenarios": [quiet]})
+    assert "Worst requests" not in render_stress_page(SUBJECT | {"scenarios": [quiet]})

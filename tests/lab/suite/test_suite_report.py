@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nnfmq
-from nnfmq.lab.bench.report import machine
+from nnfmq.lab.conditions import machine
 from nnfmq.lab.suite.clients import SuiteRequests
 from nnfmq.lab.suite.peer_death import DeathTimes
 from nnfmq.lab.suite.report import (
