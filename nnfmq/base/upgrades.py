@@ -79,4 +79,5 @@ def upgrade_text() -> str:
     """Return the state of the package on disk, and what to do, as a sentence without its end."""
     version = installed_version("nnfmq")
     what = f"nnfmq {version} was installed" if version else "nnfmq was replaced or removed"
-    return f"{what} while this driver ran, which goes on with the code that it has loaded: restart it (SIGUSR2)"
+    kept = "which goes on with the code that it has loaded"
+    return f"{what} while this driver ran, {kept}: restart it (`nnfmq serve --restart`)"

@@ -13,6 +13,7 @@ from pathlib import Path
 from nnfmq.base import settings
 from nnfmq.cli.console import at_least_one, text_of
 from nnfmq.cli.service_units import UNITS, unit_text
+from nnfmq.hal.errors import InvalidArgument
 
 EXAMPLES = """\
 examples:
@@ -21,8 +22,9 @@ examples:
   nnfmq serve --print-unit service > ~/.config/systemd/user/nnfmq.service
 
 SIGTERM and Ctrl-C let what is in progress end; a second one does not wait.
-SIGUSR2 starts this command again, in a driver that replaces this one.
 """
+
+_OF_RESTART = ("restart", "socket", "no_color")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,6 +130,11 @@ def _add_process_arguments(parser: argparse.ArgumentParser) -> None:
         help="take the place of the driver that listens there",
     )
     parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="let it start its own successor, and wait for that",
+    )
+    parser.add_argument(
         "--print-unit",
         metavar="UNIT",
         choices=UNITS,
@@ -151,6 +158,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.print_unit is not None:
         print(unit_text(arguments.print_unit, arguments), end="")
         return 0
+    if arguments.restart:
+        return _restart(arguments)
     from nnfmq.base import logs
     from nnfmq.base.processes import environment, set_name, use_one_blas_thread
     from nnfmq.base.upgrades import watch_package
@@ -163,7 +172,7 @@ def execute(arguments: argparse.Namespace) -> int:
     use_one_blas_thread()  # the supervisor forks, and a process with threads does not
     gc.disable()  # until workers can be forked: collections take a tenth of the imports' time, and find nothing
     try:
-        from nnfmq.driver.process.hand_over import SuccessorCommand
+        from nnfmq.driver.process.restart import SuccessorCommand
         from nnfmq.driver.process.supervisor import UserOptions, serve
 
         return serve(
@@ -184,6 +193,23 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     finally:
         gc.enable()
+
+
+def _restart(arguments: argparse.Namespace) -> int:
+    """Let the running driver start its successor, and return the exit status when that listens."""
+    from nnfmq.base.paths import client_socket
+    from nnfmq.driver.process.restart import request_restart
+
+    others = [name for name, value in vars(arguments).items() if value not in (None, False) and name not in _OF_RESTART]
+    if others:
+        raise InvalidArgument(
+            f"--restart starts the driver with the options that it has: leave out --{others[0].replace('_', '-')}, or "
+            "start a driver with other options and --replace"
+        )
+    settings.check_all()  # the driver would say it in its log only
+    path = arguments.socket or client_socket()
+    print(f"nnfmq: process {request_restart(path)} listens on {path}")
+    return 0
 
 
 def _export_log_settings(level: str | None, form: str | None) -> None:

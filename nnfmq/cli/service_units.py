@@ -48,8 +48,8 @@ After=nnfmq.socket
 [Service]
 Type=notify
 ExecStart={command}
-# The driver starts its successor, which reads the whole configuration, and hands over to it.
-ExecReload=/bin/kill -USR2 $MAINPID
+# The driver starts its successor, which reads the whole configuration, and hands over to it, or goes on if that fails.
+ExecReload={restart}
 Restart=on-failure
 # A supervisor whose loop has not turned for so long is ended, and started again.
 WatchdogSec=30
@@ -107,7 +107,11 @@ def unit_text(name: str, arguments: argparse.Namespace) -> str:
     Raises:
         InvalidArgument: If they are not for a driver that a service manager starts.
     """
-    for option, is_given in (("--replace", arguments.replace), ("--exit-with", arguments.exit_with is not None)):
+    for option, is_given in (
+        ("--replace", arguments.replace),
+        ("--restart", arguments.restart),
+        ("--exit-with", arguments.exit_with is not None),
+    ):
         if is_given:
             raise InvalidArgument(f"{option} is not for a driver of a service manager: print the unit without it")
     user, uids = arguments.user or settings.USER.value(), arguments.worker_uids or settings.WORKER_UIDS.value()
@@ -124,34 +128,43 @@ def unit_text(name: str, arguments: argparse.Namespace) -> str:
     capabilities = "CAP_SETUID CAP_SETGID" if uids is not None else ""
     return _SERVICE.format(
         folder=folder,
-        command=" ".join(map(_quoted, _command(arguments))),
+        command=" ".join(_command(arguments)),
+        restart=" ".join(_restart(arguments, is_system)),
         account=account + (_OF_WORKERS if uids is not None else ""),
         files=f"CapabilityBoundingSet={capabilities}\n{_FILES}" if is_system else "",
         target="multi-user.target" if is_system else "default.target",
     )
 
 
-def _paths(arguments: argparse.Namespace, is_system: bool) -> Iterator[str]:
-    """Yield the paths of the sockets; %t is the user's runtime directory."""
+def _path(arguments: argparse.Namespace, is_system: bool) -> str:
+    """Return the path of the driver's socket, with specifiers of systemd; %t is the user's runtime directory."""
     path = arguments.socket.absolute() if arguments.socket else None
-    if is_system and path is not None and path.parent != SYSTEM_DIRECTORY:
+    if path is None:
+        return str((SYSTEM_DIRECTORY if is_system else Path("%t/nnfmq")) / SOCKET_NAME)
+    if is_system and path.parent != SYSTEM_DIRECTORY:
         raise InvalidArgument(
             f"a driver of the system listens in {SYSTEM_DIRECTORY}, not at {path}: leave out --socket"
         )
-    if path is None:
-        path = (SYSTEM_DIRECTORY if is_system else Path("%t/nnfmq")) / SOCKET_NAME
-    elif not is_system:
-        path = Path(str(path).replace("%", "%%"))
-    yield str(path)
+    return str(path).replace("%", "%%")
+
+
+def _paths(arguments: argparse.Namespace, is_system: bool) -> Iterator[str]:
+    """Yield the paths of all sockets, as `_path`."""
+    path = _path(arguments, is_system)
+    yield path
     if arguments.models is not None:
-        yield str(models_socket(path))
+        yield str(models_socket(Path(path)))
+
+
+def _program() -> list[str]:
+    """Return the words that start `nnfmq`."""
+    program = Path(sys.argv[0])
+    return [str(program.absolute())] if program.name == "nnfmq" else [sys.executable, "-P", "-m", "nnfmq"]
 
 
 def _command(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield the words that start the driver."""
-    program = Path(sys.argv[0])
-    yield from [str(program.absolute())] if program.name == "nnfmq" else [sys.executable, "-P", "-m", "nnfmq"]
-    yield "serve"
+    """Yield the words that start the driver, as systemd reads them."""
+    yield from map(_quoted, [*_program(), "serve"])
     for option, values in {
         "--models": _absolute(arguments.models),
         "--devices": _absolute(arguments.devices),
@@ -169,7 +182,13 @@ def _command(arguments: argparse.Namespace) -> Iterator[str]:
     }.items():
         if values is not None:
             yield option
-            yield from values if isinstance(values, list) else [str(values)]
+            yield from map(_quoted, values if isinstance(values, list) else [str(values)])
+
+
+def _restart(arguments: argparse.Namespace, is_system: bool) -> Iterator[str]:
+    """Yield the words that restart the driver, as systemd reads them."""
+    yield from map(_quoted, [*_program(), "serve", "--restart", "--socket"])
+    yield _in_quotes(_path(arguments, is_system).replace("$", "$$"))
 
 
 def _absolute(path: Path | None) -> Path | None:
@@ -178,7 +197,10 @@ def _absolute(path: Path | None) -> Path | None:
 
 def _quoted(word: str) -> str:
     """Return a word of a command line of systemd."""
-    text = word.replace("%", "%%").replace("$", "$$")
+    return _in_quotes(word.replace("%", "%%").replace("$", "$$"))
+
+
+def _in_quotes(text: str) -> str:
     if re.fullmatch(r"[^\s\"'\\;]+", text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

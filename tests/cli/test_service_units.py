@@ -23,7 +23,7 @@ COMMANDS = {
     "system": OF_THE_SYSTEM,
     "account": ["--user", "daemon"],
 }
-NOT_IN_UNITS = {"--help", "--no-color", "--socket", "--user", "--replace", "--exit-with", "--print-unit"}
+NOT_IN_UNITS = {"--help", "--no-color", "--socket", "--user", "--replace", "--restart", "--exit-with", "--print-unit"}
 
 
 def unit(name: str, *options: str) -> str:
@@ -79,6 +79,18 @@ def test_words_are_quoted_as_systemd_reads_them() -> None:
     assert words("--models", "/100%/$HOME")[-1] == "/100%%/$$HOME"
 
 
+@pytest.mark.parametrize("options", COMMANDS.values(), ids=COMMANDS)
+def test_a_reload_is_a_request_to_the_driver_at_the_path_of_its_socket(options: list[str]) -> None:
+    (line,) = of(unit("service", *options), "ExecReload")
+    start, _ = of(unit("service", *options), "ExecStart")[0].split(" serve", 1)
+    paths = of(unit("socket", *options), "ListenSequentialPacket")
+    assert line == f"{start} serve --restart --socket {paths[0]}"
+
+
+def test_the_path_of_a_reload_is_quoted_as_systemd_reads_it() -> None:
+    assert shlex.split(of(unit("service", "--socket", "/a b/100%/$x"), "ExecReload")[0])[-1] == "/a b/100%%/$$x"
+
+
 def test_a_driver_of_a_user_listens_in_his_runtime_directory_and_one_of_the_system_in_run() -> None:
     assert of(unit("socket"), "ListenSequentialPacket") == ["%t/nnfmq/nnfmq.sock"]
     assert of(unit("socket"), "SocketMode") == ["0600"]
@@ -103,6 +115,7 @@ def test_only_a_driver_with_uids_for_workers_has_capabilities() -> None:
     ("options", "text"),
     [
         (["--replace"], "--replace is not for a driver of a service manager"),
+        (["--restart"], "--restart is not for a driver of a service manager"),
         (["--exit-with", "1"], "--exit-with is not for a driver of a service manager"),
         ([*OF_THE_SYSTEM, "--socket", "/tmp/x"], "a driver of the system listens in /run/nnfmq, not at /tmp/x"),
     ],

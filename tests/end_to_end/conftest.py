@@ -13,6 +13,7 @@ from support.drivers import LIMIT_S, Daemon, Shared, one, running_daemon, shared
 from support.fake_repository import FakeRepository, serving
 from support.models import add_model, null_model, plus_model
 from support.nnapi_objects import finished
+from support.orphans import adopted
 from support.partitioned import Runtime, three_drivers
 
 import nnfmq
@@ -104,6 +105,13 @@ def model(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
     """Return a prepared null model, which returns its input, one float."""
     with client.device("reference").prepare(null_model()) as made:
         yield made
+
+
+@pytest.fixture
+def orphans() -> Iterator[None]:
+    """End what processes of the test leave: a successor is no child of the driver that has started it."""
+    with adopted():
+        yield
 
 
 @pytest.fixture

@@ -380,6 +380,7 @@ def test_a_client_moves_to_the_driver_that_replaces_its_own(users: dict[int, Use
                 process.run("c.close()")
 
 
+@pytest.mark.usefixtures("orphans")
 def test_the_successor_that_a_driver_starts_serves_several_users_too(users: dict[int, UserProcess]) -> None:
     del users
     with short_folder() as folder:

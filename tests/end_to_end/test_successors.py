@@ -1,4 +1,7 @@
-"""SIGUSR2: a driver starts its own command again, in a process that replaces it; also one of a service manager."""
+"""SIGUSR2 and `nnfmq serve --restart`: a driver starts its own command again, in a process that replaces it.
+
+Also the driver of a service manager.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, until
+from support.drivers import LIMIT_S, Daemon, InThread, Process, Program, one, running_daemon, until
 from support.model_folders import add_version, adder
 from support.models import null_model
 from support.service_manager import Manager
 
 import nnfmq
 
+pytestmark = pytest.mark.usefixtures("orphans")
 STARTED = "is started to replace this driver"
 FAILED = "the successor did not start, and this driver goes on"
 
@@ -39,6 +43,12 @@ def successor_of(daemon: Daemon) -> Iterator[Process]:
             with suppress(ProcessLookupError):  # it was replaced in turn
                 successor.send(signal.SIGTERM)
             successor.wait_for_end()
+
+
+def restart(daemon: Daemon, *options: str | Path, environment: dict[str, str] | None = None) -> Program:
+    """Start the command that restarts a driver."""
+    words = ["-P", "-m", "nnfmq", "serve", "--restart", "--socket", daemon.path, *options]
+    return Program.start(words, environment)
 
 
 def ends_well(daemon: Daemon) -> bool:
@@ -166,6 +176,110 @@ def test_a_driver_that_exits_with_its_parent_starts_no_successor(path: Path) -> 
         daemon.connect().close()
 
 
+WITHOUT_PIDFD = """
+import errno, os, sys
+from nnfmq import cli
+from nnfmq.base import processes
+from nnfmq.driver.process import children, restart
+
+class System:
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def pidfd_open(self, pid):
+        if pid in processes.children(os.getpid()):
+            return os.pidfd_open(pid)
+        print(pid, flush=True)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+def fork_orphan(run, name, real=children.fork_orphan):
+    children.os = System()
+    try:
+        return real(run, name)
+    finally:
+        children.os = os
+
+restart.fork_orphan = fork_orphan
+sys.exit(cli.main(["serve", "--socket", sys.argv[1]]))
+"""
+
+
+def test_a_successor_that_cannot_be_watched_exits_before_it_begins(path: Path) -> None:
+    with running_daemon(path, arguments=["-P", "-c", WITHOUT_PIDFD, path]) as daemon:
+        daemon.process.send(signal.SIGUSR2)
+        with Process(int(daemon.program.line())) as successor:
+            successor.wait_for_end()
+            assert os.waitpid(successor.pid, os.WNOHANG) == (successor.pid, 0)
+        until(lambda: f"{FAILED}: [Errno 24] Too many open files" in daemon.program.errors(), "the driver goes on")
+        daemon.connect().close()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `nnfmq serve --restart`: who asks learns what has become of it.
+
+
+def test_who_asks_for_a_restart_waits_until_the_successor_listens(path: Path) -> None:
+    with running_daemon(path) as old, restart(old) as command:
+        assert old.program.line() == f"nnfmq: listening on {path}"
+        with nnfmq.connect(path, timeout=LIMIT_S) as client, Process(client.driver_pid) as new:
+            assert command.line() == f"nnfmq: process {new.pid} listens on {path}"
+            assert command.wait() == 0
+            assert ends_well(old)
+            client.close()
+            new.send(signal.SIGTERM)
+            new.wait_for_end()
+
+
+def test_who_asks_learns_that_the_successor_has_failed(path: Path, folder: Path) -> None:
+    file = folder / "nnfmq.toml"
+    file.write_text("")
+    with running_daemon(path, environment={"NNFMQ_CONFIG": str(file)}) as daemon:
+        file.write_text("memory_mib = -1\n")
+        with restart(daemon) as command:  # which reads another configuration
+            assert command.wait() == 1
+            assert command.errors() == f"nnfmq: error: {FAILED}; the log has its reason\n"
+        assert "memory_mib" in daemon.program.errors()
+        daemon.connect().close()
+
+
+def test_a_configuration_that_is_not_valid_is_an_error_before_the_driver_is_asked(path: Path, folder: Path) -> None:
+    file = folder / "nnfmq.toml"
+    file.write_text("memory_mib = -1\n")
+    environment = {"NNFMQ_CONFIG": str(file), "NNFMQ_LOG_LEVEL": "info"}
+    with running_daemon(path) as daemon, restart(daemon, environment=environment) as command:
+        assert command.wait() == 1
+        assert "memory_mib" in command.errors()
+        assert STARTED not in daemon.program.errors()
+
+
+def test_only_one_who_asks_gets_a_successor_and_all_hear_that_the_driver_ends(
+    path: Path, waiting: tuple[dict[str, str], Path]
+) -> None:
+    environment, file = waiting
+    with running_daemon(path, environment=environment) as daemon:
+        file.write_text(
+            f"import sys\n'--replace' in sys.orig_argv and open({str(file.parent.parent / 'go')!r}).read()\n"
+        )
+        with restart(daemon) as first, restart(daemon) as second:
+            until(lambda: any(each.popen.poll() is not None for each in (first, second)), "one of them is refused")
+            refused, waits = (first, second) if first.popen.poll() is not None else (second, first)
+            assert (refused.wait(), "this driver has one already" in refused.errors()) == (1, True)
+            daemon.end()
+            assert (waits.wait(), "the driver ends" in waits.errors()) == (1, True)
+
+
+def test_a_restart_needs_a_driver_and_no_other_option(path: Path) -> None:
+    with running_daemon(path) as daemon, restart(daemon, "--memory", "100") as command:
+        assert (command.wait(), "leave out --memory" in command.errors()) == (1, True)
+    with restart(daemon) as command:
+        assert (command.wait(), f"no driver listens at {path}" in command.errors()) == (1, True)
+
+
+def test_a_driver_that_starts_no_successor_says_so_to_who_asks(path: Path) -> None:
+    with running_daemon(path, options=["--exit-with", str(os.getpid())]) as daemon, restart(daemon) as command:
+        assert (command.wait(), "ends with its parent" in command.errors()) == (1, True)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # A driver of a service manager: the manager's sockets pass to the successor, which becomes the service's main process.
 
@@ -231,6 +345,17 @@ def test_the_manager_learns_that_the_driver_goes_on(folder: Path) -> None:
         assert FAILED in daemon.program.errors()
         daemon.process.send(signal.SIGTERM)
         assert ends_well(daemon)
+
+
+def test_a_command_restarts_the_driver_of_a_manager(folder: Path) -> None:
+    with Manager(folder / "d.sock") as manager, started_by(manager) as old, restart(old) as command:
+        assert command.wait() == 0, command.errors()
+        pid = int(command.line().split()[2])
+        with Process(pid) as new:
+            assert manager.wait_for(MAINPID=str(pid))
+            assert ends_well(old)
+            new.send(signal.SIGTERM)
+            new.wait_for_end()
 
 
 def test_no_other_process_gets_the_sockets_of_the_manager(folder: Path) -> None:

@@ -19,7 +19,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NoReturn, Self
 
@@ -160,6 +160,7 @@ def read_from_child(
     *,
     uid: int | None = None,
     enter: Callable[[], None] = give_up_capabilities,
+    keep_fds: Collection[int] = (),
 ) -> tuple[bytes, int]:
     """Return what a child process has written to a pipe, and its exit status. Blocks until it has exited.
 
@@ -168,36 +169,53 @@ def read_from_child(
     receiving, sending = os.pipe2(os.O_CLOEXEC)
     with open(receiving, "rb") as pipe:
         try:
-            child = fork_child(partial(write, sending), (sending,), name, uid=uid, enter=enter)
+            child = fork_child(partial(write, sending), (sending, *keep_fds), name, uid=uid, enter=enter)
         finally:
             os.close(sending)
         data = pipe.read()
     return data, child.reap()
 
 
-def fork_orphan(run: Callable[[], None], name: str) -> int:
-    """Fork a process that calls `run`, as `fork_child`, and is no child of this one; return its pid. Blocks shortly.
+def fork_orphan(run: Callable[[], None], name: str) -> tuple[int, int]:
+    """Fork a process that calls `run`, as `fork_child`, and is no child of this one. Blocks for some milliseconds.
 
     Its parent is whoever gets orphans: a service manager, or process 1. It keeps no fds, and what a supervisor has.
+    If anything fails, it exits without a call of `run`.
+
+    Returns:
+        Its pid, and a pidfd, which the caller closes.
 
     Raises:
         GeneralFailure: If this process has several threads.
         OSError: If the system lacks processes, memory or fds.
     """
-    told, _ = read_from_child(partial(_fork_again, run), name, enter=lambda: None)
-    if not told:
-        raise OSError(errno.EAGAIN, "no process could be forked")
-    return int(told)
+    with ExitStack() as pipe:
+        waiting, starting = os.pipe2(os.O_CLOEXEC)
+        for fd in (waiting, starting):
+            pipe.callback(os.close, fd)
+        told, _ = read_from_child(partial(_fork_again, run, waiting), name, enter=lambda: None, keep_fds=(waiting,))
+        if not told:
+            raise OSError(errno.EAGAIN, "no process could be forked")
+        pid = int(told)
+        pidfd = os.pidfd_open(pid)
+        with suppress(BrokenPipeError):  # it was killed: the pidfd says so
+            os.write(starting, b"s")
+        return pid, pidfd
 
 
-def _fork_again(run: Callable[[], None], fd: int) -> None:
-    """Call `run` in a child of this process, and write its pid to `fd`."""
+def _fork_again(run: Callable[[], None], waiting: int, fd: int) -> None:
+    """Write the pid of a child of this process to `fd`; the child calls `run` once a byte can be read from `waiting`.
+
+    If its other end is closed before, the child exits.
+    """
     pid = os.fork()
-    if pid == 0:
-        os.close(fd)
-        run()
-    else:
+    if pid:
         os.write(fd, str(pid).encode())
+        return
+    os.close(fd)
+    if os.read(waiting, 1):
+        os.close(waiting)
+        run()
 
 
 def start_detached(arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""A running driver hands its listening sockets over to its successor: `nnfmq serve --replace`, or SIGUSR2.
+"""A running driver hands its listening sockets over to its successor, for instance `nnfmq serve --replace`.
 
     successor -> driver   REQUEST         instead of a Hello, on a connection to the driver's socket
     driver -> successor   LISTENING, fds  the socket, and the model repository's if it has one; each with its lock,
@@ -10,35 +10,29 @@ Until TAKEN both processes have the sockets, and the driver goes on accepting: i
 has changed. Connections that wait in the sockets' backlogs pass to the successor with them, so none is rejected. After
 it the driver owns neither path nor lock, asks its clients to leave, and exits when none is left.
 
-Only the driver's user and root get this far: `pending_clients` checks the uid of each connection. On SIGUSR2 a driver
-starts its own command again, in a process that replaces it (`SuccessorCommand`): the only successor of a driver that a
-service manager has started, because the manager must learn from that driver which process the service is now.
+Only the driver's user and root get this far: `pending_clients` checks the uid of each connection. A driver that a
+service manager has started has only successors that it starts itself (`restart`), because the manager must learn from
+that driver which process the service is now.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Self
+from typing import Self
 
-from nnfmq.base.accounts import pass_capabilities
 from nnfmq.base.channel import NO_WAIT, Channel, Frame, Listener, close_all
 from nnfmq.base.ownership import Closable
 from nnfmq.base.paths import models_socket
-from nnfmq.base.processes import child_environment, environment
-from nnfmq.driver.process.children import fork_orphan
 from nnfmq.driver.process.event_loop import EventLoop
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, MissedDeadlineTransient, ProtocolError, TransportError
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
 
-__all__ = ["REQUEST", "Predecessor", "Successor", "SuccessorCommand", "SuccessorProcess"]
+__all__ = ["REQUEST", "Predecessor", "Successor"]
 
 REQUEST, LISTENING, TAKEN = b"nnfmq: hand over", b"nnfmq: listening ", b"nnfmq: taken"
 _LOCKED, _UNLOCKED = b"L", b"-"
@@ -176,63 +170,3 @@ def _checked_reply(frame: Frame, path: Path) -> list[bool]:
     if len(frame.fds) != len(has_lock) + sum(has_lock):
         raise ProtocolError(f"{len(frame.fds)} fds came for {len(has_lock)} sockets with {sum(has_lock)} locks")
     return has_lock
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The successor that a driver starts itself.
-
-
-_OF_THE_ACCOUNT = ("HOME", "USER", "LOGNAME")  # which a driver of root's has changed to another one
-_OF_ONE_PROCESS = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID")  # it hands its sockets over itself
-
-
-class SuccessorCommand(NamedTuple):
-    """How this driver was started: the arguments of `nnfmq`, and the environment before anything has changed it."""
-
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-
-    def execute(self, path: Path) -> NoReturn:
-        """Become an interpreter that runs this command, to replace the driver at `path`. Raises OSError."""
-        base = {name: value for name, value in self.environment.items() if name not in _OF_ONE_PROCESS}
-        now = environment()
-        base |= {name: now[name] for name in _OF_THE_ACCOUNT if name in now}
-        words = [*self.arguments, "--replace", "--socket", str(path)]
-        pass_capabilities()
-        os.execve(sys.executable, [sys.executable, "-P", "-m", "nnfmq", *words], child_environment(base=base))
-
-
-class SuccessorProcess(Closable):
-    """The process of the successor that this driver has started. Used by one thread. Close it.
-
-    Its parent is the service manager, or whoever gets orphans, which learns of its exit also after this driver's.
-    `on_exit` is called once if it exits before `close`.
-    """
-
-    def __init__(self, loop: EventLoop, command: SuccessorCommand, path: Path, on_exit: Callable[[], None]) -> None:
-        """Start the process; blocks for some milliseconds. Main thread only.
-
-        Raises:
-            OSError: If the system lacks processes, memory or fds.
-        """
-        self._loop, self._on_exit = loop, on_exit
-        self.pid = fork_orphan(partial(command.execute, path), "nnfmq-driver")
-        self._pidfd = os.pidfd_open(self.pid)
-        loop.add_reader(self._pidfd, self._exited)
-
-    def _exited(self) -> None:
-        self.close()
-        self._on_exit()
-
-    def end(self) -> None:
-        """End the process, unless it has replaced this driver, or has exited."""
-        if self._pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
-
-    def close(self) -> None:
-        """Watch the process no more; it goes on. Idempotent."""
-        fd, self._pidfd = self._pidfd, -1
-        if fd >= 0:
-            self._loop.remove_reader(fd)
-            os.close(fd)

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from nnfmq.base.accounts import ServedUsers
 from nnfmq.base.channel import NO_WAIT, Channel, Credentials, Frame
 from nnfmq.base.logs import about, rate_limited
+from nnfmq.driver.process import hand_over, restart
 from nnfmq.driver.process.event_loop import EventLoop, Timer
-from nnfmq.driver.process.hand_over import REQUEST
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -42,6 +42,7 @@ __all__ = [
     "check_hello",
     "decode_greeting",
     "decode_hello",
+    "refuse",
     "reject",
 ]
 
@@ -95,6 +96,7 @@ PENDING_MAX = 256  # one fd each
 _log = rate_limited("nnfmq.supervisor")
 
 OnHello = Callable[[Channel, bytes], None]
+OnRequest = Callable[[Channel], None]
 
 
 class _Pending(NamedTuple):
@@ -108,17 +110,17 @@ class PendingClients:
     """Receives the first frame of each connection and passes the connection on. Used by one thread. Close it.
 
     `on_hello` is called with a connection, which it owns from then on, and the bytes of the client's Hello;
-    `on_successor` with one over which another driver asks for the sockets (`hand_over`). Other users' than those of
-    `served` are rejected.
+    `on_successor` with one over which another driver asks for the sockets (`hand_over`), and `on_restart` with one over
+    which a command asks for a successor (`restart`). Other users' than those of `served` are rejected.
     """
 
     def __init__(
-        self, loop: EventLoop, on_hello: OnHello, on_successor: Callable[[Channel], None], served: ServedUsers
+        self, loop: EventLoop, on_hello: OnHello, on_successor: OnRequest, on_restart: OnRequest, served: ServedUsers
     ) -> None:
         self._served = served
         self._loop = loop
         self._on_hello = on_hello
-        self._on_successor = on_successor
+        self._on_request = {hand_over.REQUEST: on_successor, restart.REQUEST: on_restart}
         self._by_pid: dict[int, dict[int, _Pending]] = {}  # pid → fd → connection, oldest first
         self._all: dict[int, _Pending] = {}  # by fd, oldest first, so the first one's deadline is the next
         self._timer: Timer | None = None
@@ -181,8 +183,9 @@ class PendingClients:
         return True
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
-        if frame.data == REQUEST and channel.peer().uid in (os.getuid(), 0):
-            self._on_successor(channel)
+        on_request = self._on_request.get(bytes(frame.data))
+        if on_request is not None and channel.peer().uid in (os.getuid(), 0):
+            on_request(channel)
             return
         try:
             reason = check_hello(decode_hello(frame))
@@ -222,8 +225,14 @@ class PendingClients:
 
 def reject(channel: Channel, status: ErrorStatus, text: str) -> None:
     """Log the reason, send it to the client and close the connection. Does not block."""
-    with channel, suppress(DeadObject, MissedDeadlineTransient, OSError):
+    with suppress(OSError):
         _log.warning("client rejected: %s", text, extra=about(channel.peer().logged()))
+    refuse(channel, status, text)
+
+
+def refuse(channel: Channel, status: ErrorStatus, text: str) -> None:
+    """Send the reason to the client and close the connection. Does not block."""
+    with channel, suppress(DeadObject, MissedDeadlineTransient, OSError):
         channel.send(_encoded_rejection(status, text), (), NO_WAIT)
 
 

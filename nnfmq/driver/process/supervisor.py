@@ -8,7 +8,7 @@ before the first fork, so that workers share it.
 A worker depends on its client alone: workers outlive a supervisor that is killed, and a new supervisor can start beside
 them. On SIGTERM or SIGINT the supervisor closes its socket, so that another driver may start, lets its workers drain,
 and returns; a second signal ends them at once. A successor can also get the socket (`hand_over`), for instance one that
-the supervisor starts on SIGUSR2: then it serves the clients that it has until they leave.
+the supervisor starts itself (`restart`): then it serves the clients that it has until they leave.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ from nnfmq.driver.process import executed_worker
 from nnfmq.driver.process.admission import CLIENTS_MAX, PLACES, AdmittedClient, user_clients, why_full
 from nnfmq.driver.process.children import reap_orphans
 from nnfmq.driver.process.event_loop import EventLoop
-from nnfmq.driver.process.hand_over import Predecessor, Successor, SuccessorCommand, SuccessorProcess
+from nnfmq.driver.process.hand_over import Predecessor, Successor
 from nnfmq.driver.process.limits import few_descriptors, worker_start
 from nnfmq.driver.process.listening import checked_path, open_listeners, take_passed_sockets
-from nnfmq.driver.process.pending_clients import PendingClients, decode_greeting, reject
+from nnfmq.driver.process.pending_clients import PendingClients, decode_greeting, refuse, reject
+from nnfmq.driver.process.restart import SuccessorCommand, SuccessorProcess, tell_restarted
 from nnfmq.driver.process.service_status import ServiceStatus
 from nnfmq.driver.process.statistics_area import SharedStatistics, UserLimits
 from nnfmq.driver.process.trace import TraceArea
@@ -110,15 +111,16 @@ class Supervisor(Closable):
         self._is_draining = self._ends_now = self._was_upgraded = False
         self._successor: Successor | None = None
         self._next: SuccessorProcess | None = None
+        self._asker: Channel | None = None  # who has asked for it, and waits
         self._loop = loop
         self._workers = workers
         self._repository = repository
-        self._pending = PendingClients(self._loop, self._on_hello, self._on_successor, served)
+        self._pending = PendingClients(self._loop, self._on_hello, self._on_successor, self._on_restart, served)
         # Closed to accept clients that are rejected because no fd is left; -1: none.
         self._spare_fd = os.dup(signals.stop)
         self._loop.add_reader(signals.stop, self._on_stop)
         self._loop.add_reader(signals.reload, self._reload)
-        self._loop.add_reader(signals.succeed, self._start_successor)
+        self._loop.add_reader(signals.succeed, self._on_succeed)
         self._loop.add_reader(listener.fileno(), self._accept)
         self._is_accepting = True
         if os.getpid() == 1:  # of a container: it gets the children of processes that exit before them
@@ -152,6 +154,7 @@ class Supervisor(Closable):
         self._stop_accepting()
         if self._next is not None:
             self._next.end()
+        self._refuse_asker("the driver ends")
         self._listener.close()  # another driver may start from now on
         self._end_repository()
         if self._repository is not None:
@@ -168,16 +171,34 @@ class Supervisor(Closable):
         if self._repository is not None:
             self._repository.end()  # before its worker
 
+    def _on_succeed(self) -> None:
+        os.eventfd_read(self._signals.succeed)
+        reason = self._why_no_successor()
+        if reason:
+            _log.warning("no successor is started: %s", reason)
+        else:
+            self._start_successor()
+
+    def _on_restart(self, channel: Channel) -> None:
+        """Start the successor for who asks, and tell what has become of it. Takes ownership of `channel`."""
+        reason = self._why_no_successor()
+        if reason:
+            reject(channel, ErrorStatus.DEVICE_UNAVAILABLE, f"no successor is started: {reason}")
+        else:
+            self._asker = channel
+            self._start_successor()
+
+    def _why_no_successor(self) -> str:
+        if self._command is None:
+            return "this driver ends with its parent, or is process 1 of a container"
+        if self._next is not None:
+            return "this driver has one already"
+        return "" if self._is_listening and self._listener.path() else "this driver ends, or was replaced"
+
     def _start_successor(self) -> None:
         """Start the command of this driver again, in a process that replaces it; if that fails, this one goes on."""
-        os.eventfd_read(self._signals.succeed)
-        if self._command is None:
-            _log.warning("no successor is started: this driver ends with its parent, or is process 1 of a container")
-            return
-        path = self._listener.path() if self._is_listening and self._next is None else None
-        if path is None:
-            _log.warning("no successor is started: this driver has one already, or ends")
-            return
+        path = self._listener.path()
+        assert self._command is not None and path is not None
         self._status.reloads()
         try:
             self._next = SuccessorProcess(self._loop, self._command, path, self._on_successor_exit)
@@ -187,9 +208,16 @@ class Supervisor(Closable):
 
     def _on_successor_exit(self, reason: str = "; the log has its reason") -> None:
         """Go on without the successor that this driver has started, and that has not taken the sockets."""
-        _log.error("the successor did not start, and this driver goes on%s", reason)
+        text = f"the successor did not start, and this driver goes on{reason}"
+        _log.error("%s", text)
         self._next = None
         self._status.reloaded()
+        self._refuse_asker(text)
+
+    def _refuse_asker(self, text: str) -> None:
+        asker, self._asker = self._asker, None
+        if asker is not None:
+            refuse(asker, ErrorStatus.DEVICE_UNAVAILABLE, text)
 
     def _on_successor(self, channel: Channel) -> None:
         """Send the sockets to another driver that asks for them. Takes ownership of `channel`."""
@@ -213,6 +241,7 @@ class Supervisor(Closable):
         if self._next is not None:
             self._status.moves_to(self._next.pid)
             self._next.close()
+            self._tell_asker(self._next.pid)
         self._stop_accepting()
         self._listener.give_up()
         self._end_repository()
@@ -221,6 +250,11 @@ class Supervisor(Closable):
         left = counted(len(self._workers.client_pids), "client")
         _log.info("another driver has replaced this one, which ends when it has no clients; it has %s", left)
         self._workers.make_all_leave()
+
+    def _tell_asker(self, pid: int) -> None:
+        asker, self._asker = self._asker, None
+        if asker is not None:
+            tell_restarted(asker, pid)
 
     def _stop_accepting(self) -> None:
         self._is_listening = False
@@ -317,7 +351,7 @@ class Supervisor(Closable):
 
     def close(self) -> None:
         """Close the supervisor's own fds. Idempotent."""
-        for part in (self._successor, self._next):
+        for part in (self._successor, self._next, self._asker):
             if part is not None:
                 part.close()
         self._close_spare_fd()
@@ -375,7 +409,8 @@ def serve(
         replace: Whether to replace a driver that listens at `path`; without one this one starts all the same.
         users: The options that concern users.
         parent: The parent process, with which the driver exits; None = it does not.
-        command: Starts the driver's successor on SIGUSR2; None, or with `parent`, or as process 1: it has none.
+        command: Starts the driver's successor, on SIGUSR2 or if asked; None, or with `parent`, or as process 1: it has
+            none.
         ready: Called with the path as soon as clients can connect.
 
     Raises:

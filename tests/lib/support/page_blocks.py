@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -168,10 +168,21 @@ class PageFolder:
                 yield
                 os.killpg(process.pid, signal.SIGINT)
                 status = process.wait(LIMIT_S)
+                until(lambda: not has_processes(process.pid), "what the command has started ends, too")
             finally:
-                process.kill()
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             assert (status, "Traceback" in read_all(written)) == (0, False), f"{command}: {status}, {read_all(written)}"
+
+
+def has_processes(group: int) -> bool:
+    """Return whether a process group has processes."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def read_all(file: IO[str]) -> str:
