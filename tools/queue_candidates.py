@@ -152,7 +152,7 @@ class Sample:
 
 RECORDS = 20
 BATCHES, CALLS = 60, 500  # a batch is shorter than a time slice of the scheduler
-MEMORIES = (1, 2, 8)
+MEMORIES = (1, 2, 8, 16)
 Samples = dict[str, list[float]]
 """Operation → ns per call, one value for each batch."""
 
@@ -188,8 +188,7 @@ def codec_request() -> tuple[tuple[RequestArgument, ...], tuple[RequestArgument,
 def memory_trips(memory_count: int, count: int) -> list[int]:
     """Return the ns of `count` executions of the null model over a burst that uses so many memories in turn.
 
-    If the memories alternate, every request differs from the one before, so that the driver has to decode it and bind
-    it again.
+    The driver keeps the last eight requests bound. With more memories in turn it has to decode each and bind it again.
     """
     from nnfmq.base.memory import Memory
     from nnfmq.hal.feature_levels import FeatureLevel

@@ -20,6 +20,7 @@ __all__ = [
     "FrameLedger",
     "Trimmable",
     "charge",
+    "is_scarce",
     "register",
     "trim_heap",
     "trim_memory",
@@ -47,6 +48,11 @@ class Budget(Protocol):
         """
         ...
 
+    @property
+    def is_scarce(self) -> bool:
+        """Whether less than half of the limit is left."""
+        ...
+
 
 class _Process:
     """The objects of which a process has one."""
@@ -67,6 +73,11 @@ def charge(size: int) -> Charge | None:
     """
     budget = _Process.budget
     return None if budget is None or size == 0 else budget.charge(size)
+
+
+def is_scarce() -> bool:
+    """Return whether less than half of this process's budget is left: then nothing is kept that can be made again."""
+    return _Process.budget is not None and _Process.budget.is_scarce
 
 
 class FrameLedger:

@@ -898,6 +898,7 @@ cdef class Responder:
     """Receives the requests of one ring, and sends replies to another. `responder.py` is the specification."""
 
     cdef public RepeatedRequest last
+    cdef readonly dict kept
     cdef public int64_t received
     cdef public bint notes_sent
     cdef readonly int64_t received_ns
@@ -920,19 +921,22 @@ cdef class Responder:
             self.sent = <uint64_t *>self.sent_memory.buf
         self.requests, self.results = requests, results
         self.bound_to, self.server, self.count = bound_to, server, count
+        self.kept = {}
 
     def bind(self, packet, version, execution, is_measured=False, /):
         return RepeatedRequest(packet, version, execution, is_measured)
 
     def serve(self, int64_t window_ns, /):
         cdef bytes packet = self.requests.receive_all(None, window_ns)
-        cdef RepeatedRequest last = self.last
+        cdef RepeatedRequest equal = self.last
         self.received_ns = nnfmq_now()
         self.sent_ns = self.sent[1] if self.notes_sent and self.sent is not NULL else 0
         self.received += 1
-        if last is None or packet != last.packet or last.version != self.bound_to.version:
+        if equal is None or packet != equal.packet:
+            equal = self.kept.get(packet)
+        if equal is None or equal.version != self.bound_to.version:
             return packet
-        self.respond(last, self.received_ns)
+        self.respond(equal, self.received_ns)
         return None
 
     def answer(self, RepeatedRequest request not None, int64_t ready_ns, /):
@@ -964,6 +968,7 @@ cdef class Responder:
     def close(self):
         """Release the words and the server. Idempotent."""
         self.last = self.server = self.bound_to = self.count = None
+        self.kept.clear()
         self.words = NULL
         self.sent = NULL
         PyBuffer_Release(&self.memory)

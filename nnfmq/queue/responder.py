@@ -1,8 +1,8 @@
-"""Responder: receives the requests of one queue, and answers those that equal the last one in another.
+"""Responder: receives the requests of one queue, and answers those that equal an earlier one in another.
 
-A client that executes one model again and again sends equal packets. What answers these needs no other Python code than
-the execution itself: the compiled core has this class as one function from the packet to the result. This module is
-its specification, and what the Python core runs.
+A client that executes one model again and again sends equal packets, or a few in turn, one for each of its memories.
+What answers these needs no other Python code than the execution itself: the compiled core has this class as one
+function from the packet to the result. This module is its specification, and what the Python core runs.
 
 The words in which a responder describes its last execution are those of the stats area beside the ring
 (`queue.layout`), which the execution statistics of a burst define.
@@ -95,7 +95,7 @@ class RepeatedRequest:
 class Responder:
     """Receives the requests of one ring, and sends replies to another; for one thread at a time. Close it.
 
-    Any thread may set `last`.
+    Any thread may set `last` and change `kept`.
 
     Args:
         requests: The ring of the requests.
@@ -119,7 +119,9 @@ class Responder:
         """When the last request was sent, as the client says; 0: it was not read."""
         self._sent = None if sent is None else sent.cast("B").cast("Q")
         self.last: RepeatedRequest | None = None
-        """The request that equal ones repeat; None = no request is answered."""
+        """The request that is compared first; None: none is."""
+        self.kept: dict[bytes, RepeatedRequest] = {}
+        """The requests that equal ones repeat, by their packets."""
         self.received = 0
         """How many requests were received."""
         self.received_ns = 0
@@ -129,19 +131,25 @@ class Responder:
         self._server: _Server | None = server
 
     def bind(self, packet: bytes, version: int, execution: _Execution, is_measured: bool = False, /) -> RepeatedRequest:
-        """Return a request for `last` and `answer`; the arguments are its attributes."""
+        """Return a request for `last`, `kept` and `answer`; the arguments are its attributes."""
         return RepeatedRequest(packet, version, execution, is_measured)
 
     def serve(self, window_ns: int, /) -> bytes | None:
-        """Receive a request, answer it if it equals `last`, and return None; or return it. Blocks as `Ring.receive`."""
+        """Receive a request, answer it if it equals one of `kept`, and return None; or return it.
+
+        Blocks as `Ring.receive`.
+        """
         packet = self._receive(None, window_ns)
+        assert packet is not None  # there is no deadline
         self.received_ns = monotonic_ns()
         self.sent_ns = self._sent[1] if self.notes_sent and self._sent is not None else 0
         self.received += 1
-        last = self.last
-        if last is None or packet != last.packet or last.version != self._bound_to.version:
+        equal = self.last
+        if equal is None or packet != equal.packet:  # to compare takes less than to look up
+            equal = self.kept.get(packet)
+        if equal is None or equal.version != self._bound_to.version:
             return packet
-        self.answer(last, self.received_ns)
+        self.answer(equal, self.received_ns)
         return None
 
     def answer(self, request: RepeatedRequest, ready_ns: int, /) -> None:
@@ -171,6 +179,7 @@ class Responder:
     def close(self) -> None:
         """Release the words and the server. Idempotent."""
         self.last = self._server = None
+        self.kept.clear()
         self._words.release()
         if self._sent is not None:
             self._sent.release()

@@ -44,6 +44,7 @@ from nnfmq.hal.types import (
     Request,
     RequestArgument,
 )
+from nnfmq.serialize.codec import encode_request
 from nnfmq.serialize.execution_stats import REQUEST_RECEIVED, RESULT_SENT
 
 Start = Callable[..., Future[Any]]
@@ -606,6 +607,29 @@ def test_N_REQ_4_BUR_12_a_collected_memory_is_freed_in_the_driver_and_its_slot_r
                 del passing
         burst.execute_request(a_request([ONE, TEN], 16, pools), timeout=LIMIT_S)
         assert real[1].quota.charged_bytes == charged_bytes
+
+
+def test_requests_over_two_memories_in_turn_are_encoded_once(
+    adding: PreparedModel, pools: tuple[Memory, Memory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+
+    def encode(inputs: Any, outputs: Any, slots: list[int], measure: MeasureTiming) -> bytes:
+        encoded.append(slots[1])
+        return encode_request(inputs, outputs, slots, measure)
+
+    monkeypatch.setattr("nnfmq.client.burst.burst.encode_request", encode)
+    with adding.request_burst() as burst, Memory.create(16) as other:
+        for number in range(3):
+            for output in (pools[1], other):
+                output.view[:16] = bytes(16)
+                measure = MeasureTiming(number % 2)
+                config = ExecutionConfig(measure=measure)
+                result = burst.execute_request(a_request([ONE, TEN], 16, (pools[0], output)), config, timeout=LIMIT_S)
+                assert result.shapes == (OutputShape((4,)),)
+                assert (result.timing != NO_TIMING) is bool(measure)
+                assert np.frombuffer(bytes(output.view[:16]), np.float32).tolist() == SUM
+    assert encoded == [1, 1, 2, 2]  # each with and without times
 
 
 def test_a_burst_without_memory_rejects_arrays(adding: PreparedModel) -> None:

@@ -150,7 +150,7 @@ def test_memory_that_is_too_small_is_replaced_and_the_driver_unmaps_it(adding: P
         until(lambda: len(memories) == 2)
         assert not set(before) & set(memories)
         assert all(memory.closed for memory in before.values())
-        until(lambda: all(each.version == server._executor.version for each in server._shaped.values()))
+        until(lambda: all(each.version == server._executor.version for each in server._responder.kept.values()))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from nnfmq.base import watcher
 from nnfmq.base.memory import Memory
 from nnfmq.driver.execution.burst import BurstServer, CachingBurstExecutor
 from nnfmq.driver.execution.prepared_model import DriverPreparedModel
+from nnfmq.driver.memory.quota import MemoryQuota
+from nnfmq.engines import memory as process_memory
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, QueueCorrupted, error_for_status
 from nnfmq.hal.timing import HIDL_NO_TIME, NO_TIME, NO_TIMING
 from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument
@@ -115,6 +117,51 @@ def test_different_requests_alternate_on_one_burst(
         sink.view[:] = bytes(sink.size_bytes)
         assert client.execute(packet_for(ADD, (0, slot))).status is ErrorStatus.NONE
         assert floats(sink) == SUM
+
+
+class Counting(CachingBurstExecutor):
+    """Counts the requests that it binds."""
+
+    count = 0
+
+    def bind(self, request: RequestPacket) -> Any:
+        self.count += 1
+        return super().bind(request)
+
+
+@pytest.mark.parametrize(("memories", "binds"), [(8, 7), (9, 27)])
+def test_requests_over_eight_memories_in_turn_are_bound_once(
+    memories: int, binds: int, client: BurstClient, serve: Serve, adding: tuple[Memory, Memory]
+) -> None:
+    counting = Counting(prepared(ADD))
+    serve(client, counting)
+    outputs = [client.give(10 + number, 16) for number in range(memories)]
+    for number in range(memories):  # a memory that comes later changes the version of the earlier ones
+        client.execute(packet_for(ADD, (0, 10 + number)))
+    counting.count = 0
+    for _ in range(3):
+        for number, output in enumerate(outputs):
+            output.view[:] = bytes(16)
+            assert client.execute(packet_for(ADD, (0, 10 + number))).status is ErrorStatus.NONE
+            assert floats(output) == SUM
+    assert counting.count == binds
+
+
+def test_only_the_last_request_stays_bound_if_memory_is_scarce(
+    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory]
+) -> None:
+    quota = MemoryQuota(1 << 20)
+    counting = Counting(prepared(ADD))
+    client.give(7, 16)
+    process_memory.use_budget(quota)
+    try:
+        serve(client, counting)
+        with closing(quota.charge((1 << 19) + 1)):
+            for slots in [(0, 1), (0, 7)] * 3 + [(0, 7)]:
+                assert client.execute(packet_for(ADD, slots)).status is ErrorStatus.NONE
+        assert counting.count == 6
+    finally:
+        process_memory.use_budget(None)
 
 
 def test_a_request_may_name_one_slot_twice(client: BurstClient, serve: Serve, form: Form) -> None:

@@ -1,4 +1,4 @@
-"""Answers to equal requests: when a responder repeats the last one, what it writes, what it leaves to the server."""
+"""Answers to equal requests: when a responder repeats one, what it writes, what it leaves to the server."""
 
 from __future__ import annotations
 
@@ -99,6 +99,20 @@ def test_equal_requests_are_answered_and_others_returned(server: Server) -> None
     assert server.responder.received == 4
 
 
+def test_requests_that_are_kept_are_answered_in_any_order_until_their_version_changes(server: Server) -> None:
+    first, second = repeated(server, Execution()), Execution()
+    server.responder.kept[OTHER] = server.responder.bind(OTHER, server.version, second)
+    for packet in (OTHER, REQUEST, OTHER):
+        assert server.serve(packet) is None
+    assert (first.runs, second.runs, server.replies()) == (2, 2, REPLY * 4)
+    server.version = 2
+    assert server.serve(OTHER) == OTHER
+    server.version = 1
+    server.responder.kept.clear()
+    assert server.serve(OTHER) == OTHER
+    assert second.runs == 2
+
+
 def test_when_a_request_was_sent_is_read_only_if_somebody_wants_to_know(server: Server) -> None:
     beside = server.requests.stats_view
     assert beside is not None
@@ -185,7 +199,7 @@ def test_a_closed_responder_keeps_nothing_and_its_queue_ends_the_call(server: Se
     repeated(server, Execution())
     server.responder.close()
     server.responder.close()
-    assert server.responder.last is None
+    assert (server.responder.last, server.responder.kept) == (None, {})
     server.requests.close()
     with pytest.raises(BadState):
         server.responder.serve(WINDOW_NS)

@@ -82,7 +82,10 @@ class SlotAllocator:
     def find(self, memory: Pool) -> int | None:
         """Return the slot of `memory`, or None if it has none."""
         with self._lock:
-            return next((slot for slot, reference in self._memories.items() if reference() is memory), None)
+            for slot, reference in self._memories.items():
+                if reference() is memory:
+                    return slot
+            return None
 
     def find_or_add(self, memory: Pool) -> int:
         """Return the slot of `memory`, a new one if it has none."""

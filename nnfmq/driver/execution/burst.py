@@ -2,9 +2,8 @@
 
     request queue → decode → fetch unknown slots from the client → bind → run → encode → result queue
 
-A packet equal to the last one skips everything but the run, as long as no slot has changed: the queues' `Responder`
-answers it. One equal to one of the last four that bind shapes of inputs, which a client of alternating batches sends,
-need not be bound again either.
+A packet equal to one of the last eight skips everything but the run, as long as no slot has changed: the queues'
+`Responder` answers it. A client that executes over several memories in turn, or batches of several sizes, sends these.
 
 The listener survives whatever a client sends. It replies with GENERAL_FAILURE to a malformed packet and to invalid
 counters of the request ring, with DEVICE_UNAVAILABLE to what is sent while its session drains, and with an error of
@@ -42,6 +41,7 @@ from nnfmq.driver.execution.prepared_model import (
 from nnfmq.driver.memory.quota import STACK_BYTES, ReceivedMemory, add_to_limit
 from nnfmq.driver.process.trace import WORKER_TRACE
 from nnfmq.driver.session.error_translation import RECOVERABLE_ERRORS, memory_shortage
+from nnfmq.engines import memory as process_memory
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
 from nnfmq.hal.errors import (
     BadState,
@@ -230,7 +230,7 @@ class DeadlineExecution:
 
 RING_BYTES_MAX = 1 << 20  # limits what is copied and decoded: a packet can fill the ring
 _NONE = ErrorStatus.NONE  # an enum's attribute costs more than a record through the ring
-_SHAPED_MAX = 4  # as many layouts as a client's burst keeps: each may have intermediate results of its own
+_KEPT_MAX = 8  # buffers of a camera, or layouts of a client's burst: each may have intermediate results of its own
 _DO_NOT_BLOCK = 0  # a deadline in the past
 DRAINING = "this driver ends, and takes no new work: connect to the next one"
 _log = logging.getLogger("nnfmq.burst")
@@ -276,7 +276,6 @@ class BurstServer(Closable):
         self._recorder = statistics.recorder
         requests.count_waits(statistics.waits)
         self._responder = requests.responder(results, self._stats.words, executor, self, self._recorder.add)
-        self._shaped: dict[bytes, RepeatedRequest] = {}  # the last ones that bind shapes of inputs, by their packets
         self._drained_from: int | None = None  # the request ring's write counter when the session began to drain
         self._handled = 0  # packets that are replied to
         self.last_failure = LastFailure()
@@ -425,7 +424,7 @@ class BurstServer(Closable):
                 self._order.wake_next()
 
     def _handle(self, packet: bytes) -> None:
-        """Execute a request that is not equal to the last one, and send its reply.
+        """Execute a request that equals none of those that are kept, and send its reply.
 
         Raises:
             DeadObject: If the client does not send its memory because it has exited, or the burst is being closed.
@@ -433,13 +432,9 @@ class BurstServer(Closable):
         memory_ready_ns = 0  # in the statistics: not reached
         try:
             self._require_service()
-            execution = self._of_other_shapes(packet)
-            if execution is None:
-                request = self._decode(packet)
-                memory_ready_ns = monotonic_ns()
-                execution = self._bind(packet, request)
-            else:
-                memory_ready_ns = self._responder.received_ns
+            request = self._decode(packet)
+            memory_ready_ns = monotonic_ns()
+            execution = self._bind(packet, request)
         except Exception as error:  # noqa: BLE001  `fail` raises what has no reply
             self.fail(error, memory_ready_ns)
         else:
@@ -526,28 +521,18 @@ class BurstServer(Closable):
             bound = DeadlineExecution(bound, self._deadline)
         execution = self._responder.bind(packet, version, bound, request.measure is MeasureTiming.YES)
         if len(packet) <= CACHED_PACKET_BYTES_MAX:
-            if any(argument.dimensions for argument in request.inputs):
-                for oldest in list(self._shaped)[: 1 - _SHAPED_MAX]:  # a copy: `free_memory` may clear it meanwhile
-                    self._shaped.pop(oldest, None)
-                self._shaped[packet] = execution
             self._keep(execution)
         return execution
 
-    def _of_other_shapes(self, packet: bytes) -> RepeatedRequest | None:
-        """Return the execution of a packet that binds shapes, if it was one of the last; None if its slots changed."""
-        execution = self._shaped.pop(packet, None)
-        if execution is None:
-            return None
-        if execution.version != self._executor.version:
-            self._shaped.clear()
-            return None
-        self._shaped[packet] = execution  # as the last one that was used
-        self._keep(execution)
-        return execution
-
     def _keep(self, execution: RepeatedRequest) -> None:
-        """Keep the last execution for packets that are equal to its own."""
-        self._responder.last = execution
+        """Keep an execution for packets that are equal to its own; of the others the last ones, if memory allows."""
+        kept = self._responder.kept
+        if process_memory.is_scarce():
+            kept.clear()  # the new execution may need their memory
+        kept.pop(execution.packet, None)
+        for oldest in list(kept)[: 1 - _KEPT_MAX]:  # a copy: `free_memory` may clear it meanwhile
+            kept.pop(oldest, None)
+        kept[execution.packet] = self._responder.last = execution
         # `free_memory` in another thread increments the version, then forgets the executions. If it did that before
         # the stores, the new version is visible here; so no freed memory stays mapped (BUR-12). `drain` likewise.
         if execution.version != self._executor.version or self._drained_from is not None:
@@ -555,7 +540,7 @@ class BurstServer(Closable):
 
     def _forget_executions(self) -> None:
         self._responder.last = None
-        self._shaped.clear()
+        self._responder.kept.clear()
 
     def _reply_with_error(self, error: NnfmqError, memory_ready_ns: int) -> None:
         if isinstance(error, ResourceExhausted):

@@ -308,6 +308,11 @@ class MemoryQuota:
         """The number of bytes that can be charged now."""
         return max(self.limit_bytes - self.charged_bytes, 0)
 
+    @property
+    def is_scarce(self) -> bool:
+        """See `Budget.is_scarce`."""
+        return self.charged_bytes * 2 > self.limit_bytes
+
     def adopt_mapped(self, fds: Sequence[int]) -> list[Memory]:
         """Map received memory that must be mapped, such as a queue's; it is charged until it is closed.
 
