@@ -618,7 +618,7 @@ def test_requests_over_two_memories_in_turn_are_encoded_once(
         encoded.append(slots[1])
         return encode_request(inputs, outputs, slots, measure)
 
-    monkeypatch.setattr("nnfmq.client.burst.burst.encode_request", encode)
+    monkeypatch.setattr("nnfmq.client.burst.requests.encode_request", encode)
     with adding.request_burst() as burst, Memory.create(16) as other:
         for number in range(3):
             for output in (pools[1], other):

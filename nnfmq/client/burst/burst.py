@@ -24,13 +24,13 @@ from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.base.deadlines import deadline_after
 from nnfmq.base.ownership import CLAIM, Claims, Closable, exclusive, release
 from nnfmq.base.watcher import DeathRecipients
 from nnfmq.client.burst.channel import BurstChannel, SlotAllocator
+from nnfmq.client.burst.requests import IS_MEASURED, CachedRequest, LastRequests, cached_requests
 from nnfmq.client.connection.garbage import ClosedWhenDropped
 from nnfmq.client.execution.asynchronous import AsyncRequest, start_arrays
 from nnfmq.client.execution.requests import make_execution_config, validate_result
@@ -55,20 +55,19 @@ from nnfmq.hal.types import (
     BufferToken,
     ExecutionConfig,
     MeasureTiming,
-    OutputShape,
     Pool,
     Request,
     RequestArgument,
 )
 from nnfmq.queue import PollingWindow
-from nnfmq.serialize.codec import decode_result, encode_request
-from nnfmq.serialize.packets import ResultPacket, marked
+from nnfmq.serialize.codec import decode_result
+from nnfmq.serialize.packets import ResultPacket
 
 if TYPE_CHECKING:
     from nnfmq.client.observation import BurstObservation
     from nnfmq.client.waiting import BlockingWait
 
-__all__ = ["Burst", "CachedRequest", "Inputs", "ModelBurst", "Targets", "cached_requests"]
+__all__ = ["Burst", "Inputs", "ModelBurst", "Targets"]
 
 Inputs: TypeAlias = Sequence[InputValue]
 Targets: TypeAlias = Sequence[Array] | None
@@ -341,47 +340,15 @@ class ModelBurst(HasState, ClosedWhenDropped, Closable, ABC):
 
 ResultT = TypeVar("ResultT")
 _NO_CONFIG = ExecutionConfig()
-_RequestKey: TypeAlias = tuple[list[int], tuple[RequestArgument, ...], tuple[RequestArgument, ...]]
-_ENCODED_MAX = 8  # as many as the driver keeps bound
 _MAX_CACHED_BYTES = 4096  # larger replies are decoded each time
-_IS_MEASURED = 1  # as HAS_DEADLINE, a summand of an index of a burst's cached requests
-
-
-class CachedRequest(Struct):
-    """A burst's request, encoded once for each combination of `measure` and "has a deadline"."""
-
-    packet: bytes
-    output_args: tuple[RequestArgument, ...]
-    is_measured: bool
-    valid_reply: bytes = b""
-    """The last reply that was decoded, validated, successful and without times. No reply is empty."""
-    shapes: tuple[OutputShape, ...] = ()
-    """The shapes that it reports."""
-
-
-def cached_requests(slots: SlotAllocator, request: Request) -> tuple[CachedRequest, ...]:
-    """Return a burst's request in all its forms, by `HAS_DEADLINE` and `_IS_MEASURED`; gives its memories slots."""
-    numbers = [slots.find_or_add(pool) for pool in request.pools if not isinstance(pool, BufferToken)]
-    return _encoded_requests(numbers, request.inputs, request.outputs)
-
-
-def _encoded_requests(
-    slots: Sequence[int], inputs: tuple[RequestArgument, ...], outputs: tuple[RequestArgument, ...]
-) -> tuple[CachedRequest, ...]:
-    packets = [encode_request(inputs, outputs, slots, measure) for measure in (MeasureTiming.NO, MeasureTiming.YES)]
-    packets += [marked(packet) for packet in packets]
-    return tuple(
-        CachedRequest(packet, outputs, is_measured)
-        for packet, is_measured in zip(packets, (False, True, False, True), strict=True)
-    )
 
 
 class Burst(ModelBurst):
     """A burst of one device; otherwise as `ModelBurst` says."""
 
     __slots__ = (
-        "_ahead", "_begin_ns", "_called_ns", "_encoded", "_is_repeating", "_is_served", "_model", "_slots", "_timing",
-        "_window_ns", "channel",
+        "_ahead", "_begin_ns", "_called_ns", "_is_repeating", "_is_served", "_last_requests", "_model", "_slots",
+        "_timing", "_window_ns", "channel",
     )  # fmt: skip
 
     def __init__(self, model: ModelHandle, window_ns: int) -> None:
@@ -390,7 +357,7 @@ class Burst(ModelBurst):
         self._is_served = bool(model.location.version)  # it may move to a newer version
         self._slots = SlotAllocator()
         self._ahead: list[tuple[ModelLocation, BurstChannel]] = []  # where the model will be; list.pop is atomic
-        self._encoded: list[tuple[_RequestKey, tuple[CachedRequest, ...]]] = []  # the application's last requests
+        self._last_requests = LastRequests()  # of `execute_request`
         self._called_ns = 0  # when the call began that executes again, 0 if it executes for the first time
         self._is_repeating = False  # an execution whose outputs were larger than their memory
         self._begin_ns, self._timing = 0, NO_TIMING  # of the last execution
@@ -595,7 +562,7 @@ class Burst(ModelBurst):
                 out = IN_PLACE
             else:
                 check_out(arrays.output_infos, out)
-        kind = _IS_MEASURED if measure else 0
+        kind = IS_MEASURED if measure else 0
         if deadline_ns is not None:
             kind += channel.store_deadline(deadline_ns)
         if channel.in_flight:
@@ -655,7 +622,7 @@ class Burst(ModelBurst):
             out = IN_PLACE
         if channel.in_flight:
             await channel.drain_in_task(deadline_ns)
-        kind = _IS_MEASURED if measure else 0
+        kind = IS_MEASURED if measure else 0
         if deadline_ns is not None:
             kind += channel.store_deadline(deadline_ns)
         arrays = self._write_inputs(arrays, inputs)
@@ -843,8 +810,8 @@ class Burst(ModelBurst):
             channel.drain(deadline_ns)
         channel.free_slots(self._slots.expired(), deadline_ns)
         slots = [self._slots.find_or_add(memory) for memory in memories]
-        forms = self._encoded_request(request, slots)
-        kind = _IS_MEASURED if measure is MeasureTiming.YES else 0
+        forms = self._last_requests.forms(request, slots)
+        kind = IS_MEASURED if measure is MeasureTiming.YES else 0
         sent = forms[kind + channel.store_deadline(deadline_ns)]
         self._keep_info()  # the driver's words are about to change
         begin_ns = channel.begin()
@@ -862,16 +829,6 @@ class Burst(ModelBurst):
             shapes = result.output_shapes
         channel.count(monotonic_ns() - called_ns, self._latency_ns)
         return ExecutionResult(shapes, self._timing)
-
-    def _encoded_request(self, request: Request, slots: list[int]) -> tuple[CachedRequest, ...]:
-        """Return a request of the application in all its forms; those of the last ones are encoded once."""
-        key = slots, request.inputs, request.outputs  # not the request, which would keep its memories
-        for kept, forms in self._encoded:
-            if kept == key:
-                return forms
-        forms = _encoded_requests(*key)
-        self._encoded = [*self._encoded[1 - _ENCODED_MAX :], (key, forms)]
-        return forms
 
     @exclusive
     def free_memory(self, memory: Pool, *, timeout: float | None = 10.0) -> None:

@@ -26,8 +26,8 @@ from nnfmq.base import watcher
 from nnfmq.base.deadlines import has_passed
 from nnfmq.base.ownership import CLAIM, Claims, Closable, claimed, release
 from nnfmq.base.threads import start_daemon
-from nnfmq.client.burst.burst import CachedRequest, cached_requests
 from nnfmq.client.burst.channel import BurstChannel, SlotAllocator
+from nnfmq.client.burst.requests import CachedRequest, cached_requests
 from nnfmq.client.connection.garbage import ClosedWhenDropped, weak_call
 from nnfmq.client.execution.asynchronous import PendingExecution
 from nnfmq.client.execution.requests import RequestRun, validate_result

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from nnfmq.client.burst.burst import Burst, CachedRequest, cached_requests
+from nnfmq.client.burst.burst import Burst
+from nnfmq.client.burst.requests import CachedRequest, cached_requests
 from nnfmq.client.model.array_layouts import ArrayLayouts, LaidOutArrays, Shape
 from nnfmq.client.model.array_request import MappedArrays
 from nnfmq.client.model.arrays import Array, Outputs
