@@ -29,8 +29,7 @@ from nnfmq.operations.declaration import NUMPY_TYPES, Shape, match
 if TYPE_CHECKING:
     from nnfmq.engines.compiled.memory_plan import Allocation, PartitionLaunch
     from nnfmq.engines.program import Program
-    from nnfmq.lab.conditions import machine_text
-from nnfmq.lab.roofline import Ceiling
+    from nnfmq.lab.roofline import Ceiling
 
 __all__ = [
     "arena_table",
