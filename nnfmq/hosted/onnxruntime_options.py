@@ -53,14 +53,11 @@ def new_session_options(onnxruntime: Any, options: OpenOptions) -> Any:
     # run and 20 idle ms after it take 0.7 ms of CPU, 9 ms by default.
     made.add_session_config_entry("session.force_spinning_stop", "1")
     options.require_known("providers", "provider_options", *_ENUMS, *_FLAGS, _ENTRIES, LIBRARIES)
-    for key, value in options.options.items():
-        if key in _ENUMS:
-            members = getattr(onnxruntime, _ENUMS[key]).__members__
-            require_one_of(key, value, members)
-            setattr(made, key, members[value])
-        elif key in _FLAGS:
-            require_one_of(key, value, (True, False))
-            setattr(made, key, value)
+    values: dict[str, Mapping[Any, Any]] = {name: {True: True, False: False} for name in _FLAGS}
+    values |= {name: getattr(onnxruntime, kind).__members__ for name, kind in _ENUMS.items()}
+    for key in values.keys() & options.options.keys():
+        require_one_of(key, options.options[key], values[key])
+        setattr(made, key, values[key][options.options[key]])
     for name, entry in settings_by_name(_ENTRIES, options.options.get(_ENTRIES, {})).items():
         if not name.startswith(_CONFIG_GROUPS):
             require_one_of("session config entry", name, _CONFIG_ENTRIES)

@@ -49,7 +49,7 @@ class TorchDevice(HostedDevice):
             raise InvalidArgument(f"device {device!r:.80}: 'cpu', 'cuda' or 'cuda:N' is needed")
         torch = _imported()
         torch.set_num_threads(options.threads)
-        program = torch.export.load(_archive(torch, file.model))
+        program = _program(torch, file.model)
         if device != "cpu":
             program = torch.export.passes.move_to_device_pass(program, device)
         return _Model(torch, program, device, options.threads)
@@ -65,10 +65,14 @@ def _imported() -> Any:
     return torch
 
 
-def _archive(torch: Any, data: memoryview) -> io.BytesIO:
+def _program(torch: Any, data: memoryview) -> Any:
+    """Return the program of a file. `torch.export.load`, which hides why an archive fails, reads older ones, too."""
+    from torch.export.pt2_archive._package import load_pt2
+
     if is_trusted(data):
-        return io.BytesIO(data)
-    return safe_archive(data, frozenset(torch._C._dispatch_get_all_op_names()).__contains__)
+        return torch.export.load(io.BytesIO(data))
+    safe = safe_archive(data, frozenset(torch._C._dispatch_get_all_op_names()).__contains__)
+    return load_pt2(safe).exported_programs["model"]
 
 
 class _Model(HostedModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -138,6 +139,14 @@ def test_a_file_whose_digest_the_driver_trusts_is_loaded_as_it_is(files: Path) -
                 assert_equal(model.execute(*inputs), outputs)
             with daemon.connect() as other, pytest.raises(nnfmq.InvalidArgument, match="NNFMQ_TRUSTED_FILES"):
                 other.device("torch").prepare(files / "hostile_weights.pt2")
+
+
+def test_what_torch_says_of_an_archive_reaches_the_caller(device: nnfmq.Device, files: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(files / "vision.pt2") as given, zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:
+        for name in (name for name in given.namelist() if not name.endswith("/weight_0")):
+            archive.writestr(name, given.read(name))
+    with pytest.raises(nnfmq.InvalidArgument, match=r"torch: .*data/weights/weight_0: file not found"):
+        device.prepare(tmp_path / "net.pt2")
 
 
 def test_a_truncated_or_compressed_archive_is_refused(device: nnfmq.Device, files: Path) -> None:
