@@ -88,10 +88,20 @@ def _for_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+_DIGITS_MAX = 10  # of a pid
+
+
+def _id(text: str) -> int:
+    """Argparse type: the id of a client, or the pid of its process."""
+    if not text.isdecimal() or len(text) > _DIGITS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither an id nor a pid; `nnfmq client list` shows them")
+    return int(text)
+
+
 def _for_set(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "id",
-        type=int,
+        type=_id,
         metavar="ID",
         help="a client's id of `nnfmq client list`; or a pid, for all clients of a process",
     )

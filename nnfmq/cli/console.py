@@ -69,10 +69,15 @@ def from_zero(text: str) -> int:
     return _integer(text, 0)
 
 
+def integer(text: str) -> int:
+    """Argparse type: an integer. What is made of it checks whether it is allowed."""
+    return _integer(text, -_LARGEST)
+
+
 def _integer(text: str, least: int) -> int:
     if not text.removeprefix("-").isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer")
-    if len(text) > len(str(_LARGEST)) or not least <= int(text) <= _LARGEST:
+    if len(text) > len(str(-_LARGEST)) or not least <= int(text) <= _LARGEST:
         raise argparse.ArgumentTypeError(f"{text} is not between {least} and {_LARGEST}")
     return int(text)
 
@@ -88,6 +93,14 @@ def text_of(setting: Setting[Any]) -> Callable[[str], str]:
         return text
 
     return checked
+
+
+def number(text: str) -> float:
+    """Argparse type: a number. What is made of it checks whether it is allowed."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def seconds(text: str) -> float:

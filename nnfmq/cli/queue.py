@@ -10,7 +10,7 @@ import argparse
 import math
 from typing import Any
 
-from nnfmq.cli.console import at_least_one
+from nnfmq.cli.console import at_least_one, integer, number
 from nnfmq.cli.parser import CommandAction, add_actions
 
 EXAMPLES = """\
@@ -65,8 +65,8 @@ def _json(parser: argparse.ArgumentParser, what: str = "print JSON") -> None:
 
 def _for_create(parser: argparse.ArgumentParser) -> None:
     _name(parser)
-    parser.add_argument("--record-bytes", metavar="N", type=int, required=True, help="size of each record")
-    parser.add_argument("--count", metavar="N", type=int, required=True, help="capacity of the ring, in records")
+    parser.add_argument("--record-bytes", metavar="N", type=integer, required=True, help="size of each record")
+    parser.add_argument("--count", metavar="N", type=integer, required=True, help="capacity of the ring, in records")
     parser.add_argument(
         "--unsynchronized",
         action="store_true",
@@ -131,7 +131,7 @@ def _for_bench(parser: argparse.ArgumentParser) -> None:
         default=200_000,
         help="messages sent in one direction (default: 200000)",
     )
-    parser.add_argument("--window", metavar="US", type=float, default=50.0, help="polling window in µs (default: 50)")
+    parser.add_argument("--window", metavar="US", type=number, default=50.0, help="polling window in µs (default: 50)")
     parser.add_argument(
         "--placement", choices=("apart", "same", "free"), default="apart",
         help="a CPU for each process (default), one CPU for both, or any CPU",

@@ -25,6 +25,7 @@ from nnfmq.cli.console import (
     compiling,
     console,
     microseconds,
+    number,
     open_client,
     open_runtime,
     print_json,
@@ -110,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="S",
-        type=float,
+        type=number,
         help="limit in seconds (default: 60 for an execution)",
     )
     parser.add_argument(

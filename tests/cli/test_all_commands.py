@@ -55,6 +55,14 @@ def is_accepted(words: list[str]) -> bool:
     return True
 
 
+@each_command
+def test_no_error_about_a_value_names_a_type_of_python(name: str) -> None:
+    """As "invalid int value" does. A function says what is allowed."""
+    parser = cli.command_parser(name)
+    actions = [action for each in parser._parsers() for action in each._actions]  # type: ignore[attr-defined]
+    assert [action.dest for action in actions if action.type in (int, float)] == []
+
+
 @each_node
 @pytest.mark.parametrize("columns", [80, 40])
 def test_no_line_of_its_help_is_wider_than_the_terminal_but_examples(
