@@ -19,6 +19,7 @@ examples:
 
 `nnfmq client ACTION --help` describes one action.
 """
+_DIGITS_MAX = 10  # of a pid
 _HEADINGS = (">id", ">pid", "client", ">uid", "class", ">executed", ">calls")
 
 
@@ -86,9 +87,6 @@ def _print(rows: list[ClientActivity], arguments: argparse.Namespace) -> None:
 def _for_list(parser: argparse.ArgumentParser) -> None:
     add_socket_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-_DIGITS_MAX = 10  # of a pid
 
 
 def _id(text: str) -> int:
