@@ -496,9 +496,7 @@ def test_the_queries_of_the_guide_return_what_a_known_load_has() -> None:
     new = replace(old, counts=old.counts + quick + slow)
     scraped = Scraped(driver(client(100, models=(old,)), read_s=11), driver(client(200, models=(new,)), read_s=21))
     scrapes = scraped.scrape(), scraped.scrape()
-    page = (ROOT / "docs" / "how-to" / "monitor.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```promql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    queries = [line for block in blocks for line in block.splitlines()]
+    queries = promql.queries_of(ROOT / "docs" / "how-to" / "monitor.md")
     found = [list(promql.Query(query, *scrapes, 10).evaluate().values()) for query in queries]
     in_driver_s = (1.024 + 1.024 * 9 / 10) / 1e3  # the 99th of 100, in the bucket from 1.024 to 2.048 ms
     in_client_s = (4.096 + 4.096 * 9 / 10) / 1e3

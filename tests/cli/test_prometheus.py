@@ -18,6 +18,8 @@ import pytest
 from support.commands import started
 from support.drivers import Daemon, one, running_daemon, until
 from support.models import plus_model
+from support.places import ROOT
+from support.promql import queries_of
 
 from nnfmq.cli import main
 
@@ -122,6 +124,7 @@ def test_prometheus_stores_what_the_driver_counts(
         selected = 'nnfmq_executions_total{model="plus"}'
         until(lambda: value_of(server, selected) == EXECUTIONS, "the executions are scraped")
         assert value_of(server, "up") == 1
-        assert value_of(server, 'nnfmq_execution_seconds_count{model="plus"}') == EXECUTIONS
-        for expression in dashboard_expressions(capsys):
+        assert value_of(server, 'nnfmq_driver_seconds_count{model="plus"}') == EXECUTIONS
+        guide = queries_of(ROOT / "docs" / "how-to" / "monitor.md")
+        for expression in (*guide, *dashboard_expressions(capsys)):
             queried(server, expression)

@@ -9,12 +9,19 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 
 Labels = frozenset[tuple[str, str]]
 Scrape = Mapping[tuple[str, Labels], float]
 Vector = dict[Labels, float]
 
 _TOKENS = re.compile(r'"[^"]*"|\[\w+\]|[\w.:]+|!=|=~|[(){},=/]')
+
+
+def queries_of(page: Path) -> list[str]:
+    """Return the queries in the code blocks of a page, one in each line."""
+    blocks = re.findall(r"^```promql\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
 
 
 class Query:
