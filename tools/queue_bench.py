@@ -343,7 +343,7 @@ def page(report: Report, samples: Mapping[str, Rounds]) -> str:
         drawn = {name: {"percentiles": percentile_steps(np.array(each))} for name, each in times.items() if each}
         if drawn:
             parts += [legend(list(drawn)), percentile_chart(list(drawn.values()))]
-    return latency_page("nnfmq queue benchmark", [*parts, *conditions_list(report["conditions"])])
+    return latency_page("nnfmq queue benchmark", [*parts, *conditions_list(report)])
 
 
 if __name__ == "__main__":

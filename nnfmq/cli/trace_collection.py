@@ -25,7 +25,8 @@ from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, Missed
 from nnfmq.hal.types import Protection
 from nnfmq.lab.conditions import machine
 from nnfmq.lab.machine_sampler import MachineSampler
-from nnfmq.observe.trace_files import RingReader, Trace, current_epoch_ns, merged
+from nnfmq.observe.trace_files import RingReader, Slice, Trace, current_epoch_ns, merged
+from nnfmq.observe.trace_layout import BURST_OF, request_base
 
 if TYPE_CHECKING:
     from nnfmq.client.connection.client import Client
@@ -196,11 +197,16 @@ def trace_driver(client: Client, seconds: float) -> Trace:
 
 
 def _name_clients(trace: Trace, client: Client) -> None:
-    """Add to the names of workers whose clients these are, as far as this user may know."""
+    """Add to the names of workers whose clients these are, and the models of bursts, as far as this user may know."""
     with suppress(GeneralFailure, DeadObject):
         for each in client.statistics().clients:
             if each.worker_pid in trace.machine.processes:
                 trace.machine.processes[each.worker_pid] += f" of {each.program or 'a client'}"
+            names = {model.id: model.name for model in each.models}
+            for burst in each.bursts:
+                request, now_ns = request_base(each.worker_pid, burst.id), time.monotonic_ns()
+                name = f"{BURST_OF}{names.get(burst.model_id, '')}"
+                trace.slices.append(Slice(each.worker_pid, each.worker_pid, now_ns, now_ns, name, request))
 
 
 @contextmanager

@@ -87,10 +87,12 @@ def _print(screen: Console, trace: Trace, number: int, one: Explanation) -> None
     from nnfmq.observe.trace_layout import burst_of, packet_of, worker_of
 
     request = one.request
+    model = _model_of(trace, request.request)
+    burst = f"{burst_of(request.request)} of {model}" if model else f"{burst_of(request.request)}"
     clock = f" at {_wall_clock(trace, one):%Y-%m-%d %H:%M:%S.%f}" if trace.epoch_ns else ""
     screen.print(
         f"\n{number}. {microseconds(request.total_ns)} µs{clock}: packet {packet_of(request.request)} of burst "
-        f"{burst_of(request.request)}, {_worker_text(trace, worker_of(request.request))}, "
+        f"{burst}, {_worker_text(trace, worker_of(request.request))}, "
         f"{_at_ms(trace, one):,.1f} ms after the begin."
     )
     for text in _outcome(one):
@@ -128,6 +130,14 @@ def _outcome(one: Explanation) -> Iterator[str]:
     yield f"{text}; nothing that was recorded explains it" if worst.excess_ns > worst.typical_ns else text
 
 
+def _model_of(trace: Trace, request: int) -> str:
+    """Return what the client calls the model of a request, empty if the trace does not tell."""
+    from nnfmq.observe.slow_requests import models_of_bursts
+    from nnfmq.observe.trace_layout import packet_of
+
+    return models_of_bursts(trace).get(request - packet_of(request), "")
+
+
 def _worker_text(trace: Trace, pid: int) -> str:
     """Return a worker with the program that it serves, if the trace tells."""
     return trace.machine.name_of(pid) if pid in trace.machine.processes else f"worker {pid}"
@@ -152,6 +162,7 @@ def _as_json(trace: Trace, one: Explanation) -> dict[str, Any]:
         "worker": trace.machine.processes.get(worker_of(request.request)),
         "burst": burst_of(request.request),
         "packet": packet_of(request.request),
+        "model": _model_of(trace, request.request) or None,
         "date": _wall_clock(trace, one).isoformat() if trace.epoch_ns else None,
         "begin_ns": request.begin_ns,
         "total_ns": request.total_ns,

@@ -84,8 +84,9 @@ def html_table(
 
 
 def conditions_list(report: Mapping[str, Any], others: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
-    """Yield which model a report is about, and under which conditions and `others` that was measured, as a list."""
-    named = {"model": report["model"], "SHA-256": report["model_sha256"], **others, **report["conditions"]}
+    """Yield which model a report is about, if it is about one, and under which conditions and `others`, as a list."""
+    model = {"model": report["model"], "SHA-256": report["model_sha256"]} if "model" in report else {}
+    named = {**model, **others, **report["conditions"]}
     yield "<h2>Conditions</h2>"
     rows = (
         f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_value(value))}</dd>" for name, value in named.items()

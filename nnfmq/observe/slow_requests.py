@@ -33,9 +33,18 @@ from nnfmq.observe.causes import (
 )
 from nnfmq.observe.machine_record import CpuHolder, Stop
 from nnfmq.observe.trace_files import Slice, Trace
-from nnfmq.observe.trace_layout import PAUSED, STANDARD_NAMES, TURN, WAKE_UP, worker_of
+from nnfmq.observe.trace_layout import BURST_OF, PAUSED, STANDARD_NAMES, TURN, WAKE_UP, worker_of
 
-__all__ = ["STAGES", "Explanation", "RequestStages", "Stage", "ThreadEvidence", "explain", "requests_of"]
+__all__ = [
+    "STAGES",
+    "Explanation",
+    "RequestStages",
+    "Stage",
+    "ThreadEvidence",
+    "explain",
+    "models_of_bursts",
+    "requests_of",
+]
 
 STAGES = (
     "client write",
@@ -205,6 +214,15 @@ def requests_of(trace: Trace) -> list[RequestStages]:
         for request in requests
         if request.driver is not None or request.begin_ns >= first_ns.get(worker_of(request.request), 0)
     ]
+
+
+def models_of_bursts(trace: Trace) -> dict[int, str]:
+    """Return what clients call the models of their bursts, by the id of each burst's request with the number 0."""
+    return {
+        one.request: one.name.removeprefix(BURST_OF)
+        for one in trace.slices
+        if one.request and one.name.startswith(BURST_OF)
+    }
 
 
 def _stages(request: int, by_name: Mapping[str, Slice], turns: Mapping[Thread, list[Slice]]) -> RequestStages | None:

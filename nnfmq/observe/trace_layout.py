@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "BURST_OF",
     "CURSOR",
     "HEADER_BYTES",
     "LABEL",
@@ -91,6 +92,9 @@ TURN: Final = "[NN_LD_PE]turn"
 """The execution waited for its turn at the cores: others with deadlines, or of other users, were first."""
 PAUSED: Final = "[NN_LC_PE]paused"
 """The engine paused, because workers of clients of a higher class used the cores."""
+
+BURST_OF: Final = "burst of "
+"""How the name of a slice begins whose request is a burst, with the number 0. Then it has the name of its model."""
 
 SLOW_NS: Final = 1_000_000
 SAMPLE_PERIOD_NS: Final = 10_000_000

@@ -14,7 +14,7 @@ from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING
 
 from nnfmq.hal.client_class import ClientClass
-from nnfmq.observe.trace_layout import PAUSED, RAN, STANDARD_NAMES, WAITED
+from nnfmq.observe.trace_layout import BURST_OF, PAUSED, RAN, STANDARD_NAMES, WAITED
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -67,6 +67,11 @@ class TraceRecorder:
         """Record pauses of this thread: begin, end, and the class for which it paused."""
         for begin_ns, end_ns, for_class in found:
             self.slice(f"{PAUSED} for {ClientClass(for_class).name.lower()} clients", begin_ns, end_ns)
+
+    def burst(self, model: str, request: int) -> None:
+        """Record what the client calls the model of a burst, whose request with the number 0 has the id `request`."""
+        now_ns = monotonic_ns()
+        self.slice(f"{BURST_OF}{model}", now_ns, now_ns, request)
 
     def sample_times(self) -> None:
         """Record for how long this thread has run, and waited for a CPU (schedstat), since the last sample of it."""

@@ -11,7 +11,7 @@ import pytest
 from nnfmq.cli import main
 from nnfmq.observe.machine_record import CpuUse, MachineRecord
 from nnfmq.observe.trace_files import Slice, ThreadTimes, Trace, read_trace, write_trace
-from nnfmq.observe.trace_layout import request_base
+from nnfmq.observe.trace_layout import BURST_OF, request_base
 
 EPOCH_NS = 1_790_000_000_000_000_000
 
@@ -34,6 +34,7 @@ def request(number: int, at: int, wake: int) -> list[Slice]:
 def file(tmp_path: Path) -> Path:
     slices = [one for number in range(1, 6) for one in request(number, number * 10_000_000, 700)]
     slices += request(6, 100_000_000, 4_321_000)
+    slices.append(Slice(300, 300, 10_000_000, 10_000_000, f"{BURST_OF}faces.tflite", request_base(300, 2)))
     times = [ThreadTimes(300, 301, 99_000_000, 105_000_000, 4_000_000, 20_000)]
     uses = [CpuUse(50, 50, 100_000_000, 104_000_000, 3_900_000, (0,))]
     machine = MachineRecord(uses, [], {50: "busy.py", 300: "nnfmq-worker of app.py"}, is_sampled=True)
@@ -51,7 +52,7 @@ def test_OBS_7_the_abnormal_stage_of_the_slowest_request_stands_out(
     assert "The slowest 1 of 6 requests; typical is the median; * is the furthest above it." in out
     flowed, clock = " ".join(out.split()), datetime.fromtimestamp((EPOCH_NS + 100_000_000) / 1e9).astimezone()
     assert (
-        f"1. 4,334.0 µs at {clock:%Y-%m-%d %H:%M:%S.%f}: packet 6 of burst 2, nnfmq-worker of "
+        f"1. 4,334.0 µs at {clock:%Y-%m-%d %H:%M:%S.%f}: packet 6 of burst 2 of faces.tflite, nnfmq-worker of "
         "app.py (300), 90.0 ms after the begin."
     ) in flowed
     assert (
@@ -98,7 +99,7 @@ def test_the_report_as_json(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (report["requests"], slow["abnormal"], slow["packet"], slow["burst"]) == (6, "request wake-up", 6, 2)
     assert (slow["cause"], slow["causes"][0]["explained_ns"]) == ("cpu-worker", 4_000_000)
     assert datetime.fromisoformat(slow["date"]).timestamp() == pytest.approx((EPOCH_NS + 100_000_000) / 1e9)
-    assert (slow["client_id"], slow["worker"]) == (300, "nnfmq-worker of app.py")
+    assert (slow["client_id"], slow["worker"], slow["model"]) == (300, "nnfmq-worker of app.py", "faces.tflite")
     client, worker = slow["threads"]
     assert (client["role"], client["thread"], client["waited_ns"]) == ("client", 100, 0)
     assert (worker["role"], worker["thread"], worker["waited_ns"]) == ("worker", 301, 4_000_000)

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from support import trace_checks
 from support.drivers import APPS, Daemon, Process, Program, app, one, until
+from support.models import null_model
 
 import nnfmq
 from nnfmq.cli.trace_collection import trace_driver, traced_driver
+from nnfmq.observe.slow_requests import models_of_bursts
 from nnfmq.observe.trace_files import Slice, write_trace
 from nnfmq.observe.trace_layout import worker_of
 from nnfmq.serialize import messages
@@ -170,6 +172,15 @@ def test_OBS_7_a_running_driver_is_traced_for_all_clients(
     trace_checks.check(trace_checks.load(tmp_path / "out.json"))
 
 
+def test_OBS_7_the_trace_of_a_running_driver_knows_the_models_of_bursts_that_began_before(
+    daemon: Daemon, client: nnfmq.Client
+) -> None:
+    with client.device("reference").prepare(null_model(), name="faces") as model, model.burst() as burst:
+        burst.execute(one(1))
+        with daemon.connect() as tracer:
+            assert set(models_of_bursts(trace_driver(tracer, 0.001)).values()) == {"faces"}
+
+
 def test_OBS_7_a_second_tracer_is_rejected_until_the_first_has_gone(daemon: Daemon) -> None:
     with daemon.connect() as first, daemon.connect() as second:
         with (
@@ -246,6 +257,7 @@ def test_OBS_7_why_explains_a_real_trace(daemon: Daemon, tmp_path: Path) -> None
         report = json.loads(program._stdout.read())
     assert report["requests"] == 20
     for slow in report["slowest"]:
+        assert slow["model"] == "digits.tflite"
         stages = {stage["name"]: stage["duration_ns"] for stage in slow["stages"]}
         assert 0 < sum(stages.values()) <= slow["total_ns"] * 1.01
         assert stages["engine"] > 0

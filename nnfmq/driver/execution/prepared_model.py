@@ -333,6 +333,7 @@ class DriverPreparedModel(Struct, frozen=True):
             DEVICE_UNAVAILABLE (DEV-14).
         takes_unspecified: Whether requests may leave output dimensions open: from HAL 1.2 on (VAL-3).
         device: The name of the device that prepared it.
+        name: What its client calls it.
         buffers: The client's managed buffers.
         constants: The ranges of client memory that outputs must not overlap (EXE-10).
         key: Names the model in the roles of managed buffers.
@@ -350,6 +351,7 @@ class DriverPreparedModel(Struct, frozen=True):
     status_byte: memoryview = ALWAYS_AVAILABLE
     takes_unspecified: bool = True
     device: str = ""
+    name: str = ""
     buffers: ManagedBuffers | None = None
     constants: tuple[ConstantRange, ...] = ()
     key: object = field(default_factory=object)

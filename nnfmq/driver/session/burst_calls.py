@@ -26,6 +26,7 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.timing import from_limit_field
 from nnfmq.observe.statistics_writer import BurstRow
 from nnfmq.observe.trace_layout import request_base
+from nnfmq.observe.trace_points import TRACING
 from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import PeerRole
@@ -116,6 +117,8 @@ def configure_burst(session: Session, message: messages.ConfigureBurst, fds: lis
         undo.callback(return_threads, 1)
         server = BurstServer.create(callback.get_memories, requests, results, prepared, statistics=counted)
         server.trace_base = request_base(os.getpid(), burst_id)
+        if TRACING.recorder is not None:
+            TRACING.recorder.burst(prepared.name, server.trace_base)
         undo.pop_all()
     forget = partial(_forget, session, counted)
     session.bursts.insert(OpenBurst(server, callback.cancel, forget), burst_id)

@@ -306,6 +306,7 @@ def _prepare_and_call_back(
             priority=preparation_priority(session, message),
             order=session.order if session.devices.find(message.device).uses_cores else None,
             device=message.device,
+            name=message.name,
             buffers=session.buffers,
             recorder=recorder,
             takes_unspecified=session.interface.takes_unspecified,
