@@ -51,6 +51,7 @@ __all__ = ["ModelServer", "ServerOptions", "open_server"]
 
 ResultT = TypeVar("ResultT")
 _CURRENT = 0  # as a version: the one that the repository serves
+_INDEX_S = 0.5  # for so long health and metadata of a model that is known wait for the model repository
 _THREADS_MAX = 64  # that open and close models; each exists from the first time that it is needed
 
 
@@ -99,6 +100,8 @@ class ModelServer:
         self._models: dict[tuple[str, int], asyncio.Task[ExecutableModel]] = {}
         self._versions: dict[str, int] = {}  # that the provider served when it was last asked, by model
         self._reconnection: asyncio.Task[None] | None = None
+        self._listing: asyncio.Task[list[ModelIndexEntry]] | None = None
+        self._listing_since_ns = 0
         self._is_closed = False
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -168,14 +171,37 @@ class ModelServer:
             NnfmqError: If the model repository does not reply.
         """
         await self._require_driver(deadline_after(self._options.open_timeout_s))
-        entries = await asyncio.to_thread(self._provider.entries)
-        self._versions = {entry.name: to_version(entry.version) for entry in entries}
+        return await asyncio.shield(self._begin_to_list())
+
+    def _begin_to_list(self) -> asyncio.Task[list[ModelIndexEntry]]:
+        """Return the question to the provider, which all requests share."""
+        if self._listing is None:
+            self._listing_since_ns = time.monotonic_ns()
+            self._listing = asyncio.create_task(self._list())
+            self._listing.add_done_callback(_retrieve_error)  # nobody may wait for it
+        return self._listing
+
+    async def _list(self) -> list[ModelIndexEntry]:
+        try:
+            entries = await asyncio.to_thread(self._provider.entries)
+            self._versions = {entry.name: to_version(entry.version) for entry in entries}
+        finally:
+            self._listing = None
         return entries
 
     async def _current_version(self, model: str) -> int:
-        """Return the version of a model that is served, or that was when a driver lived; 0 if there is none."""
-        if self._client.is_connected:
-            await self.model_index()
+        """Return the version of a model that is served, or that was when the provider last replied; 0: there is none.
+
+        The repository may be dead although this client's worker lives: then the last reply counts, after a short wait.
+        """
+        if not self._client.is_connected:
+            return self._versions.get(model, _CURRENT)
+        listing = self._begin_to_list()
+        if model in self._versions:
+            await asyncio.wait([listing], timeout=remaining_s(self._listing_since_ns + int(_INDEX_S * 1e9)))
+            if not listing.done():
+                return self._versions[model]
+        await asyncio.shield(listing)
         return self._versions.get(model, _CURRENT)
 
     def open_names(self) -> set[str]:
@@ -429,8 +455,8 @@ def _statistics_of(model: str, version: int, requests: VersionCounts, executed: 
     )
 
 
-def _retrieve_error(attempt: asyncio.Task[None]) -> None:
-    """Let asyncio log no error of an attempt for which no request waits."""
+def _retrieve_error(attempt: asyncio.Task[Any]) -> None:
+    """Let asyncio log no error of a task for which no request waits."""
     if not attempt.cancelled():
         attempt.exception()
 

@@ -29,7 +29,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.queue import aio
-from nnfmq.serving.inference_service import InferenceTensorMetadata, InferResponse, ServerMetadata
+from nnfmq.serving.inference_service import InferenceTensorMetadata, InferResponse, ModelIndexEntry, ServerMetadata
 from nnfmq.serving.providers import ProvidedModel
 from nnfmq.serving.server import ModelServer, ServerOptions
 
@@ -499,6 +499,35 @@ def test_while_no_driver_listens_requests_fail_at_once_and_health_and_metadata_d
 
 
 # ------------------------------------------------------------------------------------------------ copies
+
+
+def test_health_and_metadata_of_a_known_model_do_not_wait_for_a_repository_that_does_not_reply(
+    client: nnfmq.Client,
+) -> None:
+    """As when the driver's supervisor was killed, whose workers go on."""
+    hangs, replies = threading.Event(), threading.Event()
+
+    class Models(ModelsInMemory):
+        def entries(self) -> list[ModelIndexEntry]:
+            if hangs.is_set():
+                replies.wait()
+            return super().entries()
+
+    async def test() -> None:
+        async with serving(client, Models(client, MODELS)) as server:
+            before = await server.model_metadata("positive")
+            hangs.set()
+            index = asyncio.create_task(server.model_index())
+            try:
+                assert await server.model_metadata("positive") == before
+                assert await server.is_model_ready("positive")
+                assert values(await server.infer(request("positive", x(4, -4, 4)))) == [[4, 0, 4]]
+                assert not index.done()
+            finally:
+                replies.set()
+            assert {entry.name for entry in await index} == set(MODELS)
+
+    run(test())
 
 
 def test_an_input_is_copied_once_into_the_burst_s_memory(client: nnfmq.Client) -> None:
