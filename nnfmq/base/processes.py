@@ -23,6 +23,7 @@ __all__ = [
     "child_environment",
     "children",
     "command_name",
+    "container_ends_with_this",
     "cpu_quota",
     "cpus_by_core",
     "descendants",
@@ -360,6 +361,15 @@ def pid_namespace() -> int:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return 0
+
+
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux
+
+
+def container_ends_with_this() -> bool:
+    """Return whether a container ends with this process: it is the first one, or that has started it (`--init`)."""
+    is_in_container = pid_namespace() not in (0, _FIRST_PID_NAMESPACE)
+    return os.getpid() == 1 or (os.getppid() == 1 and is_in_container)
 
 
 def children(pid: int) -> list[int]:

@@ -176,6 +176,20 @@ def test_a_driver_that_is_the_first_process_reaps_the_children_of_others(path: P
         until(lambda: supervisor.children() == [], "the orphan is reaped")
 
 
+STARTED_BY_INIT = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
+
+
+def test_a_driver_with_which_its_container_would_end_starts_no_successor(path: Path) -> None:
+    """The init of a container (`--init`) ends with the process that it has started."""
+    serve = ["-P", "-m", "nnfmq", "serve", "--socket", path]
+    for arguments in (serve, ["-P", "-c", STARTED_BY_INIT, *serve]):
+        with isolated(arguments) as driver:
+            assert driver.line() == f"nnfmq: listening on {path}"
+            with Program.start([*serve[:4], "--restart", *serve[4:]]) as command:
+                assert (command.wait(), "its container would end with it" in command.errors()) == (1, True)
+        path.unlink()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The files.
 

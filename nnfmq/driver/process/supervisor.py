@@ -35,6 +35,7 @@ from nnfmq.base.memory import Memory
 from nnfmq.base.ownership import Closable
 from nnfmq.base.packages import installed_version
 from nnfmq.base.paths import is_socket_named
+from nnfmq.base.processes import container_ends_with_this
 from nnfmq.base.sandbox.sandbox import require_parts
 from nnfmq.base.service_manager import ServiceManager
 from nnfmq.base.upgrades import upgrade_text, was_upgraded
@@ -190,7 +191,7 @@ class Supervisor(Closable):
 
     def _why_no_successor(self) -> str:
         if self._command is None:
-            return "this driver ends with its parent, or is process 1 of a container"
+            return "this driver ends with its parent, or its container would end with it"
         if self._next is not None:
             return "this driver has one already"
         return "" if self._is_listening and self._listener.path() else "this driver ends, or was replaced"
@@ -409,8 +410,8 @@ def serve(
         replace: Whether to replace a driver that listens at `path`; without one this one starts all the same.
         users: The options that concern users.
         parent: The parent process, with which the driver exits; None = it does not.
-        command: Starts the driver's successor, on SIGUSR2 or if asked; None, or with `parent`, or as process 1: it has
-            none.
+        command: Starts the driver's successor, on SIGUSR2 or if asked; None, or with `parent`, or if a container would
+            end with this process: it has none.
         ready: Called with the path as soon as clients can connect.
 
     Raises:
@@ -460,7 +461,7 @@ def serve(
         pool = None if uids is None else UidPool(uids, Path(f"{path}.uids"))
         workers = _prepare_workers(stack, loop, status, entries, options, pool)
         told = ServiceStatus(loop, manager)
-        if parent is not None or os.getpid() == 1:
+        if parent is not None or (container_ends_with_this() and not manager.address):
             command = None
         supervisor = stack.enter_context(
             Supervisor(loop, listener, workers, signals, told, repository, served, command)
