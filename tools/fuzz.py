@@ -266,6 +266,24 @@ def _target(text: str) -> str:
     return text
 
 
+def _folder(text: str) -> Path:
+    """Argparse type: a folder, which is made with those above it if it does not exist."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be a folder: {error.strerror}") from error
+    return path
+
+
+def _file(text: str) -> Path:
+    """Argparse type: a file, which need not exist, in a folder that does."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} cannot be a file: give one in a folder that exists")
+    return path
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     assert __doc__ is not None
@@ -275,8 +293,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", metavar="N", type=int, default=-1, help="limit of the number of inputs")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the fuzzer (default: random)")
     parser.add_argument("--keep", action="store_true", help="add inputs that reach new code to the corpus")
-    parser.add_argument("--corpus", metavar="FOLDER", type=Path, help="begin with its files, too, and add new inputs")
-    parser.add_argument("--resume", metavar="FILE", type=Path, help="add what each run did to the totals of the file")
+    parser.add_argument(
+        "--corpus", metavar="FOLDER", type=_folder, help="begin with its files, too, and add new inputs"
+    )
+    parser.add_argument("--resume", metavar="FILE", type=_file, help="add what each run did to the totals of the file")
     parser.add_argument("--input", metavar="HEX", help="run this input only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)

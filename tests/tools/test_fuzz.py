@@ -168,7 +168,16 @@ def test_an_input_is_described_and_run(tmp_path: Path) -> None:
     assert done.stdout == "one_target:run 00ff: b'\\x00\\xff'\nresult: 2\n"
 
 
-@pytest.mark.parametrize(("words", "message"), [(["pilot"], "'pilot' is no target"), (["a:b", "--keep"], "no corpus")])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pilot"], "'pilot' is no target"),
+        (["a:b", "--keep"], "no corpus"),
+        (["onnx", "--corpus", __file__], "cannot be a folder: File exists"),
+        (["onnx", "--corpus", f"{__file__}/inputs"], "cannot be a folder: Not a directory"),
+        (["onnx", "--resume", "/missing/totals.json"], "cannot be a file: give one in a folder that exists"),
+    ],
+)
 def test_a_wrong_argument_is_status_2(words: list[str], message: str) -> None:
     done = fuzz(*words)
     assert (done.returncode, message in done.stderr) == (2, True)
