@@ -45,9 +45,9 @@ def successor_of(daemon: Daemon) -> Iterator[Process]:
             successor.wait_for_end()
 
 
-def restart(daemon: Daemon, *options: str | Path, environment: dict[str, str] | None = None) -> Program:
-    """Start the command that restarts a driver."""
-    words = ["-P", "-m", "nnfmq", "serve", "--restart", "--socket", daemon.path, *options]
+def restart(path: Path, *options: str | Path, environment: dict[str, str] | None = None) -> Program:
+    """Start the command that restarts the driver at `path`."""
+    words = ["-P", "-m", "nnfmq", "serve", "--restart", "--socket", path, *options]
     return Program.start(words, environment)
 
 
@@ -219,7 +219,7 @@ def test_a_successor_that_cannot_be_watched_exits_before_it_begins(path: Path) -
 
 
 def test_who_asks_for_a_restart_waits_until_the_successor_listens(path: Path) -> None:
-    with running_daemon(path) as old, restart(old) as command:
+    with running_daemon(path) as old, restart(old.path) as command:
         assert old.program.line() == f"nnfmq: listening on {path}"
         with nnfmq.connect(path, timeout=LIMIT_S) as client, Process(client.driver_pid) as new:
             assert command.line() == f"nnfmq: process {new.pid} listens on {path}"
@@ -235,7 +235,7 @@ def test_who_asks_learns_that_the_successor_has_failed(path: Path, folder: Path)
     file.write_text("")
     with running_daemon(path, environment={"NNFMQ_CONFIG": str(file)}) as daemon:
         file.write_text("memory_mib = -1\n")
-        with restart(daemon) as command:  # which reads another configuration
+        with restart(daemon.path) as command:  # which reads another configuration
             assert command.wait() == 1
             assert command.errors() == f"nnfmq: error: {FAILED}; the log has its reason\n"
         assert "memory_mib" in daemon.program.errors()
@@ -246,7 +246,7 @@ def test_a_configuration_that_is_not_valid_is_an_error_before_the_driver_is_aske
     file = folder / "nnfmq.toml"
     file.write_text("memory_mib = -1\n")
     environment = {"NNFMQ_CONFIG": str(file), "NNFMQ_LOG_LEVEL": "info"}
-    with running_daemon(path) as daemon, restart(daemon, environment=environment) as command:
+    with running_daemon(path) as daemon, restart(daemon.path, environment=environment) as command:
         assert command.wait() == 1
         assert "memory_mib" in command.errors()
         assert STARTED not in daemon.program.errors()
@@ -260,7 +260,7 @@ def test_only_one_who_asks_gets_a_successor_and_all_hear_that_the_driver_ends(
         file.write_text(
             f"import sys\n'--replace' in sys.orig_argv and open({str(file.parent.parent / 'go')!r}).read()\n"
         )
-        with restart(daemon) as first, restart(daemon) as second:
+        with restart(daemon.path) as first, restart(daemon.path) as second:
             until(lambda: any(each.popen.poll() is not None for each in (first, second)), "one of them is refused")
             refused, waits = (first, second) if first.popen.poll() is not None else (second, first)
             assert (refused.wait(), "this driver has one already" in refused.errors()) == (1, True)
@@ -269,14 +269,15 @@ def test_only_one_who_asks_gets_a_successor_and_all_hear_that_the_driver_ends(
 
 
 def test_a_restart_needs_a_driver_and_no_other_option(path: Path) -> None:
-    with running_daemon(path) as daemon, restart(daemon, "--memory", "100") as command:
+    with running_daemon(path) as daemon, restart(daemon.path, "--memory", "100") as command:
         assert (command.wait(), "leave out --memory" in command.errors()) == (1, True)
-    with restart(daemon) as command:
-        assert (command.wait(), f"no driver listens at {path}" in command.errors()) == (1, True)
+    for missing in (path, path.parent / "no" / "d.sock"):
+        with restart(missing) as command:
+            assert (command.wait(), f"no driver listens at {missing}" in command.errors()) == (1, True)
 
 
 def test_a_driver_that_starts_no_successor_says_so_to_who_asks(path: Path) -> None:
-    with running_daemon(path, options=["--exit-with", str(os.getpid())]) as daemon, restart(daemon) as command:
+    with running_daemon(path, options=["--exit-with", str(os.getpid())]) as daemon, restart(daemon.path) as command:
         assert (command.wait(), "ends with its parent" in command.errors()) == (1, True)
 
 
@@ -348,7 +349,7 @@ def test_the_manager_learns_that_the_driver_goes_on(folder: Path) -> None:
 
 
 def test_a_command_restarts_the_driver_of_a_manager(folder: Path) -> None:
-    with Manager(folder / "d.sock") as manager, started_by(manager) as old, restart(old) as command:
+    with Manager(folder / "d.sock") as manager, started_by(manager) as old, restart(old.path) as command:
         assert command.wait() == 0, command.errors()
         pid = int(command.line().split()[2])
         with Process(pid) as new:
