@@ -27,7 +27,15 @@ from msgspec import Struct
 from nnfmq.base.deadlines import deadline_after, remaining_s
 from nnfmq.base.packages import installed_version
 from nnfmq.client.connection.connect import connect
-from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, ModelNotFound, NnfmqError
+from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    MissedDeadlineTransient,
+    ModelNotFound,
+    NnfmqError,
+)
 from nnfmq.hal.summaries import clipped
 from nnfmq.observe.driver_statistics import DriverStatistics, ModelCounts
 from nnfmq.serving.execution import ExecutableModel
@@ -188,6 +196,26 @@ class ModelServer:
         finally:
             self._listing = None
         return entries
+
+    async def _require_reply(self, deadline_ns: int | None) -> None:
+        """Return when the provider has replied to a question, or the server is closed.
+
+        Raises:
+            DeviceUnavailable: If it has not replied within its own timeout.
+            MissedDeadlineTransient: If the deadline passes first.
+            NnfmqError: What the provider has raised.
+        """
+        listing = self._begin_to_list()
+        awaited: set[asyncio.Future[Any]] = {listing, self._closing}
+        await asyncio.wait(awaited, timeout=remaining_s(deadline_ns), return_when=asyncio.FIRST_COMPLETED)
+        if self._closing.done():
+            return
+        if not listing.done():
+            raise MissedDeadlineTransient("the timeout passed while the model repository was asked for its models")
+        try:
+            listing.result()
+        except MissedDeadline as error:
+            raise DeviceUnavailable(f"the model repository does not reply: {error}") from None
 
     async def _current_version(self, model: str) -> int:
         """Return the version of a model that is served, or that was when the provider last replied; 0: there is none.
@@ -356,6 +384,7 @@ class ModelServer:
         opening = self._models.get(key)
         if opening is None:
             await self._require_driver(deadline_ns)
+            await self._require_reply(deadline_ns)
             opening = self._models.get(key)  # another request may have begun meanwhile
         if opening is None:
             opening = self._models[key] = asyncio.create_task(self._open(*key))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.drivers import LIMIT_S, Daemon, Process, running_daemon, until
 from support.models import unsized_relu_model
 from support.served_models import ModelsInMemory, TestModel, adding, named, positive, request, run, x
@@ -501,16 +502,18 @@ def test_while_no_driver_listens_requests_fail_at_once_and_health_and_metadata_d
 # ------------------------------------------------------------------------------------------------ copies
 
 
-def test_health_and_metadata_of_a_known_model_do_not_wait_for_a_repository_that_does_not_reply(
+def test_no_request_waits_long_for_a_repository_that_does_not_reply(
     client: nnfmq.Client,
 ) -> None:
     """As when the driver's supervisor was killed, whose workers go on."""
-    hangs, replies = threading.Event(), threading.Event()
+    hangs, replies, late = (threading.Event() for _ in range(3))
 
     class Models(ModelsInMemory):
         def entries(self) -> list[ModelIndexEntry]:
             if hangs.is_set():
                 replies.wait()
+            if late.is_set():
+                raise MissedDeadlineTransient("10 s have passed")
             return super().entries()
 
     async def test() -> None:
@@ -522,10 +525,15 @@ def test_health_and_metadata_of_a_known_model_do_not_wait_for_a_repository_that_
                 assert await server.model_metadata("positive") == before
                 assert await server.is_model_ready("positive")
                 assert values(await server.infer(request("positive", x(4, -4, 4)))) == [[4, 0, 4]]
+                with pytest.raises(MissedDeadlineTransient, match="was asked for its models"):
+                    await server.infer(replace(request("adding", x(4)), timeout_s=0.001))
                 assert not index.done()
             finally:
                 replies.set()
             assert {entry.name for entry in await index} == set(MODELS)
+            late.set()
+            with pytest.raises(DeviceUnavailable, match="does not reply: 10 s have passed"):
+                await server.open_model("adding")
 
     run(test())
 
