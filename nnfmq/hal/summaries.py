@@ -19,6 +19,7 @@ __all__ = [
     "html_tables",
     "listed",
     "nearest",
+    "printable",
     "signature",
     "tensor_text",
 ]
@@ -77,6 +78,11 @@ class TensorRow(NamedTuple):
 def code_name(code: object) -> str:
     """Return the name of an enumeration's member, or the number that somebody put in its place."""
     return str(getattr(code, "name", code))
+
+
+def printable(text: str) -> str:
+    """Return a text that a stranger chooses without what a terminal may obey: each such character is replaced."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def clipped(text: str, limit: int = _NAME_MAX) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
+from nnfmq.hal.summaries import printable
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.limits import LIMITS
 from nnfmq.observe.recorder_core import snapshot
@@ -467,5 +468,4 @@ def _burst(words: memoryview, at: int) -> BurstStatistics:
 
 
 def _text(area: memoryview, word: int, words: int) -> str:
-    text = layout.text_from_words(area[word : word + words].tobytes())
-    return "".join(character if character.isprintable() else "�" for character in text)
+    return printable(layout.text_from_words(area[word : word + words].tobytes()))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nnfmq.hal.summaries import printable
 from nnfmq.observe.machine_record import CpuUse, MachineRecord, Stop
 from nnfmq.observe.trace_core import copy_names, copy_records
 from nnfmq.observe.trace_layout import (
@@ -128,7 +129,7 @@ class RingReader:
             self._count += count
             self._names = copy_names(self._region)  # a name is there before the first record with it
             self.pid = self.writer_pid()
-            self._label = bytes(self._region[LABEL : LABEL + LABEL_BYTES]).rstrip(b"\0").decode("utf-8", "replace")
+            self._label = _text(bytes(self._region[LABEL : LABEL + LABEL_BYTES]).rstrip(b"\0"))
         while len(self._records) > 1 and self._count - len(self._records[0]) // RECORD_BYTES >= self._last:
             dropped = len(self._records.pop(0)) // RECORD_BYTES
             self._count -= dropped
@@ -172,8 +173,13 @@ def _names(data: bytes) -> Iterator[str]:
     at = 0
     while at + 2 <= len(data):
         size = int.from_bytes(data[at : at + 2], "little")
-        yield data[at + 2 : at + 2 + size].decode("utf-8", "replace")
+        yield _text(data[at + 2 : at + 2 + size])
         at += 2 + size
+
+
+def _text(data: bytes) -> str:
+    """Return a name: the process that writes it, and the client that names a model, may be hostile."""
+    return printable(data.decode("utf-8", "replace"))
 
 
 def current_epoch_ns() -> int:

@@ -99,6 +99,17 @@ def test_invalid_records_and_names_are_harmless() -> None:
     assert "\ufffd" in trace.processes[12]
 
 
+def test_no_name_has_what_a_terminal_obeys() -> None:
+    memory = bytearray(ring_bytes(4))
+    ring = TraceRing(memory, 12, b"driver\x1b[2J")
+    ring.slice(ring.add_name("a model\x1b]0;title\x07\u202e".encode()), 1, 5, 6)
+    reader = RingReader(memoryview(memory))
+    reader.poll()
+    trace = reader.trace()
+    assert [one.name for one in trace.slices] == ["a model\ufffd]0;title\ufffd\ufffd"]
+    assert trace.processes == {12: "driver\ufffd[2J"}
+
+
 def test_memory_that_is_no_ring_has_no_writer() -> None:
     reader = RingReader(memoryview(bytearray(ring_bytes(1))))
     assert reader.poll() == 0
