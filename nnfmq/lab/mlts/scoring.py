@@ -226,13 +226,13 @@ class ScoringResult:
     backend: str
     status: str = OK
     reason: str = ""
-    model_sha256: str = ""
     data_count: int = 0
     latency: LatencyBlock | None = None
     accuracy: Accuracy = field(default_factory=Accuracy)
     compilation: dict[str, LatencyBlock] = field(default_factory=dict)
     cache_bytes: int = 0
     start: LatencyBlock | None = None
+    model_sha256: str = ""
 
     @property
     def has_failed(self) -> bool:
