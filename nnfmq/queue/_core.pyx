@@ -798,6 +798,7 @@ cdef class Ring:
 
     cdef bint sleep(self, EventFlagWord event, int64_t deadline) except -1:
         cdef int error
+        PyErr_CheckSignals()  # of signals that came while this thread yielded its CPU, which may have taken long
         nnfmq_count_one(&self.waits[SLEPT])
         while nnfmq_now() < deadline:
             with nogil:
