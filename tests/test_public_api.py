@@ -168,6 +168,19 @@ def test_a_client_that_loads_and_executes_a_model_imports_nothing_of_the_driver(
     assert [name for name in unwanted if name in loaded] == []
 
 
+def test_a_first_result_imports_neither_queues_nor_what_describes_the_machine(tmp_path: Path) -> None:
+    """They take a tenth of a start's imports. `execute` makes a burst of its own later."""
+    code = (
+        "import json, sys, numpy as np, nnfmq\n"
+        "with nnfmq.connect(embedded=True) as client:\n"
+        "    model = client.device('reference').prepare(nnfmq.example_path('digits.tflite'))\n"
+        "    model.execute(np.zeros((1, 8, 8, 1), np.float32))\n"
+        "    print(json.dumps(list(sys.modules)))"
+    )
+    loaded = in_a_new_python(code, tmp_path)
+    assert [name for name in ("nnfmq.queue", "nnfmq.client.burst", "nnfmq.base.conditions") if name in loaded] == []
+
+
 @pytest.mark.parametrize("module", ["litert", "onnxruntime"])
 def test_importing_another_runtime_s_interface_loads_only_what_starts_a_driver(module: str, tmp_path: Path) -> None:
     code = f"import json, sys, nnfmq.compat.{module}; print(json.dumps(list(sys.modules)))"

@@ -25,7 +25,6 @@ from nnfmq.base.memory import Memory
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.observe.trace_layout import RING_BYTES, request_base
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
-from nnfmq.queue.core import core_name
 from nnfmq.serialize import messages
 
 __all__ = [
@@ -79,13 +78,9 @@ class _Application:
         """Write the file, if there is to be one."""
         if self.file is None:
             return
-        from nnfmq.base.conditions import conditions  # at the exit of few processes, as the next
-        from nnfmq.observe.trace_files import (
-            RingReader,
-            current_epoch_ns,
-            merged,
-            write_trace,
-        )  # at the exit of few processes
+        from nnfmq.base.conditions import conditions  # at the exit of few processes
+        from nnfmq.observe.trace_files import RingReader, current_epoch_ns, merged, write_trace  # as it
+        from nnfmq.queue.core import core_name  # as it
 
         readers = [RingReader(ring.view) for ring in self.rings]
         for reader in readers:
