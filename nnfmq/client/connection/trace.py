@@ -79,8 +79,8 @@ class _Application:
         if self.file is None:
             return
         from nnfmq.base.conditions import conditions  # at the exit of few processes
-        from nnfmq.observe.trace_files import RingReader, current_epoch_ns, merged, write_trace  # as it
-        from nnfmq.queue.core import core_name  # as it
+        from nnfmq.observe.trace_files import RingReader, current_epoch_ns, merged, write_trace  # as above
+        from nnfmq.queue.core import core_name  # as above
 
         readers = [RingReader(ring.view) for ring in self.rings]
         for reader in readers:
